@@ -41,8 +41,8 @@ class Operator(OperatorParts):
     """The reconcilers of one family of kinds; created inside its event loop."""
 
     async def resume(self) -> int:
-        """Resume the drains of every Trigger from its Service; returns the number of delivered
-        Triggers.
+        """Resume the drains of every Trigger that its dispatcher's Service, or its Broker's
+        contract, shows as delivered; returns the number of delivered Triggers.
 
         Called before anything is reconciled, so that waiting events are delivered at once. Raises
         `ClusterError`.
@@ -73,7 +73,8 @@ class Operator(OperatorParts):
         return Resuming(self.cluster, self._kafkas, self._shards, self.settings)
 
     def remember_class(self, broker: Document, *, gone: bool) -> None:
-        """Record whether another implementation serves a Broker; thread-safe."""
+        """Record whether another implementation serves a Broker that exists or, with `gone`, was
+        deleted; thread-safe."""
         if gone or self.brokers.is_ours(broker):
             self.states.foreign_brokers.discard(Identity.of(broker))
         else:
@@ -171,7 +172,8 @@ class Operator(OperatorParts):
                 self._wake_sensors(broker)
 
     def _on_subscriptions_changed(self, changed: Collection[Identity]) -> None:
-        """Handle Subscriptions that may have changed or disappeared."""
+        """Handle Subscriptions whose document may differ now, or which are no longer shown: the
+        latter are enqueued, so that their delivery ends."""
         assert self.entries is not None
         for identity in changed:
             if (subscription := self.entries.known(identity)) is not None:
@@ -183,10 +185,11 @@ class Operator(OperatorParts):
     async def suspend_absent(
         self, identity: Identity
     ) -> float | Literal[Verdict.BACK_OFF, Verdict.GONE]:
-        """End the delivery of a Subscription that doesn't exist, temporarily or for good; returns
-        when to reconcile it again (`WorkQueue`).
+        """End the delivery of a Subscription that doesn't exist, temporarily or for good. Returns
+        the seconds until it counts as deleted; `BACK_OFF` while its delivery goes on, `GONE` if
+        there is nothing left to do.
 
-        Its group stays for a while (`channels.entry_cluster`). Raises `ClusterError`.
+        Its consumer group stays for a while (`channels.entry_cluster`). Raises `ClusterError`.
         """
         if self.entries is None:
             return GONE
@@ -217,8 +220,8 @@ class Operator(OperatorParts):
             self._on_subscriptions_changed([identity])
 
     def on_broker(self, document: Document, *, gone: bool) -> None:
-        """Handle a Broker or channel that has changed or was deleted; enqueue it, and its Triggers
-        if needed."""
+        """Handle a Broker or channel that has changed or, with `gone`, was deleted; enqueue it
+        unless only its status has changed, and its Triggers if needed."""
         identity, is_ours = Identity.of(document), self.brokers.is_ours(document)
         self.remember_class(document, gone=gone)
         if gone:
@@ -231,8 +234,8 @@ class Operator(OperatorParts):
             self.wake_triggers(identity)
 
     def on_trigger(self, document: Document, *, gone: bool) -> None:
-        """Handle a Trigger that has changed or was deleted; enqueue it unless only its status has
-        changed."""
+        """Handle a Trigger that has changed or, with `gone`, was deleted; enqueue it unless only
+        its status has changed."""
         identity = Identity.of(document)
         if gone:
             self.states.mark_trigger_gone(identity)
@@ -249,7 +252,8 @@ class Operator(OperatorParts):
             record.watched.kafka.topics.forget_group(record.watched.egress.group)
 
     def _enqueue_if_changed(self, document: Document, *, gone: bool) -> bool:
-        """Enqueue an object if more than its status has changed; returns whether it has."""
+        """Enqueue an object if more than its status has changed, or if it is `gone`; returns
+        whether it was."""
         key, current = (
             (document["kind"], *Identity.of(document)),
             None if gone else without_status(document),
@@ -271,8 +275,8 @@ class Operator(OperatorParts):
             self.queue.enqueue((self.family.trigger, *trigger))
 
     def on_policies(self, changed: Sequence[Document], gone: Sequence[Document]) -> None:
-        """Update the EventPolicies that have changed, and enqueue the owners of receivers in their
-        namespaces."""
+        """Update the EventPolicies that have `changed` or are `gone`, and enqueue the owners of
+        receivers in their namespaces."""
         namespaces = self.states.policies.update(changed, gone)
         self._enqueue_receivers_owners(lambda broker: broker.namespace in namespaces)
 

@@ -69,7 +69,7 @@ class OperatorClients:
     open_writer: Callable[[Mapping[str, Any]], LogWriter]
     """Returns a writer, for contracts."""
     drains: Drains | None = None
-    """None: drains over HTTP."""
+    """Opens drains on dispatchers; None: over HTTP."""
     probe: Callable[[str], Awaitable[None]] = probe
     """Requests an address; raises `NotReady` if it doesn't answer."""
     wake: Callable[[str], Awaitable[None]] = wake
@@ -106,7 +106,8 @@ class SharedParts:
         self.trust_bundles = TrustBundleCopies(settings, cluster)
 
     def states_of(self, family: Family, settings: Settings) -> States:
-        """Return the states of a family; all families share addresses, policies and roll-outs."""
+        """Return the states of a family; all families share functions' addresses, policies and
+        roll-outs."""
         if family is BROKERS:
             return self._broker_states
         states = States(family, self.rolls, settings.naming)
@@ -172,7 +173,8 @@ class DeliveryParts:
 
 
 def bearers_of(settings: Settings, name: str, namespace: str) -> Sequence[str]:
-    """Return the tokens that a function accepts from the operator."""
+    """Return the tokens that the function `name` of a namespace accepts from the operator, the
+    newest key's first."""
     return settings.tokens.bearers(services.service_url(name, namespace, settings))
 
 
@@ -190,10 +192,10 @@ class OperatorParts(Neighbours):
         beside: Self | None = None,
     ) -> None:
         """Create the parts and start the periodic tasks. `activity` has the limits between busy and
-        quiet `auto` Triggers.
+        quiet `auto` Triggers; every `move_interval` seconds it is checked which of them move.
 
         An operator with `beside`, the operator of Brokers, reconciles KafkaChannels and
-        Subscriptions, and shares its queue and connections.
+        Subscriptions, and shares its queue and connections; None: it is the operator of Brokers.
         """
         self.settings = settings
         self._clients = clients
@@ -205,6 +207,7 @@ class OperatorParts(Neighbours):
             cluster = self.entries = ClusterWithEntries(cluster, Handling(settings.subscriptions))
         self.cluster = cluster
         self._beside: list[Self] = []
+        """The operators of other families that share this one's parts."""
         if beside is not None:
             beside._beside.append(self)
         self._shared: SharedParts = (
@@ -263,7 +266,7 @@ class OperatorParts(Neighbours):
         self._tasks = {asyncio.create_task(coroutine) for coroutine in running}
 
     def _new_delivery(self, states: States) -> DeliveryParts:
-        """Create the parts of a kind that delivers events."""
+        """Create the parts of a kind that delivers events, whose records are in `states`."""
         return DeliveryParts(
             self.settings, self.cluster, states, self._receivers, self._shared, self._clients
         )

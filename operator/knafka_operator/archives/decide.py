@@ -69,12 +69,10 @@ ARCHIVE_CONDITIONS: Final = (BROKER_READY, STORAGE_READY, TOPICS_READ, SUCCEEDED
 RECHECK_SECONDS: Final = 30.0
 """Seconds until an archive is reconciled again if nothing changes."""
 JOB_RECHECK_SECONDS: Final = 10.0
-"""Seconds until an archive is reconciled again while its Job runs, or while another archive holds
-the tables."""
+"""Seconds until the next reconciliation while its Job runs or another archive has the tables."""
 FIRST_RETRY: Final = 60.0
 MAX_RETRY: Final = 21_600.0
-"""Seconds between a failed Job and the next: the first delay, doubled each time up to the
-maximum."""
+"""Seconds between a failed Job and the next: the first delay, doubled up to the maximum."""
 
 ACCOUNT_REFUSAL: Final = Refusal("this archive", "AccountNotOurs", "JobRejected")
 JOB_REFUSAL: Final = Refusal("this archive", "JobNotOurs", "JobRejected")
@@ -84,18 +82,20 @@ K = TypeVar("K")
 
 @dataclass(frozen=True)
 class ObservedArchive(ObservedObject, Generic[K]):
-    """An archive and everything read for its decision; where reading failed, the error stands for
-    the value."""
+    """An archive and what its decision needs; an error stands for a value that couldn't be read."""
 
     archive: DeadLetterArchive | InvalidDocument
     status: Mapping[str, Any]
     """The current status, including what effects have written."""
     broker: BrokerState[K] | None = None
+    """None: it has no topic yet; `stored_broker` is then its stored document, if it exists."""
     stored_broker: Mapping[str, Any] | None = None
     is_broker_ours: bool = True
+    """Whether Knafka serves the Broker; True if it doesn't exist."""
     storage: KnafkaError | None = None
     """The problem with the storage; None: there is none."""
     group: str = ""
+    """The consumer group with which the archive's Jobs read dead letters."""
     waiting: int | KnafkaError | None = None
     """The number of waiting dead letters, or the error of reading it; None: not known yet."""
     jobs: tuple[Mapping[str, Any], ...] = ()
@@ -111,6 +111,7 @@ class ObservedArchive(ObservedObject, Generic[K]):
     pods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """The last pod of each of these Jobs, by the Job's name."""
     lease: Mapping[str, Any] | None = None
+    """The stored Lease of the tables; None: it is free."""
     holder_is_gone: bool = False
     """Whether the archive that holds the Lease was deleted, and has no Job any more."""
     address: str = ""
@@ -240,14 +241,13 @@ def _set_conditions(steps: _ArchiveSteps[K], now: datetime) -> None:
             if isinstance(observed.waiting, KnafkaError):
                 raise observed.waiting
             if observed.waiting is None:
-                raise NotReady("Waiting", "what waits isn't known yet", transient=True)
+                raise NotReady("Waiting", "dead letters aren't counted yet", transient=True)
             steps.status |= _waiting_status(observed.waiting, observed.status, now)
     _set_succeeded_condition(conditions, observed)
 
 
 def _finish_job(job: Mapping[str, Any], steps: _ArchiveSteps[K], now: datetime) -> ArchiveDecision:
-    """Decide what becomes of an existing Job: it runs on, or its outcome is recorded before it is
-    deleted."""
+    """Decide what becomes of an existing Job: it runs on, or is recorded and then deleted."""
     observed, name = steps.observed, object_name(job)
     is_being_deleted = "deletionTimestamp" in job["metadata"]
     outcome = job_outcome(job)
@@ -270,7 +270,8 @@ def _create_job(
     steps: _ArchiveSteps[K],
     settings: Settings,
 ) -> Create:
-    """Return the effect that starts the archive's next Job, its own or an operation's."""
+    """Return the effect that starts the next Job: of `operation` or, if that is None, the archive's
+    own, which writes a report if `includes_report`."""
     observed = steps.observed
     assert observed.broker is not None
     job = manifests.job_manifest(
@@ -317,7 +318,7 @@ def _find_due_run(
     archive: DeadLetterArchive, status: Mapping[str, Any], now: datetime
 ) -> tuple[bool, bool, float]:
     """Return whether a run is due, whether it includes a report, and the seconds until that may
-    change."""
+    change; `status` is the archive's."""
     rules, seconds = archive.spec.compaction, RECHECK_SECONDS
     waiting = status.get("waiting", 0)
     is_many = waiting >= rules.number
@@ -383,8 +384,7 @@ def lease_holder(document: Mapping[str, Any]) -> str:
 
 
 def _set_succeeded_condition(conditions: ConditionSet, observed: ObservedArchive[K]) -> None:
-    """Set `SUCCEEDED` by the failed effect, a Job whose pod doesn't start, or the last Jobs'
-    failures."""
+    """Set `SUCCEEDED` by a failed effect, a pod that doesn't start, or the last Jobs' failures."""
     last = observed.status.get("lastRun") or {}
     with conditions.step(SUCCEEDED):
         if observed.failure is not None:

@@ -63,13 +63,16 @@ class _ArchiveRecord:
 
     archive: Identity
     waiting: UncompactedCounts = field(default_factory=UncompactedCounts)
+    """The lag of the archive's group on each dead-letter topic when it was last read."""
     kafka: KafkaCluster | None = None
     """The Kafka with the archive's consumer group; kept because the archive's Broker may be deleted
     first."""
     group: str = ""
+    """The consumer group with which the archive's Jobs read dead letters; empty: not known yet."""
     at_rest: bool = False
     """Whether the archive had neither a Job nor a Lease when they were last read."""
     requeue_after: float = deciding.RECHECK_SECONDS
+    """Seconds until the next reconciliation, by the last decision."""
 
 
 @dataclass(eq=False)
@@ -78,12 +81,14 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
 
     api_version = KNAFKA
     left = "its Job, its Lease or its group in Kafka may be there still"
+    """For users: what may still exist if a deletion was given up."""
 
     settings: Settings
     cluster: Cluster
     states: States
     effects: Effects
     is_our_broker: Callable[[Document], bool]
+    """Tells whether Knafka serves the Broker with this document."""
     now: Callable[[], datetime] = _now
     _dead_letters: UncompactedDeadLetters = field(default_factory=UncompactedDeadLetters)
     _records: dict[str, _ArchiveRecord] = field(default_factory=dict)
@@ -95,7 +100,8 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
         self.operations = Operations(self.cluster, self.effects, lambda: self.now())
 
     def remember(self, document: Document) -> object:
-        """Create the archive's record, so that its Jobs' changes find it."""
+        """Create the archive's record if it has none: `on_job` finds a changed Job's archive by the
+        record."""
         return self.ensure_record(document)
 
     def timestamp(self) -> str:
@@ -107,7 +113,8 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
         self._records.pop(document["metadata"].get("uid", ""), None)
 
     def on_job(self, job: Document) -> list[Key]:
-        """Note that a Job has changed; returns the keys of its archive and of its operation."""
+        """Record that a Job has changed, so that Jobs are read again; returns the keys of its
+        archive and of its operation, as far as they are known."""
         labels, keys = job["metadata"].get("labels") or {}, list[Key]()
         if (record := self._records.get(labels.get(ARCHIVE_LABEL, ""))) is not None:
             record.at_rest = False
@@ -201,12 +208,15 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
         return await self._with_operations(await self._with_waiting_count(observed, record))
 
     async def _with_operations(self, observed: Observed) -> Observed:
-        """Add the operation that runs next. Raises `ClusterError`."""
+        """Add the operation that runs next, and the seconds until another one may run. Raises
+        `ClusterError`."""
         operation, again = await self.operations.find_next_operation(Identity.of(observed.document))
         return replace(observed, next_operation=operation, next_operation_in=again)
 
     async def _with_waiting_count(self, observed: Observed, record: _ArchiveRecord) -> Observed:
-        """Add the number of waiting dead letters."""
+        """Add the number of waiting dead letters, or the error of reading it; also record the
+        archive's Kafka and group. Does nothing if the archive, its Broker or its storage can't be
+        used."""
         archive, state = observed.archive, observed.broker
         if (
             not isinstance(archive, DeadLetterArchive)
@@ -336,7 +346,8 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
     async def follow_up(
         self, effect: Effect, observed: Observed, record: _ArchiveRecord
     ) -> Observed:
-        """Read again what an effect has changed."""
+        """Read again what an effect has changed: the number of waiting dead letters after a
+        recorded run, nothing after an applied account, Jobs and Lease after any other effect."""
         match effect.step:
             case Step.RECORD_RUN:
                 record.waiting.forget()

@@ -97,10 +97,9 @@ def job_manifest(
     address: str = "",
     operation: Operation | None = None,
 ) -> Manifest:
-    """Return the Job of run number `run`, for the archive itself or for `operation`. `secret` is
-    the name and version of Kafka's Secret. With `report` the run writes a report, and announces it
-    at `address`, the Broker's.
-    """
+    """Return the Job of run number `run`, for the archive itself or for `operation`. It reads dead
+    letters as consumer group `group`; `secret` is the name and version of Kafka's Secret (None:
+    none). With `report` the run writes a report, and announces it at `address`, the Broker's."""
     spec, metadata = archive.spec, archive.metadata
     options = _common_options(archive, group, bootstrap_servers, secret)
     labels = _job_labels(archive)
@@ -167,8 +166,8 @@ def _common_options(
 
 
 def _archive_arguments(archive: DeadLetterArchive, options: Mapping[str, str]) -> Sequence[str]:
-    """Return the arguments of `knafka_jobs.pod` for compaction, with the archive's retention in
-    hours."""
+    """Return the arguments of `knafka_jobs.pod` for compaction: the common `options`, and the
+    archive's retention in hours."""
     spec, retention_options = archive.spec, dict[str, str]()
     for name in ("resolved", "unresolved"):
         if (retention := getattr(spec.retention, name)) is not None:
@@ -286,7 +285,8 @@ def _spark_environment(archive: DeadLetterArchive, settings: Settings) -> list[M
 
 def s3_settings(endpoint: str, region: str) -> dict[str, str]:
     """Return Spark's settings for S3: AWS or, with `endpoint`, another store, whose buckets are
-    addressed by path instead of by host name."""
+    addressed by path instead of by host name. `region` empty: AWS finds it, other stores get the
+    default."""
     s3_options = {"endpoint": endpoint, "path.style.access": "true"} if endpoint else {}
     # Requests are signed for a region; other stores usually accept AWS's first one.
     if region or endpoint:

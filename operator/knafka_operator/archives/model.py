@@ -65,6 +65,7 @@ class Claim(Declared):
 
     name: NonEmpty
     path: Annotated[str, AfterValidator(_normalize_path)] = "dead-letters"
+    """Folder of the tables in the volume, without slashes at the ends."""
 
 
 class Credentials(Declared):
@@ -78,11 +79,13 @@ class Storage(Declared):
 
     claim: Claim | None = None
     url: Annotated[str, AfterValidator(_normalize_url)] | None = None
+    """URL of the folder of the tables, such as `s3a://bucket/path`; None: they are in `claim`."""
     endpoint: str = ""
     """URL of an S3-compatible store that isn't AWS's; empty: AWS."""
     region: str = ""
     """The store's region; empty: AWS finds it, other stores get us-east-1."""
     credentials: Credentials | None = None
+    """The Secret with the store's keys; None: the pod's own identity is used."""
 
     @model_validator(mode="after")
     def _check_one_place(self) -> Self:
@@ -107,6 +110,7 @@ class Compaction(Declared):
     """When waiting dead letters start a Job: by their number or by their age."""
 
     number: Annotated[int, Field(ge=1)] = 10_000
+    """Dead letters that must wait."""
     age: Positive = 3_600.0
     """Seconds since the oldest waiting dead letter was first seen."""
     keep: Duration = 86_400.0
@@ -119,6 +123,7 @@ class Reporting(Declared):
     schedule: str
     """A cron expression of five fields."""
     time_zone: str = "UTC"
+    """The zone in which the schedule is read, such as `Europe/Berlin`."""
     days: Annotated[int, Field(ge=1)] = 30
     """Number of days that the report's timeline covers."""
     announce: bool = True
@@ -185,6 +190,7 @@ class ArchiveSpec(Declared):
     storage: Storage
     compaction: Compaction = Compaction()
     report: Reporting | None = None
+    """None: no reports are made on a schedule."""
     retention: Retention = Retention()
     executors: Annotated[int, Field(ge=0, le=MAX_EXECUTORS)] = 0
     """Number of Spark executors; 0: the Job's own pod does all the work."""

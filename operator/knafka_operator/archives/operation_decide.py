@@ -79,6 +79,7 @@ class ObservedOperation(ObservedObject):
     pods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """The last pod of each of these Jobs, by the Job's name."""
     deleted: bool = False
+    """Whether the effect that deletes the operation has run, successfully or not."""
 
     @property
     def status(self) -> Mapping[str, Any]:
@@ -86,11 +87,12 @@ class ObservedOperation(ObservedObject):
         return self.document.get("status") or {}
 
     def after(self, effect: Effect, result: Any) -> ObservedOperation:
-        """Return a copy after the only effect, which deletes the operation."""
+        """Return a copy that counts as deleted: the only effect deletes the operation."""
         return replace(self, deleted=True)
 
     def with_failure(self, effect: Effect, error: KnafkaError) -> ObservedOperation:
-        """Return a copy after a failed deletion, which is tried again later."""
+        """Return a copy that counts as deleted although the deletion failed: it is tried again only
+        at the next reconciliation."""
         return replace(self, deleted=True)  # it is tried again later
 
 
@@ -136,7 +138,8 @@ def decide(observed: ObservedOperation, now: datetime) -> OperationDecision:
 
 
 class _OperationSteps:
-    """The decision of one operation while its steps are taken."""
+    """The decision of one operation while its steps are taken, with the conditions and status so
+    far."""
 
     def __init__(self, observed: ObservedOperation, now: datetime) -> None:
         self.observed = observed
@@ -264,7 +267,8 @@ def _queue_message(observed: ObservedOperation, failure: str, status: Mapping[st
 
 
 def _counts_of_job(operation: Operation, report: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the status fields with the counts that a Job reported."""
+    """Return the status fields with the counts in `report`, the parsed termination message of a
+    Job; counts that it lacks are left out."""
     fields = COUNTS if isinstance(operation, Replay) else PURGE_COUNTS
     counts = {name: report[key] for key, name in fields.items() if isinstance(report.get(key), int)}
     if isinstance(triggers := report.get("triggers"), Mapping):

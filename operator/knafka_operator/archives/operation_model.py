@@ -48,8 +48,10 @@ Moment: TypeAlias = Annotated[str, AfterValidator(_normalize_to_utc)]
 
 
 class Select(Declared):
-    """Selects failures; every field that is set must match. Fields are named like the jobs'
-    options."""
+    """Selects failures; every field that is set must match, and None matches any. Fields are named
+    like the jobs' options: `trigger` and `destination` are those that failed, `code` is the HTTP
+    status of the last response, `summary` the short form of the error; `type` and `source` are the
+    event's attributes."""
 
     trigger: NonEmpty | None = None
     destination: NonEmpty | None = None
@@ -99,6 +101,7 @@ class Created(Metadata):
     """Metadata of a stored object, which has a creation time."""
 
     creation_timestamp: Moment
+    """When the API server stored the object, in UTC and whole seconds."""
 
 
 class Replay(Resource):

@@ -50,9 +50,11 @@ class _OperationRecord:
     key: Key
     archive: Identity
     turn: Turn
+    """The operation's place in the order in which an archive runs its operations."""
     at_rest: bool = False
     """Whether the operation had no Job when Jobs were last read."""
     requeue_after: float = deciding.RECHECK_SECONDS
+    """Seconds until the next reconciliation, by the last decision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,7 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
 
     api_version = KNAFKA
     left = "its Job may be there still"
+    """For users: what may still exist if a deletion was given up."""
 
     cluster: Cluster
     effects: Effects
@@ -83,8 +86,8 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
     # Changes of objects.
 
     def on_change(self, document: Document, *, gone: bool) -> Collection[Key]:
-        """Record a change as `Kind.on_change` does; also returns the key of the operation's
-        archive."""
+        """Record that an operation has changed or, with `gone`, was deleted; returns the keys to
+        reconcile: the operation's, unless only its status has changed, and its archive's."""
         keys, archive = super().on_change(document, gone=gone), archive_of(document)
         return [*keys, (ARCHIVE, *archive)] if archive.name else keys
 
@@ -115,7 +118,8 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
         return record.key
 
     def has_ended(self, status: Mapping[str, Any]) -> bool:
-        """Whether the operation has finished."""
+        """Whether this status says that the operation has finished, so that it needs no
+        finalizer."""
         return deciding.is_finished(status)
 
     def event_to_post(self, document: Document, new_status: Mapping[str, Any]) -> EventNews | None:

@@ -15,8 +15,8 @@ from knafka_operator.archives.operation_model import OPERATION_ANNOTATION, OPERA
 
 
 def run_report(text: str) -> Mapping[str, Any]:
-    """Parse a container's termination message: the JSON report of a run, or, if it isn't JSON,
-    `{"error": LAST LINE}`."""
+    """Parse the termination message of a Job's container: the JSON report of a run, or, if it isn't
+    JSON, `{"error": LAST LINE}`."""
     try:
         report = json.loads(text)
     except ValueError:
@@ -73,8 +73,10 @@ def run_status_patch(
     generation: int,
     now: datetime,
 ) -> Mapping[str, Any]:
-    """Return the patch of an archive's status that records a finished Job with this `outcome`.
+    """Return the patch of an archive's status that records a finished Job with this `outcome`,
+    `Complete` or `Failed`.
 
+    `pod` is the Job's last pod, whose termination message has the run's report (None: it is gone);
     `previous_status` is the archive's status, `generation` that of its declaration. A Job of the
     archive itself goes to `lastRun`, counts failures and may have made a report; one of an
     operation goes to `lastOperation`.
@@ -149,7 +151,8 @@ def terminated_state(pod: Mapping[str, Any] | None) -> Mapping[str, Any]:
 def failure_message(
     job: Mapping[str, Any], pod: Mapping[str, Any] | None, report: Mapping[str, Any]
 ) -> str:
-    """Return why a Job failed, from its report, its container's state, or its conditions."""
+    """Return why a Job failed: from its run's `report`, else from the state of its `pod` (None: it
+    is gone), else from its own conditions."""
     if error := report.get("error"):
         return str(error)[:1000]
     reason = terminated_state(pod).get("reason")

@@ -31,15 +31,19 @@ class _TopicEnds:
     ends: Mapping[str, Positions] = field(default_factory=dict)
     """End offsets of all dead-letter topics."""
     at: float = float("-inf")
+    """When they were read, by the event loop's clock."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while they are read, so that concurrent callers share one reading."""
 
 
 @dataclass(eq=False, slots=True)
 class UncompactedCounts:
-    """Known lags of one archive's group."""
+    """Known lags of one archive's consumer group, which is named `group`."""
 
     group: str = ""
+    """The group whose lags these are; empty: none is known."""
     counted: dict[str, tuple[Positions, int]] = field(default_factory=dict)
+    """By topic: its end offsets when the group's lag was read, and that lag."""
 
     def forget(self) -> None:
         """Forget all lags, as the group may have committed."""
@@ -60,8 +64,9 @@ class UncompactedDeadLetters:
         group: str,
         uncompacted: UncompactedCounts,
     ) -> int:
-        """Return how many of a Broker's dead letters an archive's group has not compacted;
-        `uncompacted` keeps each topic's lag for the next call. Raises `LogError`."""
+        """Return how many dead letters of the Broker `broker` in this namespace the consumer group
+        of an archive has not compacted. `uncompacted` keeps each topic's lag for the next call.
+        Raises `LogError`."""
         if uncompacted.group != group:
             uncompacted.group = group
             uncompacted.forget()

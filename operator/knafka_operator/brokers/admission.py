@@ -98,10 +98,9 @@ def check_broker(
 
 
 def class_warnings(document: Document, classes: Set[str]) -> list[str]:
-    """Return a warning if the class of a Broker that Knafka doesn't serve is missing or looks
-    misspelt; else an empty list. All mutating webhooks have run by now, so no implementation serves
-    a Broker without a class.
-    """
+    """Return a warning if the class of a Broker that Knafka doesn't serve is missing or looks like
+    a misspelling of `classes`, those that Knafka serves; else an empty list. All mutating webhooks
+    have run by now, so no implementation serves a Broker without a class."""
     knafka_classes = " or ".join(sorted(classes - {""}))
     declared_class, path = (
         annotations_of(document).get(BROKER_CLASS, ""),

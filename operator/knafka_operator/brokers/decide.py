@@ -76,7 +76,9 @@ class BrokerConnection:
     """Kafka configuration of a Broker, from its ConfigMaps and Secret."""
 
     config: ConfigMap
+    """The Broker's ConfigMap, merged over the installation's."""
     defaults: Defaults
+    """What the merged ConfigMap declares, and built-in values for the rest."""
     mount: Mount | None = None
     """The Secret that the Broker's pods mount; None: none is needed."""
 
@@ -147,6 +149,7 @@ class _BrokerConfiguration:
     broker: Broker
     connection: BrokerConnection
     rules: SenderRules
+    """What the receiver asks of senders."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +160,7 @@ class _BrokerEntry:
     ingress: Ingress
     receiver: Receiver
     service: Identity
+    """Namespace and name of the receiver's Knative Service."""
 
 
 def decide(observed: ObservedBroker, settings: Settings) -> AddressableDecision:

@@ -40,8 +40,7 @@ def default_class(namespace: str, defaults: ConfigMap | None) -> str:
 
 def with_default_delivery(broker: Broker, defaults: ConfigMap | None) -> Broker:
     """Return the Broker with the default delivery of its namespace and class, unless it declares
-    its own. Raises `InvalidDocument` with the ConfigMap's name.
-    """
+    its own or there is none. Raises `InvalidDocument` with the ConfigMap's name."""
     if broker.spec.delivery.is_set or defaults is None:
         return broker
     class_ = broker.metadata.annotations.get(BROKER_CLASS, "")
@@ -58,8 +57,8 @@ def with_default_delivery(broker: Broker, defaults: ConfigMap | None) -> Broker:
 
 
 def _parse_entries(defaults: ConfigMap | None) -> Mapping[str, Any]:
-    """Return the parsed YAML with `clusterDefault` and `namespaceDefaults`. Raises
-    `InvalidDocument`."""
+    """Return the parsed YAML with `clusterDefault` and `namespaceDefaults`; empty without a
+    ConfigMap. Raises `InvalidDocument`."""
     if defaults is None:
         return {}
     try:
@@ -77,7 +76,7 @@ def _find_class_entry(
     defaults: Mapping[str, Any], namespace: str, class_: str
 ) -> Mapping[str, Any]:
     """Return the default entry of a class, looked up as upstream does: the namespace's, else the
-    cluster's."""
+    cluster's; the cluster's own entry if neither has one for the class."""
     namespace_entry = _mapping(_mapping(defaults.get("namespaceDefaults")).get(namespace))
     if namespace_entry.get("brokerClass") == class_:
         if _CONFIG_FIELDS & namespace_entry.keys():

@@ -167,9 +167,9 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
         self.drop(document)
 
     async def _withdraw_entry(self, broker: Resource, topic: str, kafka: KafkaCluster) -> None:
-        """Remove a Broker's entry from the contract topic in its status, once its receiver is gone.
-        Delete the topic with its last entry, unless it is that of the installation's Secret.
-        Raises `LogError`."""
+        """Remove a Broker's entry from `topic`, the contract topic in its status, once its receiver
+        is gone. Delete the topic with its last entry, unless it is that of the installation's
+        Secret. Raises `LogError`."""
         namespace = broker.metadata.namespace
         if not receivers.may_hold_brokers_of(topic, namespace, self.settings):
             return  # somebody else wrote this name into the status: don't read that topic
@@ -196,8 +196,8 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
         return self.states.naming.is_own(NameKind.BROKER_TOPIC, topic, NamedObject.of(document))
 
     def remember_topic(self, document: Document) -> BrokerRecord:
-        """Claim the topic in a Broker's status if it is the Broker's own and nobody's yet; returns
-        the Broker's record."""
+        """Claim the topic that a Broker's status names, if the naming rules give it that name and
+        no other object has claimed it; returns the Broker's record."""
         record, topic = self.states.ensure_broker(document), topic_in_status(document)
         is_own_topic = self._is_own(topic, document)
         if topic is not None and is_own_topic and topic not in self.states.topics:
@@ -402,7 +402,7 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
 
     async def _observe_entry(self, observed: ObservedBroker, kafka: KafkaCluster) -> ObservedBroker:
         """Add the Broker's entry in its receiver's contract (docs/decisions/0024), and whether
-        every replica has read it. Raises `ClusterError`."""
+        every replica has read it; nothing after a `LogError`. Raises `ClusterError`."""
         assert isinstance(observed.broker, Broker)
         assert isinstance(observed.connection, BrokerConnection)
         contract = deciding.receiver_contract(observed.broker, observed.connection, self.settings)
@@ -459,8 +459,8 @@ def _update_state(
     record: BrokerRecord,
     conditions: list[dict[str, Any]],
 ) -> None:
-    """Update the record's state, by which the Broker's Triggers are reconciled. It stays as it is
-    if the Broker's topic or connection was not found."""
+    """Update the record's state, by which the Broker's Triggers are reconciled, with its new
+    `conditions`. It stays if the Broker's topic or connection was not found."""
     topic, connection = decision.topic, observed.connection
     if topic is None or topic.existing is None or not isinstance(connection, BrokerConnection):
         return

@@ -204,7 +204,6 @@ def decide(observed: ObservedChannel, settings: Settings) -> AddressableDecision
     configuration = _read_configuration(observed, steps)
     if configuration is None:
         return steps.decision()
-
     connection = configuration.connection
     receiver = _shared_receiver(connection, settings)
     recorded = {RECEIVERS: " ".join(_receivers_with(receiver.name, steps.annotations))}
@@ -237,6 +236,7 @@ def decide(observed: ObservedChannel, settings: Settings) -> AddressableDecision
         return steps.decision(topic)
     _set_address(observed, entry, is_direct_way, settings, steps)
     if steps.conditions.holds(PROBE_SUCCEEDED):
+        # Only now: until the new address answers, senders may still use a former receiver.
         with steps.conditions.step(CONTRACT_UPDATED):
             if other_receivers := tuple(
                 name for name in receivers_of(steps.annotations) if name != receiver.name
@@ -297,7 +297,7 @@ def _write_entry(
     steps: AddressableSteps,
 ) -> None:
     """Decide `ContractUpdated`: every replica of the receiver has read the channel's entry.
-    `recorded` is the annotation that names the receiver."""
+    `recorded` is the annotation that names the receiver; the status gets it first."""
     receiver, ingress = entry.receiver, entry.ingress
     await_receivers = AwaitReceivers(receiver.service, receiver.contract.name, ingress.path)
     with steps.conditions.step(CONTRACT_UPDATED):

@@ -191,7 +191,8 @@ def with_promise(subscription: Document, channel: Document) -> Document:
 
 
 def find_promised_annotations(channel: Document, uid: str) -> dict[str, str] | None:
-    """Return the status annotations that an entry was promised; None: it was promised nothing."""
+    """Return the status annotations that the entry with this UID was promised, from its channel's
+    status; None: it was promised nothing."""
     text = _annotations(channel).get(PROMISE + uid)
     if text is None:
         return None
@@ -239,7 +240,7 @@ def promise_annotation(
 
 
 def is_promised(channel: Document, uid: str) -> bool:
-    """Whether an entry was promised a consumer group."""
+    """Whether the entry with this UID of a channel was promised a consumer group."""
     return PROMISE + uid in _annotations(channel)
 
 
@@ -250,7 +251,8 @@ def promised_uids(channel: Document) -> set[str]:
 
 
 def entry_group(channel: Identity, uid: str) -> str:
-    """Return the consumer group of an entry, as upstream names it (KN-CHN-11)."""
+    """Return the consumer group of the channel's entry with this UID, as upstream names it
+    (KN-CHN-11)."""
     return names.subscription_group(channel.namespace, channel.name, uid)
 
 
@@ -267,7 +269,8 @@ def own_uids(channel: Document) -> set[str]:
 def merge_subscribers(
     listed: Iterable[Any], ours: Iterable[str], desired: Mapping[str, Document]
 ) -> list[Document]:
-    """Merge Knafka's entries into `spec.subscribers`; others' entries stay as they are.
+    """Merge Knafka's entries into `listed`, a channel's `spec.subscribers`, and return the new
+    list; others' entries stay as they are.
 
     `ours` are the UIDs of entries that Knafka may change, `desired` the desired entries by UID.
     """

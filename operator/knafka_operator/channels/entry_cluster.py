@@ -34,7 +34,7 @@ MISSING_ENTRY_SECONDS: Final = 300.0
 
 @dataclass(frozen=True, slots=True)
 class EntryPlace:
-    """Channel and UID of an entry that exists or existed."""
+    """Where an entry is or was in the cluster: its channel, and its UID in `spec.subscribers`."""
 
     channel: Identity
     uid: str
@@ -50,7 +50,9 @@ class _AnnotationBatch:
     """Annotations of one channel's status that are to be written together."""
 
     values: dict[str, str | None] = field(default_factory=dict)
+    """The annotations' new values by key; None removes an annotation."""
     writing: asyncio.Task[None] | None = None
+    """The task that writes them, which all their callers await; None: it hasn't begun."""
 
 
 class ClusterWithEntries:
@@ -62,6 +64,8 @@ class ClusterWithEntries:
         handling: Handling,
         now: Callable[[], float] = lambda: asyncio.get_running_loop().time(),
     ) -> None:
+        """`handling` says which controller reconciles Subscriptions; `now` returns the time in
+        seconds, by a clock that only goes forward."""
         self.handling = handling
         self._inner = inner
         self._now = now
@@ -74,17 +78,21 @@ class ClusterWithEntries:
         self._names: dict[Identity, dict[str, Identity]] = {}
         """The Subscription's name for each entry of a channel, by UID."""
         self._places: dict[Identity, EntryPlace] = {}
+        """The entry that each Subscription's name shows, also one that is missing for a while."""
         self._missing: dict[tuple[Identity, str], float] = {}
         """Since when a promised entry has been missing from its channel."""
         self._leaving: dict[tuple[Identity, str], Identity] = {}
         """The previous name of a renamed entry, under which it may still be delivered."""
         self._batches: dict[Identity, _AnnotationBatch] = {}
+        """Annotations of each channel that aren't being written yet."""
         self._writing: dict[Identity, asyncio.Lock] = {}
+        """For each channel: held while a batch is written, so that batches are written in order."""
 
     # Changes. Each method returns the Subscriptions that may have changed.
 
     def on_channel(self, channel: Document, *, gone: bool) -> Collection[Identity]:
-        """Note that a channel has changed or was deleted; returns the changed Subscriptions."""
+        """Record that a channel has changed or, with `gone`, was deleted; returns the Subscriptions
+        whose document may differ now."""
         identity = Identity.of(channel)
         previous = self._channels.pop(identity, None)
         previous_entries = self._read.pop(identity, _NO_ENTRIES)
@@ -106,7 +114,8 @@ class ClusterWithEntries:
         return changed
 
     def on_subscription(self, subscription: Document, *, gone: bool) -> Collection[Identity]:
-        """Note a stored Subscription's change; returns the changed Subscriptions."""
+        """Record that a stored Subscription has changed or, with `gone`, was deleted; returns the
+        Subscriptions whose document may differ now."""
         identity, uid = Identity.of(subscription), str(subscription["metadata"].get("uid", ""))
         previous = self._subscriptions.pop((identity.namespace, uid), None)
         if not gone:
@@ -258,7 +267,9 @@ class ClusterWithEntries:
     # As a Cluster.
 
     async def get(self, api_version: str, kind: str, namespace: str, name: str) -> Document | None:
-        """Return an object as `Cluster.get` does; a Subscription may come from an entry."""
+        """Return an object, None if it doesn't exist; a Subscription may stand for a channel's
+        entry. Raises `ClusterError`, also for a Subscription of which it isn't known yet who
+        handles it, or that is still delivered under another name."""
         stored = await self._inner.get(api_version, kind, namespace, name)
         if (api_version, kind) != (MESSAGING, CHANNELS.trigger):
             return stored
@@ -287,7 +298,8 @@ class ClusterWithEntries:
         labels: Mapping[str, str] | None = None,
         namespace: str | None = None,
     ) -> list[Document]:
-        """Return objects as `Cluster.list` does; Subscriptions include entries."""
+        """Return all objects of a kind with these labels, in one namespace or in all; Subscriptions
+        include those that stand for entries. Raises `ClusterError`."""
         stored = await self._inner.list(api_version, kind, labels, namespace)
         if (api_version, kind) != (MESSAGING, CHANNELS.trigger):
             return stored
@@ -305,8 +317,8 @@ class ClusterWithEntries:
         ]
 
     async def write_status(self, document: Document, status: Document) -> None:
-        """Write a status as `Cluster.write_status` does; an entry's goes to its channel's
-        annotations."""
+        """Merge `status` into the stored status of an object. Of the status of an entry, only the
+        annotations promised to it are stored, in its channel's status. Raises `ClusterError`."""
         if not _is_entry(document):
             await self._inner.write_status(document, status)
             return
@@ -327,8 +339,8 @@ class ClusterWithEntries:
         await self._write(channel, {PROMISE + metadata["uid"]: None})
 
     async def _write(self, channel: Identity, values: Mapping[str, str | None]) -> None:
-        """Write annotations of a channel's status, merged with concurrent writes into one
-        request."""
+        """Write annotations (None removes one) of a channel's status, merged with concurrent writes
+        into one request. Raises `ClusterError`."""
         batch = self._batches.setdefault(channel, _AnnotationBatch())
         batch.values.update(values)
         if batch.writing is None:
@@ -348,15 +360,16 @@ class ClusterWithEntries:
             self._writing.pop(channel, None)
 
     async def create(self, manifest: Document) -> bool:
-        """Create an object as `Cluster.create` does."""
+        """Create an object; returns False if one of its name exists already. Raises
+        `ClusterError`."""
         return await self._inner.create(manifest)
 
     async def apply(self, manifest: Document) -> Document:
-        """Apply a manifest as `Cluster.apply` does."""
+        """Apply a manifest; returns the stored object. Raises `ClusterError`."""
         return await self._inner.apply(manifest)
 
     async def delete(self, api_version: str, kind: str, namespace: str, name: str) -> None:
-        """Delete an object as `Cluster.delete` does."""
+        """Delete a stored object, if it exists. Raises `ClusterError`."""
         await self._inner.delete(api_version, kind, namespace, name)
 
 

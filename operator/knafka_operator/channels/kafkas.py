@@ -36,7 +36,7 @@ class ChannelKafkas:
 
     async def connect(self, document: Document) -> tuple[ChannelConnection, KafkaCluster]:
         """Return the configuration and client of a channel's Kafka, as configured now. Raises
-        `NotReady` and `InvalidDocument`."""
+        `NotReady`, `InvalidDocument` and `ClusterError`."""
         installation = Identity(self.settings.namespace, self.settings.channel_config)
         stored_config = await self.cluster.get(CORE, "ConfigMap", *installation)
         installation_config = None if stored_config is None else parse(ConfigMap, stored_config)

@@ -226,8 +226,8 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
         self.states.drop_broker(Identity.of(document))
 
     def remember_topic(self, document: Document) -> BrokerRecord:
-        """Claim the topic in a channel's status if it is the channel's own and nobody's yet;
-        returns the channel's record."""
+        """Claim the topic that a channel's status names, if the naming rules give it that name and
+        no other object has claimed it; returns the channel's record."""
         record, topic = self.states.ensure_broker(document), topic_in_status(document)
         is_own_topic = topic is not None and self._is_own(topic, document)
         if topic is not None and is_own_topic and topic not in self.states.topics:
@@ -443,8 +443,8 @@ def _update_state(
     record: BrokerRecord,
     conditions: list[dict[str, Any]],
 ) -> None:
-    """Update the record's state, from which the channel's Subscriptions are reconciled. It stays as
-    it is if the channel's topic or connection was not found."""
+    """Update the record's state, from which the channel's Subscriptions are reconciled, with its
+    new `conditions`. It stays if the topic or connection was not found."""
     topic, connection = decision.topic, observed.connection
     if topic is None or topic.existing is None or not isinstance(connection, ChannelConnection):
         return

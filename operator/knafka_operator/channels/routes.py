@@ -36,7 +36,10 @@ class Gateway:
     """Knative's internal gateway, from the status of the receiver's Ingress."""
 
     host: str
+    """The gateway's host name inside the cluster."""
     ingress_class: str | None = None
+    """Knative's annotation that names the networking layer of this gateway; None: the Ingress has
+    none."""
 
 
 def gateway_of(ingress: Mapping[str, Any] | None) -> Gateway | None:

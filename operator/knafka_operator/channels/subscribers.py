@@ -43,6 +43,7 @@ class Subscribers:
     cluster: Cluster
     states: States
     handling: Handling
+    """Whether Knafka or Knative Eventing reconciles Subscriptions."""
 
     def build_status(self, channel: Document) -> list[Mapping[str, Any]]:
         """Return the list `status.subscribers` of a channel, sorted by UID."""
@@ -145,8 +146,8 @@ class Subscribers:
 async def explain_unserved_channel(
     cluster: Cluster, subscription: Document, handling: Handling, timestamp: str
 ) -> None:
-    """Write to the status of a Subscription to a Channel that nobody serves it, as Knative Eventing
-    isn't installed.
+    """Write to the status of a Subscription to a Channel that nobody serves it, if by `handling`
+    Knative Eventing isn't installed.
 
     `timestamp` is the time (RFC 3339). Raises `ClusterError`.
     """

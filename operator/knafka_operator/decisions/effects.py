@@ -53,6 +53,7 @@ class Annotate:
 
     step: Step
     annotations: Mapping[str, str]
+    """New values by key."""
     at_once: bool = True
     """False: the annotations may be written together with the rest of the status."""
 
@@ -82,6 +83,7 @@ class Create:
     step: Step
     manifest: Manifest
     refusal: Refusal | None = None
+    """None: an error fails the reconciliation, and a foreign object is accepted."""
     label: str = ""
     """An existing object is accepted only if it has the manifest's value of this label; empty: any
     object is."""
@@ -96,7 +98,7 @@ class Delete:
     owned: bool = False
     """Whether only objects that the reconciled object owns are deleted."""
     annotations: Mapping[str, str] = field(default_factory=dict)
-    """Annotations of the status once they are deleted."""
+    """Annotations that the status has once the objects are deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +184,8 @@ class CommitOffsets:
     group: str
     topic: str
     start: Start = "latest"
+    """Where delivery begins: `earliest`, `latest` (the present end), or a time in milliseconds
+    since 1970."""
 
 
 # At receivers, which follow a contract's topic.
@@ -194,6 +198,7 @@ class ApplyReceiver:
 
     step: ClassVar = Step.APPLY_RECEIVER
     receiver: Identity
+    """Namespace and name of its Knative Service."""
     contract: Topic
     manifest: Manifest
 
@@ -204,8 +209,10 @@ class WriteIngress:
 
     step: ClassVar = Step.WRITE_INGRESS
     receiver: Identity
+    """Namespace and name of the receiver's Knative Service."""
     contract: Topic
     path: str
+    """The path of the Broker or channel at the receiver, the key of the entry."""
     ingress: Ingress
 
 
@@ -222,7 +229,8 @@ class AwaitReceivers:
 
 @dataclass(frozen=True, slots=True)
 class LeaveReceivers:
-    """Remove a channel from these receivers; `stays` names the one that serves it."""
+    """Remove a channel's entry from the receivers `names`; `stays` is the name of the one that
+    serves it, which keeps the entry."""
 
     step: ClassVar = Step.LEAVE_RECEIVERS
     names: tuple[str, ...]
@@ -246,6 +254,7 @@ class WriteContract:
 
     step: ClassVar = Step.WRITE_CONTRACT
     group: str
+    """The Trigger's consumer group, the key of the record."""
     shared: SharedEgress
 
 
@@ -256,6 +265,7 @@ class ApplyShard:
 
     step: ClassVar = Step.APPLY_SHARD
     number: int
+    """The shard's number, unique among its Broker's."""
     manifest: Manifest
 
 
@@ -265,6 +275,7 @@ class AwaitShard:
 
     step: ClassVar = Step.AWAIT_SHARD
     shard: str
+    """The name by which the scaler knows the shard (`Shard.group`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,11 @@ class Problem:
     """One problem of a document, in the three parts of Knative's FieldError."""
 
     message: str
+    """What is wrong, such as `invalid value: x`."""
     details: str
+    """A second line, such as what is wanted; empty: there is none."""
     path: str
+    """The field, such as `spec.delivery.retry`."""
 
 
 def refuse_problems(
@@ -85,7 +88,8 @@ def leaf_values(path: str, value: object) -> Iterator[tuple[str, object]]:
 
 
 def schema_problems(model: type[Model], document: object, root: str = "") -> Iterator[Problem]:
-    """Yield the problems for which `parse` would refuse a document."""
+    """Yield the problems for which `parse` would refuse a document of this model. `root` is put
+    before each problem's path; empty: the document is a whole object."""
     try:
         model.model_validate(document, by_alias=True, by_name=False)
     except ValidationError as error:

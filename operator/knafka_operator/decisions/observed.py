@@ -71,6 +71,7 @@ class Needed:
         """`failed` has the error of each step that failed since the object was read."""
         self._failed = failed
         self.effects: list[Effect] = []
+        """The effects requested so far."""
 
     def run_first(self, *effects: Effect) -> NoReturn:
         """Request these effects before the decision continues. Always raises: the error of one that

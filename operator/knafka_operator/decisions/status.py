@@ -149,7 +149,8 @@ class ConditionSet:
     """The conditions of one object while it is reconciled."""
 
     def __init__(self, types: Sequence[str], summary_type: str = READY) -> None:
-        """`types` in order: causes before consequences."""
+        """`types` are in order, causes before consequences; `summary_type` is the condition that
+        sums up the others."""
         self._summary_type = summary_type
         self._conditions = {
             type_: Condition(type_, Status.UNKNOWN, "Waiting", "waits for the operator")

@@ -1,6 +1,6 @@
 """Steps: the purposes of effects, in orders in which no event is missed.
 
-The order is a promise, so it is data: `BROKER_ORDER`, `CHANNEL_ORDER`, `TRIGGER_ORDER`,
+The order is guaranteed, so it is data: `BROKER_ORDER`, `CHANNEL_ORDER`, `TRIGGER_ORDER`,
 `SENSOR_ORDER` and `ARCHIVE_ORDER` are the orders that every `decide` keeps, and tests read
 them.
 
@@ -15,7 +15,7 @@ from typing import Final
 
 class Step(Enum):
     """The purpose of an effect, and its place in an order. Docstrings describe the state after the
-    step."""
+    step; a step without one does what the effect class of the same name says (`effects`)."""
 
     # Steps of Brokers and KafkaChannels.
     STOP_RECEIVER = auto()
@@ -52,13 +52,13 @@ class Step(Enum):
     """The functions are deleted, so that no request can make them deliver; the group stays."""
     CLAIM_GROUP = auto()
     DELETE_GROUP = auto()
-    """The offsets that an earlier object of the name left are deleted, before this Trigger is
-    promised any event."""
+    """The offsets that an earlier object of the name left are deleted, before any event of this
+    Trigger counts."""
     COMMIT_OFFSETS = auto()
     """The group has its start offsets: from here on no event may be missed."""
     PROMISE_GROUP = auto()
-    """The status has the group: from here on its offsets count. After a crash, an operator finds
-    the promise, and neither deletes nor rewrites them."""
+    """The status has the group: from here on its offsets count, and no event may be missed. After a
+    crash, an operator finds the group there, and neither deletes nor rewrites its offsets."""
     CREATE_CONTRACT = auto()
     """The contract topic of the Broker's shared dispatchers exists; the Broker's status has named
     it since before its creation."""

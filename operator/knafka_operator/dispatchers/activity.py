@@ -37,10 +37,15 @@ class ActivityLimits:
     """The limits between busy and quiet; the defaults are the constants above."""
 
     busy_lag: int = BUSY_LAG
+    """In multiples of the Trigger's lag threshold."""
     busy_rate: float = BUSY_RATE
+    """Events delivered per second, above which a Trigger is busy."""
     busy_for: float = BUSY_SECONDS
+    """Seconds above a limit after which a Trigger counts as busy."""
     quiet_rate: float = QUIET_RATE
+    """Events delivered per second, up to which a Trigger is quiet."""
     quiet_for: float = QUIET_SECONDS
+    """Seconds below the limits after which a Trigger counts as quiet."""
 
 
 DEFAULT_LIMITS: Final = ActivityLimits()
@@ -71,6 +76,7 @@ class ActivityState:
 
     activity: Activity
     since: float
+    """Time of the sample with which the activity began."""
 
 
 def judge_activity(
@@ -80,7 +86,7 @@ def judge_activity(
     limits: ActivityLimits = DEFAULT_LIMITS,
 ) -> ActivityState:
     """Decide a Trigger's activity by samples in the order of time; returns `previous` if nothing
-    has changed.
+    has changed. `lag_threshold` is the Trigger's, in events; `limits.busy_lag` is a multiple of it.
 
     The samples of the last `decisive_seconds`, and the one before these, are enough.
     """

@@ -71,10 +71,10 @@ DELIVERY_PAUSED: Final = Condition(
 LOOP_FREE: Final = "LoopFree"
 
 _LOOP_MESSAGES: Final = {
-    "SubscriberLeadsBack": "every event that it gets comes back to it, without an end",
+    "SubscriberLeadsBack": "every event that it delivers comes back to it, without an end",
     "ReplyLeadsBack": "every reply comes back to it",
-    "DeadLetterSinkLeadsBack": f"what fails comes back to it, {MAX_HOPS} times at most, and is kept"
-    " in the dead-letter topic then; without a sink it is kept there at once",
+    "DeadLetterSinkLeadsBack": f"an event that fails comes back to it up to {MAX_HOPS} times before"
+    " the dead-letter topic keeps it; without a sink the topic keeps it at once",
 }
 """By reason of `LoopFree`: what follows from the loop."""
 
@@ -89,6 +89,7 @@ class TriggerDependency(Observed):
     kind: NonEmpty
     name: NonEmpty
     namespace: Annotated[Namespace | None, BeforeValidator(lambda value: value or None)] = None
+    """As the annotation has it: empty or missing (None) means the Trigger's own."""
 
 
 def declared_dependency(metadata: Metadata) -> TriggerDependency | None:
@@ -139,10 +140,12 @@ def check_broker(
     readiness: BrokerReadiness | None,
     broker_document: Mapping[str, Any] | None,
 ) -> None:
-    """Check that a Trigger's Broker or channel is Ready (KN-TRG-01, KN-SUB-01); raises `NotReady`.
+    """Check that a Trigger's Broker or channel of this name is Ready (KN-TRG-01, KN-SUB-01); raises
+    `NotReady`.
 
-    `stopped` says why the Broker may not use its topic; `readiness` is given if the Broker has a
-    topic, `broker_document` if it has none.
+    `stopped` says why the Broker may not use its topic (None: it may). `readiness` is that of a
+    Broker with a topic; None: it has no topic, and `broker_document` is its stored document (None:
+    it doesn't exist).
     """
     name, short = f'{family.broker} "{broker}"', family.short_name
     if stopped is not None:
@@ -162,7 +165,9 @@ def check_broker(
 
 
 def check_dependency(trigger: Trigger, dependency: Mapping[str, Any] | None) -> None:
-    """Check that the object a Trigger depends on is Ready (KN-TRG-13); raises `NotReady`."""
+    """Check that the object a Trigger depends on, with the stored document `dependency`, is Ready
+    (KN-TRG-13); does nothing if the Trigger names none. Raises `NotReady`, also if `dependency` is
+    None: the object doesn't exist."""
     reference = declared_dependency(trigger.metadata)
     if reference is None:
         return
@@ -176,16 +181,15 @@ def check_dependency(trigger: Trigger, dependency: Mapping[str, Any] | None) -> 
 
 
 def check_min_scale(declared: int, granted: int, others: int, maxima: Maxima) -> None:
-    """Check a Trigger's min-scale against the namespace's maximum. A min-scale up to its present
-    one, `granted`, is granted. `others` is the sum of the namespace's other Triggers. Raises
-    `NotReady`.
-    """
+    """Check that `declared`, a Trigger's min-scale, fits into the namespace's maximum beside
+    `others`, the sum of its other Triggers' min-scales. A min-scale up to `granted`, which the
+    Trigger has had until now, always fits. Raises `NotReady`."""
     if declared > granted and declared + others > maxima.namespace_min_scale:
         raise NotReady(
             "NamespaceMinScale",
             f"min-scale {declared} and the {others} of its namespace's others are more than the "
-            f"{maxima.namespace_min_scale} pods that a namespace may have run always "
-            "(KNAFKA_MAX_NAMESPACE_MIN_SCALE): declare less, here or there",
+            f"{maxima.namespace_min_scale} pods that may always run in a namespace "
+            "(KNAFKA_MAX_NAMESPACE_MIN_SCALE): declare less here, or for the others",
         )
 
 
@@ -214,7 +218,9 @@ def loop_condition(
     sink_address: Sink | None,
 ) -> Condition | None:
     """Return the warning `LoopFree` about the first destination of a Trigger that leads back to its
-    Broker; None: none does. `document` is the stored Trigger."""
+    Broker; None: none does. `document` is the stored Trigger; `subscriber_address` and
+    `sink_address` are the resolved addresses of subscriber and dead letter sink, None if not
+    known."""
     family, namespace = family_of(trigger.kind), trigger.metadata.namespace
     for reason, destination, address in (
         ("SubscriberLeadsBack", trigger.spec.subscriber, subscriber_address),
@@ -235,8 +241,8 @@ def loop_condition(
 
 
 def scaling_annotations(scaled: ScalingStatus | None) -> dict[str, str | None]:
-    """Return the annotations with the scaler's view of a Trigger; None as a value removes an
-    annotation."""
+    """Return the annotations with the scaler's view of a Trigger, `scaled` (None: it isn't scaled);
+    None as a value removes an annotation."""
     if scaled is None:
         return dict.fromkeys((LAG, REPLICAS, SCALING))
     return {
@@ -269,7 +275,7 @@ def delivering_condition(scaled: ScalingStatus) -> Condition:
         partitions = ", ".join(map(str, sorted(map(partition_of, scaled.beyond_end))))
         return delivering_warning(
             "CommittedBeyondEnd",
-            f"partitions {partitions} of the topic end before what was committed, as it was made "
-            "anew or has lost its end: they are read from where it was cut, or from their start",
+            f"the offsets committed in partitions {partitions} are beyond the topic's end: it was "
+            "recreated, or has lost its last records; they are read from the cut, or the start",
         )
     return Condition(DELIVERING, Status.TRUE, severity=Severity.WARNING)

@@ -62,8 +62,11 @@ class _DeadLetterTopic:
     starts: Positions | None = None
     """The topic's start offsets; None: the topic doesn't exist, as far as is known."""
     ends: Positions = field(default_factory=dict)
+    """End offsets of the topic's partitions; empty: the topic doesn't exist, as far as is known."""
     waiting: WaitingDeadLetters | None = None
+    """The topic's dead letters at the last count; None: not counted yet."""
     judgement: topics.JudgedTopic | None = None
+    """Whether Knafka may alter the topic's retention; None: the topic wasn't described yet."""
     judged_inputs: object = None
     """The `inputs` of `judgement`; None: the topic is to be described."""
     written: float = -math.inf
@@ -94,12 +97,15 @@ class DeadLetterMonitor:
 
     states: States
     enqueue: Callable[[Key], None]
+    """Makes an object due for reconciliation."""
     clock: Callable[[], float] = time.time
     """Seconds since 1970."""
     on_first_dead_letters: Callable[[Document, str], None] = lambda document, message: None
     """Called with a Trigger that has its first dead letters, and a sentence with their number."""
     _topics: dict[Identity, _DeadLetterTopic] = field(default_factory=dict)
+    """The dead-letter topic of each delivered Trigger."""
     _turn: int = 0
+    """Number of the round, by which missing topics are checked in turn."""
 
     def waiting(self, identity: Identity) -> WaitingDeadLetters | None:
         """Return the waiting dead letters of a Trigger; None if it never had one, or isn't checked
@@ -253,8 +259,9 @@ class DeadLetterMonitor:
         description: TopicDescription,
         claim: topics.Ownership | None,
     ) -> None:
-        """Judge a topic, and alter its retention if Knafka owns it. `claim` is the one in the
-        Trigger's status."""
+        """Judge a topic by its `description` in Kafka, and alter its retention to the one in
+        `settings` if Knafka owns it. `claim` is the one in the Trigger's status; None: there is
+        none."""
         assert topic.waiting is not None
         owned = (topic.judgement.owned if topic.judgement is not None else None) or claim
         age = topic.waiting.oldest_age(self.clock())

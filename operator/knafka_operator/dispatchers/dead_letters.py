@@ -34,12 +34,14 @@ class WaitingDeadLetters:
 
     topic: str
     records: int
+    """The number of dead letters that wait."""
     oldest: float | None = None
     """When the oldest was stored, in seconds since 1970; None: not known, or there is none."""
     retention: float | None = None
     """Seconds for which the topic keeps a record; None: for ever, or unknown."""
     would_expire: bool = False
-    """See `dead_letter_topics.JudgedTopic.would_expire`."""
+    """Whether the topic keeps its records for ever, as the declared retention would delete the
+    oldest at once."""
 
     def oldest_age(self, now: float) -> float:
         """Return the age of the oldest dead letter in seconds; 0 if there is none."""

@@ -46,6 +46,7 @@ class History:
 
     state: ActivityState
     samples: deque[Sample] = field(default_factory=deque)
+    """In the order of time."""
 
     def add(self, sample: Sample, limits: ActivityLimits = DEFAULT_LIMITS) -> None:
         """Add a sample, and drop those too old to be needed."""
@@ -62,7 +63,9 @@ class Move:
     trigger: Identity
     broker: Identity
     to: Isolation
+    """`own` or `shared`: the kind of dispatcher that the Trigger moves to."""
     load: float
+    """How busy the Trigger is (`activity.relative_load`); 1 is at a limit."""
     why: str
     """The reason, for users."""
 
@@ -85,7 +88,8 @@ def desired_move(
     threshold: int,
     limits: ActivityLimits = DEFAULT_LIMITS,
 ) -> Move | None:
-    """Return the move that a Trigger's history calls for; None: it should stay."""
+    """Return the move that a Trigger's history calls for; None: it should stay. `threshold` is the
+    Trigger's lag threshold, in events."""
     new_state = judge_activity(history.state, history.samples, threshold, limits)
     if new_state.activity is history.state.activity:
         return None
@@ -99,7 +103,7 @@ def desired_move(
 def _move_reason(
     destination: Isolation, history: History, threshold: int, limits: ActivityLimits
 ) -> str:
-    """Return why a Trigger moves to `destination`, in words for users."""
+    """Return why a Trigger with this lag threshold moves to `destination`, in words for users."""
     if destination is Isolation.SHARED:
         return f"quiet for {limits.quiet_for:g} s"
     waiting, limit = history.samples[-1].lag or 0, limits.busy_lag * threshold

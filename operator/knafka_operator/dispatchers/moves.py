@@ -42,12 +42,15 @@ class Moves:
 
     states: States
     enqueue: Callable[[Key], None]
+    """Makes an object due for reconciliation."""
     limits: ActivityLimits = DEFAULT_LIMITS
     on_move: Callable[[Document, str], None] = lambda document, message: None
     """Called with a Trigger that moves, and a sentence with destination and reason."""
     _histories: dict[Identity, History] = field(default_factory=dict)
     """Histories of delivered `auto` Triggers only."""
     _made: deque[tuple[float, Move]] = field(default_factory=deque)
+    """The moves of the last `MOVES_PERIOD` seconds, each with its time by the event loop's
+    clock."""
 
     async def move_triggers(self) -> None:
         """Sample the activity of each `auto` Trigger, and start the moves that are due."""

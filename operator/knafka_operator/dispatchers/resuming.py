@@ -72,9 +72,11 @@ class ServingShard:
     """A shard, as its Service describes it."""
 
     number: int
+    """The shard's number, unique among its Broker's."""
     shard: Shard
     kafka: KafkaCluster
     secret: tuple[str, str] | None
+    """Name and version of the Secret that its pods mount; None: none."""
 
 
 class Resuming:
@@ -88,7 +90,9 @@ class Resuming:
         self._kafkas = kafkas
         self._shards = shards
         self._secrets: dict[tuple[str, str], asyncio.Task[Document | None]] = {}
+        """The reading of each Secret, by namespace and name, so that it is read once."""
         self._at_once = asyncio.Semaphore(MAX_REQUESTS)
+        """Limits the concurrent requests to the API server."""
 
     async def find_delivered_by_services(
         self, triggers: Iterable[Document], found_services: Iterable[Document]
@@ -112,11 +116,12 @@ class Resuming:
         own_services: Iterable[Document],
         shards: Iterable[Document],
     ) -> list[tuple[Document, Watched]]:
-        """Return the delivered Triggers of one Broker with shards; `own_services` are its Triggers'
-        own Services.
+        """Return the delivered Triggers of one Broker with shared dispatchers, each with its
+        delivery. `own_services` are the Services of its Triggers' own dispatchers, `shards` those
+        of its shards.
 
         A Trigger is delivered by the shard that has its record, else by its own Service. Empty if
-        the Broker's contract can't be read in time.
+        the Broker's contract can't be read within `CONTRACT_TIMEOUT`.
         """
         name = str(Identity.of(broker))
         try:
@@ -125,11 +130,11 @@ class Resuming:
                     broker, triggers, own_services, shards
                 )
         except TimeoutError:
-            log.warning("Broker %s is left to reconciling: Kafka doesn't answer", name)
+            log.warning("Broker %s is resumed when it is reconciled: Kafka doesn't answer", name)
         except KnafkaError as error:
-            log.warning("Broker %s is left to reconciling: %s", name, error)
+            log.warning("Broker %s is resumed when it is reconciled: %s", name, error)
         except Exception:  # whatever it is, the others are resumed
-            log.exception("Broker %s is left to reconciling", name)
+            log.exception("Broker %s is resumed when it is reconciled", name)
         return []
 
     async def _find_delivered_with_shards(
@@ -139,8 +144,9 @@ class Resuming:
         own_services: Iterable[Document],
         shards: Iterable[Document],
     ) -> list[tuple[Document, Watched]]:
-        """Return the deliveries of one Broker's Triggers, each with its Trigger, from the contracts
-        of its shared dispatchers; other Triggers as `find_delivered_by_services` does."""
+        """Return the delivered Triggers of one Broker, each with its delivery: by the contract of
+        its shared dispatchers, else by its own Service (`own_services`). Raises `KnafkaError` if
+        the contract can't be read."""
         uid = broker["metadata"]["uid"]
         shard_lookups = [
             self._read_serving_shard(service)
@@ -174,7 +180,8 @@ class Resuming:
     async def _read_contract(
         self, broker: Document, serving: Mapping[str, ServingShard]
     ) -> Mapping[str, tuple[Egress, ServingShard]]:
-        """Return Egress and shard of each group in the Broker's contract; raises `LogError`."""
+        """Return, for each consumer group in the Broker's contract, its Egress and the shard that
+        delivers it; `serving` are the running shards by name. Raises `LogError`."""
         records = {}
         for kafka in {serving_shard.kafka for serving_shard in serving.values()}:
             contract = await self._shards.resume(broker, kafka)
@@ -212,7 +219,7 @@ class Resuming:
                     return  # a KafkaSource's Service doesn't show its credentials
                 await self._connect_kafka(serving.egress.kafka, serving.secret, namespace)
         except KnafkaError as error:
-            log.info("%s is left to reconciling: %s", service["metadata"]["name"], error)
+            log.info("%s is resumed when it is reconciled: %s", service["metadata"]["name"], error)
         except Exception:  # any error: continue with the other Services
             log.exception("Service %s", service["metadata"]["name"])
 
@@ -225,9 +232,9 @@ class Resuming:
         try:
             return await self._find_delivered_by_service(trigger, service)
         except KnafkaError as error:
-            log.warning("Trigger %s is left to reconciling: %s", name, error)
+            log.warning("Trigger %s is resumed when it is reconciled: %s", name, error)
         except Exception:  # whatever it is, the others are resumed
-            log.exception("Trigger %s is left to reconciling", name)
+            log.exception("Trigger %s is resumed when it is reconciled", name)
         return None
 
     async def _find_delivered_by_service(
@@ -271,10 +278,12 @@ class Resuming:
     async def _connect_kafka(
         self, kafka: Kafka | None, mounted_secret: tuple[str, str] | None, namespace: str
     ) -> KafkaCluster:
-        """Return the Kafka that a contract names, with the Secret that its function mounts.
+        """Return the Kafka that a contract names, connected with the Secret that its function
+        mounts.
 
-        `mounted_secret` is the Secret's name and version. Raises `InvalidDocument` for a contract
-        without a Kafka, and checks the endpoint of a Secret outside the operator's namespace.
+        `mounted_secret` is that Secret's name and version (None: none), `namespace` the function's.
+        Raises `InvalidDocument` for a contract without a Kafka, or if a Secret outside the
+        operator's namespace has a token endpoint that isn't allowed.
         """
         if kafka is None:
             raise InvalidDocument(SHARD_VARIABLE, "no shard of ours: it names no Kafka")

@@ -52,9 +52,11 @@ class Shards:
     cluster: Cluster
     states: States
     enqueue: Callable[[Key], None]
+    """Makes an object due for reconciliation."""
 
     async def load_contract(self, broker: Identity) -> SharedContractTopic | None:
-        """Load and return the contract of a Broker that has its topic; None: it has no shared
+        """Read the contract topic of a Broker that has its topic, unless memory matches it, and
+        return it; None: no contract can be written in its Kafka, so that there are no shared
         dispatchers.
 
         Raises `LogError`, and `NotReady` if the Broker is being deleted.
@@ -68,8 +70,8 @@ class Shards:
         return contract
 
     def contract_at(self, broker: Identity, kafka: KafkaCluster) -> SharedContractTopic:
-        """Return the contract of a Broker in this Kafka, not necessarily loaded; raises `NotReady`
-        if the Broker is being deleted."""
+        """Return the contract of a Broker in this Kafka; its records may not have been read yet.
+        Raises `NotReady` if the Broker is being deleted."""
         return self.ensure_contract(self._record(broker), broker, kafka)
 
     def _record(self, broker: Identity) -> BrokerRecord:
@@ -84,7 +86,8 @@ class Shards:
     def ensure_contract(
         self, record: BrokerRecord, broker: Identity, kafka: KafkaCluster
     ) -> SharedContractTopic:
-        """Return a Broker's contract in one Kafka, created if needed; not necessarily loaded."""
+        """Return a Broker's contract in one Kafka, created in memory if needed; its records may not
+        have been read yet."""
         contract = record.contracts.get(kafka.bootstrap_servers)
         if contract is None:
             own_identity = Identity(broker.namespace, self.states.family.own_name(broker.name))
@@ -105,7 +108,8 @@ class Shards:
         return contract
 
     def reserve(self, broker: Identity, watched: Watched) -> None:
-        """Reserve a Trigger's place in its shard, and free one that it has left."""
+        """Count a Trigger among the members of the shard that delivers it; or, if no shard does, no
+        longer count it, unless the contract still has its record."""
         record, group = self.states.brokers.get(broker), watched.egress.group
         if record is None or watched.kafka.open_writer is None:
             return
@@ -132,9 +136,10 @@ class Shards:
                 await contract.withdraw(group)
 
     async def create_contract_topic(self, broker: Identity, topic: Topic) -> None:
-        """Create a Broker's contract topic, after its name was written to the Broker's status.
+        """Write the name of a Broker's contract topic into the Broker's status, then create the
+        topic: an operator that starts after a crash in between knows that the topic may exist.
 
-        So an operator that starts after a crash in between knows that the topic may exist.
+        Does nothing if the topic exists. Raises `LogError`, `NotReady` and `ClusterError`.
         """
         record, contract = self._record(broker), await self.load_contract(broker)
         assert contract is not None
@@ -152,7 +157,8 @@ class Shards:
             await contract.ensure_created(topic)
 
     async def apply(self, identity: Identity, number: int, manifest: Manifest) -> None:
-        """Apply a shard's Service; raises `NotReady` while it isn't Ready.
+        """Apply the Service of shard `number` of the Broker `identity`; raises `NotReady` while it
+        isn't Ready.
 
         The Service is applied once for all its Triggers; later only the Broker's reconciliation
         applies it again.
@@ -239,8 +245,8 @@ class Shards:
         await delete_service(self.cluster, name, broker, namespace)
 
     async def _delete_members(self, contract: SharedContractTopic, number: int, topic: str) -> None:
-        """Delete the consumer group of a shard's processes; raises `LogError` while it has
-        members."""
+        """Delete the consumer group by which the processes of shard `number` read the Broker's
+        `topic`; raises `LogError` while it has members."""
         shard = names.shard_group(*contract.broker, number)
         await contract.kafka.topics.delete_group(names.shard_members(shard, topic))
 
@@ -254,7 +260,8 @@ class Shards:
                 await self._delete_service(broker, number)
 
     async def _withdraw_orphans(self, broker: Identity, contract: SharedContractTopic) -> None:
-        """Remove the records of Triggers that were deleted without our finalizer."""
+        """Remove from the contract the records of Triggers that were deleted without our finalizer.
+        Raises `LogError`, `NotReady` and `ClusterError`."""
         for group, shared in list(contract.records.items()):
             identity = Identity(shared.egress.namespace, shared.egress.trigger)
             if identity not in self.states.triggers:
@@ -267,7 +274,7 @@ class Shards:
                     await contract.withdraw(group)
 
     async def _list_services(self, record: BrokerRecord, broker: Broker) -> None:
-        """Add the shards whose Services an earlier operator has applied to the record; lists them
+        """Add to the record the shards whose Services an earlier operator has applied; lists them
         only at the first call. Raises `ClusterError`."""
         if record.shards_listed:
             return

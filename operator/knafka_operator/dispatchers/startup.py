@@ -38,9 +38,10 @@ async def resume_deliveries(
     dispatcher_services: Sequence[Document],
     resume: Callable[[Document, Watched], Awaitable[Any]],
 ) -> None:
-    """Call `resume` with each Trigger of these Brokers that is delivered, and with its delivery.
-    Brokers with shared dispatchers are resumed concurrently, as each reads a contract from Kafka.
-    Raises `ClusterError`."""
+    """Call `resume` with each Trigger of these Brokers that is delivered now, and with its
+    delivery. `dispatcher_services` are the Services of Triggers' own dispatchers; those of shared
+    dispatchers are listed here, and their Brokers resumed concurrently, as each reads a contract
+    from Kafka. Raises `ClusterError`."""
     triggers_by_broker: dict[Identity, list[Document]] = {identity: [] for identity in brokers}
     for trigger in triggers:
         if (broker := broker_of(trigger)) in triggers_by_broker:

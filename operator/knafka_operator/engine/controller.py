@@ -37,7 +37,8 @@ RESYNC_SECONDS: Final = 300.0
 
 @dataclass(frozen=True, slots=True)
 class RetryPace:
-    """How soon failed work is repeated."""
+    """How soon failed work is repeated. The defaults are a cluster's; the local mode repeats
+    sooner."""
 
     not_ready: float | Literal[Verdict.BACK_OFF] = BACK_OFF
     """Seconds until an object that isn't Ready is reconciled again."""
@@ -85,7 +86,8 @@ class Controller:
         post: Post,
         pace: RetryPace = RetryPace(),  # frozen
     ) -> None:
-        """`kinds` are reconcilers by the name of their kind; `post` posts Kubernetes Events."""
+        """`kinds` are reconcilers by the name of their kind; `write_failure` reports a bug in an
+        object's status; `post` posts Kubernetes Events."""
         self.kinds = kinds
         self._queue = queue
         self._write_failure = write_failure
@@ -165,7 +167,8 @@ class Controller:
         return RESYNC_SECONDS * random.uniform(0.8, 1.2) if is_ready else self._pace.not_ready
 
     async def _finalize(self, kind: Kind, key: Key, document: Document) -> Requeue:
-        """Delete what was made for an object, then remove its finalizer."""
+        """Delete what was made for an object, then remove its finalizer. Returns `GONE`, or, if the
+        deletion has failed, the seconds until it is tried again. Raises `ClusterError`."""
         if FINALIZER in finalizers_of(document) and kind.is_ours(document):
             if not await self._deletions.try_delete(
                 key, document, kind.delete(document), kind.left
@@ -191,7 +194,7 @@ class Controller:
             return document
         marked = await self._set_finalizers(kind, document, [*finalizers, FINALIZER])
         # Only metadata has changed, as the write was conditional on the version read. Keep what the
-        # kind has added to the stored object, such as a channel's promise to a Subscription.
+        # kind has added to the stored object: annotations that a channel keeps for a Subscription.
         return None if marked is None else {**document, "metadata": marked["metadata"]}
 
     async def _remove_finalizers(self, kind: Kind, document: Document, *orphaned: str) -> None:

@@ -62,7 +62,9 @@ class DeliveryEffects(Protocol):
     """Effects that only the object's own kind can run, as they need its records in memory."""
 
     async def start_delivery(self, document: Document, watched: Any, *, replaces: bool) -> Any:
-        """Start the decided drains; returns the scaler's status once previous drains have ended."""
+        """Start the drains of `watched`, the decided delivery; returns the scaler's status once
+        previous drains have ended. `replaces`: pods of the previous delivery may still drain by
+        themselves."""
         ...
 
     async def end_delivery(self, document: Document) -> None:
@@ -140,7 +142,7 @@ class Effects:
     async def _run_in_kafka(
         self, effect: EffectInKafka, document: Document, kafka: KafkaCluster
     ) -> Any:
-        """Run an effect that needs Kafka, and return its result; None for effects without one.
+        """Run an effect that needs `kafka`, and return its result; None for effects without one.
         Raises `LogError`, `NotReady` and `ClusterError`."""
         match effect:
             case CreateTopic(topic, name_key, id_key, accepts_records):

@@ -48,6 +48,7 @@ class Kind:
     """The controller's interface to all objects of one kind, with defaults that fit most kinds."""
 
     api_version: str
+    """The API group and version of the objects, such as `eventing.knative.dev/v1`."""
     left: str = "Kafka still has its topics or group, which nobody will delete"
     """A message for users: what may be left behind if a deletion was given up."""
 
@@ -55,7 +56,8 @@ class Kind:
 
     @cached_property
     def _declared(self) -> dict[Key, Document]:
-        """Each object's latest document from its watch, without its status."""
+        """Each object's latest document from its watch, without its status; `on_change` fills it,
+        and compares new documents with it."""
         return {}
 
     # Changes of objects.
@@ -72,7 +74,8 @@ class Kind:
         return [key] if gone or previous != declared_document else []
 
     def remember(self, document: Document) -> object:
-        """Record what other objects must know about this one before it is reconciled."""
+        """Record what other objects must know about this one before it is reconciled. By default
+        nothing."""
         return None
 
     # Operations on one object.
@@ -82,11 +85,13 @@ class Kind:
         return await self.cluster.get(self.api_version, *key)
 
     def is_ours(self, document: Document) -> bool:
-        """Whether no other implementation serves the object."""
+        """Whether no other implementation serves the object. Kinds that others implement, too,
+        override it."""
         return True
 
     async def needs_finalizer(self, document: Document) -> bool:
-        """Whether the object has, or will have, something to delete before its own deletion."""
+        """Whether the object has, or will have, something to delete before its own deletion. By
+        default every object has."""
         return True
 
     def has_ended(self, status: Mapping[str, Any]) -> bool:
@@ -111,10 +116,12 @@ class Kind:
         raise NotImplementedError
 
     async def leave(self, document: Document) -> None:
-        """Remove what Knafka has made for an object that another implementation serves."""
+        """Remove what Knafka has made for an object that another implementation serves. By default
+        there is nothing; kinds that others implement, too, override it."""
 
     async def on_absent(self, identity: Identity) -> Requeue:
-        """Handle a key without an object; returns when to reconcile it again."""
+        """Handle a key without an object; returns when to reconcile it again. By default it leaves
+        the queue; kinds whose objects are delivered override it, since the delivery must end."""
         return GONE
 
     async def object_to_release(self, key: Key, document: Document | None) -> Document | None:
@@ -208,6 +215,7 @@ class Reconciler(Generic[S, D, R]):
     cluster: Cluster
     effects: Effects
     now: Callable[[], Any]
+    """The time, by default as RFC 3339; a kind with another type overrides `timestamp`."""
 
     def timestamp(self) -> str:
         """Return the current time, RFC 3339."""
@@ -232,19 +240,22 @@ class Reconciler(Generic[S, D, R]):
 
     async def follow_up(self, effect: Effect, observed: S, record: R) -> S:
         """Read again what an effect has changed, and return `observed` with it; by default nothing
-        is read. Raises as `Effects.run`."""
+        is read. Raises the errors of `Effects.run`, which then count as the effect's."""
         return observed
 
     async def start_delivery(self, document: Document, watched: Any, *, replaces: bool) -> Any:
-        """See `DeliveryEffects`. Raises `TypeError` for a kind without delivery."""
+        """Start the drains of `watched`, as `DeliveryEffects` describes. Kinds with delivery
+        override it; this one raises `TypeError`."""
         raise TypeError(f"nothing of {type(self).__name__} is delivered")
 
     async def end_delivery(self, document: Document) -> None:
-        """See `DeliveryEffects`. Raises `TypeError` for a kind without delivery."""
+        """End the object's drains, as `DeliveryEffects` describes. Kinds with delivery override it;
+        this one raises `TypeError`."""
         raise TypeError(f"nothing of {type(self).__name__} is delivered")
 
     async def leave_receiver(self, document: Document, receiver: str) -> None:
-        """See `DeliveryEffects`. Raises `TypeError` for a kind without shared receivers."""
+        """Remove an object's entry from a receiver, as `DeliveryEffects` describes. KafkaChannels,
+        which share receivers, override it; this one raises `TypeError`."""
         raise TypeError(f"none of {type(self).__name__} shares a receiver")
 
     def stored_status(self, observed: S) -> Mapping[str, Any]:
@@ -258,7 +269,8 @@ class Reconciler(Generic[S, D, R]):
         return {**decision.status, "conditions": self.conditions(observed, conditions)}
 
     def conditions(self, observed: S, decided: ConditionSet) -> list[dict[str, Any]]:
-        """Return the list `status.conditions`, with transition times and summary."""
+        """Return the list `status.conditions`: the `decided` ones and their summary, with
+        transition times."""
         return decided.merge_into(
             self.stored_status(observed).get("conditions") or (), self.timestamp()
         )
@@ -269,7 +281,8 @@ class Reconciler(Generic[S, D, R]):
             await self.cluster.write_status(observed.document, patch)
 
     async def finish(self, observed: S, record: R) -> None:
-        """Run work that follows the writing of the status; nothing by default."""
+        """Run work that follows the writing of the status; by default nothing. Brokers and channels
+        override it to maintain their shards."""
 
     async def reconcile(self, document: Document) -> Mapping[str, Any] | None:
         """Observe, then decide and run effects in turn until a decision has none, and write the
@@ -308,6 +321,7 @@ class BrokerReconciler(Reconciler[S, D, BrokerRecord], Kind):
 
     states: States
     neighbours: Neighbours
+    """The operator, which knows the Triggers and Sensors of these objects."""
     on_deleted: Callable[[Document], None] | None = None
     """Called with each Broker or channel after its topic was deleted."""
 
@@ -336,7 +350,8 @@ class BrokerReconciler(Reconciler[S, D, BrokerRecord], Kind):
         return ()
 
     async def reconcile(self, document: Document) -> Mapping[str, Any] | None:
-        """Reconcile a Broker or channel, and wake its Triggers if their inputs have changed."""
+        """Reconcile a Broker or channel; afterwards enqueue its Triggers, also after an error, if
+        what they are decided by has changed."""
         record = self.ensure_record(document)
         previous_inputs = record.inputs_of_triggers()
         try:

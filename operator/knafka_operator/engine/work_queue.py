@@ -73,11 +73,15 @@ class _Item:
     failures: int = 0
     """Failures in a row since the object was last enqueued or reconciled successfully."""
     is_due: bool = False
+    """Whether it is in the queue of its namespace."""
     running: bool = False
+    """Whether it is being reconciled."""
     changed: bool = False
     """Whether the object was enqueued while it was being reconciled."""
     not_before: float = 0.0
+    """The earliest time of its next reconciliation, by the event loop's clock."""
     timer: asyncio.TimerHandle | None = None
+    """Makes the item due later; None: it is due, running or idle."""
 
 
 def back_off(failures: int) -> float:
@@ -91,12 +95,16 @@ class WorkQueue:
     wait for it."""
 
     def __init__(self, places: int = PLACES) -> None:
+        """`places` is the number of reconciliations that run at a time."""
         self._places = asyncio.Semaphore(places)
         self._items: dict[Key, _Item] = {}
+        """All objects in the queue: due, waiting for their time, or being reconciled."""
         self._due: dict[str, deque[_Item]] = {}
         """Due objects by namespace; namespaces take turns."""
         self._turns: deque[str] = deque()
+        """Namespaces with due objects, the one whose turn is next first."""
         self._any_due = asyncio.Event()
+        """Set when an object becomes due."""
 
     def enqueue(self, key: Key) -> None:
         """Make an object due now, and forget its failures."""
@@ -202,7 +210,8 @@ class WorkQueue:
             self._schedule_later(item, verdict)
 
     def _schedule_soon(self, item: _Item) -> None:
-        """Make an item due now, or `RECONCILE_SPACING` after its last reconciliation."""
+        """Make an item due now, or, if it was just reconciled, `RECONCILE_SPACING` seconds after
+        that."""
         wait = item.not_before - asyncio.get_running_loop().time()
         if wait > 0:
             self._schedule_later(item, wait)

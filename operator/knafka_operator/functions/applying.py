@@ -46,18 +46,24 @@ class Rolls:
     is shared by Brokers, channels and Sensors."""
 
     def __init__(self, at_most: int, enqueue: Callable[[Key], None]) -> None:
+        """`at_most` is the number of functions that may roll at a time; `enqueue` makes an object's
+        key due for reconciliation."""
         self.at_most = at_most
         self._enqueue = enqueue
         self._rolling: dict[Identity, float] = {}
         """Services that roll, and since when by the event loop's clock."""
         self._stuck: set[Identity] = set()
+        """Services whose roll took longer than `ROLL_TIMEOUT`; their namespaces get no further
+        turns."""
         self._inherited: set[Identity] = set()
         """Services that weren't Ready when this operator began. They have a turn, but never become
         stuck."""
         self._waiting: dict[Identity, Key] = {}
         """Services that wait, with the key to reconcile at their turn, in order."""
         self._starting = asyncio.Lock()
+        """Held while `_load_unfinished` reads Services for the first time."""
         self._started = False
+        """Whether `_load_unfinished` has read them."""
 
     def __len__(self) -> int:
         """Return the number of functions that roll, are stuck or wait."""
@@ -116,7 +122,9 @@ class Rolls:
         self._enqueue_waiting()  # an object that was enqueued may not have requested its turn
 
     def _mark_stuck(self, service: Identity) -> None:
-        """Mark a function as stuck, and enqueue the waiting functions of its namespace."""
+        """End the turn of a function that rolls for too long: mark it as stuck, and enqueue the
+        waiting functions of its namespace, whose conditions report it. One that wasn't Ready when
+        the operator started only loses its turn."""
         del self._rolling[service]
         if service in self._inherited:
             self._inherited.discard(service)
@@ -272,8 +280,8 @@ async def delete_service(
 async def check_old_pods_gone(
     cluster: Cluster, namespace: str, service: str, revision: str | None
 ) -> None:
-    """Raise `NotReady` while pods of a Revision other than `revision` run: they go on delivering,
-    though they get no more requests.
+    """Raise `NotReady` while pods of this Service run whose Revision isn't `revision`, the Ready
+    one: they go on delivering, though they get no more requests.
 
     A terminating pod runs on for half a minute or more, as Knative waits for late requests.
     """
@@ -284,9 +292,7 @@ async def check_old_pods_gone(
         if _function_runs(pod)
     } - {revision}
     if old_revisions:
-        message = (
-            f"pods of the Revision before it still deliver: {', '.join(sorted(old_revisions))}"
-        )
+        message = f"pods of the previous Revision still deliver: {', '.join(sorted(old_revisions))}"
         raise NotReady("OldRevisionDelivers", message, transient=True)
 
 

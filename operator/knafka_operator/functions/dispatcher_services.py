@@ -91,11 +91,11 @@ def dispatcher_service(
     account: str | None = None,
 ) -> Manifest:
     """Return the manifest of the Knative Service of a Trigger's dispatcher, or with `replays` of
-    its replayer, with one pod for each drain.
+    its replayer, with one pod for each drain, and at most one for each of the topic's `partitions`.
 
-    `secret` is the name and version of the Secret for Kafka. `account` is the service account that
-    it runs as, to get tokens; None: it needs none. With min-scale, Knative keeps that many pods,
-    which drain from their start without a request; a replayer has none.
+    `secret` is the name and version of the Secret for Kafka (None: none). `account` is the service
+    account that it runs as, to get tokens; None: it needs none. With min-scale, Knative keeps that
+    many pods, which drain from their start without a request; a replayer has none.
     """
     max_pods = max(1, min(autoscaling.max_scale, partitions))
     min_pods = 0 if replays else min(autoscaling.min_scale, max_pods)
@@ -161,8 +161,9 @@ def shard_service(
     *,
     account: str | None = None,
 ) -> Manifest:
-    """Return the manifest of the Knative Service of a Broker's shared dispatcher `number`; `secret`
-    and `account` as in `dispatcher_service`."""
+    """Return the manifest of the Knative Service of a Broker's shared dispatcher `number`. `secret`
+    is the name and version of the Secret for Kafka (None: none); `account` is the service account
+    that it runs as, to get tokens (None: it needs none)."""
     family, identity = family_of(broker.kind), identity_of(broker)
     name = shard_name(family, identity, number)
     return knative_service(

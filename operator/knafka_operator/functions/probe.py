@@ -18,7 +18,8 @@ FUNCTION_PROBE_TIMEOUT: Final = 10.0
 
 
 async def probe(url: str) -> None:
-    """Request `url`; returns when it has answered with 200. Raises `NotReady`."""
+    """Request `url` once; returns if it has answered with 200. Raises `NotReady`, which is
+    transient, after any other answer or none."""
     await _request("OPTIONS", url)
 
 
@@ -30,7 +31,8 @@ async def wake(url: str) -> None:
 
 
 async def _request(method: str, url: str) -> None:
-    """Send one request. Raises a transient `NotReady` unless the answer is 200."""
+    """Send one request. Raises a transient `NotReady` unless the answer is 200 and arrives within
+    `FUNCTION_PROBE_TIMEOUT` seconds."""
     try:
         async with (
             open_checked_session(aiohttp.ClientTimeout(total=FUNCTION_PROBE_TIMEOUT)) as session,

@@ -149,8 +149,9 @@ def receiver_service(
 
 
 def receiver_pods_service(broker: Resource, name: str, port: Mapping[str, Any]) -> Manifest:
-    """Return the manifest of a Kubernetes Service for a port of a Broker's receiver's pods, past
-    Knative."""
+    """Return the manifest of a Kubernetes Service `name` for one port of the pods of a Broker's
+    receiver, which senders reach past Knative's proxy. `port` is an entry of the Service's
+    `spec.ports`."""
     metadata = {
         "namespace": broker.metadata.namespace,
         "ownerReferences": [owner_reference(broker)],
@@ -161,16 +162,16 @@ def receiver_pods_service(broker: Resource, name: str, port: Mapping[str, Any]) 
 def channels_receiver_pods_service(
     receiver: str, name: str, port: Mapping[str, Any], settings: Settings
 ) -> Manifest:
-    """Return the manifest of a Kubernetes Service for a port of the pods of the KafkaChannels'
-    receiver `receiver`."""
+    """Return the manifest of a Kubernetes Service `name` for one port of the pods of `receiver`, a
+    receiver of KafkaChannels. `port` is an entry of the Service's `spec.ports`."""
     return _pods_service(name, {"namespace": settings.namespace}, receiver, port)
 
 
 def _pods_service(
     name: str, metadata: Mapping[str, Any], receiver: str, port: Mapping[str, Any]
 ) -> Manifest:
-    """Return the manifest of a Kubernetes Service for receiver pods whose `BROKER_LABEL` is
-    `receiver`."""
+    """Return the manifest of a Kubernetes Service `name`, with this metadata, for one port of the
+    receiver pods whose `BROKER_LABEL` is `receiver`."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -201,7 +202,8 @@ def channels_receiver_service(
     event_types: bool = False,
 ) -> Manifest:
     """Return the manifest of the Knative Service of the receiver that KafkaChannels share (CHN-23);
-    it is never deleted. `secret`, `oidc` and `event_types` as in `receiver_service`. The
+    it is never deleted. `secret` is the mounted Secret's name and version (None: none); `oidc`:
+    whether it verifies senders' tokens; `event_types`: whether it reports new event types. The
     installation's setting says whether senders bypass Knative's proxy."""
     metadata = {"namespace": settings.namespace, "labels": {OWNER_LABEL: CHANNELS_OWNER}}
     name = channels_receiver_name(None if secret is None else secret[0])
@@ -246,8 +248,8 @@ _PODS: Final = frozenset({"minscale", "maxscale", "initialscale", "activationsca
 
 
 def min_receiver_pods(annotations: Mapping[str, str], default: int) -> int:
-    """Return the min-scale that a Broker's annotations declare for its receiver; 0 if it is no
-    number, which Knative refuses."""
+    """Return the min-scale that a Broker's annotations declare for its receiver, `default` if they
+    declare none; 0 if it is no number, which Knative refuses."""
     text = annotations.get(MIN_SCALE, str(default)).strip()
     return int(text) if text.isdecimal() else 0
 

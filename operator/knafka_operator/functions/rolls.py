@@ -57,12 +57,13 @@ def with_template_digest(manifest: Mapping[str, Any]) -> Manifest:
 
 
 def is_up_to_date(stored: Mapping[str, Any], manifest: Mapping[str, Any]) -> bool:
-    """Whether applying the manifest would create no new Revision."""
+    """Whether applying the manifest over the stored Service would create no new Revision."""
     return _annotation(stored, TEMPLATE_DIGEST) == _annotation(manifest, TEMPLATE_DIGEST)
 
 
 def is_edited(stored: Mapping[str, Any], manifest: Mapping[str, Any]) -> bool:
-    """Whether the owner or its configuration has changed since the stored Service was applied.
+    """Whether the owner or its configuration has changed since the stored Service was applied: the
+    manifest has another declaration or another contract.
 
     Contracts are parsed before they are compared, so that fields unknown to an earlier release
     count as unchanged. A stored contract that can't be parsed counts as unchanged, too.
@@ -86,8 +87,8 @@ def is_edited(stored: Mapping[str, Any], manifest: Mapping[str, Any]) -> bool:
 
 
 def with_running_image(stored: Mapping[str, Any], manifest: Mapping[str, Any]) -> Manifest:
-    """Return the manifest with the image that runs now, for edits of a function that may not roll
-    to a new image yet. So an image that can't start delays no edits."""
+    """Return the manifest with the image of the stored Service, which runs now, for edits of a
+    function that may not roll to a new image yet. So an image that can't start delays no edits."""
     template = manifest["spec"]["template"]
     container = template["spec"]["containers"][0]
     image = stored["spec"]["template"]["spec"]["containers"][0]["image"]
@@ -99,8 +100,8 @@ def with_running_image(stored: Mapping[str, Any], manifest: Mapping[str, Any]) -
 def may_roll(
     service: Identity, rolling: Collection[Identity], stuck: Collection[Identity], at_most: int
 ) -> bool:
-    """Whether a function may roll now: if its roll has begun, or if fewer than `at_most` functions
-    roll and none of its namespace is stuck."""
+    """Whether a function may roll now: if its roll has begun (it is in `rolling` or `stuck`), or if
+    fewer than `at_most` functions roll and none of its namespace is stuck."""
     if service in rolling or service in stuck:
         return True
     return len(rolling) < at_most and not any(
@@ -109,15 +110,15 @@ def may_roll(
 
 
 def roll_waits_condition(service: Identity, stuck: Collection[Identity], at_most: int) -> Condition:
-    """Return the informational condition of an object whose function waits for its turn to roll. It
-    names only functions of the same namespace.
-    """
+    """Return the informational condition of an object whose function waits for its turn to roll.
+    `at_most` functions roll at a time; of `stuck`, the functions whose roll takes too long, the
+    message names only those of the same namespace."""
     stuck_neighbours = sorted(
         stuck_service.name
         for stuck_service in stuck
         if stuck_service.namespace == service.namespace
     )
-    subject = f"Knative Service {service.name} runs as Knafka was installed before"
+    subject = f"Knative Service {service.name} still has the previous image or settings"
     if stuck_neighbours:
         reason = "RollStuck"
         why = (

@@ -48,7 +48,10 @@ _RBAC_GROUP: Final = RBAC.partition("/")[0]
 OIDC_DISABLED: Final = Condition(OIDC_IDENTITY_CREATED, Status.TRUE, "OIDCFeatureDisabled")
 """The condition while OIDC is off, like upstream's."""
 ACCOUNT_WAITS: Final = Condition(
-    OIDC_IDENTITY_CREATED, Status.UNKNOWN, "Waiting", "it is created once there is where to send"
+    OIDC_IDENTITY_CREATED,
+    Status.UNKNOWN,
+    "Waiting",
+    "it is created once its destinations are known",
 )
 
 
@@ -64,11 +67,10 @@ def account_name(trigger: Resource) -> str:
 
 
 def sender_account(trigger: Trigger, document: Mapping[str, Any]) -> str:
-    """Return the service account that a Trigger sends as; `document` is the stored Trigger. Raises
-    `NotReady` for a channel's entry that doesn't name the account of the stored Subscription with
-    its UID: otherwise anyone who may write a channel could have any account's tokens sent to an
-    address of their own.
-    """
+    """Return the service account that a Trigger sends as; `document` is the stored Trigger. For a
+    channel's entry it is that of the stored Subscription with the entry's UID; raises `NotReady` if
+    the entry names another one: otherwise anyone who may write a channel could have any account's
+    tokens sent to an address of their own."""
     name, metadata = account_name(trigger), document["metadata"]
     if ENTRY not in metadata or metadata[SENDS_AS] == name:
         return name
@@ -134,7 +136,7 @@ def account_effects(
 
 def delete_accounts(document: Mapping[str, Any], name: str) -> Delete:
     """Return the effect that deletes a Trigger's accounts and rights once OIDC is off; objects that
-    the Trigger doesn't own stay."""
+    the Trigger doesn't own stay. `name` is the account that it has sent as."""
     family, identity = family_of(document["kind"]), Identity.of(document)
     kinds = ((RBAC, "RoleBinding"), (RBAC, "Role"), (CORE, "ServiceAccount"))
     objects = [ObjectName(*kind, identity.namespace, name) for kind in kinds]

@@ -131,8 +131,8 @@ def function_namespace(family: Family, owner: Identity, settings: Settings) -> s
 
 
 def one_pod_per_drain(min_pods: int, max_pods: int, settings: Settings) -> Mapping[str, str]:
-    """Return Knative's autoscaling annotations for exactly one pod per drain, with no delay at
-    scale-down."""
+    """Return Knative's autoscaling annotations for exactly one pod per drain, from `min_pods` to
+    `max_pods`, with no delay at scale-down."""
     scaling = {
         "metric": "concurrency",
         "target": "1",
@@ -214,11 +214,13 @@ class FunctionService:
     declared: Mapping[str, Any]
     """Its owner's declaration beside contract and Secret, for the digest."""
     environment: Mapping[str, str]
+    """Names and values of its own environment variables, such as its contract."""
     secret: tuple[str, str] | None
     """Name and version of the mounted Secret for Kafka."""
     credentials: Mapping[str, Any] | None = None
     """A volume to mount instead of the Secret."""
     resources: Mapping[str, Any]
+    """Requests and limits of its container."""
     tracing: Mapping[str, str]
     """Environment variables with the tracing of its owner."""
     concurrency: int = 0

@@ -52,10 +52,9 @@ def tracing_environment(
     observability: Mapping[str, str], tracing: Mapping[str, str], namespace: str, domain: str
 ) -> Mapping[str, str]:
     """Return the tracing variables of every function; empty if tracing is off. `observability` and
-    `tracing` are the ConfigMaps' data, empty for a missing ConfigMap. Zipkin without an address is
-    the Service `zipkin` of `namespace` (DSP-13). Raises `InvalidDocument` whose path is the
-    ConfigMap's name.
-    """
+    `tracing` are the data of the two ConfigMaps, empty for a missing one. Zipkin without an address
+    is the Service `zipkin` of `namespace`, in the cluster's DNS `domain` (DSP-13). Raises
+    `InvalidDocument` whose path is the ConfigMap's name."""
     protocol = observability.get("tracing-protocol", "none").strip().lower()
     if protocol not in ("", "none"):
         try:
@@ -132,8 +131,8 @@ def _sampler(rate: str) -> Mapping[str, str]:
 
 
 def _parse_rate(text: str | None, where: str) -> str:
-    """Return the sampling rate, the default if it is empty. Raises `ValueError` unless it is 0 to
-    1; `where` names the key."""
+    """Return the sampling rate in `text`, from 0 to 1; the default if it is empty or None. Raises
+    `ValueError` for any other text; `where` names the key."""
     rate = (text or "").strip() or DEFAULT_RATE
     if rate_of(rate) is None:
         raise ValueError(f"{where}: invalid value: {rate:.80}: want 0 to 1")

@@ -34,6 +34,7 @@ class Bundle:
     """The authorities of all ConfigMaps together."""
 
     pem: str = ""
+    """The certificates of all authorities, one below the other; empty: there are none."""
     problems: Mapping[str, str] = field(default_factory=dict)
     """The problem of each ConfigMap that isn't used completely, by its name."""
 
@@ -42,7 +43,8 @@ def merge_certificates(config_maps: Iterable[Mapping[str, Any]]) -> Bundle:
     """Merge the certificates of ConfigMaps without duplicates, in the order of the ConfigMaps'
     names.
 
-    Invalid certificates are left out, and so are those that exceed `MAX_BUNDLE_BYTES`.
+    Invalid certificates are left out, and so are those that exceed `MAX_BUNDLE_BYTES`; the result
+    has the problem of each ConfigMap of which something is left out.
     """
     merged, problems, size = dict[str, None](), dict[str, str](), 0
     for document in sorted(config_maps, key=lambda config_map: str(config_map["metadata"]["name"])):
@@ -89,5 +91,6 @@ def bundle_config_map(namespace: str, bundle: Bundle) -> Mapping[str, Any]:
 
 
 def is_bundle(document: Mapping[str, Any]) -> bool:
-    """Whether a ConfigMap has Knative's label; its metadata is enough."""
+    """Whether a ConfigMap, of which the metadata is enough, has Knative's label of trust
+    bundles."""
     return (document["metadata"].get("labels") or {}).get(TRUST_BUNDLE_LABEL) == "true"

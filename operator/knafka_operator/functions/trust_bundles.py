@@ -36,6 +36,7 @@ class TrustBundleCopies:
 
     def __init__(self, settings: Settings, cluster: Cluster) -> None:
         self._source = settings.trust_bundles
+        """The namespace of the installation's bundles; empty: nothing is copied."""
         self._cluster = cluster
         self._bundle: Bundle | None = None
         """The merged bundle as last read."""
@@ -44,7 +45,9 @@ class TrustBundleCopies:
         self._copied: dict[str, str] = {}
         """By namespace: the PEM text of its copy."""
         self._changed = asyncio.Event()
+        """Set when the bundles or a copy may have changed; wakes `run`."""
         self._lock = asyncio.Lock()
+        """Held while copies are written, so that an older bundle never replaces a newer one."""
 
     def on_config_map(self, document: Document) -> None:
         """Record that a ConfigMap has changed or was deleted, if it is a bundle or a copy."""
@@ -85,7 +88,9 @@ class TrustBundleCopies:
                     log.warning("trust bundles: %s", error)
 
     async def run(self) -> None:
-        """Follow changes until cancelled."""
+        """Update the copies whenever a bundle or a copy has changed, and every
+        `BUNDLE_CHECK_INTERVAL` seconds, until cancelled; an error is logged, and the update tried
+        again after a second."""
         while True:
             try:
                 async with asyncio.timeout(BUNDLE_CHECK_INTERVAL):

@@ -25,8 +25,8 @@ class FunctionTokens:
         return [token_of(key, url) for key in self.keys]
 
     def verifiers(self, url: str) -> str:
-        """Return the value of the variable `CALLERS` for the function at `url`; empty: it requires
-        no token."""
+        """Return the value of the environment variable `CALLERS` for the function at `url`, by
+        which it checks tokens; empty: it requires no token."""
         return verifiers_of(self.bearers(url))
 
 

@@ -25,11 +25,13 @@ class Handler(StrEnum):
     AUTO = "auto"
     """Knative Eventing's if it is installed, else Knafka's."""
     OWN = "own"
+    """Knafka's."""
     EVENTING = "eventing"
+    """Knative Eventing's, even if it isn't installed."""
 
 
 def parse_handler(text: str, path: str) -> Handler:
-    """Parse a value of `KNAFKA_SUBSCRIPTIONS`. Raises `InvalidDocument`."""
+    """Parse a value of `KNAFKA_SUBSCRIPTIONS`. Raises `InvalidDocument` with this path."""
     try:
         return Handler(text)
     except ValueError:
@@ -43,6 +45,7 @@ class Handling:
     Knative Eventing is installed."""
 
     declared: Handler = Handler.AUTO
+    """The value of the setting."""
     seen: bool | None = False
     """Whether Knative Eventing is installed; None: not known yet."""
 

@@ -50,7 +50,8 @@ class KafkaTrust:
     """Patterns of ARNs: roles that the operator may assume for such a token."""
 
     def check(self, servers: str, secret: Mapping[str, str] | None) -> None:
-        """Refuse a user's Secret that exceeds these limits; raises `InvalidDocument`."""
+        """Refuse a user's Secret for these Kafka servers if it exceeds these limits; `secret` None:
+        none is used, which is allowed. Raises `InvalidDocument`."""
         if secret is None:
             return
         if secret.get(TOKEN_PROVIDER) in PROVIDERS:
@@ -101,8 +102,9 @@ def refused_endpoint(why: str) -> InvalidDocument:
 
 
 def parse_patterns(text: str, name: str) -> tuple[str, ...]:
-    """Return the patterns that a variable lists, separated by commas or white space; raises
-    `InvalidDocument` with the variable's name."""
+    """Return the patterns that a variable lists, separated by commas or white space. `name` is the
+    variable, `AWS_SERVERS` or `AWS_ROLES`, and decides their form; raises `InvalidDocument` with
+    it."""
     is_legal = _SERVER_PATTERN if name == AWS_SERVERS else _ROLE_PATTERN
     patterns = tuple(text.replace(",", " ").split())
     for pattern in patterns:

@@ -47,6 +47,7 @@ class NamedObject(NamedTuple):
     namespace: str
     name: str
     uid: str = ""
+    """Empty: the object isn't stored yet."""
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> NamedObject:
@@ -127,16 +128,18 @@ class Naming:
 
     def __init__(self) -> None:
         self._in_force = dict(DEFAULTS)
+        """The template of new names, by kind."""
         self._known: dict[NameKind, tuple[str, ...]] = {
             kind: (template,) for kind, template in DEFAULTS.items()
         }
+        """All templates by which objects may have got their names, by kind."""
 
     def in_force(self, kind: NameKind) -> str:
         """Return the template that names new topics or groups of this kind."""
         return self._in_force[kind]
 
     def known(self, kind: NameKind) -> tuple[str, ...]:
-        """Return all templates by which objects may have got their names."""
+        """Return all templates by which topics or groups of this kind may have got their names."""
         return self._known[kind]
 
     @property
@@ -163,8 +166,8 @@ class Naming:
         return self._in_force[kind] == DEFAULTS[kind]
 
     def name(self, kind: NameKind, of: NamedObject) -> str:
-        """Return the name for a new topic or group of this object; raises `InvalidDocument` if the
-        template gives a name that Kafka doesn't accept or that is reserved."""
+        """Return the name that the template in force gives to a new topic or group of the object
+        `of`; raises `InvalidDocument` if Kafka doesn't accept that name, or it is reserved."""
         template = self._in_force[kind]
         name = rendered(template, of)
         if kind is NameKind.CHANNEL_TOPIC and self.is_default(kind):
@@ -182,7 +185,8 @@ class Naming:
         return name
 
     def is_own(self, kind: NameKind, name: str | None, of: NamedObject) -> bool:
-        """Whether one of the known templates gives this name to this object."""
+        """Whether one of the known templates of this kind gives this name to the object `of`; False
+        for None."""
         if not name:
             return False
         if kind is NameKind.BROKER_TOPIC and names.is_broker_topic(name, of.namespace, of.name):

@@ -120,13 +120,17 @@ class Settings:
 
     namespace: str
     image: str
+    """The functions' image."""
     identity: str = "knafka"
     """Identity of this replica in the Lease. In a pod the pod's name and UID, so that a restarted
     container keeps it; elsewhere it is random."""
     broker_classes: frozenset[str] = BROKER_CLASSES
+    """Classes of the Brokers that Knafka serves."""
     default_class: str = ""
-    """Empty: `brokers.defaults` may name it."""
+    """The class of a new Broker that declares none; empty: the ConfigMap `broker_defaults` may name
+    it."""
     config: str = "kafka-broker-config"
+    """Name of the ConfigMap with Kafka and defaults of all Brokers, in `namespace`."""
     broker_defaults: str = BROKER_DEFAULTS
     """Namespace and name of the ConfigMap with class and delivery of Brokers that declare none."""
     features: str = FEATURES_CONFIG_MAP
@@ -138,7 +142,9 @@ class Settings:
     """The namespace of the ConfigMaps with certificate authorities for destinations; empty: only
     the system's are trusted, and those that a destination names."""
     project_secrets: bool = False
+    """Whether Secrets of other namespaces are copied to the Brokers that use them."""
     cluster_domain: str = "cluster.local"
+    """DNS domain of the cluster."""
     pods: FunctionPods = field(default_factory=FunctionPods)
     isolation: Isolation = Isolation.OWN
     """Isolation of Triggers that declare none, and whose Broker declares none."""
@@ -147,10 +153,13 @@ class Settings:
     record_position: bool = True
     """Whether deliveries have `knativekafkapartition` and `knativekafkaoffset`."""
     initial_scale: int = 1
+    """Pods with which a new Revision of a function starts."""
     max_rolls: int = 2
     """Most functions that roll at a time after a change for all functions."""
     deletion_timeout: float = 60.0
+    """Seconds after which an object's deletion no longer waits for Kafka."""
     webhooks: bool = False
+    """Whether admission webhooks are served."""
     log_level: str = "info"
     profiling: bool = False
     """Whether functions serve profiles; the operator serves none."""
@@ -163,7 +172,8 @@ class Settings:
     (`core.addresses`)."""
     aws_servers: tuple[str, ...] = ()
     aws_roles: tuple[str, ...] = ()
-    """Patterns: see `installation.kafka_trust`."""
+    """Patterns of the servers that may get a token of the operator's AWS identity, and of the roles
+    that it may assume for that (`installation.kafka_trust`)."""
     trusts_statuses: bool = False
     """Whether a topic with records may be the object's own although its id in the status is empty:
     in the local mode only Knafka writes statuses, and data may be older than the recording of
@@ -171,7 +181,9 @@ class Settings:
     channels: bool = False
     """Whether KafkaChannels and Subscriptions are served."""
     channel_config: str = "kafka-channel-config"
+    """Name of the ConfigMap with Kafka and defaults of all KafkaChannels, in `namespace`."""
     subscriptions: Handler = Handler.AUTO
+    """Which controller reconciles Subscriptions to KafkaChannels."""
     sources: bool = False
     """Whether KafkaSources are served."""
     sinks: bool = False

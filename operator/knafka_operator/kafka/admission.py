@@ -23,7 +23,8 @@ from knafka_operator.model.resources import (
 def delivery_annotation_problems(
     annotations: Mapping[str, str], autoscaling: Autoscaling, maxima: Maxima
 ) -> Iterator[Problem]:
-    """Yield the problems of a Trigger's or Subscription's annotations about delivery."""
+    """Yield the problems of a Trigger's or Subscription's annotations about delivery. `autoscaling`
+    has the defaults that they override, `maxima` are the installation's."""
     yield from order_problems(annotations)
     if (text := annotations.get(MAX_IN_FLIGHT)) is not None:
         path = annotation_path(MAX_IN_FLIGHT)

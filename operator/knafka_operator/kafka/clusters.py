@@ -54,6 +54,7 @@ class KafkaCluster:
     topics: LogAdmin
     scaler: Scaler
     bootstrap_servers: str = ""
+    """`host:port` of its servers, comma-separated."""
     open_writer: Callable[[], LogWriter] | None = None
     """Opens a writer; None: contracts can't be written, so there are no shared dispatchers."""
     watched: set[str] = field(default_factory=set)
@@ -65,12 +66,17 @@ class KafkaCluster:
     resting: Callable[[KafkaCluster], Collection[str]] = lambda _: ()
     """Returns the topics to which no process writes; called before each check."""
     _ends: dict[str, Positions] = field(default_factory=dict)
+    """End offsets of the watched topics at the last check."""
     _moved: dict[str, float] = field(default_factory=dict)
     """When each topic was first seen or last grew, by the event loop's clock."""
     _writer: LogWriter | None = None
+    """None: not opened yet, or closed after a fatal error."""
     _closing: set[asyncio.Future[None]] = field(default_factory=set)
+    """Writers that are being closed."""
     _turn: int = 0
+    """Number of the check modulo `RESTING_TURNS`, which selects the resting topics to include."""
     _is_away: bool = False
+    """Whether the last check failed."""
 
     @property
     def ends(self) -> Mapping[str, Positions]:
@@ -191,6 +197,7 @@ class KafkaClusters:
         self._allowed = allowed
         self._trust = trust or KafkaTrust()
         self._clusters: dict[str, tuple[KafkaCluster, asyncio.Task[None]]] = {}
+        """By configuration: the KafkaCluster, and the task of its `run`."""
 
     def ensure_cluster(
         self, bootstrap_servers: str, secret: Mapping[str, str] | None, *, is_own: bool = False

@@ -55,9 +55,11 @@ class _Write(Generic[T]):
     """An entry to be written, and the future that is done once it is durable."""
 
     key: str
+    """A consumer group, or the path of a Broker or channel."""
     entry: T | None
     """None: a tombstone."""
     done: asyncio.Future[None]
+    """Done once the record is durable; has the error if writing failed."""
 
 
 @dataclass(eq=False)
@@ -69,9 +71,11 @@ class ContractTopic(Generic[T]):
     parse: Callable[[Iterable[Record]], dict[str, T]]
     """Parses the topic's records, oldest first, to entries by key."""
     exists: bool = False
+    """Whether the topic is known to exist."""
     known: bool = True
     """Whether `records` matches the topic."""
     records: dict[str, T] = field(default_factory=dict)
+    """The topic's entries by key: a consumer group, or the path of a Broker or channel."""
     position: int = 0
     """The topic's end offset after the last read or write."""
     compared: int = 0
@@ -86,6 +90,7 @@ class ContractTopic(Generic[T]):
     _pending: list[_Write[T]] = field(default_factory=list)
     """Writes that the next holder of the lock appends together."""
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while the topic is read or written."""
 
     async def load(self) -> None:
         """Read the topic, unless `records` matches it; raises `LogError`."""
@@ -103,7 +108,7 @@ class ContractTopic(Generic[T]):
                 self.exists = True
 
     async def write(self, key: str, entry: T | None) -> None:
-        """Write an entry, or with None remove it; returns when the record is durable.
+        """Write the entry of this key, or with None remove it; returns when the record is durable.
 
         Raises `LogError`; then the record may be written or not, and the topic is read again.
         """
@@ -248,7 +253,8 @@ class SharedContractTopic(ContractTopic[SharedEgress]):
         return deciding.SharedContract(self.exists, self.records, self.leaving, self.numbers)
 
     def members(self, number: int) -> int:
-        """Return the number of groups in this shard, including those about to be written."""
+        """Return the number of consumer groups that shard `number` has, including those whose
+        records are about to be written."""
         return sum(shard == number for shard in self.numbers.values())
 
     async def withdraw(self, group: str) -> None:
@@ -267,13 +273,14 @@ class SharedContractTopic(ContractTopic[SharedEgress]):
         self.numbers.pop(group, None)
 
     async def wait_until_applied(self, shard: str, position: int | None = None) -> None:
-        """Wait until every draining process of a shard delivers by the records before `position`.
-        Raises `NotReady` after `APPLIED_TIMEOUT`."""
+        """Wait until every process of `shard` that drains delivers by the contract's records before
+        offset `position`; None: before the topic's end, as last known. Raises `NotReady` after
+        `APPLIED_TIMEOUT` seconds."""
         position = self.position if position is None else position
         if not await self.kafka.scaler.wait_until_applied(shard, position, APPLIED_TIMEOUT):
             raise NotReady(
                 "ShardBehind",
-                "a shared dispatcher doesn't say yet that it delivers by what is declared now: "
+                "a shared dispatcher hasn't confirmed yet that it delivers as declared now: "
                 f"offset {position} of topic {self.topic}",
                 transient=True,
             )

@@ -64,10 +64,11 @@ def check_config_map_reference(
     broker: Broker,
     installation: Identity,
 ) -> None:
-    """Refuse the ConfigMap `broker_config` of the operator's namespace unless an administrator has
-    labelled it for Brokers: Brokers mustn't use others, such as the channels' ConfigMap. Raises the
-    same `NotReady` whether or not the ConfigMap exists.
-    """
+    """Refuse the ConfigMap `reference` (namespace and name; None: the Broker names none) if it is
+    in the operator's namespace, the Broker isn't, and no administrator has labelled it for Brokers:
+    they mustn't use others, such as the channels' ConfigMap. `broker_config` is that ConfigMap
+    (None: it doesn't exist), `installation` names the installation's own, which any Broker may use.
+    Raises the same `NotReady` whether or not the ConfigMap exists."""
     if reference in (None, installation) or broker.metadata.namespace == installation.namespace:
         return
     assert reference is not None
@@ -122,7 +123,8 @@ def merge_configuration(
 
 
 def check_secret(configured: Configuration, broker: Broker, settings: Settings) -> None:
-    """Refuse a Secret that the Broker's pods may not have; raises `NotReady`.
+    """Refuse the Secret of a Broker's merged configuration if the Broker's pods may not have it;
+    raises `NotReady`.
 
     Call it before the Secret is read: a refused Secret must not be sent to any server.
     """
@@ -151,8 +153,9 @@ def secret_mount(broker: Broker, secret: Mapping[str, Any]) -> Mount:
 def channel_secret(
     secret_name: str | None, installation: ConfigMap | None, namespace: str
 ) -> Identity | None:
-    """Return the Secret that a KafkaChannel names by `KAFKA_SECRET`, else the installation's; None:
-    there is none. Raises `NotReady` for a Secret outside `namespace`, the operator's."""
+    """Return the Secret that a KafkaChannel names by the annotation `KAFKA_SECRET` (`secret_name`),
+    else the one that the ConfigMap `installation` names; None: there is none. Raises `NotReady` for
+    a Secret outside `namespace`, the operator's."""
     data = {} if installation is None else installation.data
     name = secret_name or data.get(desired.SECRET_NAME_KEY, "").strip()
     if not name:

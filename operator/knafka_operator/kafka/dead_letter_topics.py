@@ -92,10 +92,10 @@ def effective_retention(default: float | None, *declared: Mapping[str, str]) -> 
 def dead_letter_topic_settings(
     config: Mapping[str, str], replication: int, max_event_bytes: int, retention: float | None
 ) -> TopicSettings:
-    """Return the settings of a new dead-letter topic: those of the Broker's topic (`config`), but
-    without compaction or a limit of size, and with the time of the append as timestamp. A record
-    may have `max_event_bytes` bytes, the size of the largest event, plus the bytes that describe
-    its failure. It keeps records for `retention` seconds; None: for ever."""
+    """Return the settings of a new dead-letter topic: those of the Broker's topic (`config`,
+    `replication`), but without compaction or a limit of size, and with the time of the append as
+    timestamp. A record may have `max_event_bytes` bytes, the size of the largest event, plus the
+    bytes that describe its failure. It keeps records for `retention` seconds; None: for ever."""
     max_message_bytes = str(min(max_event_bytes + FAILURE_ATTRIBUTES_BYTES, MAX_INT))
     expiry = {} if retention is None else {RETENTION_MS: str(round(retention * 1000))}
     return TopicSettings(
@@ -152,7 +152,8 @@ class JudgedTopic:
 def judge_topic(
     desired: TopicSettings, existing: TopicDescription, claim: Ownership | None, oldest_age: float
 ) -> JudgedTopic:
-    """Decide whether Knafka may alter the retention of an existing topic.
+    """Decide whether Knafka may alter the retention of the topic `existing`, and how, so that it
+    gets the settings `desired`.
 
     It may if the topic has the retention that Knafka gave it by `claim`, the claim in the Trigger's
     status; a topic without a claim must look as a dispatcher creates it, with unlimited retention.

@@ -71,16 +71,20 @@ SECRET_NAME_KEY: Final = "auth.secret.ref.name"
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """Default values for Brokers and Triggers."""
+    """Default values for Brokers and Triggers. `kafka` is the connection that a Broker has without
+    a ConfigMap of its own."""
 
     kafka: Kafka
     partitions: int = 10
+    """Number of partitions of a new topic."""
     replication: int = 3
+    """Number of replicas of a new topic."""
     declares_replication: bool = False
     """Whether `replication` was declared, and isn't the built-in default."""
     max_replication: int = MAX_REPLICATION
     """Upper limit of any topic's replication factor; 1 for a Kafka with a single node."""
     topic_config: Mapping[str, str] = field(default_factory=dict)
+    """Settings of new topics, as in Kafka; declared ones take precedence."""
     delivery: Delivery = DEFAULT_DELIVERY
     """Delivery of Triggers if neither they nor their Broker declare one."""
     dead_letter_retention: float | None = DEFAULT_RETENTION
@@ -135,7 +139,7 @@ def config_reference(broker: Broker) -> tuple[str, str] | None:
 
 def defaults_with_config(config: ConfigMap | None, defaults: Defaults) -> Defaults:
     """Return the defaults with a Broker's ConfigMap merged over them, including its
-    `bootstrap.servers`.
+    `bootstrap.servers`; the defaults themselves without one.
 
     Raises `InvalidDocument` with a path such as `data.default.topic.partitions`. The local mode has
     a Kafka of its own, so there only `broker_topic`, which needs no address, gets a ConfigMap.
@@ -175,8 +179,9 @@ def broker_topic(
     names_of_others: Container[str] = frozenset(),
     naming: Naming = DEFAULT_NAMING,
 ) -> Topic:
-    """Return the desired topic of a Broker. Its name is that of its external topic, else the one in
-    its status, else the one from the name template.
+    """Return the desired topic of a Broker, with the settings of its ConfigMap `config` (None: it
+    has none) over `defaults`. Its name is that of its external topic, else the one in its status,
+    else the one that `naming` gives.
 
     `names_of_others` has the names of other Brokers' topics. Whether the Broker may use an external
     topic is checked in `brokers.external_topics`. Raises `NameTaken` and `InvalidDocument`.
@@ -213,8 +218,10 @@ def broker_topic(
 def kept_or_new_name(
     kind: NameKind, owner: Resource, key: str, names_of_others: Container[str], naming: Naming
 ) -> str:
-    """Return the name of an object's topic or group: the one in its status under `key`, if naming
-    rules allow it for the object, else a new one. Raises `NameTaken` if another object has it."""
+    """Return the name of `owner`'s topic or group: the one in its status under `key`, if naming
+    rules allow it for the object, else a new one. If `names_of_others` has that name, too, the
+    object gets a distinct one, or, with a template other than the default, none: raises
+    `NameTaken`."""
     metadata = owner.metadata
     named_owner = NamedObject(metadata.namespace, metadata.name, metadata.uid)
     recorded_name = owner.status.annotations.get(key)
@@ -267,8 +274,8 @@ def broker_ingress(
 
 
 def ingress_limits(config: Mapping[str, str]) -> Mapping[str, Any]:
-    """Return the Ingress fields with the topic's size limits; `config` are the topic's settings in
-    Kafka."""
+    """Return the Ingress fields with the topic's size limits in bytes; none if `config`, the
+    topic's settings in Kafka, has no limit."""
     limit = config.get("max.message.bytes", "")
     if not limit.isdecimal():
         return {}

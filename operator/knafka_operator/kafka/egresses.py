@@ -50,7 +50,8 @@ class TriggerDestinations:
     dead_letter_sink: Sink | None = None
     """The resolved `dead_letter_destination`; None: dead letters go to the topic only."""
     reply: Sink | None = None
-    """The destination of a Subscription's replies."""
+    """The destination of a Subscription's replies; None: a Trigger's replies go to its Broker, a
+    Subscription's are discarded."""
     sender: str | None = None
     """The service account whose tokens are sent to destinations with an audience; None: no tokens
     are sent."""
@@ -83,9 +84,9 @@ def trigger_egress(
     naming: Naming = DEFAULT_NAMING,
 ) -> Egress:
     """Return the Egress of one Trigger, Subscription or KafkaSource, the contract of its
-    dispatcher. `taken` are the groups of other Triggers. Raises `InvalidDocument` for an invalid
-    annotation, and `NameTaken`.
-    """
+    dispatcher. It reads `topic`, that of its Broker, with the Kafka of `defaults`. `taken` are the
+    consumer groups of other Triggers. Raises `InvalidDocument` for an invalid annotation, and
+    `NameTaken`."""
     sender, destinations = destinations.sender, destinations.without_unused_audiences()
     namespace, name = trigger.metadata.namespace, trigger.metadata.name
     spec, family = _effective_delivery(trigger, broker), family_of(trigger.kind)

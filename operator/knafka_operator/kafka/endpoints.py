@@ -24,7 +24,8 @@ RESOLVE_TIMEOUT: Final = 5.0
 
 async def check_endpoint(secret: Mapping[str, str], settings: Settings) -> None:
     """Resolve the host of a Secret's token endpoint; raises `InvalidDocument` if one of its
-    addresses is of the pod or the node. A host that can't be resolved is accepted."""
+    addresses is of the pod or the node. A Secret without an endpoint, or one whose host can't be
+    resolved, is accepted."""
     host = endpoint_host(secret)
     if not host or settings.local_addresses or addresses.is_address(host):
         return

@@ -59,8 +59,8 @@ def with_annotation_settings(kafka: Kafka, annotations: Mapping[str, str]) -> Ka
 
 
 def channel_topic_settings(annotations: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the topic settings that a KafkaChannel's annotations declare. Raises `InvalidDocument`
-    for one that a channel may not declare."""
+    """Return the topic settings that a KafkaChannel's annotations declare, by their names in Kafka.
+    Raises `InvalidDocument` for one that a channel may not declare."""
     config = {
         key.removeprefix(TOPIC_PREFIX): value.strip()
         for key, value in annotations.items()

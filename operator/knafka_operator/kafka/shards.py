@@ -44,7 +44,9 @@ class ShardPlacement:
     """One of a Broker's shards, with its number."""
 
     number: int
+    """Unique among the shards of a Broker, from 0."""
     shard: Shard
+    """The contract of the shard's dispatcher, with the shard's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +89,8 @@ def automatic_isolation(
 
 
 def shard_number_for(group: str, numbers: Mapping[str, int], size: int) -> int:
-    """Return the shard number of a group: its present one, else the lowest with fewer than `size`
-    groups."""
+    """Return the shard number of a consumer group: its present one in `numbers`, which has all
+    groups of the Broker, else the lowest with fewer than `size` groups."""
     if group in numbers:
         return numbers[group]
     members = Counter(numbers.values())
@@ -149,7 +151,8 @@ def read_shared_egresses(records: Iterable[Record]) -> dict[str, SharedEgress]:
 def shard_numbers(
     namespace: str, broker: str, records: Mapping[str, SharedEgress]
 ) -> dict[str, int]:
-    """Return the shard number of each group with a record.
+    """Return the shard number of each consumer group with a record; `broker` is the Broker's
+    internal name (`_name_parts`).
 
     A record has only its shard's name, which ends in a digest: so the names of the shards 0, 1, 2
     and so on are built until all names in the records are found.

@@ -20,8 +20,9 @@ log = logging.getLogger(__name__)
 
 
 async def ensure_topic(kafka: KafkaCluster, desired_topic: Topic) -> bool:
-    """Create a topic unless it exists, with fewer replicas if Kafka has too few brokers and that is
-    allowed; returns whether it was created. Raises `LogError`."""
+    """Create a topic unless it exists; returns whether it was created. If Kafka has too few brokers
+    for its replicas, create `desired_topic.fewer` instead. Raises `LogError`, also if there is
+    none."""
     topic = desired_topic
     while True:
         try:
@@ -43,9 +44,9 @@ async def ensure_topic(kafka: KafkaCluster, desired_topic: Topic) -> bool:
 async def ensure_own_topic(
     kafka: KafkaCluster, desired_topic: Topic, *, accepts_records: bool = False
 ) -> TopicDescription:
-    """Create a topic unless it exists; returns its description. Raises `LogError`, and
-    `TopicRefused` if the topic isn't found afterwards, or if it existed with records and not
-    `accepts_records`."""
+    """Create a topic unless it exists; returns its description. `accepts_records`: an existing
+    topic may have records. Raises `LogError`, and `TopicRefused` if the topic isn't found
+    afterwards, or if it existed with records that aren't accepted."""
     topics = kafka.topics
     created = await ensure_topic(kafka, desired_topic)
     if not (created or accepts_records) and await has_records(topics, desired_topic.name):
@@ -70,13 +71,14 @@ async def find_topic_to_delete(
 ) -> TopicDescription | None:
     """Return the description of the topic `name` if it was created for the object that is being
     deleted; None: it doesn't exist, or must stay, which is logged. `known_id` is the topic's id in
-    the object's status; `claimed`: another status names the topic, too. Raises `LogError`."""
+    the object's status (empty: the topic was about to be created; None: the status doesn't name
+    it); `claimed`: another status names the topic, too. Raises `LogError`."""
     description = await topics.describe_topic(name)
     had_records = description is not None and not known_id and await has_records(topics, name)
     if may_delete_topic(description, known_id, used=had_records, claimed=claimed):
         return description
     if description is not None:
-        log.warning("topic %s is left: it isn't known to be that of what is deleted", name)
+        log.warning("topic %s is not deleted: it isn't known to be the deleted object's", name)
     return None
 
 
@@ -84,8 +86,8 @@ async def delete_topic_and_groups(
     topics: LogAdmin, name: str, known_id: str | None, groups: Collection[str], *, claimed: bool
 ) -> None:
     """Delete the topic `name` and the consumer groups that read it, if it was created for the
-    object that is being deleted (`find_topic_to_delete`). Raises `LogError`, also while one of the
-    groups has members."""
+    object that is being deleted; `known_id` and `claimed` tell that, as in `find_topic_to_delete`.
+    Raises `LogError`, also while one of the groups has members."""
     if await find_topic_to_delete(topics, name, known_id, claimed=claimed) is None:
         return
     for group in groups:
@@ -98,9 +100,9 @@ async def delete_topic_and_groups(
 async def delete_shard_contract(
     topics: LogAdmin, namespace: str, broker: str, shards: Iterable[int], topic: str | None
 ) -> None:
-    """Delete the contract topic of a Broker's shards, and the groups by which the members of the
-    shards with these numbers read `topic`, the Broker's (None: it had none yet). `broker` is its
-    family's name for it. Raises `LogError`."""
+    """Delete the contract topic of a Broker's shards, and the consumer groups by which the
+    processes of the shards with these numbers read `topic`, the Broker's (None: it had none yet).
+    `broker` is its internal name (`Family.own_name`). Raises `LogError`."""
     for number in shards:
         shard = names.shard_group(namespace, broker, number)
         await topics.delete_group(names.shard_members(shard, topic or ""))

@@ -105,8 +105,10 @@ class ObservedTopic:
         *,
         accepts_records: bool = False,
     ) -> tuple[Annotate | CreateTopic, ...]:
-        """Return the effects that record and create the topic (`topic_effects`); raises
-        `TopicRefused`."""
+        """Return the effects that record and create the topic; empty if it exists and is the
+        Broker's own. `annotations` are those of the Broker's status, `recorded` further ones to
+        write with the topic's name; `accepts_records`: a topic that somebody else creates meanwhile
+        may have records. Raises `TopicRefused`, also for a topic beyond `maxima`."""
         return topic_effects(
             self.desired,
             self.existing,
@@ -139,8 +141,8 @@ def _check_new_topic(topic: Topic, maxima: Maxima, other_partitions: int) -> Non
 def _known_id(
     desired_topic: Topic, existing: TopicDescription | None, annotations: Mapping[str, str]
 ) -> str | None:
-    """Return the id in the status if it belongs to this topic; empty: the topic was about to be
-    created; None: the status doesn't name the topic."""
+    """Return the topic id in the status `annotations` if it belongs to the desired topic; empty:
+    the topic was about to be created; None: the status names no topic, or another one."""
     recorded_id = annotations.get(TOPIC_ID)
     if annotations.get(TOPIC_STATUS) in (None, desired_topic.name):
         return recorded_id
@@ -153,8 +155,9 @@ def may_delete_topic(
     existing: TopicDescription | None, known_id: str | None, *, used: bool, claimed: bool
 ) -> bool:
     """Whether a topic was created for an object, and so may be deleted with it: if `known_id`, the
-    id in the object's status, is the topic's, or is empty and the topic isn't `used` (it has no
-    records). Never if it is `claimed`: another object's status names it, too."""
+    id in the object's status, is that of the `existing` topic (None: there is none), or is empty
+    and the topic isn't `used` (it has no records). Never if it is `claimed`: another object's
+    status names it, too."""
     if existing is None or known_id is None or claimed:
         return False
     return known_id == existing.id or (not known_id and not used)
@@ -182,8 +185,8 @@ def all_as_declared_condition(topics: Iterable[tuple[Topic, TopicDescription]]) 
 
 
 def drift(desired_topic: Topic, existing: TopicDescription) -> Sequence[str]:
-    """Return the differences between a topic and its declaration, a sentence each; empty for an
-    external topic."""
+    """Return the differences between the `existing` topic and its declaration, a sentence each;
+    empty for an external topic."""
     if desired_topic.external:
         return ()
     counts = (
@@ -209,7 +212,8 @@ def drift(desired_topic: Topic, existing: TopicDescription) -> Sequence[str]:
 def topic_annotations(
     topic: Topic, existing: TopicDescription, defaults: Defaults
 ) -> Mapping[str, str]:
-    """Return the annotations of a Broker's status that record its topic (KN-BRK-19)."""
+    """Return the annotations of a Broker's status that record its topic (KN-BRK-19): `topic`, which
+    exists as `existing`, at the Kafka servers of `defaults`."""
     return {
         TOPIC_STATUS: topic.name,
         desired.PARTITIONS_KEY: str(existing.partitions),

@@ -124,10 +124,12 @@ class CachedCluster:
     def __init__(self, api: CachedApi) -> None:
         self._api = api
         self._watched: dict[KindKey, list[_WatchedObjects]] = {}
+        """The cached objects of each selection, by apiVersion and kind."""
         self._references: dict[Key, set[Reference]] = {}
         """By key of a reconciled object: the objects that its last finished reconciliation has
         read, and the running one so far."""
         self._referrers: dict[Reference, set[Key]] = {}
+        """The reverse of `_references`: who has read each object."""
         self._tracked: ContextVar[_Reads | None] = ContextVar("tracked", default=None)
         self.changed: Callable[[Key], None] = lambda key: None
         """Called with the key of each object that has read one that has changed or is gone."""
@@ -206,9 +208,9 @@ class CachedCluster:
 
     @contextmanager
     def tracking(self, key: Key) -> Iterator[None]:
-        """In this context, track the objects that are read; their changes are reported to
-        `changed` with `key`, from the read on until a later context of `key` ends without having
-        read them."""
+        """In this context, track the objects that are read: when one changes later, `changed` is
+        called with `key`. A context that ends without an error replaces what earlier ones of `key`
+        have read."""
         reads = _Reads(key)
         token = self._tracked.set(reads)
         try:
@@ -267,7 +269,7 @@ class CachedCluster:
     # -- Cluster
 
     async def get(self, api_version: str, kind: str, namespace: str, name: str) -> Document | None:
-        """Return an object as `Cluster.get` does, from watched objects if possible."""
+        """Return an object, None if it doesn't exist; from watched objects if possible."""
         reference = api_version, kind, namespace, name
         tracked = self._tracked.get()
         if tracked is not None and not tracked.ended:
@@ -291,15 +293,15 @@ class CachedCluster:
         labels: Mapping[str, str] | None = None,
         namespace: str | None = None,
     ) -> list[Document]:
-        """List objects from the API server, not from the cache, as `Cluster.list` does."""
+        """Return all objects of a kind with these labels; always asks the API server."""
         return await self._api.list(api_version, kind, labels, namespace)
 
     async def create(self, manifest: Document) -> bool:
-        """Create an object as `Cluster.create` does."""
+        """Create an object; returns False if one of its name exists already."""
         return await self._api.create(manifest)
 
     async def apply(self, manifest: Document) -> Document:
-        """Apply a manifest as `Cluster.apply` does, with a request only if something differs."""
+        """Apply a manifest, with a request only if something differs; returns the stored object."""
         metadata = manifest["metadata"]
         if "data" not in manifest:  # a Secret gets no digest, as that would be one of a password
             digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:32]
@@ -319,8 +321,7 @@ class CachedCluster:
         return stored
 
     async def write_status(self, document: Document, status: Document) -> None:
-        """Write a status as `Cluster.write_status` does; make no request if nothing would
-        change."""
+        """Merge `status` into an object's stored one; make no request if nothing would change."""
         cached = self._look_up((document["apiVersion"], document["kind"], *_identity(document)))
         if cached is not None and changes_nothing(cached.get("status") or {}, status):
             return
@@ -329,15 +330,14 @@ class CachedCluster:
             self.keep(stored)
 
     async def delete(self, api_version: str, kind: str, namespace: str, name: str) -> None:
-        """Delete an object as `Cluster.delete` does, and drop it from the cache."""
+        """Delete an object, if it exists, and drop it from the cache."""
         for watched in self._watched.get((api_version, kind), ()):
             watched.documents.pop((namespace, name), None)
         await self._api.delete(api_version, kind, namespace, name)
 
 
 def contains(stored: Any, desired: Any) -> bool:
-    """Whether a stored value contains the desired value; additional keys of mappings are
-    allowed."""
+    """Whether a stored value contains the desired one; mappings may have additional keys."""
     if isinstance(desired, Mapping):
         return isinstance(stored, Mapping) and all(
             key in stored and contains(stored[key], value) for key, value in desired.items()

@@ -67,9 +67,9 @@ class WatchSelection:
     api_version: str
     kind: str
     labels: str = ""
-    """A label selector of one term: `key`, `!key` or `key=value`."""
+    """A label selector of one term: `key`, `!key` or `key=value`; empty: none."""
     fields: str = ""
-    """A field selector."""
+    """A field selector; empty: none."""
     metadata_only: bool = False
     """Whether only metadata is watched, without spec, data and status."""
 
@@ -89,6 +89,7 @@ class WatchSelection:
         return labels.get(key) == value if has_value else key in labels
 
     def __str__(self) -> str:
+        """Return apiVersion, kind and selectors, for messages."""
         return " ".join(filter(None, (self.api_version, self.kind, self.labels, self.fields)))
 
 
@@ -97,6 +98,7 @@ class ApiCluster:
 
     def __init__(self, client: kubernetes.client.ApiClient) -> None:
         self.kinds = RestMapper(client)
+        """Finds the REST path of each kind."""
         self._threads = ThreadPoolExecutor(API_THREADS, thread_name_prefix="kubernetes-api")
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         """Limits concurrent requests, by namespace."""
@@ -121,8 +123,7 @@ class ApiCluster:
         `ClusterError`."""
 
         def ask() -> Document | None:
-            """Send the request and return the object; None: the object, or its kind, doesn't
-            exist."""
+            """Send the request and return the object; None: it or its kind doesn't exist."""
             if not _is_legal_name(namespace, name):
                 return None
             try:
@@ -213,6 +214,7 @@ class ApiCluster:
         """Merge `status` into the object's; returns the stored object, None: it is gone."""
 
         def ask() -> Document | None:
+            """Send the request and return the stored object; None: it is gone."""
             kind = self._client_of_kind(document["apiVersion"], document["kind"])
             return self._patch(kind.status, document, {"status": status})
 
@@ -222,13 +224,12 @@ class ApiCluster:
         )
 
     async def patch_metadata(self, document: Document, metadata: Document) -> Document | None:
-        """Merge `metadata` into an object's, unless it has changed since it was read.
-
-        Returns the stored object, None: it is gone. Raises `ClusterError`, also for a conflict.
-        """
+        """Merge `metadata` into an object's, unless it has changed since it was read. Returns the
+        stored object, None: it is gone. Raises `ClusterError`, also for a conflict."""
         version = {"resourceVersion": document["metadata"].get("resourceVersion")}
 
         def ask() -> Document | None:
+            """Send the request and return the stored object; None: it is gone."""
             kind = self._client_of_kind(document["apiVersion"], document["kind"])
             return self._patch(kind, document, {"metadata": {**version, **metadata}})
 
@@ -238,12 +239,11 @@ class ApiCluster:
         )
 
     async def merge_cluster_scoped(self, manifest: Document) -> None:
-        """Create a cluster-scoped object, or merge these fields into an existing one.
-
-        Lists are replaced as a whole, whoever wrote them. Raises `ClusterError`.
-        """
+        """Create a cluster-scoped object, or merge these fields into an existing one. Lists are
+        replaced as a whole, whoever wrote them. Raises `ClusterError`."""
 
         def ask() -> None:
+            """Patch the object, or create it if it doesn't exist."""
             kind = self._client_of_kind(manifest["apiVersion"], manifest["kind"])
             try:
                 kind.patch(
@@ -266,6 +266,7 @@ class ApiCluster:
         """Delete an object, if it exists; a Job goes only after its pods. Raises `ClusterError`."""
 
         def ask() -> None:
+            """Send the request; a missing object or kind counts as deleted."""
             try:
                 self._client_of_kind(api_version, kind).delete(
                     name=name,
@@ -281,8 +282,7 @@ class ApiCluster:
 
     def list_page(self, selection: WatchSelection, after: str | None) -> Document:
         """Return one page of a list, `PAGE_SIZE` objects; blocks. `after` is the `continue` token
-        of the previous page. Raises the client's errors.
-        """
+        of the previous page, None for the first. Raises the client's errors."""
         return _decoded_answer(
             self._client_of_kind(selection.api_version, selection.kind).get(
                 serialize=False,
@@ -296,12 +296,9 @@ class ApiCluster:
     def open_watch(
         self, selection: WatchSelection, version: str, seconds: int, silence: float
     ) -> Any:
-        """Open a watch that starts after a resourceVersion; blocks.
-
-        Returns a `urllib3` response with a line of JSON for each event, which the API server ends
-        after `seconds`; a read fails after `silence` seconds without a byte. Raises what the client
-        raises.
-        """
+        """Open a watch that starts after the resourceVersion `version`; blocks. Returns a `urllib3`
+        response with a line of JSON for each event, which the API server ends after `seconds`; a
+        read fails after `silence` seconds without a byte. Raises what the client raises."""
         return self._client_of_kind(selection.api_version, selection.kind).get(
             serialize=False,
             watch=True,
@@ -364,19 +361,20 @@ class ApiCluster:
             raise ClusterError(f"can't {action}: {error}") from error
 
 
-def _selection_options(selection: WatchSelection, as_: str) -> dict[str, Any]:
-    """Return the request options for a selection; `as_` is the metadata-only form to ask for, of
-    one object or a list."""
+def _selection_options(selection: WatchSelection, answer_kind: str) -> dict[str, Any]:
+    """Return the request options for a selection. `answer_kind` is what to ask for if only metadata
+    is selected: one object, or a list."""
     return {
         "label_selector": selection.labels or None,
         "field_selector": selection.fields or None,
-        "header_params": {"Accept": f"application/json;as={as_}{_METADATA_FORM}"}
+        "header_params": {"Accept": f"application/json;as={answer_kind}{_METADATA_FORM}"}
         if selection.metadata_only
         else {},
     }
 
 
 def _decoded_answer(answer: Any) -> Document:
+    """Return the decoded JSON of a response."""
     document: Document = decode_json(answer.data)
     return document
 

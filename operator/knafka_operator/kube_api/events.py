@@ -32,11 +32,13 @@ class Events:
         self._cluster = cluster
         self._identity = identity
         self._posting: set[asyncio.Task[None]] = set()
+        """The Events that are being posted."""
 
     def post(
         self, subject: Document, type_: Literal["Normal", "Warning"], reason: str, message: str
     ) -> None:
-        """Post an Event about an object in the background; never raises."""
+        """Post an Event about an object in the background; never raises. It is dropped while
+        `MAX_WAITING` Events aren't posted yet."""
         if len(self._posting) < MAX_WAITING:
             task = asyncio.create_task(self._post(_event_manifest(subject, type_, reason, message)))
             self._posting.add(task)

@@ -75,11 +75,14 @@ class Leadership:
     def __init__(
         self, leases: LeaseStore, election: Election, now: Callable[[], float] = time.monotonic
     ) -> None:
+        """`now` returns the time in seconds, by a clock that only goes forward."""
         self._leases = leases
         self._election = election
         self._now = now
         self._writing = asyncio.Lock()
+        """Held during each write of the Lease."""
         self._is_leaving = False
+        """Whether the Lease was released, so that it isn't claimed again."""
 
     def leads(self) -> bool:
         """Whether this replica may act; for any thread."""
@@ -92,20 +95,22 @@ class Leadership:
         return None if until is None else max(0.0, until - self._now())
 
     async def hold(self, acquired: Callable[[], None]) -> None:
-        """Acquire the Lease, call `acquired`, and renew it until it is lost."""
+        """Acquire the Lease, call `acquired`, and renew the Lease; returns once it is lost or
+        released."""
         await self.acquire()
         acquired()
         await self.keep_renewing()
 
     async def acquire(self) -> None:
-        """Wait until this replica leads."""
+        """Wait until this replica leads; errors are logged, and the Lease tried again."""
         await self._try_to_claim()
         while not self.leads():
             await asyncio.sleep(self._election.seconds_to_retry(self._now()))
             await self._try_to_claim()
 
     async def keep_renewing(self) -> None:
-        """Renew the Lease until it is lost or released."""
+        """Renew the Lease every `LEASE_RENEW_INTERVAL` seconds, after a failure every
+        `RENEW_RETRY_INTERVAL`; returns once it is lost or released."""
         renewed, sent = True, self._now()
         while self.leads():
             pause = (
@@ -126,7 +131,8 @@ class Leadership:
                 await self._write(released)
 
     async def _try_to_claim(self) -> bool:
-        """Claim or renew the Lease if that is allowed; returns whether it was written."""
+        """Claim or renew the Lease if that is allowed; returns whether it was written. Errors are
+        logged."""
         async with self._writing:
             try:
                 return not self._is_leaving and await self._claim()
@@ -193,6 +199,7 @@ class Watchdog:
     def __init__(self, leadership: Leadership) -> None:
         self._leadership = leadership
         self._over = threading.Event()
+        """Set when watching ends."""
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def __enter__(self) -> Watchdog:

@@ -41,7 +41,7 @@ class Lease:
     holder: str
     """Identity of the leader; empty: the Lease was released."""
     duration: float
-    """Seconds, as its holder promised."""
+    """Seconds without a change after which other replicas count its holder as dead."""
     transitions: int
     """How often the Lease's holder has changed."""
     version: str
@@ -56,8 +56,11 @@ class Election:
         """`me` is this replica's identity, which no other running process has."""
         self._me = me
         self._stored: Lease | None = None
+        """The Lease as last observed; None: there is none."""
         self._changed = 0.0
+        """When the stored Lease was last seen to change."""
         self._until: float | None = None
+        """Until when this replica leads; None: it doesn't."""
 
     @property
     def stored(self) -> Lease | None:
@@ -79,7 +82,8 @@ class Election:
         return now >= self._changed + stored.duration
 
     def seconds_to_retry(self, now: float) -> float:
-        """Return the seconds until a replica that doesn't lead reads the Lease again."""
+        """Return the seconds, from `now`, until a replica that doesn't lead reads the Lease
+        again."""
         if self._stored is None:
             return CLAIM_CHECK_INTERVAL
         expires = self._changed + self._stored.duration - now
@@ -100,12 +104,14 @@ class Election:
         return None if stored is None or stored.holder != self._me else replace(stored, holder="")
 
     def on_written(self, stored: Lease, sent: float, now: float) -> None:
-        """Record that the Lease sent at `sent` was stored."""
+        """Record that the Lease that was sent at `sent` was stored as `stored`, by `now`. This
+        replica leads for `RENEW_WITHIN` seconds from `sent`, not from the answer: other replicas
+        may have seen the Lease since then."""
         self.observe(stored, now)
         self._until = None if stored.holder != self._me else sent + RENEW_WITHIN
 
     def leads(self, now: float) -> bool:
-        """Whether this replica may act. One that no longer leads must restart."""
+        """Whether this replica may act at `now`. One that no longer leads must restart."""
         until = self._until  # read once: another thread may set it to None
         return until is not None and now < until
 

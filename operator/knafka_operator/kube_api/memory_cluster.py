@@ -43,7 +43,7 @@ class WatchEvent:
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
-    """Requests that fail; None for kind or name matches any."""
+    """Requests that fail; None for kind or name matches any, for error means a `ClusterError`."""
 
     verb: str
     kind: str | None
@@ -74,7 +74,7 @@ class MemoryCluster:
     # The operator's requests, as in `Cluster`.
 
     async def get(self, api_version: str, kind: str, namespace: str, name: str) -> Document | None:
-        """Return a copy of a stored object, as `Cluster.get` does."""
+        """Return a copy of a stored object; None: it doesn't exist."""
         await self._count_request("get", kind, name)
         stored = self.objects.get((api_version, kind, namespace, name))
         return None if stored is None else _copy_document(stored)
@@ -86,7 +86,7 @@ class MemoryCluster:
         labels: Mapping[str, str] | None = None,
         namespace: str | None = None,
     ) -> list[Document]:
-        """Return copies of the stored objects of a kind, as `Cluster.list` does."""
+        """Return copies of the objects of a kind with these labels, in one or all namespaces."""
         await self._count_request("list", kind, "")
         documents = self._select_stored(api_version, kind, labels)
         if namespace is not None:
@@ -98,7 +98,7 @@ class MemoryCluster:
         return [_copy_document(document) for document in documents]
 
     async def create(self, manifest: Document) -> bool:
-        """Store a new object, as `Cluster.create` does; returns False if it exists."""
+        """Store a new object; returns False if one of its name exists already."""
         await self._count_request("create", manifest["kind"], manifest["metadata"]["name"])
         if _key(manifest) in self.objects:
             return False
@@ -122,13 +122,13 @@ class MemoryCluster:
         return _copy_document(self._store(merged))
 
     async def write_status(self, document: Document, status: Document) -> None:
-        """Merge a status into the stored object's, as `Cluster.write_status` does."""
+        """Merge a status into the stored object's; does nothing if the object is gone."""
         await self._count_request("write_status", document["kind"], document["metadata"]["name"])
         if (stored := self.objects.get(_key(document))) is not None:
             self._store({**stored, "status": _merge_patch(stored.get("status") or {}, status)})
 
     async def delete(self, api_version: str, kind: str, namespace: str, name: str) -> None:
-        """Delete an object, as `Cluster.delete` does, once it has no finalizers."""
+        """Delete an object, if it exists, once it has no finalizers."""
         await self._count_request("delete", kind, name)
         self.remove(api_version, kind, namespace, name)
 

@@ -43,6 +43,7 @@ class _Listed:
     at: float
     """When they were listed, by the mapper's clock (seconds)."""
     kinds: Mapping[str, Any]
+    """The kinds' `kubernetes.dynamic` resources, by name."""
     missing_kind_ttl: float = MISSING_KIND_TTL
     """Seconds until a kind that isn't listed is looked up again."""
 
@@ -58,6 +59,7 @@ class RestMapper:
         self._now = now
         self._lock = threading.Lock()
         self._listed: dict[str, _Listed] = {}
+        """The kinds of each apiVersion when it was last asked for."""
 
     def find(self, api_version: str, kind: str, timeout: float) -> Any:
         """Return the `kubernetes.dynamic` resource of a kind; None: there is no such kind. Blocks.

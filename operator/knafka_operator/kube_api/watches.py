@@ -63,14 +63,15 @@ class WatchApi(Protocol):
     """Lists and watches objects; implemented by `ApiCluster`. Both methods block."""
 
     def list_page(self, selection: WatchSelection, after: str | None) -> Document:
-        """Return one page of a list; `after` is the `continue` token of the previous page."""
+        """Return one page of a list; `after` is the `continue` token of the previous page, None for
+        the first."""
         ...
 
     def open_watch(
         self, selection: WatchSelection, version: str, seconds: int, silence: float
     ) -> Any:
-        """Open a watch that starts after `version` and ends after `seconds`; a read of the returned
-        response fails after `silence` seconds without a byte."""
+        """Open a watch that starts after the resourceVersion `version` and ends after `seconds`; a
+        read of the returned response fails after `silence` seconds without a byte."""
 
 
 class Listener(Protocol):
@@ -79,11 +80,13 @@ class Listener(Protocol):
     def on_objects(
         self, selection: WatchSelection, changed: Sequence[Document], gone: Sequence[Document]
     ) -> None:
-        """Handle objects that were created or changed, and last versions of those `gone`."""
+        """Handle objects of a selection that were created or `changed`, and the last versions of
+        those that are `gone`."""
         ...
 
     def set_synced(self, selection: WatchSelection, synced: bool) -> None:
-        """Handle whether all objects of a selection are known and changes are followed."""
+        """Handle whether all objects of a selection are known and changes are followed; while they
+        aren't, what was reported may be outdated."""
         ...
 
 
@@ -91,6 +94,7 @@ class Watch:
     """Watches one selection in a thread until it is closed."""
 
     def __init__(self, api: WatchApi, selection: WatchSelection, listener: Listener) -> None:
+        """Start the thread. `listener` is called on the event loop that runs now."""
         self.selection = selection
         self._api = api
         self._listener = listener
@@ -100,6 +104,7 @@ class Watch:
         self._failures = 0
         """Failures in a row."""
         self._closed = threading.Event()
+        """Set when the watch is closed; also ends a pause."""
         self._open: Any = None
         """The response that is being read."""
         self._thread = threading.Thread(

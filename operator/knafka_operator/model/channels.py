@@ -65,7 +65,7 @@ _OMITTED_IF_EMPTY: Final = ("channel", "subscriber", "reply")
 
 
 class Auth(Observed):
-    """The service accounts that events are sent as, with OIDC."""
+    """The service accounts as which events are sent, if OIDC is on; None and empty: none."""
 
     service_account_name: str | None = None
     service_account_names: tuple[str, ...] = ()
@@ -83,7 +83,9 @@ class SubscriberSpec(Declared):
     generation: int = 0
     """The Subscription's generation when this entry was written."""
     name: str = ""
+    """Name of the Subscription."""
     subscriber_uri: str | None = None
+    """None: the event itself is sent to the reply address."""
     subscriber_ca_certs: str | None = Field(default=None, alias="subscriberCACerts")
     subscriber_audience: str | None = None
     reply_uri: str | None = None
@@ -93,6 +95,7 @@ class SubscriberSpec(Declared):
     delivery: DeliverySpec = DeliverySpec()
     """Delivery options; if any is set, none of the channel's applies (KN-CHN-06)."""
     auth: Auth | None = None
+    """The service account whose tokens are sent to the destinations; None: no tokens are sent."""
 
     @model_validator(mode="after")
     def _require_address(self) -> Self:
@@ -142,6 +145,7 @@ class SubscriptionSpec(Declared):
     reply: Destination | None = None
     """None: the subscriber's replies are discarded (KN-SUB-02)."""
     delivery: DeliverySpec = DeliverySpec()
+    """Delivery options; if any is set, none of the channel's applies."""
 
     @model_validator(mode="before")
     @classmethod

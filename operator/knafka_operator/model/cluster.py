@@ -49,7 +49,8 @@ class Cluster(Protocol):
         labels: Mapping[str, str] | None = None,
         namespace: str | None = None,
     ) -> list[Document]:
-        """Return all objects of a kind with these labels, in one namespace or in all."""
+        """Return all objects of a kind with these labels (None: any), in one namespace or in all
+        (None)."""
         ...
 
     async def create(self, manifest: Document) -> bool:

@@ -38,7 +38,7 @@ class Status(StrEnum):
 
 
 class Severity(StrEnum):
-    """Severity of a condition that isn't True."""
+    """Severity of a condition that isn't True: only an error makes the object not Ready."""
 
     ERROR = ""
     """The object isn't Ready then."""

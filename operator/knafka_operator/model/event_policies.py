@@ -38,12 +38,17 @@ class Requirement(Observed):
 
 
 class PolicyReference(Observed):
+    """The name of an object, in the policy's own namespace."""
+
     api_version: str = ""
     kind: str
     name: str
 
 
 class PolicySelector(Observed):
+    """Selects objects of a kind by their labels, in the policy's own namespace; empty: all of the
+    kind."""
+
     api_version: str = ""
     kind: str
     match_labels: dict[str, str] = Field(default_factory=dict)
@@ -57,21 +62,29 @@ class PolicySelector(Observed):
 
 
 class PolicyTarget(Observed):
+    """Objects that the policy protects: one by reference, or some by selector."""
+
     ref: PolicyReference | None = None
     selector: PolicySelector | None = None
 
 
 class PolicySource(Observed):
+    """A sender that the policy admits: by the object that sends, or by the subject of its
+    tokens."""
+
     ref: PolicyReference | None = None
     """An object with its own service account, which the policy's status names."""
     sub: str | None = None
+    """The subject of the sender's tokens, with `*` at the end for any continuation."""
 
 
 class EventPolicySpec(Observed):
     to: tuple[PolicyTarget, ...] = ()
     """The policy's targets; empty: everything in its namespace."""
     from_: tuple[PolicySource, ...] = Field(default=(), alias="from")
+    """The senders that the policy admits; empty: none."""
     filters: DeclaredFilters = ()
+    """Only events that these filters pass are admitted; empty: all."""
 
 
 class EventPolicy(Resource):

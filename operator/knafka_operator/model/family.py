@@ -55,9 +55,11 @@ class Family:
     or of KafkaSources."""
 
     broker_version: str
+    """The apiVersion of the kind `broker`."""
     broker: str
     """The kind that events are sent to, such as KafkaChannel."""
     trigger_version: str
+    """The apiVersion of the kind `trigger`."""
     trigger: str
     """The kind that subscribes to them, such as Subscription."""
     read_broker: Callable[[Document], Broker]

@@ -13,7 +13,8 @@ EVENT_TYPES_FEATURE: Final = "eventtype-auto-create"
 
 
 def is_enabled(config: ConfigMap | None, name: str) -> bool:
-    """Whether a feature is on; `config` None: the ConfigMap doesn't exist."""
+    """Whether the feature `name` has the value `enabled`; False if it isn't set. `config` None: the
+    ConfigMap doesn't exist."""
     return config is not None and config.data.get(name, "").strip().lower() == "enabled"
 
 

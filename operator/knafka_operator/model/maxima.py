@@ -22,7 +22,9 @@ class Maxima:
     partitions: int = 1_000
     """Partitions of one topic. A whole Kafka cluster has some hundred thousand at most."""
     namespace_partitions: int = 10_000
+    """Partitions of a namespace's topics of one kind together."""
     replication: int = 10
+    """Replicas of one topic."""
     scale: int = 100
     """Pods of one function; twice the default max-scale."""
     namespace_min_scale: int = 200
@@ -42,19 +44,19 @@ class Maxima:
         return cls(**declared)
 
     def check_partitions(self, partitions: int, path: str) -> None:
-        """Refuse more partitions than the maximum; raises `InvalidDocument`."""
+        """Refuse more partitions than the maximum; raises `InvalidDocument` with this path."""
         _refuse_above(partitions, self.partitions, path, "KNAFKA_MAX_PARTITIONS")
 
     def check_replication(self, replication: int, path: str) -> None:
-        """Refuse more replicas than the maximum; raises `InvalidDocument`."""
+        """Refuse more replicas than the maximum; raises `InvalidDocument` with this path."""
         _refuse_above(replication, self.replication, path, "KNAFKA_MAX_REPLICATION")
 
     def check_scale(self, pods: int, path: str) -> None:
-        """Refuse more pods than the maximum; raises `InvalidDocument`."""
+        """Refuse more pods than the maximum; raises `InvalidDocument` with this path."""
         _refuse_above(pods, self.scale, path, "KNAFKA_MAX_SCALE")
 
     def check_job_timeout(self, seconds: float, path: str) -> None:
-        """Refuse a longer Job timeout than the maximum; raises `InvalidDocument`."""
+        """Refuse a longer Job timeout than the maximum; raises `InvalidDocument` with this path."""
         _refuse_above(seconds, self.job_timeout, path, "KNAFKA_MAX_JOB_TIMEOUT")
 
 
@@ -65,8 +67,8 @@ UNLIMITED_MAXIMA: Final = Maxima(
 
 
 def _refuse_above(declared: float, maximum: float, path: str, setting: str) -> None:
-    """Raise `InvalidDocument` if the declared value exceeds the installation's maximum; `setting`
-    is the variable that sets it."""
+    """Raise `InvalidDocument` with this path if the declared value exceeds the installation's
+    maximum; `setting` is the variable that sets it."""
     if declared > maximum:
         seconds = " seconds" if setting == "KNAFKA_MAX_JOB_TIMEOUT" else ""
         raise InvalidDocument(

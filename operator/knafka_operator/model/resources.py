@@ -387,8 +387,8 @@ def annotation_path(key: str) -> str:
 
 
 def whole_number(text: str, path: str, minimum: int, maximum: int) -> int:
-    """Parse an integer between `minimum` and `maximum` from an annotation or ConfigMap. Raises
-    `InvalidDocument` with this path."""
+    """Parse `text`, from an annotation or ConfigMap, as an integer between `minimum` and `maximum`.
+    Raises `InvalidDocument` with this path."""
     digits = text.strip()
     # ASCII, since int() reads other scripts' digits too; short, since it refuses very long ones.
     if digits.isascii() and digits.isdigit() and len(digits) <= 10:

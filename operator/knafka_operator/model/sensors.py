@@ -88,7 +88,7 @@ class RetryStrategy(Declared):
     steps: Annotated[int, Field(ge=1, le=2**31 - 1, strict=True)] = 1
     """Number of attempts, including the first."""
     duration: GoDuration = "1s"
-    """The first wait."""
+    """The wait before the second attempt, in Go's form."""
     factor: Literal[1, 2] = 1
     """2: each wait is twice the previous one; 1: each is longer by the first wait, unlike Argo's
     equal waits, which a Trigger's delivery can't express."""
@@ -115,8 +115,11 @@ class TriggerOfSensor(SensorTrigger, Declared):
     payload: Literal["event", "batch"] = "event"
     """`event`: one event with the events as its data; `batch`: the events in batched mode."""
     retry_strategy: RetryStrategy | None = None
+    """Retries in Argo's form; None: as `delivery` says."""
     rate_limit: RateLimit | None = None
+    """Most delivery attempts per unit of time; None: no limit."""
     dlq_trigger: DeadLetterTrigger | None = None
+    """Dead letter sink in Argo's form; None: as `delivery` says."""
 
     @model_validator(mode="after")
     def _check_delivery_options(self) -> Self:
@@ -154,7 +157,7 @@ class SensorSpec(Conditions, Declared):
     """The bus in place of a Broker: a KafkaChannel of the Sensor's namespace."""
     grace: Grace | None = None
     """Seconds by which an event's time may be earlier than that of an event that was read before
-    it."""
+    it; None: the default."""
     triggers: tuple[TriggerOfSensor, ...]
 
     @model_validator(mode="before")

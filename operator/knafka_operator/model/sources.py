@@ -99,6 +99,7 @@ class SourceTls(Declared):
     cert: SecretValue = SecretValue()
     key: SecretValue = SecretValue()
     ca_cert: SecretValue = SecretValue()
+    """PEM of the authorities that sign the servers' certificates; not set: the system's."""
 
     @model_validator(mode="after")
     def _check_secret_keys(self) -> Self:
@@ -110,6 +111,8 @@ class SourceTls(Declared):
 
 
 class Net(Declared):
+    """How the source connects to Kafka: SASL and TLS."""
+
     sasl: Sasl = Sasl()
     tls: SourceTls = SourceTls()
 
@@ -123,6 +126,8 @@ def _extension(name: str) -> str:
 
 
 class CloudEventOverrides(Declared):
+    """Extension attributes that each event of the source gets."""
+
     extensions: dict[Annotated[str, AfterValidator(_extension)], str] = Field(default_factory=dict)
 
 
@@ -131,10 +136,13 @@ class Credential(NamedTuple):
     (`kafka_secret`)."""
 
     name: str
+    """Name of the value in a Secret for Kafka, such as `user`."""
     path: str
     """Path of the field that names the Secret."""
     secret: str
+    """Name of the user's Secret."""
     key: str
+    """The key of `secret` that holds the value."""
 
 
 def check_user_topic(topic: str) -> str:
@@ -148,8 +156,9 @@ def check_user_topic(topic: str) -> str:
 
 
 def refuse_taken_topics(topics: Iterable[str], is_taken: Callable[[str], bool], path: str) -> None:
-    """Raise `InvalidDocument` if one of the topics belongs to a Broker or KafkaChannel. Names made
-    by an installation's template have no known prefix, so `is_taken` looks them up."""
+    """Raise `InvalidDocument` with this path if one of the topics belongs to a Broker or
+    KafkaChannel. Names made by an installation's template have no known prefix, so `is_taken` looks
+    them up."""
     for topic in filter(is_taken, topics):
         raise InvalidDocument(path, _internal_topic_message(topic))
 
@@ -189,15 +198,19 @@ class KafkaSourceSpec(Declared):
     topics: Annotated[_Texts, AfterValidator(_check_topics)]
     """The topics, without duplicates."""
     bootstrap_servers: _Texts
+    """`host:port` of the Kafka servers."""
     net: Net = Net()
+    """SASL and TLS of the connection."""
     consumer_group: Annotated[str, AfterValidator(_check_group)] = ""
     """Empty if no webhook has written a default; see `consumer_group_of`."""
     initial_offset: Annotated[Literal["earliest", "latest"], _default_if_empty(DEFAULT_OFFSET)] = (
         "latest"
     )
+    """Where a new consumer group begins."""
     ordering: Annotated[Literal["ordered", "unordered"], _default_if_empty(DEFAULT_ORDER)] = (
         "ordered"
     )
+    """`ordered`: per partition, one event after the other; `unordered`: no order."""
     delivery: DeliverySpec = DeliverySpec()
     consumers: Annotated[int, Field(ge=0, le=2**31 - 1, strict=True)] | None = None
     """Most dispatchers; 0 pauses the source, None: as many as a Trigger may have."""

@@ -20,7 +20,9 @@ class Topic:
     name: str
     partitions: int
     replication: int
+    """Number of replicas."""
     config: Mapping[str, str] = field(default_factory=dict)
+    """Its settings in Kafka, such as `retention.ms`."""
     external: bool = False
     """Whether somebody else made the topic. It is used, but never created, changed or deleted, and
     its partitions and replicas aren't known here."""

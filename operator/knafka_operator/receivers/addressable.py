@@ -84,6 +84,7 @@ class AddressableSteps:
         """Why there is no address, as long as there is none."""
         self.conditions = ConditionSet(condition_types)
         self.needed = Needed(observed.failed)
+        """The effects that must run before the decision can go on."""
         self.annotations = observed.annotations
         """Annotations of the new status."""
         self.status: dict[str, Any] = {
@@ -91,6 +92,7 @@ class AddressableSteps:
             "annotations": self.annotations,
             "address": self._previous_status.get("address"),
         }
+        """The new status so far, without its conditions."""
 
     @property
     def stored_address(self) -> Mapping[str, Any]:
@@ -109,7 +111,8 @@ class AddressableSteps:
         self, delivery: DeliverySpec, sink: Sink | KnafkaError | None
     ) -> None:
         """Decide `DeadLetterSinkResolved`, with the sink's address in the status (KN-BRK-03,
-        KN-CHN-04). `sink` is what `delivery` declares, or the error of resolving it."""
+        KN-CHN-04). `sink` is the resolved dead letter sink that `delivery` declares, or the error
+        of resolving it; None: it declares none."""
         with self.conditions.step(DEAD_LETTER_SINK_RESOLVED):
             if delivery.dead_letter_sink is None:
                 self.conditions.set(no_dead_letter_sink_condition())
@@ -126,9 +129,10 @@ class AddressableSteps:
         *,
         accepts_records: bool = False,
     ) -> tuple[ObservedTopic, TopicDescription] | None:
-        """Decide `TopicReady`: create the topic if it is missing. Returns the topic, and how it
-        exists in Kafka; None: it doesn't yet. `recorded` are annotations to write before the topic
-        is created."""
+        """Decide `TopicReady`: create the topic in `observed` if it is missing, within `maxima`.
+        Returns the topic, and how it exists in Kafka; None: it doesn't yet, or `observed` is an
+        error. `recorded` are annotations to write before the topic is created; `accepts_records`: a
+        topic that somebody else creates meanwhile may have records."""
         with self.conditions.step(TOPIC_READY):
             topic = value_or_raise(observed)
             assert topic is not None
@@ -162,7 +166,8 @@ class AddressableSteps:
         resource: Resource,
     ) -> None:
         """Set the addresses in the status, and the conditions of TLS and EventPolicies where these
-        are on. `url` is the address by http, `https` as observed."""
+        are on. `url` is the address by http; `https` is the receiver's https address, or the error
+        that explains why it has none, and None if https is off."""
         authentication, encryption = rules.authentication, rules.encryption
         if isinstance(https, NotReady):
             self.no_address = https

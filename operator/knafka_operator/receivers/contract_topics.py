@@ -33,9 +33,9 @@ def contract_for_secret(
     settings: Settings,
     path: str | None = None,
 ) -> Receiver:
-    """Return the configuration of a receiver that reaches this Kafka with this Secret; `path` is
-    the path of the only Ingress that it serves, None: it serves all. The contract topic is named
-    after the Secret."""
+    """Return the configuration of a receiver of these kinds that reaches this Kafka with this
+    Secret; None: it needs none. `path` is the path of the only Ingress that it serves, None: it
+    serves all. The contract topic is named after the Secret."""
     namespace, name = (settings.namespace, None) if secret is None else secret
     # Two clusters with one Kafka mustn't serve or remove each other's entries.
     parts = (kinds, name, settings.installation[:8])

@@ -31,9 +31,11 @@ class ReportedType(NamedTuple):
     """One type of events that a receiver has stored for the first time."""
 
     path: str
+    """Path of the Broker or channel at the receiver."""
     type: str
     source: str
     schema: str | None = None
+    """The events' `dataschema`; None: they have none."""
 
 
 def reported_types(answer: bytes) -> list[ReportedType]:

@@ -73,6 +73,7 @@ class EventTypes:
     states: States
     receivers: Receivers
     ask: AskEventTypes
+    """Asks the pods of one receiver for their new types."""
     _known: dict[Identity, tuple[str, set[int]]] = field(default_factory=dict)
     """By Broker or KafkaChannel: its UID, and the hashes of its EventTypes' names."""
 
@@ -115,7 +116,8 @@ class EventTypes:
         return dict(zip(addresses, answers, strict=True))
 
     def _find_owner(self, service: Identity, path: str) -> Identity | None:
-        """Return the Broker or KafkaChannel at a path; None: this receiver doesn't serve it."""
+        """Return the Broker or KafkaChannel whose events the receiver `service` accepts at this
+        path; None: the receiver doesn't serve it."""
         owner = identity_at_path(path)
         record = self.states.brokers.get(owner)
         if record is None or record.state is None:
@@ -147,7 +149,8 @@ class EventTypes:
     async def _create_types_of(
         self, owner: Identity, reported: Mapping[ReportedType, None], at_most: int
     ) -> int:
-        """Create the missing EventTypes of one owner; returns how many. Raises `ClusterError`."""
+        """Create the EventTypes in `reported` that the owner lacks, at most `at_most`; returns how
+        many. Raises `ClusterError`."""
         family = self.states.family
         unknown = [
             reported_type for reported_type in reported if not self._is_known(owner, reported_type)
@@ -215,8 +218,8 @@ class PodEventTypes:
         self._bearers = bearers
 
     async def __call__(self, service: Identity, addresses: Sequence[str]) -> list[ReportedType]:
-        """Ask the receiver's pods at these addresses for the event types that they have
-        received."""
+        """Ask the receiver's pods at these addresses for the event types that they have received;
+        pods that don't answer report none."""
         bearers = self._bearers(service.name, service.namespace)
         timeout = aiohttp.ClientTimeout(total=ASK_TIMEOUT)
         async with open_checked_session(timeout) as session:

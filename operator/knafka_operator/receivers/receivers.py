@@ -98,8 +98,8 @@ class ReceiverRecord:
         return self.read >= self.written.get(path, self.contract.position)
 
     def was_read(self, path: str, document: Document) -> bool:
-        """Whether the status in `document` records that every replica has read this entry, as an
-        earlier operator noted; replicas that started later read all entries."""
+        """Whether the status in `document` records that every replica has read the entry at `path`,
+        as an earlier operator noted; replicas that started later read all entries."""
         entry = self.contract.records.get(path)
         if entry is None or path in self.written:
             return False
@@ -138,8 +138,8 @@ class Receivers:
     async def ensure_receiver(
         self, service: Identity, kafka: KafkaCluster, topic: str
     ) -> ReceiverRecord:
-        """Return the record of a receiver, created if needed, and load its contract; raises
-        `LogError`."""
+        """Return the record of the receiver with this Knative Service, created if needed, and read
+        its contract `topic` unless memory matches it; raises `LogError`."""
         key = kafka.bootstrap_servers, topic
         if (contract := self.contracts.get(key)) is None:
             contract = self.contracts[key] = ContractTopic(
@@ -236,9 +236,9 @@ class Receivers:
 
     async def wait_until_read(self, record: ReceiverRecord, path: str) -> None:
         """Wait until every replica has read the last write of `path`. Raises `NotReady` after
-        `CONTRACT_READ_TIMEOUT`, `LogError` and `ClusterError`.
+        `CONTRACT_READ_TIMEOUT` seconds, `LogError` and `ClusterError`.
 
-        However many channels wait, replicas are asked once in `REPLICA_POLL_INTERVAL`.
+        However many channels wait, replicas are asked once in `REPLICA_POLL_INTERVAL` seconds.
         """
         desired_position = record.written.get(path, record.contract.position)
         try:
@@ -303,8 +303,8 @@ async def _keep_compacted(contract: ContractTopic[Ingress]) -> None:
         log.warning("topic %s was not compacted, and is from here on", contract.topic)
     except LogError as error:
         log.error(
-            "topic %s is not compacted: what Brokers and channels are served will be gone after "
-            "its retention: set its cleanup.policy to compact (%s)",
+            "topic %s is not compacted: after its retention receivers that start will serve no "
+            "Broker or channel: set its cleanup.policy to compact (%s)",
             *(contract.topic, error),
         )
 

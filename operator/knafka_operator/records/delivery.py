@@ -31,12 +31,16 @@ class BrokerState(Generic[K]):
     partitions: int
     """Number of the topic's partitions in Kafka."""
     defaults: Defaults
+    """What the Broker's configuration gives to its Triggers: its Kafka, and values that they don't
+    declare."""
     secret: tuple[str, str] | None
-    """Name and version of the Secret that the Broker's pods mount."""
+    """Name and version of the Secret that the Broker's pods mount; None: none is needed."""
     kafka: K
+    """The connection to the Broker's Kafka; decisions only pass it on, so its type is open."""
     ready: str
     """Status of the Broker's `Ready` condition: True, False or Unknown."""
     why_not: str = ""
+    """Reason and message of a `Ready` condition that isn't True; empty if it is."""
     oidc: bool = False
     """Whether dispatchers send tokens (`authentication-oidc`)."""
 
@@ -47,9 +51,12 @@ class Watched(Generic[K]):
 
     kafka: K
     egress: Egress
+    """The Trigger's entry of the contract."""
     autoscaling: Autoscaling
     partitions: int
+    """Number of partitions of the topics that the Trigger reads."""
     secret: tuple[str, str] | None
+    """Name and version of the Secret that the dispatcher's pods mount; None: none is needed."""
     place: ShardPlacement | None = None
     """The shard that delivers the Trigger; None: its own Service does."""
 

@@ -54,8 +54,9 @@ class TopicOwnership:
     async def claim_if_proved(
         self, document: Document, record: BrokerRecord, taken: Container[str]
     ) -> None:
-        """Claim the topic in a Broker's status, even if another Broker has claimed it (`taken`), if
-        Kafka's id proves that it is this Broker's. Raises `LogError`."""
+        """Claim the topic in a Broker's status although another Broker has claimed it, if Kafka's
+        id of the topic is the one in this status. `taken` are the topics that others have claimed;
+        does nothing for a topic that isn't among them. Raises `LogError`."""
         topic = topic_in_status(document)
         if topic is None or topic not in taken:
             return
@@ -88,8 +89,9 @@ class GroupOwnership:
         taken: Container[str],
         broker: BrokerState,
     ) -> None:
-        """Claim the group in a Trigger's status, even if another Trigger has claimed it (`taken`),
-        if the group has offsets on the topic of this Trigger's Broker."""
+        """Claim the consumer group in a Trigger's status although another Trigger has claimed it,
+        if the group has offsets on the topic of this Trigger's Broker. `taken` are the groups that
+        others have claimed."""
         group = group_in_status(document, self.states.naming)
         if group is None or group not in taken:
             return
@@ -103,7 +105,8 @@ class GroupOwnership:
     async def find_foreign_groups(self, document: Document, broker: BrokerState) -> frozenset[str]:
         """Return the group name that the installation's template gives to a new Trigger, if a group
         of that name exists without offsets on the Broker's topic: it belongs to an application and
-        must not be deleted. Empty with upstream's template, whose names only Triggers have."""
+        must not be deleted. Empty with upstream's template, whose names only Triggers have, and if
+        Kafka doesn't answer: the effect that creates the group then reports the error."""
         kind, naming = NameKind.TRIGGER_GROUP, self.states.naming
         if self.states.family is CHANNELS or naming.is_default(kind):
             return frozenset()
@@ -179,8 +182,8 @@ class SensorOwnership:
         return not record.group_is_proved
 
     async def may_delete(self, record: SensorRecord, group: str, kafka: KafkaCluster) -> bool:
-        """Whether the group in a Sensor's status is its own, and may be deleted; raises
-        `LogError`."""
+        """Whether `group`, the one in a Sensor's status, is its own, and may be deleted; if its
+        name doesn't tell, `kafka` is asked. Raises `LogError`."""
         if group != _usual_group(record):
             return True  # no other owner is possible: the name ends in the Sensor's digest
         if self.is_claimed(record, group):
@@ -194,8 +197,9 @@ class SensorOwnership:
         kafka: KafkaCluster,
         record: SensorRecord,
     ) -> frozenset[str]:
-        """Return the existing topics that the Sensor's status names without an id, and that have
-        records or are also named by another Sensor's status. Raises `LogError`."""
+        """Return those of `topics`, existing ones by name, that the `annotations` of the Sensor's
+        status name without an id, and that have records or are also named by another Sensor's
+        status. Empty if `topics` is an error. Raises `LogError`."""
         if isinstance(topics, KnafkaError):
             return frozenset()
         topics_without_id = [

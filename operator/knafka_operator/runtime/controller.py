@@ -121,18 +121,22 @@ class ClusterController(Controller):
         self._own = {
             WatchSelection(kind.api_version, name): kind for name, kind in self.kinds.items()
         }
+        """The kinds that the operator reconciles, by the selection that watches them."""
         self._required_selections = (
             *self._own,
             *BESIDE,
             *((JOBS,) if ARCHIVE in self.kinds else ()),
         )
+        """What must be watched and known before anything is reconciled."""
         for family_operator in operator.all_operators:
             family_operator.moves.on_move = self._on_move
         for triggers in operator.delivering_kinds:
             triggers.dead_letters.on_first_dead_letters = self._on_dead_letters
         self._watches: dict[WatchSelection, Watch] = {}
         self._synced: set[WatchSelection] = set()
+        """Selections whose objects are all known and followed."""
         self._all_synced = asyncio.Event()
+        """Set once the required selections are known."""
         self._definitions = Definitions(api.kinds, operator.all_operators)
         operator.on_policies_known(False)
         self._pods: set[str] = set()
@@ -235,7 +239,7 @@ class ClusterController(Controller):
             self._all_synced.set()
 
     def _on_pods(self, changed: Sequence[Document], gone: Sequence[Document]) -> None:
-        """Report new and deleted receiver pods to the operator, and reconcile the objects that have
+        """Report new and deleted receiver pods to the operator, and enqueue the objects that have
         read the Service of an ending or deleted pod."""
         for pod in changed:
             metadata = pod["metadata"]

@@ -23,6 +23,7 @@ class Definitions:
         self._existing_names: set[str] = set()
         """Names of the existing definitions."""
         self._synced = False
+        """Whether all definitions are known."""
         for operator in operators:
             operator.on_eventing(None)
 

@@ -51,6 +51,7 @@ class FunctionKeys:
         self._keys: Mapping[str, str] = {}
         """The keys by name, as last read."""
         self._changed = asyncio.Event()
+        """Set when the Secret may have changed; wakes `follow`."""
 
     async def start(self) -> None:
         """Read the keys, or create one if there is none; returns when that has succeeded. Retries

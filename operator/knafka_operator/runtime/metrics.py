@@ -106,7 +106,8 @@ def _readiness_metrics(operator: Operator) -> Iterator[Metric]:
 def _trigger_metrics(
     scaled: Sequence[tuple[Mapping[str, str], ScalingStatus]],
 ) -> Iterator[Metric]:
-    """Yield the metrics about lag, drains and events of scaled Triggers."""
+    """Yield the metrics about lag, drains and events of scaled Triggers, which are given as their
+    labels and status."""
     yield Metric(
         "knafka_trigger_lag",
         "Records that the Trigger's group has not committed",
@@ -134,7 +135,7 @@ def _dead_letter_metrics(
     operator: Operator, scaled: Sequence[tuple[Mapping[str, str], ScalingStatus]]
 ) -> Iterator[Metric]:
     """Yield metrics of dead letters: waiting ones by their topics' offsets, new ones by drains'
-    reports."""
+    reports. `scaled` has labels and status of each scaled Trigger."""
     now = time.time()
     waiting = [
         (egress_labels(delivery.egress), waiting_dead_letters)
@@ -198,7 +199,7 @@ def _sensor_metrics(sensors: Sensors) -> Iterator[Metric]:
     )
     yield Metric(
         "knafka_sensor_wakes_total",
-        "Times that drains were opened where none was held, by the decision",
+        "Times that drains were opened where none was held, by the reason",
         [
             ({**labels, "reason": cause}, count)
             for labels, _, wakes in sensor_rows
@@ -225,13 +226,13 @@ def _scaling_metrics(
     ]
     yield Metric(
         "knafka_trigger_lag_known",
-        "Whether the last question for the lag was answered: without it the decision before holds",
+        "Whether the last request for the lag was answered; if not, the last decision stays",
         [(labels, int(scaling_counts.lag_known)) for labels, scaling_counts in counts],
         "gauge",
     )
     yield Metric(
         "knafka_trigger_decisions_total",
-        "Decisions about how many drains a Trigger needs, by what they went by",
+        "Decisions about how many drains a Trigger needs, by their reason",
         [
             ({**labels, "reason": cause}, count)
             for labels, scaling_counts in counts
@@ -240,7 +241,7 @@ def _scaling_metrics(
     )
     yield Metric(
         "knafka_trigger_wakes_total",
-        "Times that drains were opened where none was held, by the decision",
+        "Times that drains were opened where none was held, by the reason",
         [
             ({**labels, "reason": cause}, count)
             for labels, scaling_counts in counts
@@ -276,7 +277,7 @@ def _shard_metrics(shards: Sequence[ShardStatus]) -> Iterator[Metric]:
         )
     yield Metric(
         "knafka_shard_wakes_total",
-        "Times that its drain was opened, by the decision",
+        "Times that its drain was opened, by the decision's reason",
         [
             ({**labels, "reason": cause}, count)
             for labels, shard in shard_rows
@@ -348,5 +349,5 @@ class MetricsServer:
 
 def _leader_metric(leads: bool) -> Metric:
     """Return the metric that tells whether this replica leads."""
-    help_text = "Whether this replica is the one that acts"
+    help_text = "Whether this replica is the leader, which alone acts"
     return Metric("knafka_operator_leader", help_text, [({}, int(leads))], "gauge")

@@ -53,7 +53,9 @@ class FollowedNaming:
         self._settings = settings
         self._cluster = cluster
         self._changed = asyncio.Event()
+        """Set when the ConfigMap may have changed; wakes `follow`."""
         self._problems: Mapping[NameKind, str] = {}
+        """The problem of each invalid template, so that it is posted as an Event only once."""
 
     async def start(self) -> None:
         """Load the recorded templates, and put the declared ones in force, when a term begins.
@@ -83,7 +85,8 @@ class FollowedNaming:
         self._changed.set()
 
     async def follow(self, post: Post) -> None:
-        """Apply each change of the ConfigMap, until cancelled."""
+        """Apply each change of the ConfigMap, until cancelled; `post` posts Kubernetes Events.
+        Errors are logged."""
         while True:
             await self._changed.wait()
             self._changed.clear()
@@ -126,10 +129,8 @@ class FollowedNaming:
         self._problems = problems
 
     async def _load_recorded(self) -> None:
-        """Read the recorded templates, and put the last current ones in force.
-
-        Raises `ClusterError`.
-        """
+        """Read the templates that earlier operators have recorded: remember all of them, and put
+        those that were last in force in force again. Raises `ClusterError`."""
         namespace = self._settings.namespace
         record = await self._cluster.get(CORE, "ConfigMap", namespace, TEMPLATES_CONFIG_MAP)
         for kind, templates in parse_recorded_templates(record).items():
@@ -167,12 +168,13 @@ def declared_template(kind: NameKind, data: Mapping[str, Any]) -> str:
 
 
 def _check_known_limit(kind: NameKind, template: str, naming: Naming) -> None:
-    """Refuse a new template if `MAX_KNOWN` are recorded already. Raises `InvalidDocument`."""
+    """Refuse a template that isn't known yet if `MAX_KNOWN` of its kind are recorded already.
+    Raises `InvalidDocument`."""
     known = naming.known(kind)
     if template not in known and len(known) >= MAX_KNOWN:
         raise InvalidDocument(
             f"data.{kind.value}",
-            f"{MAX_KNOWN} templates were in force already, which are remembered: keep one of them",
+            f"{MAX_KNOWN} templates have been in force, and no more are recorded: keep one of them",
         )
 
 

@@ -132,7 +132,9 @@ async def _read_installation_id(settings: Settings, api: ApiCluster) -> str:
     try:
         namespace_document = await api.get(CORE, "Namespace", namespace, namespace)
     except NotAllowed as error:
-        log.warning("channels can't be told apart from those of other clusters: %s", error)
+        log.warning(
+            "channels of other clusters at the same Kafka can't be distinguished: %s", error
+        )
         namespace_document = None
     return "" if namespace_document is None else str(namespace_document["metadata"]["uid"])
 
@@ -233,10 +235,14 @@ class Webhooks:
         serves: asyncio.Event,
         registration: Registration | None,
     ) -> None:
+        """Start `run_kopf` in a thread; it serves webhooks until the event that it gets is set.
+        `serves` is set once they are served; `registration` registers them at the API server, None:
+        there are none."""
         self._stop = threading.Event()
         self._serves = serves
         self._registration = registration
         self._registered = registration is None
+        """Whether all webhooks are registered."""
         self._thread = threading.Thread(
             target=run_kopf, args=(self._stop,), name="webhooks", daemon=True
         )

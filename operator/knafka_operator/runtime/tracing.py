@@ -62,7 +62,9 @@ class FollowedTracing:
         self._settings = settings
         self._cluster = cluster
         self._changed = asyncio.Event()
+        """Set when one of the ConfigMaps may have changed; wakes `follow`."""
         self._problem = ""
+        """The problem of the ConfigMaps, posted as an Event only once; empty: there is none."""
 
     async def start(self) -> None:
         """Put the tracing settings of the ConfigMaps in force for all functions at once, when a
@@ -87,7 +89,8 @@ class FollowedTracing:
         self._changed.set()
 
     async def follow(self, operator: Owners, enqueue: Callable[[Owner], None], post: Post) -> None:
-        """Roll out each change, until cancelled."""
+        """Roll out each change of the ConfigMaps, until cancelled: `enqueue` makes an owner due,
+        `post` posts Kubernetes Events. Errors are logged."""
         while True:
             await self._changed.wait()
             self._changed.clear()
@@ -197,7 +200,8 @@ def service_owners(states: States) -> list[Owner]:
 
 
 def _triggers_in_shards(operator: Owners, owner: Owner) -> list[Owner]:
-    """Return the Triggers in a Broker's shards, whose reconciliation applies the shards."""
+    """Return the Triggers in a Broker's shards, whose reconciliation applies the shards; none for
+    any other owner."""
     kind, namespace, name = owner
     triggers: list[Owner] = []
     for states in (

@@ -31,7 +31,9 @@ class LinePace:
         self.open = 0
         """Number of responses that are being read."""
         self._lines = lines
+        """Allowed lines a second of each open response."""
         self._size = size
+        """Allowed bytes a second of each open response."""
         self._on_pace_at = 0.0
         """When all lines so far could have arrived at the allowed rate, by the clock of `pause`."""
 

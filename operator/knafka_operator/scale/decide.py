@@ -19,7 +19,8 @@ NOTHING_WAITS: Final = "nothing waits"
 
 
 class Cause(StrEnum):
-    """The reason that determined a scaling decision; a label of metrics."""
+    """The reason that determined a scaling decision; a label of metrics. One without a text means
+    what its name says."""
 
     NO_LAG = "no_lag"
     LAG = "lag"
@@ -31,6 +32,7 @@ class Cause(StrEnum):
     """There would be more drains than partitions."""
     PAUSED = "paused"
     KEEPING_OFFSETS = "keeping_offsets"
+    """A drain joins the group for a moment, so that Kafka doesn't forget its offsets."""
     DUE = "due"
     """A Sensor has a timeout to handle, without a new event."""
     PREWARM = "prewarm"
@@ -46,6 +48,7 @@ class Scale:
     """A scaling decision: the number of drains, and the reason."""
 
     replicas: int
+    """Number of drains."""
     reason: str
     """The reason for users, shown in statuses and by `knafka up`."""
     cause: Cause = field(default=Cause.LAG, compare=False)
@@ -70,6 +73,7 @@ class ScalingStatus:
     beyond_end: frozenset[int] = frozenset()
     """Partitions where the committed offset is beyond the topic's end."""
     paused: bool = False
+    """Whether the Trigger or Sensor is declared to be paused."""
     shard: str | None = None
     """Group of the shared dispatcher that delivers the Trigger; None: its own dispatcher does."""
 
@@ -95,12 +99,15 @@ class ShardStatus:
     kind: str
     """Kind of the shard's Triggers, as in `Egress.kind`."""
     group: str
+    """The shard's name."""
     triggers: int
+    """Number of its Triggers."""
     lag: int
     """Records that the shard's Triggers have not committed, as far as their lag is known."""
     wanted: int
     """Requests that the shard needs: 0 or 1."""
     held: int
+    """Requests that are open: 0 or 1."""
     wakes: Mapping[Cause, int]
     """How often the shard's request was opened, by the cause of the decision."""
 
@@ -108,7 +115,8 @@ class ShardStatus:
 def decide_scale(
     lag: int, partitions: int, autoscaling: Autoscaling, held: int, *, shared: bool = False
 ) -> Scale:
-    """Decide how many drains a Trigger needs now, where `held` are open already.
+    """Decide how many drains a Trigger needs now, at this lag (records) on this number of
+    partitions, where `held` drains are open already.
 
     The number is ceil(lag / lag-threshold), within min-scale, max-scale and the number of
     partitions; 0 while the Trigger is paused, and at most 1 in a shared dispatcher (`shared`). A
@@ -147,8 +155,8 @@ def decide_scale(
 
 
 def keep_offsets(scale: Scale, partitions: int, *, shared: bool) -> Scale:
-    """Return a scale of one drain instead of none (`scale`), so that Kafka keeps the group's
-    offsets."""
+    """Return a scale of one drain (none without `partitions`) instead of none (`scale`), so that
+    Kafka keeps the group's offsets."""
     reason = f"{scale.reason}, one to keep its offsets{_dispatcher_suffix(shared)}"
     return Scale(min(1, partitions), reason, Cause.KEEPING_OFFSETS)
 

@@ -75,7 +75,9 @@ class HttpDrains:
         self._urls = urls
         self._tokens = tokens or FunctionTokens()
         self._shard_line = min(LINE_BYTES + shard_size * TRIGGER_LINE_BYTES, MAX_LINE_BYTES)
+        """Most bytes of a line of a shard's progress."""
         self._session: aiohttp.ClientSession | None = None
+        """None: no request was sent yet."""
         self._paces: dict[str, LinePace] = {}
         """Rate limits by unit, kept while no request is open, so that new requests aren't
         faster."""
@@ -83,15 +85,17 @@ class HttpDrains:
     def hold(
         self, trigger_id: str, egress: Egress, request: DrainRequest, stop: asyncio.Event
     ) -> AsyncIterator[DrainProgress]:
-        """Hold one drain; yields its progress. Closing the iterator closes the connection. Raises
-        `DrainRefused` and what `aiohttp` raises."""
+        """Request a drain from the dispatcher of a Trigger, which must have this Egress, and yield
+        its progress. Setting `stop` ends the drain; closing the iterator only closes the
+        connection. Raises `DrainRefused` and what `aiohttp` raises."""
         checked_request = request.model_copy(update={"egress": documents.digest(egress)})
         return self._read_progress(DrainProgress, trigger_id, checked_request, stop, LINE_BYTES)
 
     def hold_shard(
         self, shard: Shard, request: DrainRequest, stop: asyncio.Event
     ) -> AsyncIterator[ShardProgress]:
-        """Hold the drains of one shard, as `hold` does one."""
+        """Request a drain of all Triggers of a shard from its dispatcher, and yield its progress.
+        `stop`, closing and errors as of `hold`."""
         shard_request = request.model_copy(update={"shard": shard.group})
         return self._read_progress(
             ShardProgress, shard.group, shard_request, stop, self._shard_line
@@ -100,7 +104,8 @@ class HttpDrains:
     def hold_sensor(
         self, sensor_id: str, sensor: SensorContract, request: DrainRequest, stop: asyncio.Event
     ) -> AsyncIterator[DrainProgress]:
-        """Hold one drain of a Sensor, as `hold` does."""
+        """Request a drain from the function of a Sensor, which must have this contract, and yield
+        its progress. `stop`, closing and errors as of `hold`."""
         sensor_request = request.model_copy(update={"sensor": documents.digest(sensor)})
         return self._read_progress(
             DrainProgress, sensor_id, sensor_request, stop, SENSOR_LINE_BYTES
@@ -175,7 +180,8 @@ class HttpDrains:
 
 
 async def _read_line(lines: AsyncIterator[bytes], url: str, limit: int) -> bytes | None:
-    """Return the next line; None at the end. Raises `DrainRefused` for a line that is too long."""
+    """Return the next line; None at the end. Raises `DrainRefused` for a line of more than `limit`
+    bytes; `url` is named in the error."""
     try:
         return await anext(lines, None)
     except (ValueError, LineTooLong) as error:

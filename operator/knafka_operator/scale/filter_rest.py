@@ -47,6 +47,7 @@ class FilterRest:
         self._initial_lag = 0
         """Lag when the drains began."""
         self._checked_at = -math.inf
+        """When `_filtered` was last read, or the drains began."""
         self._filtered = 0
         """Number of events that the drains had filtered out at `_checked_at`, the last check."""
 
@@ -59,7 +60,8 @@ class FilterRest:
         return max(0.0, self._until - now)
 
     def on_begin(self, lag: int, now: float) -> None:
-        """Record that the first drain has begun, or continues with another request, at this lag."""
+        """Record that the first drain has begun, or continues with another request, at this lag
+        (records)."""
         if now - self._over_at > SAME_DRAIN_SECONDS:
             self._passed_at = now
         self._checked_at = now
@@ -70,8 +72,8 @@ class FilterRest:
         self._over_at = now
 
     def on_progress(self, previous: DrainProgress | None, line: DrainProgress, now: float) -> None:
-        """Record a drain's progress; `previous` is its last recorded one, None at its begin. An
-        event that passed the filter ends the rest."""
+        """Record `line`, a drain's new progress; `previous` is its last recorded one, None at its
+        begin. An event that passed the filter ends the rest."""
         passed = _passed_count(line) - (0 if previous is None else _passed_count(previous))
         if passed > 0 or line.unsettled or line.congestion:
             self.reset()

@@ -120,7 +120,7 @@ class Unit(Protocol[Reported]):
         ...
 
     def on_line(self, hold: Hold, line: Reported) -> None:
-        """Handle a line of progress."""
+        """Handle a line of progress that the drain of this request reports."""
         ...
 
     def on_close(self, hold: Hold) -> None:
@@ -155,6 +155,7 @@ class Holds(Generic[Line]):
         self._on_over = on_over
         self._slots = slots
         self._open: dict[Hold, asyncio.Event] = {}
+        """Holds that aren't ending, with the event that stops each."""
         self._ending: set[Hold] = set()
         self._without_request: set[Hold] = set()
         """Holds whose last request ended or broke off before its drain ended."""
@@ -176,8 +177,7 @@ class Holds(Generic[Line]):
         return self._ending | self._open.keys()
 
     def open(self, cause: Cause, others: Collection[int] = ()) -> None:
-        """Open one more hold for the reason `cause`; `others` are slots of drains without a
-        request."""
+        """Open one more hold, for this cause; `others` are slots of drains without a request."""
         if not self.all:
             self.wakes[cause] += 1
         stop = asyncio.Event()
@@ -226,7 +226,8 @@ class Holds(Generic[Line]):
             self._on_over()
 
     async def _drain(self, hold: Hold, stop: asyncio.Event, ask: Ask[Line]) -> Ended:
-        """Hold one drain until it ends or its budget is spent; raises only if cancelled."""
+        """Hold one drain by consecutive requests until it ends, `stop` is set or its budget is
+        spent; returns how the last request ended. Raises only if cancelled."""
         loop = asyncio.get_running_loop()
         over_at = loop.time() + self._budget
 
@@ -271,13 +272,14 @@ class Holds(Generic[Line]):
         *,
         may_fail: bool = False,
     ) -> Ended:
-        """Hold one request for at most `budget` seconds; returns how its drain ended (`BUDGET`: it
-        may go on). Raises only if cancelled. With `may_fail` a failure isn't reported."""
-        needless = len(self._open) > self._unit.floor
+        """Hold one request of `ask` for at most `budget` seconds; returns how its drain ended
+        (`BUDGET`: it may go on). Raises only if cancelled. With `may_fail` a failure isn't
+        reported."""
+        may_end_idle = len(self._open) > self._unit.floor
         request = DrainRequest(
             # A drain that min-scale requires doesn't end when idle, since another would have to
             # begin.
-            idle=self._unit.cooldown if needless else self._budget,
+            idle=self._unit.cooldown if may_end_idle else self._budget,
             budget=budget,
             slot=None if self._slots is None else self._slots.slot_of(hold),
         )

@@ -46,6 +46,7 @@ class LagCheck:
     """One topic or Sensor that is checked whenever it is due."""
 
     def __init__(self, kafka: GroupSource, ending: EndingHolds) -> None:
+        """`ending` has the stopped drains that must end before new ones are opened."""
         self.kafka, self.ending = kafka, ending
         self.checked_at = -math.inf
         """When the last check began."""
@@ -57,7 +58,8 @@ class LagCheck:
         """Set when `due` became earlier, or the checks have ended."""
 
     def check_soon(self) -> None:
-        """Make the next check due now, or `CHECK_SPACING` after the last one."""
+        """Make the next check due now, or, if one has just begun, `CHECK_SPACING` seconds after
+        that."""
         soon = max(asyncio.get_running_loop().time(), self.checked_at + CHECK_SPACING)
         if soon < self.due:
             self.due = soon
@@ -79,7 +81,8 @@ class LagCheck:
                 await self.check()
 
     async def check(self) -> None:
-        """Read the lag from Kafka, decide on the number of drains, and open missing ones."""
+        """Read the lag from Kafka, decide on the number of drains, and open missing ones.
+        Subclasses override it for a topic or a Sensor; it also sets when the next check is due."""
         raise NotImplementedError
 
 
@@ -90,6 +93,7 @@ class LagChecks:
         self._waiting: list[LagCheck] = []
         """Checks that have no task yet."""
         self._added = asyncio.Event()
+        """Set when a check is added; wakes `run`."""
 
     def add(self, check: LagCheck) -> None:
         """Add a check, which starts at once if `run` is running."""
@@ -114,7 +118,9 @@ class TopicLagCheck(LagCheck):
     def __init__(self, names: Sequence[str], kafka: GroupSource, ending: EndingHolds) -> None:
         super().__init__(kafka, ending)
         self.names = names
+        """The topics that are read together; mostly one."""
         self.triggers: dict[str, ScaledTrigger] = {}
+        """The Triggers that read these topics, by the scaler's id."""
 
     async def check(self) -> None:
         """Read the lags of all Triggers in one request, and scale each of them."""

@@ -17,9 +17,8 @@ log = logging.getLogger(__name__)
 async def run_repeatedly(
     what: str, run: Callable[[], Awaitable[None]], every: float, first: float | None = None
 ) -> None:
-    """Call `run` every `every` seconds until cancelled, the first time after `first` seconds
-    (default `every`). Errors are logged with `what`, and the loop continues.
-    """
+    """Call `run` every `every` seconds until cancelled, the first time after `first` seconds (None:
+    after `every`). Errors are logged with `what`, the work in words, and the loop continues."""
     pause = every if first is None else first
     while True:
         await asyncio.sleep(pause)

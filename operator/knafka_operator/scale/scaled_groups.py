@@ -60,17 +60,23 @@ class ScaledGroup:
     `on_line`, and so implement `Unit` (`holds`)."""
 
     id: str
+    """The id by which the scaler knows the Trigger or Sensor."""
     autoscaling: Autoscaling
     _: KW_ONLY
     lag: int | None = None
+    """Records that the group has not committed; None: not known yet."""
     scale: Scale = SCALE_NOT_KNOWN
+    """The last decision about the number of drains."""
     floor: int = 0
     """Number of drains held even when they end idle."""
     open: dict[Hold, DrainProgress] = field(default_factory=dict)
+    """The open requests, with the last progress of each."""
     ended: DrainProgress = field(default_factory=DrainProgress)
     """Counts of drains that have ended; for a Trigger, including all counts of shards."""
     lag_error: str | None = None
+    """The error of the last request for the lag; None: it was answered."""
     drain_error: str | None = None
+    """The error of the last drain; None: there is none."""
     join_due_at: float = math.inf
     """When a drain must join the group again, by the event loop's clock."""
 
@@ -93,7 +99,8 @@ class ScaledGroup:
         self.ended = sum_progress([self.ended, self.open.pop(hold)], [])
 
     def on_end(self, ended: Ended, last: DrainProgress | None, error: str | None) -> None:
-        """Record a request's error, or that the group was joined."""
+        """Record the `error` of a request (None: it had none); after one that ended as intended,
+        also that the group was joined."""
         self.drain_error = error
         if ended in (Ended.IDLE, Ended.BUDGET):
             self.note_joined()
@@ -108,8 +115,10 @@ class SharedDrain(Protocol):
     """A shard's drain from the view of one of its Triggers; implemented by `ScaledShard`."""
 
     holds: Holds[Any]
+    """The shard's request, at most one."""
     shard: Shard
     error: str | None
+    """The last error of the shard's request; None: there is none."""
 
     def progress_of(self, trigger: ScaledTrigger) -> Sequence[DrainProgress]:
         """Return the current progress of a Trigger in the shard."""
@@ -130,7 +139,9 @@ class ScaledTrigger(ScaledGroup):
     settled: Mapping[int, int] = field(default_factory=dict)
     """Settled records by partition, as of the last request for the lag (`Lag.settled`)."""
     decisions: Counter[Cause] = field(default_factory=Counter)
+    """How often each cause has determined a decision."""
     beyond_end: frozenset[int] = frozenset()
+    """Partitions where the committed offset is beyond the topic's end."""
     lag_request_due_at: float = -math.inf
     """When the lag must be read again while the Trigger's shard drains, by the event loop's
     clock."""
@@ -169,7 +180,8 @@ class ScaledTrigger(ScaledGroup):
         return not self.is_shared and self.rest.is_resting(asyncio.get_running_loop().time())
 
     def on_open(self, hold: Hold) -> None:
-        """Record that a request has begun; the first open one begins a drain for `rest`."""
+        """Record that a request has begun. If no other is open, a drain begins, and `rest` is
+        told."""
         if not self.open:
             self.rest.on_begin(self.lag or 0, asyncio.get_running_loop().time())
         ScaledGroup.on_open(self, hold)
@@ -188,7 +200,9 @@ class ScaledTrigger(ScaledGroup):
 
     @property
     def needs_lag_request(self) -> bool:
-        """Whether the lag must be read from Kafka, because the shard's reports aren't enough."""
+        """Whether the lag must be read from Kafka: True unless a shard drains the Trigger, whose
+        reports are enough while the lag is small and was read less than about `LAG_INTERVAL`
+        seconds ago."""
         if self.shard is None or not self.shard.holds:
             return True
         if self.lag is None or self.lag > self.autoscaling.lag_threshold:
@@ -279,6 +293,7 @@ class ScaledSensor(ScaledGroup):
     sensor: SensorContract
     holds: Holds[DrainProgress] = field(init=False)
     slots: Slots = field(default_factory=Slots)
+    """The slots of its drain requests."""
     due: int | None = None
     """The time of the next firing without an event (ms since the Unix epoch), from the group's
     commit metadata; None: there is none."""

@@ -29,11 +29,13 @@ _NO_COUNTS: Final[dict[str, Any]] = {**dict.fromkeys(COUNTED, 0), "dead_letters"
 
 
 class SettledGroups(NamedTuple):
-    """Groups and their committed offsets; see `LagSource.note_committed`."""
+    """Consumer groups of a shard and the offsets that they have committed, by which the lag is
+    known without a request (`LagSource.note_committed`)."""
 
     groups: Sequence[str]
     topic: str
     offsets: Positions
+    """The committed offset of each partition of `topic`, the same for all groups."""
     since: float
     """Seconds since the drain that has committed them began."""
 
@@ -55,7 +57,10 @@ class ScaledShard:
         """When the first of the shard's consecutive requests was opened, by the event loop's
         clock."""
         self._settled: SettledGroups | None = None
+        """Commits that the last request has reported; None: it reported none, or they were
+        returned."""
         self._is_open = False
+        """Whether a request is open."""
         self._contract: int | None = None
         """Position in the contract topic that the open request has reported; None: no line yet."""
         self._last_progress: dict[str, DrainProgress] = {}

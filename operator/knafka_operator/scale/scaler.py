@@ -74,13 +74,13 @@ class Drains(Protocol):
     def hold_shard(
         self, shard: Shard, request: DrainRequest, stop: asyncio.Event
     ) -> AsyncIterator[ShardProgress]:
-        """Request a drain of all Triggers of a shard from its dispatcher, as `hold` does."""
+        """Request a drain of all Triggers of a shard; `stop` and errors as of `hold`."""
         ...
 
     def hold_sensor(
         self, sensor_id: str, sensor: SensorContract, request: DrainRequest, stop: asyncio.Event
     ) -> AsyncIterator[DrainProgress]:
-        """Request a drain from a process of a Sensor, as `hold` does from a dispatcher."""
+        """Request a drain from a process of a Sensor; `stop` and errors as of `hold`."""
         ...
 
 
@@ -96,7 +96,8 @@ class Scaler:
         request_budgets: tuple[float, float] = REQUEST_BUDGETS,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """`now` returns Unix time in seconds, with which Sensors' timeouts are compared."""
+        """`budget` is the seconds of one drain, `request_budgets` those of its first and of each
+        other request; `now` returns Unix time (seconds), with which timeouts are compared."""
         self._request_budgets = request_budgets
         self._kafka = kafka
         self._drains = drains
@@ -138,7 +139,8 @@ class Scaler:
         autoscaling: Autoscaling,
         shard: Shard | None = None,
     ) -> None:
-        """Start to scale a Trigger, or apply changes to it; its counts go on.
+        """Start to scale a Trigger, or apply changes to it; its counts go on. `shard` is the one
+        that drains it; None: its own dispatcher does.
 
         A changed `egress`, a pause and a `shard` end its own drains. A shard's request goes on
         without a paused or moved Trigger, whose record the caller must have removed, and ends with
@@ -219,10 +221,9 @@ class Scaler:
         await self._ending.wait(id_)
 
     async def wait_until_applied(self, shard_group: str, position: int, timeout: float) -> bool:
-        """Wait until a shard delivers by every record before `position` of the contract topic.
-
-        Returns True at once if the shard has no open request, and False after `timeout` seconds.
-        """
+        """Wait until a shard delivers by every record before `position` of the contract topic;
+        returns True then, or at once if the shard has no open request, and False after `timeout`
+        seconds."""
         try:
             async with asyncio.timeout(timeout):
                 while (shard := self._shards.get(shard_group)) is not None:
@@ -266,8 +267,7 @@ class Scaler:
     def prewarm(self, topic: str, limit: int) -> None:
         """Open drains for a topic's Triggers that have none, before an announced event is in Kafka;
         only if at most `limit` need one, where a shard counts as one. Dispatchers then start at the
-        same time as the receiver, not after it.
-        """
+        same time as the receiver, not after it."""
         topic_check = self._topic_checks.get(topic)
         idle_holds: dict[Holds[Any], list[ScaledTrigger]] = {}
         for trigger in topic_check.triggers.values() if topic_check else ():
@@ -343,13 +343,13 @@ class Scaler:
     def _await_empty(self, id_: str, previous: str, group: str, autoscaling: Autoscaling) -> None:
         """Delay new drains until the consumer group is empty, as drains without a request of ours,
         such as one held by another operator, may continue with the old contract. No delay if the
-        group has changed too, or with min-scale, whose old pods the reconciliation awaits.
-        """
+        group is not the `previous` one, or with min-scale, whose old pods the reconciliation
+        awaits."""
         if previous == group and not autoscaling.min_scale:
             self._ending.wait_for(id_, partial(self._wait_until_empty, id_, group))
 
     async def _wait_until_empty(self, id_: str, group: str) -> None:
-        """Wait until the group is empty, or log a warning after `LEAVE_TIMEOUT`."""
+        """Wait until the group is empty, at most `LEAVE_TIMEOUT` seconds; then log a warning."""
         loop, obstacle = asyncio.get_running_loop(), ""
         deadline = loop.time() + LEAVE_TIMEOUT
         while loop.time() < deadline:
@@ -384,8 +384,8 @@ class Scaler:
             lambda: self._check_soon(topics_key(trigger.egress)),
             request_budgets=self._request_budgets,
         )
-        # When its group was last joined isn't known. Taken as now, so that a start of the operator
-        # doesn't have all groups joined; most Triggers have events before the next join is due.
+        # When a drain last joined the group isn't known. Assume now: otherwise all groups would be
+        # joined when the operator starts.
         trigger.note_joined()
         return trigger
 
@@ -454,7 +454,7 @@ class Scaler:
 
     def _leave(self, trigger: ScaledTrigger, *, stays: bool = False) -> None:
         """Remove a Trigger from its shard; end the request of an empty shard, unless the Trigger
-        `stays` and is added again."""
+        `stays`: the caller adds it again."""
         if trigger.shard is None:
             return
         shard = self._shards[trigger.shard.shard.group]

@@ -34,6 +34,7 @@ class Authentication:
     EventPolicies of one namespace."""
 
     is_on: bool = False
+    """Whether senders must send a token."""
     mode: AuthorizationMode = "allow-same-namespace"
     """Upstream's default."""
     policies: tuple[Mapping[str, Any], ...] = ()

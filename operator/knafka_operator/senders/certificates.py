@@ -66,14 +66,14 @@ def https_of_secret(
     if min_receiver_pods(broker.metadata.annotations, 0) < 1:
         raise NotReady(
             "TLSNeedsMinScale",
-            f"its receiver ends TLS itself, past Knative, which then wakes none: annotate it "
-            f'{MIN_SCALE}: "1", or more for more pods, or take {TLS_SECRET} away',
+            f"its receiver ends TLS itself, past Knative, which then wakes no pod: annotate it "
+            f'{MIN_SCALE}: "1", or more for more pods, or remove {TLS_SECRET}',
         )
     return Https(f"https://{host}", f"{authorities}\n" if authorities else None, name)
 
 
 def _invalid_secret(where: str, problem: str) -> NotReady:
-    """Return the error for a Secret that can't be used for TLS."""
+    """Return the error for a Secret that can't be used for TLS; `where` names the Secret."""
     return NotReady("TLSSecretInvalid", f"{where}: {problem}: want it as cert-manager writes it")
 
 

@@ -55,6 +55,7 @@ class Encryption:
     """Transport encryption, which is one setting for all Brokers and KafkaChannels."""
 
     mode: EncryptionMode = "disabled"
+    """`disabled`: http; `permissive`: https and http; `strict`: only https."""
 
     @classmethod
     def of(cls, features: ConfigMap | None) -> Encryption:
@@ -78,8 +79,9 @@ class Encryption:
     def addresses(
         self, http: Mapping[str, Any], path: str, https: Https | NotReady | None
     ) -> list[Mapping[str, Any]]:
-        """Return all addresses of a receiver; the last one becomes `status.address`, as upstream's.
-        Without https, `https` is None or the error that explains why."""
+        """Return all addresses of a receiver: `http`, its address by http, and the https address at
+        `path`, as the mode requires. The last one becomes `status.address`, as upstream's. Without
+        https, `https` is None or the error that explains why."""
         all_addresses: list[Mapping[str, Any]] = []
         if isinstance(https, Https):
             address = {**http, "name": "https", "url": https.url + path}

@@ -47,12 +47,13 @@ def applied_policies(
 
 
 def policies_ready_condition(applied: tuple[AppliedPolicy, ...], mode: str) -> Condition:
-    """Return the condition `EventPoliciesReady`, with upstream's reasons."""
+    """Return the condition `EventPoliciesReady`, with upstream's reasons. `mode` is the
+    authorization mode, which decides who may send where no policy applies."""
     if not applied:
         message = f'Default authz mode is "{mode}"'
         return Condition(EVENT_POLICIES_READY, Status.TRUE, "DefaultAuthorizationMode", message)
     if missing := [policy.name for policy in applied if not policy.is_ready]:
-        message = f"event policies {', '.join(missing)} are not ready, and let nobody through"
+        message = f"event policies {', '.join(missing)} are not ready, and admit nobody"
         return Condition(EVENT_POLICIES_READY, Status.FALSE, "EventPoliciesNotReady", message)
     return Condition(EVENT_POLICIES_READY, Status.TRUE)
 

@@ -33,7 +33,9 @@ class Features:
     """The features of one namespace; an unreadable feature holds its error as the value."""
 
     authentication: Authentication | KnafkaError
+    """How senders are authenticated in the namespace."""
     encryption: Encryption | KnafkaError
+    """Whether senders must use https."""
     event_types: bool
     """Whether EventTypes are created; False if that can't be read."""
 
@@ -91,7 +93,8 @@ async def observe_https(
     cluster: Cluster, broker: Broker, settings: Settings, now: datetime | None = None
 ) -> Https | NotReady:
     """Return the https address of a Broker's receiver, or the error that explains why it has none.
-    Raises `ClusterError`."""
+    `now` is the time by which its certificate is checked, None: the present. Raises
+    `ClusterError`."""
     namespace = broker.metadata.namespace
     if (name := broker.metadata.annotations.get(TLS_SECRET)) is None:
         return await observe_https_of(cluster, namespace, receiver_services.receiver_name(broker))

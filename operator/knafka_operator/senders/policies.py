@@ -42,6 +42,6 @@ class Policies:
     def of(self, namespace: str) -> tuple[Document, ...]:
         """Return the policies of a namespace. Raises `NotReady` until all policies are known."""
         if not self.is_known:
-            message = "the EventPolicies are not read yet, and nothing is opened without them"
+            message = "the EventPolicies are not read yet, and without them nobody is admitted"
             raise NotReady("EventPoliciesGetFailed", message, transient=True)
         return tuple(self._by_namespace.get(namespace, {}).values())

@@ -49,7 +49,8 @@ def actions_for_trigger(
     """Return the topic and the Sensor's trigger whose actions a Trigger delivers. Raises `NotReady`
     if it may not deliver them.
 
-    `sensor` is the Sensor that the Trigger's annotation names; None: it doesn't exist.
+    `sensor` is the Sensor that the Trigger's annotation names (None: it doesn't exist), `broker`
+    the state of the Trigger's Broker; `enabled`: whether the installation serves Sensors.
     """
     if not enabled:
         raise NotReady("SensorsDisabled", "KNAFKA_SENSORS is not enabled: Sensors don't run here")
@@ -58,7 +59,7 @@ def actions_for_trigger(
         raise NotReady(
             "SensorNotOurs",
             f"the annotation {SENSOR_NAME_KEY} is for {trigger['kind']}s that a Sensor of that "
-            "name has made, and this one has not: remove it",
+            "name has made, which this one isn't: remove it",
         )
     kind, bus = broker.broker.kind, sensor.bus
     if (bus.family, bus.identity.name) != (family_of(kind), broker.broker.metadata.name):

@@ -70,6 +70,7 @@ class WatchedSensor(NamedTuple):
     """A Sensor's contract and autoscaling, for the scaler."""
 
     sensor: contract.SensorContract
+    """The contract of the Sensor's function."""
     autoscaling: Autoscaling
 
 
@@ -80,6 +81,7 @@ class ObservedSensor(ObservedObject, Generic[K]):
 
     sensor: Sensor | InvalidDocument
     broker: BrokerState[K] | None = None
+    """The state of the Sensor's Broker or channel; None: it has no topic yet."""
     stored_broker: Mapping[str, Any] | None = None
     """The Broker's document, read only if it has no topic; None: it doesn't exist."""
     ours: bool = True
@@ -148,6 +150,7 @@ class _SensorSteps(Generic[K]):
         self.settings = settings
         self.conditions = ConditionSet(types)
         self.needed = Needed(observed.failed)
+        """The effects that must run before the decision can go on."""
         self.annotations = observed.annotations
         """Annotations of the new status."""
 
@@ -354,8 +357,8 @@ def _consumer_group(
 ) -> str:
     """Return a Sensor's consumer group: the one in its status, whose `annotations` these are, else
     one of the usual name (BUS-S14), or a distinct one if another owner has that. `foreign`: a group
-    of the usual name may be somebody else's. Raises `NotReady` if it is the one in the status, and
-    so isn't proved to be the Sensor's."""
+    of the usual name isn't proved to be the Sensor's. Raises `NotReady` if that is the one in the
+    status."""
     name_parts = sensor.metadata.namespace, sensor.bus.family.own_name(sensor.metadata.name)
     recorded_group, usual_group = annotations.get(GROUP_STATUS), names.sensor_group(*name_parts)
     if (

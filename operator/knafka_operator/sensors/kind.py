@@ -222,8 +222,8 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
     # The scaler.
 
     async def _start_scaling(self, watched: WatchedSensor, record: SensorRecord) -> None:
-        """Make the scaler scale a Sensor by this contract, in place of the previous one; returns
-        once the previous drains have ended."""
+        """Make the scaler scale a Sensor by the contract and autoscaling in `watched`, instead of
+        the previous ones; returns once the previous drains have ended."""
         sensor, autoscaling = watched
         kafka, previous = record.kafka, record.scaled
         assert kafka is not None
@@ -375,13 +375,13 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
     # Effects.
 
     def kafka_of(self, observed: Observed, record: SensorRecord) -> KafkaCluster | None:
-        """Return the Kafka of the Sensor's bus; None: not known."""
+        """Return the Kafka of the Sensor's bus; None: it isn't known yet."""
         return record.kafka
 
     async def start_delivery(
         self, document: Document, watched: WatchedSensor, *, replaces: bool
     ) -> ScalingStatus | None:
-        """Start to scale the Sensor; returns the scaler's status of it, None if it isn't known."""
+        """Start to scale the Sensor by `watched`; returns its scaling status, None: unknown."""
         await self._start_scaling(watched, self.states.sensors[Identity.of(document)])
         return self.scaling_status(Identity.of(document))
 

@@ -23,7 +23,7 @@ ACTION_EVENTS: Final = 16
 
 
 class HeldLimits(Model):
-    """The most keys and bytes that one process of a Sensor may hold."""
+    """The most keys, and the most bytes of events, that one process of a Sensor may hold."""
 
     keys: int = MAX_HELD_KEYS
     bytes: int = MAX_HELD_BYTES
@@ -49,8 +49,8 @@ def held_limits(sensor: Resource) -> HeldLimits:
 
 
 def oversized_firings(conditions: Conditions) -> Iterator[tuple[int, str]]:
-    """Yield the index of each trigger whose firings may be too large for the action topic, with a
-    sentence about it."""
+    """Yield the index of each of a Sensor's triggers whose firings may be too large for the action
+    topic, with a sentence about it for users."""
     for number, rule in enumerate(conditions.rules()):
         event_count = sum(rule.condition.wanted.values())
         if event_count > ACTION_EVENTS:

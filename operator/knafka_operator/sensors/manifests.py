@@ -63,7 +63,8 @@ def function_service(
     settings: Settings,
 ) -> Manifest:
     """Return the manifest of the Knative Service of a Sensor's function, with one pod for each
-    drain; `secret` is the mounted Secret's name and version.
+    drain, and at most one for each of the `partitions` of the topics that it reads; `secret` is the
+    mounted Secret's name and version (None: none is needed).
 
     With a min-scale Knative itself keeps that many pods, which drain from their start without a
     request.
@@ -129,8 +130,8 @@ def sensor_label(sensor: Resource) -> str:
 def _trigger_manifest(
     sensor: Sensor, trigger: TriggerOfSensor, declared: Mapping[str, Any]
 ) -> Manifest:
-    """Return the manifest of the Trigger or Subscription that delivers a Sensor trigger's
-    actions."""
+    """Return the manifest of the Trigger or Subscription that delivers the actions of `trigger`,
+    one of the Sensor's; `declared` is that trigger as stored."""
     semantics = {} if trigger.at_least_once else {SEMANTICS: AT_MOST_ONCE}  # BUS-5, BUS-S7
     delivery = delivery_of(trigger, declared)
     payload = {PAYLOAD: BATCH_PAYLOAD} if trigger.payload == BATCH_PAYLOAD else {}

@@ -95,7 +95,8 @@ class SensorPublishing:
 
 
 def _is_published(stored_status: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
-    """Return whether the stored status has these annotations and these waiting events already."""
+    """Whether the stored status has the annotations and waiting events of `status`, which is to be
+    written, already."""
     annotations = stored_status.get("annotations") or {}
     return all(annotations.get(key) == text for key, text in status["annotations"].items()) and (
         "waiting" not in status or stored_status.get("waiting") == status["waiting"]

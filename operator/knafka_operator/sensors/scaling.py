@@ -38,8 +38,7 @@ SENSOR_PAUSED: Final = Condition(
 
 def sensor_autoscaling(sensor: Resource, maxima: Maxima) -> Autoscaling:
     """Return the autoscaling that a Sensor's annotations declare, which are the same as a
-    Trigger's. Raises `InvalidDocument`.
-    """
+    Trigger's; `maxima` are the installation's. Raises `InvalidDocument`."""
     return Autoscaling.from_annotations(
         sensor.metadata.annotations, DEFAULT_SENSOR_AUTOSCALING, maxima
     )
@@ -48,7 +47,8 @@ def sensor_autoscaling(sensor: Resource, maxima: Maxima) -> Autoscaling:
 def sensor_delivering_condition(
     declared: Autoscaling, scaled: ScalingStatus | None
 ) -> Condition | None:
-    """Return the condition `Delivering`: whether the Sensor handles events. None: not known yet."""
+    """Return the condition `Delivering`: whether the Sensor handles events. `declared` is its
+    autoscaling, `scaled` the scaler's status of it (None: it isn't scaled). None: not known yet."""
     if declared.paused:
         return SENSOR_PAUSED
     return None if scaled is None or scaled.paused else delivering_condition(scaled)
@@ -80,7 +80,7 @@ def dead_letters_condition(scaled: ScalingStatus | None) -> Condition | None:
     if Reason.STATE_FULL.value in counts_by_reason:
         reason = "StateFull"
         message += (
-            "; it holds as much as it may and let go of its oldest events: declare a window"
+            "; it held as much as it may, and dropped its oldest events: declare a window"
             f" (within), or raise {MAX_HELD_KEYS_ANNOTATION} or {MAX_HELD_BYTES_ANNOTATION}"
         )
     return Condition(DEAD_LETTERS_TYPE, Status.FALSE, reason, message, Severity.WARNING)

@@ -38,8 +38,10 @@ def desired_topics(
     existing_topics: Mapping[str, TopicDescription | None],
     names_of_others: Container[str],
 ) -> Mapping[str, Topic]:
-    """Return a Sensor's desired topics, by their use (BUS-9 to BUS-11, BUS-13). `broker` is the
-    state of its bus, `annotations` are those of its status, `existing_topics` are by name.
+    """Return a Sensor's desired topics, by their use: `ACTION`, `CHANGELOG` and `TRIGGER` (BUS-9 to
+    BUS-11, BUS-13). `broker` is the state of its bus, `annotations` are those of its status;
+    `existing_topics` describes topics of Kafka by name (None: it doesn't exist), and
+    `names_of_others` has topics of other Sensors.
 
     The topics keep the number of partitions that the bus's topic had at first, since changelog and
     trigger topic must always have equally many.
@@ -84,8 +86,8 @@ def _configured_max_bytes(bus: TopicDescription | None) -> int:
 
 
 def candidate_names(sensor: Sensor, use: str) -> Sequence[str]:
-    """Return the two names that a Sensor's topic may have; the second is used if the first is
-    taken."""
+    """Return the two names that a Sensor's topic for this use may have; the second is used if the
+    first is taken."""
     bus = sensor.bus
     own_name = bus.family.own_name(bus.identity.name)
     name_parts = sensor.metadata.namespace, own_name, sensor.metadata.name, use
@@ -93,8 +95,8 @@ def candidate_names(sensor: Sensor, use: str) -> Sequence[str]:
 
 
 def recorded_topic(sensor: Sensor, use: str, annotations: Mapping[str, str]) -> str | None:
-    """Return the topic that the Sensor's status names; None if it names none, or one that can't be
-    its own."""
+    """Return the topic for this use that `annotations`, those of the Sensor's status, name; None if
+    they name none, or one that can't be its own."""
     name = annotations.get(TOPICS[use][0])
     return name if name in candidate_names(sensor, use) else None
 
@@ -106,8 +108,9 @@ def _topic_name(
     existing_topics: Mapping[str, TopicDescription | None],
     names_of_others: Container[str],
 ) -> str:
-    """Return the name of a Sensor's topic: the one in the status, whose annotations these are, else
-    the first of `candidate_names`, or the second if the first is taken."""
+    """Return the name of a Sensor's topic for this use: the one in the status, whose `annotations`
+    these are, else the first of `candidate_names`, or the second if the first is in
+    `names_of_others`, or exists and so is somebody else's."""
     usual_name, distinct_name = candidate_names(sensor, use)
     if (recorded_name := recorded_topic(sensor, use, annotations)) is not None:
         return recorded_name
@@ -125,9 +128,9 @@ def annotations_to_record(
     annotations: Mapping[str, str],
     existing_topics: Mapping[str, TopicDescription | None],
 ) -> Mapping[str, str]:
-    """Return the annotations to write to the status before topics are created; empty if those in
-    it, `annotations`, are up to date. Raises `TopicRefused` for a topic that somebody else created.
-    """
+    """Return the annotations that name the topics and the consumer `group`, to write to the status
+    before topics are created; empty if those in it, `annotations`, are up to date. Raises
+    `TopicRefused` for a topic that somebody else created."""
     annotations_to_write = {} if annotations.get(GROUP_STATUS) == group else {GROUP_STATUS: group}
     for use, topic in topics_by_use.items():
         name, id_ = TOPICS[use]

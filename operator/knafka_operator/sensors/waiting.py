@@ -25,8 +25,10 @@ Shown = list[dict[str, Any]]
 
 
 def waiting_status(sensor: SensorContract, held: Iterable[Waiting]) -> Shown:
-    """Return `status.waiting`: which events each trigger holds and waits for, and since when;
-    triggers without held events are left out."""
+    """Return `status.waiting`: which events each of a Sensor's triggers holds and waits for, and
+    since when. `held` are the held events, as drains report them. Triggers without held events are
+    left out, and so are those beyond `MAX_SHOWN_TRIGGERS` that have waited for the shortest
+    time."""
     rules = {rule.name: rule for rule in sensor.rules()}
     held_by_trigger: dict[str, list[Waiting]] = {}
     for waiting in held:
@@ -41,7 +43,7 @@ def waiting_status(sensor: SensorContract, held: Iterable[Waiting]) -> Shown:
 
 
 def waiting_lines(shown: Iterable[Mapping[str, Any]]) -> Sequence[str]:
-    """Return `status.waiting` as text for users, a line for each trigger and key."""
+    """Return `shown`, a status's `waiting`, as text for users, a line for each trigger and key."""
     lines = []
     for trigger_status in shown:
         for oldest in trigger_status["oldest"]:

@@ -78,7 +78,9 @@ class ObservedSink(ObservedObject):
     others: int = 0
     """Number of partitions of the namespace's other topics."""
     authentication: Authentication | KnafkaError = NO_AUTHENTICATION
+    """How senders are authenticated."""
     encryption: Encryption | KnafkaError = NO_ENCRYPTION
+    """Whether senders must use https."""
     https: Https | NotReady | None = None
     """The receiver's https address, or the error that explains why it has none; None: https is
     off."""

@@ -52,7 +52,7 @@ class SinkRecord:
     is_ready: bool | None = None
     """Whether the sink is Ready; None: it has not been reconciled yet."""
     claims: set[tuple[str, str]] = field(default_factory=set)
-    """Servers and name of the topics that are its own."""
+    """Kafka servers and names of the topics that this sink has reserved."""
 
 
 @dataclass(eq=False)
@@ -61,6 +61,7 @@ class KafkaSinks(Reconciler[ObservedSink, AddressableDecision, SinkRecord], Kind
 
     api_version = SINKS_VERSION
     left = "Kafka still has its topic, which nobody will delete"
+    """For users: what may still exist if a deletion was given up."""
 
     settings: Settings
     cluster: Cluster
@@ -73,6 +74,7 @@ class KafkaSinks(Reconciler[ObservedSink, AddressableDecision, SinkRecord], Kind
     is_taken: Callable[[str], bool]
     """Whether a Broker or KafkaChannel has a topic of this name."""
     records: dict[Identity, SinkRecord] = field(default_factory=dict)
+    """What is kept about each sink, by namespace and name."""
     owners: dict[tuple[str, str], str] = field(default_factory=dict)
     """UID of the sink that has created, or will create, a topic, by the topic's Kafka servers and
     name."""
@@ -100,8 +102,8 @@ class KafkaSinks(Reconciler[ObservedSink, AddressableDecision, SinkRecord], Kind
         self._drop(Identity.of(document))
 
     def _claim(self, record: SinkRecord, servers: str, topic: str) -> None:
-        """Reserve a topic name on a Kafka for this sink, unless another sink has reserved it; no
-        other sink then creates a topic of that name."""
+        """Reserve a topic name on these Kafka servers for this sink, unless another sink has
+        reserved it; no other sink then creates a topic of that name."""
         if self.owners.setdefault((servers, topic), record.uid) == record.uid:
             record.claims.add((servers, topic))
 

@@ -48,7 +48,7 @@ def sink_receiver_service(
     if len(text) > MAX_CONTRACT:
         raise NotReady(
             "ContractTooLarge",
-            f"what its receiver is told has {len(text)} bytes, want at most {MAX_CONTRACT}: have "
+            f"its receiver's contract has {len(text)} bytes, want at most {MAX_CONTRACT}: have "
             "fewer or shorter EventPolicies apply to it",
         )
     declared = receiver_services.declared_scaling(sink)

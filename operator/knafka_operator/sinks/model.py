@@ -42,11 +42,16 @@ class SinkAuth(Declared):
 class KafkaSinkSpec(Declared):
     topic: Annotated[NonEmpty, AfterValidator(check_user_topic)]
     num_partitions: Annotated[int, Field(gt=0, le=2**31 - 1, strict=True)] | None = None
+    """Partitions of a topic that Knafka creates; None: a missing topic isn't created."""
     replication_factor: Annotated[int, Field(gt=0, le=32_767, strict=True)] | None = None
+    """Replicas of such a topic; None: a missing topic isn't created."""
     bootstrap_servers: Annotated[tuple[NonEmpty, ...], Field(min_length=1)]
+    """`host:port` of the Kafka servers."""
     content_mode: Annotated[ContentMode, BeforeValidator(lambda given: given or DEFAULT_MODE)] = (
         "binary"
     )
+    """How events lie in the topic: `binary` (attributes as headers) or `structured` (the whole
+    event as JSON)."""
     auth: SinkAuth = SinkAuth()
 
     @property

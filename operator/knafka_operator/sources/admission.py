@@ -39,10 +39,10 @@ from knafka_operator.model.sources import (
 def with_source_defaults(
     document: Document, old: Document | None = None, *, unique: str
 ) -> dict[str, Any]:
-    """Return the KafkaSource with upstream's defaults; a default group's name ends in `unique`,
-    like upstream's in a random UUID. Idempotent. `consumers` gets no default: without it a source
-    scales like a Trigger.
-    """
+    """Return the KafkaSource with upstream's defaults; a default consumer group has the name of the
+    one in `old`, the document before an update, else one that ends in `unique`, like upstream's in
+    a random UUID. Idempotent. `consumers` gets no default: without it a source scales like a
+    Trigger."""
     if not isinstance(document.get("spec"), Mapping | None):
         return dict(document)
     spec, old_spec = mapping_at(document, "spec"), mapping_at(old, "spec")

@@ -96,7 +96,8 @@ def kafka_secret_values(
 
 
 def missing_topics_error(topics: list[str], servers: str) -> NotReady:
-    """Return the error for topics that don't exist in Kafka; their owner must create them."""
+    """Return the error for `topics` that don't exist in the Kafka at `servers`; their owner must
+    create them."""
     return NotReady(
         "TopicNotFound",
         f"{servers:.300} has no topic {', '.join(topics):.600}: create it, correct spec.topics, or "
@@ -131,7 +132,7 @@ def source_conditions(decided: ConditionSet, failed: Mapping[Step, KnafkaError])
         translated.set_true(OFFSETS)
     else:
         deployed = translated.by_type()[DEPLOYED]
-        message = "waits for what Deployed says"
+        message = "the condition Deployed says what it waits for"
         translated.set(Condition(OFFSETS, Status.UNKNOWN, deployed.reason or "Waiting", message))
     return translated
 
@@ -159,7 +160,9 @@ def source_status(
     trigger: SourceTrigger | KnafkaError,
     scaled: ScalingStatus | None,
 ) -> dict[str, Any]:
-    """Translate a Trigger's status, without conditions, to a KafkaSource's."""
+    """Translate `decided`, a Trigger's status without conditions, to the status of the KafkaSource
+    `document`. `trigger` is the source as a Trigger, or why it can't be parsed; `scaled` is the
+    scaler's status of it, None: it isn't scaled."""
     translated = {_ADDRESSES.get(key, key): value for key, value in decided.items()}
     translated["sinkUri"] = translated.get("sinkUri") or None
     identity = Identity.of(document)

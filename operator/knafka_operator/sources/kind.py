@@ -42,13 +42,15 @@ class KafkaSources(Triggers):
     """Reconciles all KafkaSources, as Triggers."""
 
     source_observer: SourceObserver = field(kw_only=True)
+    """Reads what a source has instead of a Broker."""
     left: str = "Kafka still has its consumer group, which nobody will delete"
+    """For users: what may still exist if a deletion was given up."""
 
     # Changes of objects, and operations on one object.
 
     def on_change(self, document: Document, *, gone: bool) -> Collection[Key]:
-        """Record a change as `Kind.on_change` does; also request that the group's offsets are read
-        again."""
+        """Record a change as `Kind.on_change` does; also forget the group's offsets in memory, so
+        that they are read again."""
         changed_keys = Kind.on_change(self, document, gone=gone)
         record = self.states.triggers.get(Identity.of(document))
         if changed_keys and record is not None and record.watched is not None:
@@ -130,7 +132,8 @@ class KafkaSources(Triggers):
     async def start_delivery(
         self, document: Document, watched: Watched, *, replaces: bool
     ) -> ScalingStatus | None:
-        """Start the decided delivery; returns the scaler's status."""
+        """Start the delivery `watched`; returns the scaler's status once the previous drains have
+        ended. `replaces`: pods of the previous delivery may still drain by themselves."""
         self.states.ensure_trigger(document).replaced = replaces
         await self.deliver(Identity.of(document), watched)
         return self.scaling_status(Identity.of(document))

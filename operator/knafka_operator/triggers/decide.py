@@ -59,7 +59,8 @@ K = TypeVar("K")
 
 @dataclass(frozen=True)
 class TriggerDecision(Generic[K]):
-    """The effects to run, and the status if all of them succeed."""
+    """The effects to run, and the status if all of them succeed. The status after a failed effect
+    comes from a second decision, which knows its error."""
 
     effects: tuple[Effect, ...]
     conditions: ConditionSet
@@ -72,7 +73,8 @@ class TriggerDecision(Generic[K]):
 
 
 class _TriggerSteps(Generic[K]):
-    """The decision of one Trigger while its steps are taken."""
+    """The decision of one Trigger while its steps are taken, with the conditions and status so
+    far."""
 
     def __init__(self, observed: ObservedTrigger[K]) -> None:
         stored_status = observed.document.get("status") or {}
@@ -194,8 +196,8 @@ def _resolve_subscriber(steps: _TriggerSteps[K]) -> tuple[Sink | None, Sink | No
 def _resolve_dead_letter_sink(
     trigger: Trigger, broker: BrokerState[K], subscriber: Sink | None, steps: _TriggerSteps[K]
 ) -> Sink | None:
-    """Decide `DeadLetterSinkResolved`, and warn of events that come back. Returns the sink; None:
-    none is declared, or it has no address."""
+    """Decide `DeadLetterSinkResolved`, and warn if one of the Trigger's destinations leads back to
+    its Broker. Returns the sink; None: none is declared, or it has no address."""
     declared = egresses.dead_letter_destination(trigger, broker.broker)
     resolved = None
     with steps.conditions.step(DEAD_LETTER_SINK_RESOLVED):
@@ -277,10 +279,11 @@ def _desired_delivery(
     taken: Container[str],
     settings: Settings,
 ) -> tuple[Egress, Autoscaling]:
-    """Return what the Trigger's dispatcher delivers, and how it is scaled. `taken` has the consumer
-    groups of other Triggers.
+    """Return what the Trigger's dispatcher delivers, and how it is scaled. `actions` are the
+    Sensor's actions that it delivers (None: it delivers its Broker's events); `taken` has the
+    consumer groups of other Triggers.
 
-    Raises `InvalidDocument` for an invalid annotation, and the error of a min-scale that the
+    Raises `InvalidDocument` for an invalid annotation, and `NotReady` for a min-scale that the
     namespace may not have.
     """
     autoscaling = Autoscaling.from_annotations(
@@ -303,8 +306,9 @@ def _desired_delivery(
 def _sensor_action_fields(
     trigger: Trigger, broker: BrokerState[K], actions: SensorActions
 ) -> dict[str, Any]:
-    """Return the fields in which the Egress of a Sensor's actions differs. The actions are in an
-    internal topic, whose positions mean nothing to subscribers."""
+    """Return the fields in which the Egress of a Sensor's actions differs: it filters by the
+    Sensor's trigger, and replies still go to the Broker's topic. The actions are in an internal
+    topic, whose positions mean nothing to subscribers."""
     fields: dict[str, Any] = {
         "filters": actions.filters,
         "batch": trigger.metadata.annotations.get(PAYLOAD) == BATCH_PAYLOAD,
@@ -326,7 +330,8 @@ def _choose_dispatcher(
     settings: Settings,
 ) -> tuple[ShardPlacement | None, Isolation | None]:
     """Return the shard that delivers the Trigger (None: a dispatcher of its own), and the isolation
-    that was chosen for an `auto` Trigger (None: it isn't `auto`)."""
+    that was chosen for an `auto` Trigger (None: it isn't `auto`). `contract` is that of the
+    Broker's shards; None: there are none here."""
     # A Trigger that reads another topic than its Broker's can't share a dispatcher.
     if contract is None or observed.actions is not None:
         return None, None

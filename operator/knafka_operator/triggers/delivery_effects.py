@@ -114,7 +114,7 @@ def delivery_effects(
         if promised_group != egress.group or (broker.topic.external and not paused):
             start = kafka_settings.start_position(trigger.metadata.annotations)
             effects += [CommitOffsets(egress.group, topic, start) for topic in egress.topics]
-        # Otherwise the Trigger was promised every event. If Kafka has no offsets of its group any
+        # Otherwise the Trigger must get every event. If Kafka has no offsets of its group any
         # more (its Broker was recreated, or the group had no member for a week), delivery begins at
         # the start of the topic.
     if place is not None:
@@ -141,8 +141,8 @@ def _own_dispatcher_effects(
     *,
     takes_over: bool,
 ) -> Iterator[Effect]:
-    """Yield the effects by which the Trigger's own dispatcher delivers: they apply its Service
-    unless the Trigger is paused, and start the delivery.
+    """Yield the effects by which the Trigger's own dispatcher delivers as `watched` says: they
+    apply its Service unless the Trigger is paused, and start the delivery.
 
     `running` is the delivery that goes on until then; None: there is none. `takes_over`: that is by
     a shard, which must end it once the Service is awake.

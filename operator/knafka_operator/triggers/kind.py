@@ -59,6 +59,7 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
     settings: Settings
     cluster: Cluster
     brokers: BrokerReconciler[Any, Any]
+    """The reconciler of the Brokers or channels of these objects."""
     shards: Shards
     states: States
     observer: TriggerObserver
@@ -66,7 +67,9 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
     effects: Effects
     now: Callable[[], str]  # the time, RFC 3339
     enqueue: Callable[[Key], None]
+    """Makes an object due for reconciliation."""
     neighbours: Neighbours = field(init=False)
+    """The operator, which knows the Brokers of these objects."""
 
     def __post_init__(self) -> None:
         self.api_version = self.states.family.trigger_version
@@ -154,8 +157,8 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
     async def run_effects(
         self, effects: Iterable[Effect], observed: Observed, record: TriggerRecord
     ) -> Observed:
-        """Run the effects, and return the observation marked as `acted`, so that the next decision
-        asks for no effects."""
+        """Run the effects, and return the observation marked as `acted`: the next decision is then
+        only about the status, and asks for no effects."""
         return replace(await super().run_effects(effects, observed, record), acted=True)
 
     def status_of(
@@ -197,9 +200,10 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
             raise observed_after.failure
 
     async def delete(self, document: Document) -> None:
-        """Delete a Trigger's functions and consumer group; its dead letters stay.
+        """Delete a Trigger's functions and consumer group; its dead letters stay. The group stays,
+        too, if another status names it, or if both its Kafka and its Broker are unknown.
 
-        Raises `LogError` while drains go on, `NotReady` while its Kafka isn't known.
+        Raises `LogError` while drains go on, `NotReady` while only its Kafka isn't known.
         """
         identity, family = Identity.of(document), self.states.family
         await self.stop_delivery(identity)
@@ -218,7 +222,7 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
             if stored is not None:
                 kafka = await self.brokers.connect_without_config(stored)
             if await self.own.is_claimed(identity, group):
-                log.warning("group %s is left: another status names it, too", group)
+                log.warning("group %s is not deleted: another status names it, too", group)
             elif kafka is not None:
                 await kafka.topics.delete_group(group)
             elif stored is not None:
@@ -253,7 +257,8 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         await self.deliver(Identity.of(trigger), watched)
 
     async def deliver(self, identity: Identity, watched: Watched) -> None:
-        """Start a delivery; returns once the previous drains have ended."""
+        """Start the delivery `watched` of a Trigger; returns once the previous drains have
+        ended."""
         record = self.states.triggers.get(identity)
         if record is None:
             return  # the Trigger was deleted meanwhile
@@ -300,7 +305,8 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
 
     async def suspend(self, identity: Identity) -> None:
         """Stop the delivery of a Trigger that doesn't exist, delete its functions and mark its
-        record as gone; its group stays, as the Trigger may come back. Raises as `stop_delivery`."""
+        record as gone; its group stays, as the Trigger may come back. Raises `LogError`,
+        `ClusterError`, and `NotReady` while a shard still has it."""
         document = self.states.triggers[identity].document
         await self.stop_delivery(identity)
         if document is not None:
@@ -348,7 +354,9 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
     async def start_delivery(
         self, document: Document, watched: Watched, *, replaces: bool
     ) -> ScalingStatus | None:
-        """Start the decided delivery; raises `NotReady` if the Broker is being deleted."""
+        """Start the delivery `watched`; returns the scaler's status once the previous drains have
+        ended. `replaces`: pods of the previous delivery may still drain by themselves. Raises
+        `NotReady` if the Broker is being deleted."""
         identity, broker = Identity.of(document), broker_of(document)
         if self.states.broker_state(broker) is None:
             family = self.states.family
@@ -359,7 +367,8 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         return self.scaling_status(identity)
 
     async def end_delivery(self, document: Document) -> None:
-        """Run the effect `StopDelivery`: see `stop_delivery`."""
+        """Run the effect `StopDelivery`: withdraw the Trigger from its shard and stop scaling it;
+        returns once its drains have ended. Raises `LogError` and `NotReady`."""
         await self.stop_delivery(Identity.of(document))
 
     async def _run_stop_effects(self, observed: Observed, record: TriggerRecord) -> None:

@@ -37,15 +37,18 @@ class ObservedTrigger(ObservedObject, Generic[K]):
 
     trigger: Trigger | InvalidDocument
     broker: BrokerState[K] | None = None
+    """The state of the Trigger's Broker or channel; None: it has no topic yet."""
     stored_broker: Mapping[str, Any] | None = None
     """The Broker's document, read only if it has no topic; None: it doesn't exist."""
     stopped: str | None = None
     """Why the Trigger's Broker may not use its topic; None: it may."""
     unreachable: KnafkaError | None = None
-    """Why a KafkaSource's Kafka can't be used."""
+    """Why a KafkaSource's Kafka can't be used; None: it can."""
     dependency: Mapping[str, Any] | KnafkaError | None = None
     """The object that the annotation `knative.dev/dependency` names; None: it doesn't exist."""
     subscriber: Sink | KnafkaError | None = None
+    """The subscriber's address, or the error of resolving it; None: not read, as the Trigger is
+    invalid."""
     dead_letter_sink: Sink | KnafkaError | None = None
     """None: neither the Trigger nor its Broker declares one."""
     reply: Sink | KnafkaError | None = None

@@ -52,6 +52,7 @@ class Publishing:
     _publishing: set[str] = field(default_factory=set)
     """Namespaces where a status is being written."""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    """The writes of statuses under way."""
 
     async def publish_lags(self) -> None:
         """Write the scaler's view into the status of each Trigger whose status is outdated."""
@@ -98,8 +99,8 @@ class Publishing:
         return desired if is_stale else None
 
     async def _publish(self, identity: Identity, annotations: Mapping[str, str | None]) -> None:
-        """Write annotations to a Trigger's status; after an error, which is logged, the next round
-        tries again."""
+        """Write annotations (None removes one) to a Trigger's status; after an error, which is
+        logged, the next round tries again."""
         record = self.states.triggers[identity]
         self._publishing.add(identity.namespace)
         try:

@@ -80,7 +80,8 @@ def default_trigger(body: kopf.Body, patch: kopf.Patch, memo: kopf.Memo, **_: An
 def check_broker(
     body: kopf.Body, memo: kopf.Memo, warnings: list[str], old: Any = None, **_: Any
 ) -> None:
-    """Refuse an invalid Broker, or warn about the class of a Broker that Knafka doesn't serve."""
+    """Refuse an invalid Broker, or warn about the class of a Broker that Knafka doesn't serve; kopf
+    shows users the texts added to `warnings`."""
     if memo.operator.brokers.is_ours(old or body):
         check_admission(admission.check_broker, body, memo, old)
     else:
@@ -92,7 +93,8 @@ def check_broker(
 def check_trigger(
     body: kopf.Body, memo: kopf.Memo, warnings: list[str], old: Any = None, **_: Any
 ) -> None:
-    """Refuse an invalid Trigger, and warn about filters that pass nothing."""
+    """Refuse an invalid Trigger, and add to `warnings` a sentence for each filter that passes
+    nothing; Triggers whose Broker another implementation serves are left alone."""
     if memo.operator.may_be_ours(old or body):
         check_admission(trigger_admission.check_trigger, body, memo, old)
         warnings.extend(trigger_admission.trigger_warnings(dict(body)))

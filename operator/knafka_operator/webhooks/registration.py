@@ -50,8 +50,8 @@ def declared_webhooks(
 ) -> Mapping[str, Sequence[Document]]:
     """Return the webhooks of all kopf handlers, by kind of their configuration object.
 
-    `name` is the suffix of their names; `authority` is the PEM of the CA of the server's
-    certificate.
+    `name` is the suffix of their names; `namespace` is that of the operator's Service, which the
+    API server calls; `authority` is the PEM of the CA of the server's certificate.
     """
     webhooks_by_kind: dict[str, list[Document]] = {
         kind: [] for kind in CONFIGURATION_KINDS.values()
@@ -120,7 +120,8 @@ class Registration:
         name: str,
         webhooks: Mapping[str, Sequence[Document]],
     ) -> None:
-        """`name` is the configurations' name, `uid` is the UID of our pod."""
+        """`name` is the configurations' name, `uid` the UID of our pod in `namespace`; `webhooks`
+        are by kind of their configuration."""
         self._cluster = cluster
         self._namespace = namespace
         self._uid = uid

@@ -39,7 +39,7 @@ Pem = dict[str, str]
 
 async def ensure_certificate(cluster: Cluster, namespace: str, now: datetime) -> Pem:
     """Return the webhooks' certificate from its Secret; create it if there is none or if it expires
-    soon."""
+    within `RENEW_BEFORE` of `now`. Raises `ClusterError`."""
     stored = await cluster.get(CORE, "Secret", namespace, WEBHOOK_SECRET)
     if stored is not None:
         pem = dict(decode_secret(stored))
@@ -61,8 +61,8 @@ async def ensure_certificate(cluster: Cluster, namespace: str, now: datetime) ->
 
 
 def make_certificate(host: str, now: datetime) -> Pem:
-    """Create a certificate for `host`, and the authority that signs it; the authority's key isn't
-    kept."""
+    """Create a certificate for `host` that is valid for `VALID_FOR` from `now`, and the authority
+    that signs it; the authority's key isn't kept."""
     authority_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "knafka-webhook-ca")])
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
@@ -108,7 +108,7 @@ class ServiceServer:
     URL."""
 
     def __init__(self, namespace: str, pem: Pem, serves: Callable[[], object]) -> None:
-        """`serves` is called once requests are answered."""
+        """`pem` has the certificate and its key; `serves` is called once requests are answered."""
         self._namespace = namespace
         self._pem = pem
         self._serves = serves
