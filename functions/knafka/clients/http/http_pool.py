@@ -58,6 +58,7 @@ class Pool:
         self.idle: list[Connection] = []
         """Open connections that no post uses, the last used one last."""
         self.connections: set[Connection] = set()
+        """All open connections, used and idle."""
         self.origin = origin
         self.max_response_bytes = max_response_bytes
         self.closed = False
@@ -68,8 +69,9 @@ class Pool:
         """Posts that wait for a slot; a future is done when its post has got one."""
 
     async def wait_for_slot(self, deadline: float) -> None:
-        """Wait for a slot that another post releases, until `deadline`; a free slot is taken
-        without this call. Raises `DeliveryError`."""
+        """Wait for a slot that another post releases, and take it; a slot that is free already is
+        taken by lowering `free`, without this call. Raises `DeliveryError` if there is none by
+        `deadline` (the event loop's clock)."""
         waiter = self.loop.create_future()
         self._waiters.append(waiter)
         try:
@@ -94,8 +96,8 @@ class Pool:
         self.free += 1
 
     async def connect(self, deadline: float) -> Connection:
-        """Open a connection until `deadline` (the event loop's clock), within `CONNECT_TIMEOUT`
-        seconds. Raises `DeliveryError`."""
+        """Open a connection and return it. Raises `DeliveryError` if that fails, is not allowed, or
+        isn't done by `deadline` (the event loop's clock) or within `CONNECT_TIMEOUT` seconds."""
         if self.closed:
             raise client_closed_error()
         now = self.loop.time()

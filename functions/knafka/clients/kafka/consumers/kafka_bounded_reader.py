@@ -85,6 +85,7 @@ class BoundedReader:
         self._connection = connection
         self._group = group
         self._errors = ConnectionErrors()
+        """What librdkafka has reported of its connections, for the text of a `LogError`."""
         self._opened_consumer: Consumer | None = None
         self._opened_admin: AdminClient | None = None
         self._opened_uncommitted_consumer: Consumer | None = None
@@ -144,8 +145,8 @@ class BoundedReader:
             self._consumer.unassign()
 
     def _next_records(self, next_offset: int) -> tuple[list[Record], int]:
-        """Return the records from `next_offset` on that have arrived, after waiting a second for
-        the first, and the offset below which all were read then. Raises `LogError`."""
+        """Wait up to a second for records from `next_offset` on. Return those that have arrived,
+        and the offset at which the next call continues. Raises `LogError`."""
         # consume() alone would wait for the whole batch.
         first_message = self._consumer.poll(1.0)
         messages = (
@@ -192,8 +193,9 @@ class BoundedReader:
     def ensure_topic(
         self, topic: str, partitions: int, replication: int, config: Mapping[str, str]
     ) -> None:
-        """Create a topic unless it exists; for an existing topic the right to create topics isn't
-        needed. Raises `LogError`."""
+        """Create a topic unless it exists, with this number of partitions and of replicas and these
+        settings; for an existing topic the right to create topics isn't needed. Raises
+        `LogError`."""
         try:
             self.partitions(topic)
         except LogError as error:
@@ -219,7 +221,7 @@ class BoundedReader:
                 ) from error
 
     def _topic_exists(self, topic: str) -> bool:
-        """Whether a topic exists."""
+        """Whether a topic exists; False also if Kafka doesn't answer."""
         try:
             self.partitions(topic)
         except LogError:
@@ -261,7 +263,8 @@ class BoundedReader:
         return ends
 
     def _cached_topic_partitions(self, topic: str) -> _Partitions:
-        """Return a topic's partitions, cached for `PARTITIONS_VALID_SECONDS` seconds."""
+        """Return a topic's partitions, cached for `PARTITIONS_VALID_SECONDS` seconds. Raises
+        `LogError`."""
         partitions, read_at = self._cached_partitions_by_topic.get(topic, (None, 0.0))
         if partitions is None or time.monotonic() - read_at > PARTITIONS_VALID_SECONDS:
             partitions = self._describe_topic(topic)
@@ -287,7 +290,8 @@ class BoundedReader:
         }
 
     def _ends(self, partitions: Sequence[TopicPartition]) -> Positions:
-        """Return the end offset of each partition; records of open transactions are before it."""
+        """Return the end offset of each partition, by number; it lies behind the records of open
+        transactions, too. Raises `LogError`."""
         from confluent_kafka.admin._listoffsets import OffsetSpec
 
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]

@@ -57,8 +57,9 @@ class KafkaPositionedReader:
     (docs/decisions/0004)."""
 
     def __init__(self, connection: Connection, topic: str, ids: TopicIds | None = None) -> None:
-        """Open the consumer and its thread; nothing is read until `begin`. `ids`: those of several
-        readers, of which each would else have an admin client. Raises `LogError`."""
+        """Open the consumer and its thread; nothing is read until `begin`. `ids` reads the topic's
+        id; several readers can share one, and so its admin client. None: this reader has one of its
+        own. Raises `LogError`."""
         self._topic = topic
         self._thread = CallThread(asyncio.get_running_loop(), "kafka-positioned")
         self.ends: Positions = {}
@@ -219,15 +220,15 @@ class KafkaPositionedReader:
 
     def _react_to_replacement(self) -> dict[int, Position]:
         """Read all partitions from their start, as the topic was deleted and created again. Returns
-        their entries of `restarted`."""
+        their entries of `restarted`. `KafkaIdentifiedReader` overrides this to raise an error."""
         log.warning("%s was deleted and created again: it is read from its start", self._topic)
         for number in self._begun:
             self._restart(number)
         return dict.fromkeys(self._begun, Position(BEGINNING))
 
     def _poll_messages(self, limit: int, timeout: float, ends: dict[int, int]) -> list[Message]:
-        """Return up to `limit` messages, waiting up to `timeout` seconds for the first. Ends of
-        partitions that come before it are noted in `ends` instead."""
+        """Return up to `limit` messages, waiting up to `timeout` seconds for the first. Reports of
+        partitions' ends that arrive before it are noted in `ends` instead."""
         # As in `kafka_reader`, consume() alone would wait for the whole batch; an end alone doesn't
         # end the read.
         deadline = time.monotonic() + timeout
@@ -280,7 +281,8 @@ class KafkaPositionedReader:
         return Position(BEGINNING) if cut is None else Position(cut.offset, epoch_of(cut))
 
     def _restart(self, number: int) -> None:
-        """Let the consumer go on from the start of a partition, even if it was paused."""
+        """Let the consumer go on from the start of a partition, even if it was paused. Raises
+        `KafkaException`."""
         partition = TopicPartition(self._topic, number)
         self._consumer.incremental_unassign([partition])
         partition.offset = OFFSET_BEGINNING
@@ -308,8 +310,9 @@ def _epoch_of(message: Message) -> int:
 def _epoch_starts(
     records: Sequence[Record], number: int, epoch: int | None
 ) -> Sequence[EpochStart]:
-    """Return the leader epochs that begin in those of the records that belong to the partition
-    `number`; the record before them has `epoch`, None: it isn't known."""
+    """Return the leader epochs that begin in the records of the partition `number`; records of
+    others are passed over. `epoch`: that of the partition's record before these; None: not
+    known."""
     starts: list[EpochStart] = []
     for record in records:
         if record.partition() != number:
