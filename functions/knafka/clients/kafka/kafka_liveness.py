@@ -38,6 +38,7 @@ class Liveness:
         self._connection = connection
         self._topic = topic
         self._ask_at = time.monotonic() + MAX_CONSUMER_SILENCE
+        """When the next request is due if the consumer stays silent (`time.monotonic`)."""
 
     def check(self, client: Consumer | AdminClient, *, heard: bool) -> None:
         """Raise `LogError` if Kafka answers other clients but not this one. `heard`: whether Kafka

@@ -133,6 +133,7 @@ class ApiServerKeys:
         """Unix time until which the keys that were read are all that exist; a token that was issued
         later may have a newer key."""
         self._read_requested = asyncio.Event()
+        """Set by `read_again`; wakes `follow`."""
         self.tried = asyncio.Event()
         """Set after the first read, whether it succeeded or not."""
 

@@ -148,9 +148,10 @@ class TransactionalProducer:
         return str(self._errors) or "no answer"
 
     def commit(self, outputs: Sequence[Output], offsets: list[TopicPartition], member: Any) -> None:
-        """Store these records and offsets in one transaction, as `member` of the group
-        (`Consumer.consumer_group_metadata`). Raises `TransactionAborted` if nothing was stored
-        (`RecordTooLarge` because of one record), else `LogError`."""
+        """Store these records, and these offsets as the group's commits, in one transaction.
+        `member`: the group's member (`Consumer.consumer_group_metadata`). Raises
+        `TransactionAborted` if nothing was stored (`RecordTooLarge` because of one record), and
+        another `LogError` if that isn't known or the producer can't go on."""
         self._failed.clear()
         deadline = time.monotonic() + SEND_TIMEOUT
         try:
@@ -228,7 +229,8 @@ class TransactionalProducer:
                 return
 
     def _abort(self, reason: KafkaError) -> LogError:
-        """Abort the transaction because of `reason`; returns the error to raise."""
+        """Abort the transaction because of `reason`; returns the error to raise:
+        `TransactionAborted`, or another `LogError` if the abort fails or `reason` is fatal."""
         if reason.fatal():
             return log_error_of(reason)
         try:
@@ -236,7 +238,7 @@ class TransactionalProducer:
         except KafkaException as error:
             return LogError(
                 f"a transaction could not be aborted: {error.args[0].str()}"
-                f"; it was to be because of {reason.str()}"
+                f"; the reason for aborting it: {reason.str()}"
             )
         aborted = self._aborted_error(reason)
         # After a refused record, and sometimes after an unsent one (librdkafka 2.16.0), the next
