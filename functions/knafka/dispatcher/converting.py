@@ -74,8 +74,9 @@ class ConvertingReader(KafkaReader):
         *,
         may_repeat: bool = True,
     ) -> None:
-        """Join the group on the source's topics; `conversion` says how a record becomes an event,
-        `may_repeat` is that of `KafkaReader`."""
+        """Join the group on the source's topics; `conversion` says how a record becomes an event.
+        `may_repeat` False: for delivery at most once, a topic that was deleted and created again is
+        not read again from its start. Raises `LogError`."""
         super().__init__(connection, group, topics, assignment, may_repeat=may_repeat)
         self._conversion = conversion
 

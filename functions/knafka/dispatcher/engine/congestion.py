@@ -72,6 +72,7 @@ class CongestionControl:
         self._failed_events: set[int] = set()
         """Events of these failed attempts."""
         self._slowed_down_at = 0.0
+        """When the limit was last halved."""
         self._probed_at = 0.0
         """When a probe last began or an attempt last failed."""
         self._probe_interval = FIRST_PROBE_INTERVAL

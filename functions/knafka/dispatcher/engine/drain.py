@@ -76,7 +76,8 @@ class Drain:
         now: Callable[[], float],
         tracing: EgressTracing | None = None,
     ) -> None:
-        """Compile the filter and create sender and workers; nothing is read before `run`."""
+        """Compile the filter and create sender and workers; nothing is read before `run`.
+        `tracing`: None if no spans are recorded. Raises `InvalidDocument`."""
         self.counts = DrainCounts()
         self.congestion = CongestionControl(egress.max_in_flight, egress.rate_limit)
         self.idle: float | None = None
@@ -84,7 +85,7 @@ class Drain:
         self.shrunk_at: float | None = None
         """When partitions last went to another dispatcher, on the event loop's clock; None:
         never."""
-        self.is_over = False
+        self.is_over = False  # True once `run` has ended
         self.selection: Selection | None = select(
             egress.filter, egress.filters, self.counts.count_filter_error
         )
@@ -119,7 +120,7 @@ class Drain:
         self._stop_at = math.inf
         """Time until which attempts may be under way once the drain ends, on the event loop's
         clock."""
-        self._revoke_timeout = DRAIN_REVOKE_TIMEOUT
+        self._revoke_timeout = DRAIN_REVOKE_TIMEOUT  # seconds; 0 once attempts have had their time
         self._loop = asyncio.get_running_loop()
         self._active_at = self._loop.time()
 
@@ -148,7 +149,8 @@ class Drain:
         return bool(self._partitions)
 
     def progress(self, ended: Ended | None = None, error: str | None = None) -> DrainProgress:
-        """Return the counts since the last request ended, and the drain's present state."""
+        """Return the counts since the last request ended, and the drain's present state. `ended`:
+        how the drain ended, `error`: why it failed; None: it didn't."""
         self.catch_up()
         growth = self.counts.growth_since(self._reported)
         return DrainProgress(**growth, **self.state(), ended=ended, error=error)
@@ -354,7 +356,8 @@ class Drain:
     # Offsets and partitions
 
     async def _commit_regularly(self, reader: LogReader) -> None:
-        """Commit the positions from time to time, until cancelled."""
+        """Commit the positions until cancelled; `AtMostOnceDrain`, which commits first, overrides
+        this."""
         await self._commit_loop.run(reader)
 
     def on_assigned(self, partitions: Mapping[int, OffsetAndMetadata | None]) -> None:

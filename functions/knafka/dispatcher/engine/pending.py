@@ -75,6 +75,7 @@ class AssignedPartition:
         self.number = number
         self.initial_offset = initial_offset
         self.tracker: OffsetTracker[PendingEvent] = OffsetTracker(progress.settled)
+        """Knows which offsets are settled, and holds the unsettled events by offset."""
         self.restored = dict(progress.deliveries)
         """State of deliveries that an earlier owner began, by offset, until their records are
         read."""
@@ -288,8 +289,10 @@ class PendingEvent:
         self.partition = partition
         self.offset = record.offset()
         self.lane = lane
+        """The lane whose events go one at a time (`lanes`); None: it waits for no other event."""
         self.head = b""
         self.body = b""
+        """Header lines and body of the request of its stage; empty until it is encoded."""
         self.size = 0
         """Bytes of head and body as first encoded, plus those of a kept reply."""
         self.stage: DeliveryStage = SUBSCRIBER
@@ -303,6 +306,7 @@ class PendingEvent:
         """Failed attempts to store or send the reply."""
         self.first_attempt = 0.0
         self.last_attempt = 0.0
+        """When the first and the last attempt at the subscriber began (Unix time); 0: none has."""
         self.due = 0.0
         """When the next attempt may begin (Unix time)."""
         self.is_probe = False

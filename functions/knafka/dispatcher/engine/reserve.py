@@ -1,4 +1,5 @@
-"""The reserve: the last places for attempts, which fill so slowly that some stay free.
+"""The reserve: the last places for attempts, which fill so slowly that some stay free. A drain has
+as many places as attempts may be under way at once.
 
     While most attempts are quick but slow ones hold most places, attempts begin one at a time,
     after a delay. Once a place becomes free, or if no attempt is quicker than others, attempts may
@@ -47,6 +48,7 @@ class Reserve:
         """`durations` is the histogram of the drain's ended attempts, in seconds."""
         self._durations = durations
         self._counted_at = 0.0
+        """When the counts below were last taken."""
         self._older = self._newer = [0] * len(durations.counts)
         """The histogram's counts at the start of the period that is evaluated, and at the start of
         the next one."""
@@ -56,8 +58,8 @@ class Reserve:
         """When the next attempt may begin in the reserve."""
 
     def may_begin_unchecked(self, oldest: float, now: float) -> bool:
-        """Whether an attempt may begin without a check of those under way; `oldest` is when the
-        first of them began."""
+        """Whether an attempt may begin without a call of `delay_before_attempt`, which checks all
+        attempts under way; `oldest` is when the first of them began."""
         seconds_left = self._unchecked_until - now  # more than the interval: the clock was set back
         return now - oldest <= MIN_SLOW_SECONDS or 0 < seconds_left <= RESERVE_CHECK_INTERVAL
 

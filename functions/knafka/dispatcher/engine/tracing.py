@@ -54,6 +54,7 @@ class EgressTracing:
     """Creates the spans of one Egress's events."""
 
     def __init__(self, tracer: Tracer, egress: Egress) -> None:
+        """`tracer` starts spans, and exports them when they end."""
         self.tracer = tracer
         # Knative's name of a span's destination: `trigger:NAME.NAMESPACE`.
         self.destination = f"{egress.kind.lower()}:{egress.trigger}.{egress.namespace}"
@@ -180,8 +181,9 @@ class DeliveryTrace:
 
 
 def log_ids(trace: DeliveryTrace | None, headers: RecordHeaders | None) -> Mapping[str, str]:
-    """Return trace and span ids for `extra` of a log line about an event: the current span's, or
-    the ids in the record's headers if the event isn't sampled."""
+    """Return trace and span ids for `extra` of a log line about an event: those of the span started
+    last, or those in the record's headers if the event isn't sampled (`trace` None); empty if these
+    have none."""
     context = None if trace is None else trace.current
     if context is None:
         traceparents = [value for name, value in headers or () if name == TRACEPARENT]

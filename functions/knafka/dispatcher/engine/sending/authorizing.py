@@ -63,11 +63,14 @@ class SinkTokens:
         clock: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        """`issuer`: None if no API server is configured; then every request for a token fails."""
+        """Begin with an empty cache. `issuer`: None if no API server is configured; then every
+        request for a token fails. `clock` returns monotonic seconds, `chance` random numbers from 0
+        to 1, by which tokens are renewed at different times."""
         self._issuer = issuer
         self._clock = clock
         self._chance = chance
         self._kept: dict[tuple[Account, str], _CachedToken] = {}
+        """Cached tokens by account and audience, the oldest entry first."""
 
     def __len__(self) -> int:
         """Number of cached tokens."""
@@ -198,7 +201,8 @@ class AuthorizedSubscriber:
     async def _send(
         self, target: Target, token: bytes, head: bytes, body: bytes, timeout: float
     ) -> Response:
-        """Send one request with this token; the token is removed from the response."""
+        """Send one request with this token, and return the response without it. Raises
+        `DeliveryError`."""
         head = b"%bauthorization: Bearer %b\r\n" % (head, token)
         return _redact(token, await self._subscriber.post(target, head, body, max(0.0, timeout)))
 
@@ -209,7 +213,7 @@ class AuthorizedSubscriber:
 
 def authorize(egress: Egress, subscriber: Subscriber, tokens: SinkTokens | None) -> Subscriber:
     """Return a `Subscriber` that adds tokens of the Egress's account to the requests of
-    `subscriber`."""
+    `subscriber`. `tokens` None: requests that need a token fail."""
     account = egress.service_account
     sender_account = None if account is None else Account(egress.namespace, account)
     # Not `or`: an empty cache is false.
