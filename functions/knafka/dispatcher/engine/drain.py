@@ -122,7 +122,7 @@ class Drain:
         clock."""
         self._revoke_timeout = DRAIN_REVOKE_TIMEOUT  # seconds; 0 once attempts have had their time
         self._loop = asyncio.get_running_loop()
-        self._active_at = self._loop.time()
+        self._active_at = self._loop.time()  # when there was last a record, a partition or work
 
     def stop(self, timeout: float = DRAIN_REVOKE_TIMEOUT) -> None:
         """End the drain: finish the attempts under way, commit and leave the group.

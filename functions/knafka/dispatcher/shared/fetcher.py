@@ -67,8 +67,8 @@ class Placement(Protocol):
         ...
 
     def restart_unplaced(self, number: int, shared: Position) -> None:
-        """Restart the cursors of a partition that are in no buffer, as its log is another one from
-        `shared` on."""
+        """Restart the cursors of a partition that are in no buffer. Only up to the position
+        `shared` its log is the one that was read before."""
         ...
 
     def merge(self, fetcher: Fetcher) -> None:
@@ -92,6 +92,7 @@ class Fetcher:
         """Begin without partitions; records come from `source`, and `placement` moves groups to
         other fetchers."""
         self.buffers: dict[int, PartitionBuffer] = {}
+        """The buffer of each partition that is read, by number."""
         self.moved = asyncio.Event()
         """Set when a group has taken records, joined or left."""
         self._source = source
@@ -270,7 +271,8 @@ class Fetcher:
         return full_buffers
 
     def _has_room(self, active: Sequence[PartitionBuffer]) -> bool:
-        """Forget the records that all groups have taken; returns whether no buffer is full then."""
+        """Forget the records that all groups have taken; returns whether none of the buffers
+        `active` is full then."""
         self._trim()
         return not self._full_buffers(active)
 
@@ -303,7 +305,8 @@ class Fetcher:
             self._source.pause(stuck_partitions)
 
     def _share_of_ahead(self, partitions: int) -> int:
-        """Return how many untaken records each of so many partitions may hold, at least 1."""
+        """Return how many untaken records each partition may hold, at least 1, if there are
+        `partitions` of them."""
         return max(1, self._limits.ahead // max(1, partitions))
 
     def _resume(self) -> None:

@@ -103,11 +103,11 @@ class BrokerDeadLetters:
     async def write_once(
         self, record: Record, write: Callable[[], Awaitable[Done | Retry]]
     ) -> Done | Retry | None:
-        """Make sure that the record's dead letter is stored once.
+        """Make sure that the record's dead letter is stored once; `write` writes it.
 
         Returns the result of `write` if this dispatcher had to write it, None if the dead letter
-        exists already, and `Retry` if neither is certain yet. Raises `LogError` if the topic can't
-        be read.
+        exists already, and before this dispatcher's turn the `Retry` of the next call. Raises
+        `LogError` if the topic can't be read.
         """
         identity = _identity_of(record.topic(), record.partition(), record.offset(), record.value())
         # In a shared dispatcher, many drains may hold the same record.
