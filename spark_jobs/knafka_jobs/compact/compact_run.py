@@ -50,6 +50,7 @@ from knafka_jobs.topic_offsets import (
 )
 
 Progress = Callable[[str], object]
+"""Called with one line of progress."""
 
 _VACUUM: Final = "knafka-vacuum"
 """Name of the daily clock of VACUUM."""
@@ -179,8 +180,8 @@ def fold_all(tables: Tables) -> None:
 
 
 def _fold_batch(tables: Tables, records: DataFrame) -> FoldedBatch:
-    """Fold a batch into rows of `failures`. Only likely examples get the head of their data, so no
-    other payload is read."""
+    """Fold a batch into rows of `failures`. Only failures that a report is likely to show as
+    examples get the first bytes of their data (`head`), so no other payload is read."""
     rows = fold_records(records)
     ((count, record_count, errors),) = rows.transform(compact_plan.batch_figures).collect()
     if errors <= compact_plan.MAX_SUMMARIZED:
@@ -234,7 +235,7 @@ def _merge_small_files(tables: Tables) -> tuple[str, ...]:
 
 
 def vacuum(tables: Tables, now: datetime) -> None:
-    """VACUUM the large tables, once a day."""
+    """VACUUM the tables of `BY_DAY`, each at most once a day; `now` counts as its time."""
     for name in BY_DAY:
         if tables.exists(name) and tables.is_due(name, _VACUUM, now):
             tables.vacuum(name)
@@ -362,7 +363,8 @@ def _forget_purged(
 
 
 def _spans_over_logs(ranges: Iterable[tuple[Any, ...]]) -> dict[Position, OffsetSpan]:
-    """Return the span of each partition over all its logs, from rows of `RANGES`."""
+    """Return the span of each partition (topic's name, number) over all its logs, from rows of
+    `RANGES`."""
     partitions: dict[Position, OffsetSpan] = {}
     for name, _, partition, start, end in ranges:
         span = partitions.get((name, partition), OffsetSpan(start, end))
