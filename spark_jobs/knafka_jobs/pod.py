@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from knafka_jobs.topic_offsets import TopicState
 
 TERMINATION_LOG: Final = Path("/dev/termination-log")
+"""File whose content Kubernetes keeps as the container's termination message."""
 MAX_MESSAGE_CHARACTERS: Final = 3_500
 """Characters of a termination message: Kubernetes keeps 4,096 bytes."""
 REPORT_FOLDER: Final = Path(WRITABLE_FOLDER, "report")

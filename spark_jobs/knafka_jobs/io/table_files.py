@@ -49,6 +49,7 @@ class TableFiles:
         self._root = root.rstrip("/")
         self._store = _configured_store(root) if store is None else dict(store)
         self._opened: dict[str, DeltaTable | None] = {}
+        """Tables by name, as they were when first used; None: the table didn't exist then."""
         self._session = QueryBuilder(None if settings is None else dict(settings))
 
     @property
@@ -58,7 +59,7 @@ class TableFiles:
 
     @property
     def store(self) -> Mapping[str, str] | None:
-        """delta-rs's options of the object store."""
+        """delta-rs's options of the object store; None: its defaults, or files on disk."""
         return self._store
 
     def path(self, name: str) -> str:

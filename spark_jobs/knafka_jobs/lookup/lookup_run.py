@@ -20,7 +20,8 @@ from knafka_jobs.topic_offsets import Partition, read_states_of
 
 
 def preview(files: TableFiles, conditions: Sequence[FailureCondition]) -> Preview:
-    """Preview the events that a replay would send. Raises `JobError`."""
+    """Preview the events that a replay of the failures with these `conditions` would send. Raises
+    `JobError`."""
     (selected,) = files.query(
         lookup_plan.count_failures(lookup_plan.predicate(conditions)), "failures"
     )
@@ -59,6 +60,7 @@ class UnresolvedFailures:
     number: int
     oldest: datetime
     newest: datetime
+    """The earliest and the latest of the failures' last attempts."""
 
 
 def count_unresolved(
@@ -161,8 +163,8 @@ APPENDED: Final = 2
 def latest_dead_letters(
     files: TableFiles, conditions: Sequence[FailureCondition], limit: int
 ) -> Sequence[tuple[TabledRecord, datetime | None]]:
-    """Return the last dead letters of the latest failures, each with when it was resolved or sent
-    again.
+    """Return the last dead letters of the `limit` latest failures with these `conditions`, each
+    with when it was resolved or sent again; None: neither.
 
     Raises `JobError`.
     """
@@ -172,8 +174,9 @@ def latest_dead_letters(
 def page_of_dead_letters(
     files: TableFiles, predicate_sql: str, limit: int, skip: int = 0
 ) -> Sequence[tuple[TabledRecord, datetime | None]]:
-    """Return the last dead letters of the latest failures for which `predicate_sql` holds, as
-    `latest_dead_letters` does, after leaving out the first `skip` failures."""
+    """Return the last dead letters of the `limit` latest failures for which `predicate_sql` holds,
+    after the first `skip` ones, each with when it was resolved or sent again; None: neither. Raises
+    `JobError`."""
     failures = files.query(lookup_plan.latest_failures(predicate_sql, limit, skip), "failures")
     if not failures:
         return []

@@ -4,7 +4,8 @@
                                    └── a producer per lane, a transaction per some hundred events
 
 A lane's transactional id is made from the replay's id and the lane's number. A process that begins
-a lane fences off an earlier sender of the lane, and leaves out the events that this one committed.
+a lane fences off an earlier sender of the lane (Kafka takes nothing of it any more), and leaves out
+the events that this one committed.
 So any process may send a lane, also again after a failure, with the memory of one transaction.
 Needs no Spark.
 """
@@ -186,7 +187,8 @@ def failure_hash(failure_id: str) -> int:
 
 
 def fence_senders(connection: KafkaConnection, replay_id: str) -> None:
-    """Fence off every sender of a replay, and abort their open transactions. Raises `JobError`."""
+    """Fence off every sender of a replay, so that Kafka takes nothing of them any more, and abort
+    their open transactions. Raises `JobError`."""
     for lane in range(MAX_LANES):
         try:
             open_producer(connection, replay_id, lane)
@@ -231,7 +233,8 @@ def open_producer(connection: KafkaConnection, replay_id: str, lane: int) -> Pro
 
 def _send_transaction(producer: Producer, replay_id: str, batch: list[FailedEvent]) -> None:
     """Send events in one transaction, and wait until it is committed. Raises `JobError` if a topic
-    takes not every event, and `KafkaException`, such as for a fenced producer."""
+    refuses an event, after aborting the transaction, and `KafkaException`, such as for a producer
+    that another process has fenced off."""
     problems: list[tuple[KafkaError, str]] = []
     delivered = 0
 

@@ -120,8 +120,8 @@ def _render(report: Report, traces: str, path: str | None) -> ServedPage:
 
 
 def _packed_data(report: Report, traces: str, path: str | None) -> str:
-    """Return the data for the scripts: the report, all reasons (each has a colour), and the page's
-    path.
+    """Return the data for the scripts: the report, all reasons (each has a colour), and the path of
+    the report's JSON in the console (None: the page is a file).
 
     Compressed without a time stamp, so that the same report always makes the same page.
     """
