@@ -153,7 +153,8 @@ def edited_record(
 
 
 def set_member(document: bytes, pointer: Pointer, value: bytes) -> bytes:
-    """Return the JSON with one value replaced, or one member or element added; `value` is JSON.
+    """Return the JSON `document` with the value at `pointer` replaced by `value` (JSON), or one
+    member or element added.
 
     All but the last token must exist; `-` stands for a new last element. Raises `CannotEdit`.
     """

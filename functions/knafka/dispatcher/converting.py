@@ -81,7 +81,8 @@ class ConvertingReader(KafkaReader):
         self._conversion = conversion
 
     async def read(self, limit: int, timeout: float) -> Sequence[Record]:
-        """Read up to `limit` records, which are converted when their headers are read."""
+        """Return up to `limit` records, waiting up to `timeout` seconds for the first; they are
+        converted when their headers are read. Raises `LogError`."""
         number_of, conversion = self.number_of, self._conversion
         records = await super().read(limit, timeout)
         return [ConvertedRecord(record, number_of(record), conversion) for record in records]

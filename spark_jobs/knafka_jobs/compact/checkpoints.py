@@ -262,7 +262,8 @@ class Checkpoints:
         return self._tables.file(folder if batch is None else f"{folder}/{batch}.json")
 
     def _delete_before(self, last: int) -> None:
-        """Delete the saved offsets of earlier batches, also of runs that were killed."""
+        """Delete the saved offsets of batches before the number `last`, also of runs that were
+        killed."""
         folder, system = self._file()
         for file in system.listStatus(folder):
             number = file.getPath().getName().partition(".")[0]

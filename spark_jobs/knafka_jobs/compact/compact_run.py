@@ -319,7 +319,8 @@ def _first_young_offsets(
     kafka: KafkaClient, spans: Mapping[Position, OffsetSpan], keep_hours: float
 ) -> Mapping[Position, int]:
     """Return the offset of each partition's first record that is younger than `keep_hours`, -1 if
-    there is none; partitions without records are left out."""
+    there is none. `spans` are the offsets that Kafka has; partitions without records are left
+    out."""
     positions = [position for position, span in spans.items() if span.start < span.end]
     return kafka.offsets_at(positions, time.time() - keep_hours * 3600) if positions else {}
 
@@ -345,8 +346,9 @@ def _read_tabled_ranges(
 def _forget_purged(
     tables: Tables, ranges: Sequence[tuple[Any, ...]], deleted_until: Mapping[Position, int]
 ) -> None:
-    """Remove from the table `purged` the positions that Kafka doesn't have any more; the others are
-    still needed, so that their records aren't read again."""
+    """Remove from the table `purged` the positions that Kafka doesn't have any more: those below
+    `deleted_until`, in the logs that `ranges` (rows of `RANGES`) name. The others are still needed,
+    so that their records aren't read again."""
     if not deleted_until or tables.is_empty("purged"):
         return
     rows = [

@@ -280,7 +280,8 @@ class Tables:
         return file, file.getFileSystem(self.spark._jsc.hadoopConfiguration())
 
     def _merge(self, rows: DataFrame, name: str, on: str) -> DeltaMergeBuilder:
-        """Return a MERGE of rows into a table, without clauses yet."""
+        """Return a MERGE of rows (`more` in SQL) into a table, without clauses yet; `on` is the SQL
+        condition by which two rows match."""
         return self._ensure_table(name).alias(name).merge(rows.alias("more"), on)
 
     def _write(self, rows: DataFrame, name: str, mode: str, options: Mapping[str, str]) -> None:
@@ -350,7 +351,9 @@ class Tables:
 
 
 def in_days(column: str, days: Iterable[date | None]) -> str:
-    """Return a SQL predicate by which Delta opens only these days of a table; `false` without days.
+    """Return a SQL predicate that `column` is one of these days, by which Delta opens only their
+    files; `false` without days.
+
 
     None among the days means rows without a day.
     """

@@ -35,7 +35,8 @@ def preview(files: TableFiles, conditions: Sequence[FailureCondition]) -> Previe
 def sendable_rows(
     files: TableFiles, conditions: Sequence[FailureCondition]
 ) -> tuple[str, Sequence[str]]:
-    """Return the query for the failures that a replay would send, and the tables that it reads.
+    """Return the query for the failures with these `conditions` that a replay would send, and the
+    tables that it reads.
 
     Raises `JobError`.
     """
@@ -66,7 +67,8 @@ class UnresolvedFailures:
 def count_unresolved(
     files: TableFiles, conditions: Sequence[FailureCondition]
 ) -> Sequence[UnresolvedFailures]:
-    """Return the unresolved failures by Trigger, reason and code, the most frequent first.
+    """Return the unresolved failures with these `conditions` by Trigger, reason and code, the most
+    frequent first.
 
     Failures that a replay has sent and that are not settled don't count. Raises `JobError`.
     """
@@ -89,8 +91,8 @@ def count_unresolved(
 def count_pending(
     files: TableFiles, conditions: Sequence[FailureCondition]
 ) -> dict[TriggerName, int]:
-    """Return the number of unresolved failures by Trigger that a replay has sent and that are not
-    settled.
+    """Return the number of unresolved failures with these `conditions`, by Trigger, that a replay
+    has sent and that are not settled.
 
     Raises `JobError`.
     """

@@ -232,9 +232,9 @@ def _send_events(
     progress: Progress,
 ) -> LaneResult:
     """Send the events whose Trigger has a replay topic in `topics`, and note them in the table
-    `sent`: by this process if they are few and small, else in lanes by Spark's tasks. `noted`
-    stores the progress in a table, `progress` prints it. Returns how many were sent; ends early if
-    `cancellation` says so. Raises `JobError`."""
+    `sent`: by this process if they are few and small, else in lanes by Spark's tasks, at most
+    `rate` a second (None: no limit). `noted` stores the progress in a table, `progress` prints it.
+    Returns how many were sent; ends early if `cancellation` says so. Raises `JobError`."""
     triggers = tables.rows(list(topics), {name: "string" for name in TRIGGER})
     sendable = sendable.join(F.broadcast(triggers), list(TRIGGER), "left_semi")
     total = sendable.count()

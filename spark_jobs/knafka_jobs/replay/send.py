@@ -213,8 +213,8 @@ def transactional_id(replay_id: str, lane: int) -> str:
 
 
 def open_producer(connection: KafkaConnection, replay_id: str, lane: int) -> Producer:
-    """Create the producer of a lane; earlier producers of the lane can commit nothing any more.
-    Raises `KafkaException`."""
+    """Create the producer of a replay's lane; earlier producers of the lane can commit nothing any
+    more. Waits up to `TRANSACTION_TIMEOUT` seconds. Raises `KafkaException`."""
     producer = Producer(
         {
             **connection.for_librdkafka(),

@@ -49,8 +49,9 @@ class Pool:
         tls: TlsContext | None,
         refusal: Refusal | None = None,
     ) -> None:
-        """`limit`: slots, and so posts at once; `max_age` returns the seconds that a connection may
-        be used. `tls`: the context of an https origin; None: the origin is http. `refusal` checks
+        """`limit`: slots, and so posts at once; bytes of a response's body beyond
+        `max_response_bytes` are dropped; `max_age` returns the seconds that a connection may be
+        used. `tls`: the context of an https origin; None: the origin is http. `refusal` checks
         every address of the origin's host; None: all are allowed."""
         self.loop = asyncio.get_running_loop()
         self.free = limit
@@ -117,8 +118,9 @@ class Pool:
         return connection
 
     async def _connect(self, expires_at: float) -> Connection:
-        """Connect to the first address of the host that accepts a connection. Raises `OSError`, and
-        `DeliveryError` if no address is allowed."""
+        """Connect to the first address of the host that accepts a connection, which is used up to
+        `expires_at` (the event loop's clock). Raises `OSError`, and `DeliveryError` if no address
+        is allowed."""
         host, port = self.origin.host, self.origin.port
         context = None if self._tls is None else self._tls_context(self._tls)
         # The name is resolved only once, so that the checked addresses are those that are connected

@@ -48,7 +48,8 @@ class CongestionControl:
     """Decides how many attempts one drain may have under way at its subscriber."""
 
     def __init__(self, max_in_flight: int, rate_limit: RateLimit | None = None) -> None:
-        """Begin without congestion: `max_in_flight` attempts may be under way at once."""
+        """Begin without congestion: `max_in_flight` attempts may be under way at once.
+        `rate_limit`: how many may begin in a time; None: any number."""
         self.rate = None if rate_limit is None else AttemptRate(rate_limit)
         """The declared rate limit, which attempts wait for too; None: there is no limit."""
         self.is_open = False

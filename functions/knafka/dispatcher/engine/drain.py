@@ -218,8 +218,8 @@ class Drain:
         return Ended.STOPPED
 
     async def _read(self, reader: LogReader, timeout: float) -> None:
-        """Read once: wait for capacity, pause or resume partitions, then take what `reader`
-        returns."""
+        """Read once: wait for capacity, pause or resume partitions, then take what `reader` returns
+        within `timeout` seconds. Raises `LogError`."""
         # The wait is short, however slow the subscriber is: reading keeps the drain in its group.
         await self._workers.wait_for_capacity(ROOM_TIMEOUT)
         await self._make_room(reader)

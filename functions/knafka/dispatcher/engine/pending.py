@@ -71,6 +71,7 @@ class AssignedPartition:
     def __init__(
         self, number: int, progress: Progress | None = None, initial_offset: int = 0
     ) -> None:
+        """Begin without events; `progress` None: no earlier owner has stored any."""
         progress = progress or Progress()
         self.number = number
         self.initial_offset = initial_offset

@@ -119,7 +119,8 @@ class DeliveryTrace:
         self, name: str, post: Post[E], target: Target, event: E, wants_reply: bool = True
     ) -> tuple[Outcome, bytes]:
         """Make one attempt by calling `post`, in a span of this name; the request's `traceparent`
-        names that span."""
+        names that span. `wants_reply`: whether a reply in the response is handled. Returns the
+        outcome, and the body that explains a failure."""
         span = self._start(name, SpanKind.CLIENT)
         span.attributes |= {
             "messaging.protocol": "HTTP",

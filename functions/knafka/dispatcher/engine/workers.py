@@ -309,8 +309,8 @@ class Workers:
         return None
 
     def _reserve_delays(self, limit: int) -> bool:
-        """Return whether the next attempt has to wait because most attempts under way are slow
-        (`reserve`); if so, a worker is woken later."""
+        """Return whether the next attempt has to wait because most of the `limit` attempts that may
+        be under way are slow (`reserve`); if so, a worker is woken later."""
         if self._reserve is None:
             return False
         now = self._now()

@@ -203,6 +203,7 @@ class ShardDrain:
 
     @idle.setter
     def idle(self, seconds: float | None) -> None:
+        """Change that time, and check at once whether the drain ends."""
         self._idle = seconds
         self._wake_event.set()
 

@@ -193,8 +193,8 @@ class Fetcher:
     def _unchanged_buffer(
         self, number: int, reading: dict[int, PartitionBuffer]
     ) -> PartitionBuffer | None:
-        """Return the partition's buffer if it is the same as when the read began; otherwise
-        None."""
+        """Return the partition's buffer if it is the same as in `reading`, the buffers when the
+        read began; otherwise None."""
         buffer = self.buffers.get(number)
         return buffer if buffer is not None and reading.get(number) is buffer else None
 
@@ -262,8 +262,8 @@ class Fetcher:
                 self._pause(active)
 
     def _full_buffers(self, active: Sequence[PartitionBuffer]) -> list[PartitionBuffer]:
-        """Return the buffers that may take no more records until their slowest groups have taken
-        some."""
+        """Return those of the buffers `active` that may take no more records until their slowest
+        groups have taken some."""
         limits = self._limits
         full_buffers = [buffer for buffer in active if buffer.holds(limits.records)]
         if not full_buffers and self.size >= limits.size:
@@ -295,7 +295,8 @@ class Fetcher:
         return self.moved.is_set()
 
     def _pause(self, active: Sequence[PartitionBuffer]) -> None:
-        """Pause the partitions whose records no group takes, so that the others are read."""
+        """Pause those of the partitions `active` whose records no group takes, so that the others
+        are read."""
         share = self._share_of_ahead(len(active))
         stuck_buffers = [buffer for buffer in active if buffer.untaken >= share]
         for buffer in stuck_buffers:

@@ -309,8 +309,8 @@ class GroupReader:
         )
 
     def begin(self, number: int, committed: Commit | None) -> None:
-        """Start to read an assigned partition from its commit, or from its beginning without one;
-        does nothing if the partition was revoked meanwhile."""
+        """Start to read an assigned partition from its commit (`committed`; None: from its
+        beginning); does nothing if the partition was revoked meanwhile."""
         if cursor := self.cursors.get(number):
             offset = BEGINNING if committed is None else committed.offset
             self._topic.place(cursor, Position(offset, self._epochs[number]))

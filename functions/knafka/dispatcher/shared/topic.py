@@ -186,7 +186,7 @@ class SharedTopic:
             reader.lose_partitions(partitions)
 
     def _start_task(self, work: Coroutine[None, None, None]) -> None:
-        """Run this coroutine in the background until `close`."""
+        """Run the coroutine `work` in the background; `close` waits for its end."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

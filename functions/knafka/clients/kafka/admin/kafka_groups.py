@@ -155,7 +155,8 @@ class KafkaGroups:
         elections: dict[tuple[str, int], LeaderElection] = {}
 
         def read(consumer: Consumer, timeout: float) -> list[TopicPartition]:
-            """Read the commits, and store in `elections` where a leader was elected since."""
+            """Read the commits within `timeout` seconds, and store in `elections` where a leader
+            was elected since. Raises `KafkaException`."""
             answers = consumer.committed(requested, timeout=timeout)
             elections.clear()
             elections.update(elections_since(consumer, self._connection, answers))

@@ -65,10 +65,10 @@ NO_ELECTION: Final = LeaderElection(NO_EPOCH, True)
 def elections_since(
     consumer: Consumer, connection: Connection, committed: Sequence[TopicPartition]
 ) -> Mapping[_PartitionKey, LeaderElection]:
-    """Return, by topic and partition, for which of a group's commits a leader was or may have been
-    elected since. Commits without a leader epoch are left out, and those whose metadata say nothing
-    of records above their offsets. Blocks for `ELECTION_TIMEOUT` and `REACH_TIMEOUT` seconds at
-    most. Raises nothing."""
+    """Return, by topic and partition, for which of a group's commits (`committed`, read by
+    `consumer`) a leader was or may have been elected since. Left out are commits without a leader
+    epoch, and those whose metadata say nothing of records above their offsets. Blocks for
+    `ELECTION_TIMEOUT` and `REACH_TIMEOUT` seconds at most. Raises nothing."""
     reaches: dict[_PartitionKey, int | None] = {}
     asked: list[TopicPartition] = []
     for entry in committed:

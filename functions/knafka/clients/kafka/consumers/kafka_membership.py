@@ -277,8 +277,8 @@ class Membership(GroupConsumer):
         self.consumer.poll(FINISHING_POLL_TIMEOUT)
 
     def commit_last(self, deadline: float) -> bool:
-        """Make the last commit of partitions that are still owned; returns False if it must be
-        tried again after a rebalance."""
+        """Make the last commit of partitions that are still owned, up to `deadline` (monotonic
+        time); returns False if it must be tried again after a rebalance."""
         commits = self.last_commits.result()
         owned_commits = {
             number: commit for number, commit in commits.items() if number in self._finishing

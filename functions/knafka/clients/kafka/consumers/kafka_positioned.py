@@ -169,13 +169,14 @@ class KafkaPositionedReader:
         return [TopicPartition(self._topic, number) for number in numbers]
 
     def _read(self, limit: int, timeout: float) -> _PositionedRead:
-        """Read on the consumer's thread. Raises `LogError`."""
+        """Read up to `limit` records on the consumer's thread, waiting up to `timeout` seconds for
+        the first. Raises `LogError`."""
         with raising_log_errors():
             return self._read_messages(limit, timeout)
 
     def _read_messages(self, limit: int, timeout: float) -> _PositionedRead:
-        """Poll messages once and sort them into records, ends and restarted partitions. Raises
-        `LogError` and `KafkaException`."""
+        """Poll up to `limit` messages once, waiting up to `timeout` seconds for the first, and sort
+        them into records, ends and restarted partitions. Raises `LogError` and `KafkaException`."""
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure

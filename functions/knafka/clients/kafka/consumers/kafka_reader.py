@@ -108,13 +108,15 @@ class KafkaReader:
         return records
 
     def _read(self, limit: int, timeout: float) -> tuple[list[Record], Positions]:
-        """Read on the consumer's thread; returns records and ends. Raises `LogError`."""
+        """Read up to `limit` records on the consumer's thread, waiting up to `timeout` seconds for
+        the first; returns records and ends. Raises `LogError`."""
         with raising_log_errors():
             return self._read_messages(limit, timeout)
 
     def _read_messages(self, limit: int, timeout: float) -> tuple[list[Record], Positions]:
-        """Poll messages once, and react to restarts, errors and rebalances. Returns the records,
-        and by partition the ends that were reached. Raises `LogError` and `KafkaException`."""
+        """Poll up to `limit` messages once, waiting up to `timeout` seconds for the first, and
+        react to restarts, errors and rebalances. Returns the records, and by partition the ends
+        that were reached. Raises `LogError` and `KafkaException`."""
         membership = self._membership
         membership.send_due_heartbeat()
         membership.repeat_commit()

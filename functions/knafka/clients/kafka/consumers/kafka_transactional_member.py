@@ -152,7 +152,7 @@ class TransactionalMember(GroupConsumer):
             raise LogError(str(self._refusal))
 
     def _poll(self, limit: int, timeout: float) -> None:
-        """Poll messages once and sort them into records, ends and errors."""
+        """Poll up to `limit` messages for `timeout` seconds; keep records, ends and errors."""
         self._revoked.clear()
         for message in self.consumer.consume(limit, timeout):
             error = message.error()

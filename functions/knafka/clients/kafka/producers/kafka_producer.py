@@ -150,7 +150,8 @@ class ReplaceableProducer:
         self._replaced = [producer for producer in self._replaced if len(producer)]
 
     def _replace(self, reason: str) -> None:
-        """Replace the producer by a new one; if none can be opened, set `failure`."""
+        """Replace the producer by a new one, and log `reason`; if none can be opened, set
+        `failure`."""
         try:
             producer = self._open()
         except LogError as error:

@@ -63,7 +63,8 @@ class TransactionalProducer:
     than `TransactionAborted`."""
 
     def __init__(self, connection: Connection, transactional_id: str) -> None:
-        """Open the producer; `fence` must succeed before the first `commit`. Raises `LogError`."""
+        """Open the producer; `fence` must succeed before the first `commit`. `transactional_id`:
+        only the latest producer with this id can commit. Raises `LogError`."""
         self._connection = connection
         self._transactional_id = transactional_id
         self._errors = ConnectionErrors()
@@ -148,7 +149,8 @@ class TransactionalProducer:
         return str(self._errors) or "no answer"
 
     def commit(self, outputs: Sequence[Output], offsets: list[TopicPartition], member: Any) -> None:
-        """Store these records, and these offsets as the group's commits, in one transaction.
+        """Store the records `outputs`, and these offsets as the group's commits, in one
+        transaction.
         `member`: the group's member (`Consumer.consumer_group_metadata`). Raises
         `TransactionAborted` if nothing was stored (`RecordTooLarge` because of one record), and
         another `LogError` if that isn't known or the producer can't go on."""

@@ -70,8 +70,8 @@ class KafkaTransactions:
         """The error that all further calls raise; None: there is none."""
 
     def read(self, limit: int, timeout: float) -> Sequence[Record]:
-        """Return up to `limit` records; none while an earlier transaction isn't fenced off yet.
-        Raises `LogError`."""
+        """Return up to `limit` records, gathered for up to `timeout` seconds; none while the
+        transactional id isn't taken over from an earlier process. Raises `LogError`."""
         self._check_usable()
         if not self._producer.fence(timeout):
             return []
@@ -80,7 +80,8 @@ class KafkaTransactions:
         return records
 
     def commit(self, outputs: Sequence[Output], offsets: Offsets) -> None:
-        """Append records and commit offsets in one transaction. Raises `TransactionAborted` if
+        """Append the records `outputs` and commit offsets in one transaction; without offsets, the
+        last commit is made again. Raises `TransactionAborted` if
         nothing was stored: the caller may go on. After another `LogError` of the producer, all
         further reads and commits raise it."""
         self._wait_until_fenced()

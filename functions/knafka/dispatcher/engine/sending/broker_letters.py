@@ -188,7 +188,8 @@ class BrokerDeadLetters:
                 self._remember(_identity_of(*origin, letter.value()), is_ours=False)
 
     def _remember(self, identity: _RecordIdentity, *, is_ours: bool) -> None:
-        """Remember that the record has a dead letter, and forget the oldest beyond the limit."""
+        """Remember that the record has a dead letter, and whether this process wrote it; forget the
+        oldest beyond `MAX_REMEMBERED_LETTERS`."""
         self._known.setdefault(identity, is_ours)
         while len(self._known) > MAX_REMEMBERED_LETTERS:
             del self._known[next(iter(self._known))]

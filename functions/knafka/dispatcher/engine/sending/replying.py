@@ -131,8 +131,9 @@ class _RetriedReplies(ABC):
     async def _forward(
         self, reply: PendingReply, trace: DeliveryTrace | None
     ) -> tuple[Outcome, bytes] | None:
-        """Store or send the reply. Returns None if that succeeded, else the outcome of the event's
-        attempt, and the body that explains it in a dead letter."""
+        """Store or send the reply, in a span of `trace` (None: the event isn't traced). Returns
+        None if that succeeded, else the outcome of the event's attempt, and the body that explains
+        it in a dead letter. Subclasses say where the reply goes."""
 
 
 class StoredReplies(_RetriedReplies):
@@ -149,8 +150,8 @@ class StoredReplies(_RetriedReplies):
     async def _forward(
         self, reply: PendingReply, trace: DeliveryTrace | None
     ) -> tuple[Outcome, bytes] | None:
-        """Append the reply to the Broker's topic. Returns None once Kafka has stored it, else the
-        failure and the body of the subscriber's response."""
+        """Append the reply to the Broker's topic, in a span if the event is traced. Returns None
+        once Kafka has stored it, else the failure and the body of the subscriber's response."""
         if trace is None:
             problem = await append(self._writer, self._topic, reply.draft)
         else:

@@ -91,7 +91,7 @@ class Sender:
 
     def resume(self, event: PendingEvent, state: DeliveryState, *, same_policy: bool) -> float:
         """Continue an event, whose request is encoded, where an earlier owner of its partition left
-        it.
+        it. `same_policy`: whether that owner had the same retry policy and destinations.
 
         Returns the seconds until the next attempt is due.
         """
