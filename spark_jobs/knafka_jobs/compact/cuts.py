@@ -5,9 +5,9 @@
 Above a cut, Kafka gives offsets to new records that older records had before, so a position alone
 does not identify a record. Before reading goes on, and before anything is deleted, the last record
 that was read must therefore still be at its offset; its mark (`RecordMark`: offset, leader epoch,
-time and a digest of its content) tells. If it isn't, the cut is searched for: by leader
-epochs, which every election raises, or, if these don't help (the epoch is unknown, or a disk was
-restored), by comparing with the table's rows. Pure.
+time and a digest of its content) tells. If it isn't, the cut is searched for: by leader epochs,
+which every election raises, or, if these don't help (the epoch is unknown, or a disk was restored),
+by comparing with the table's rows. Pure.
 """
 
 from __future__ import annotations

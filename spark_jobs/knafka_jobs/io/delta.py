@@ -354,7 +354,6 @@ def in_days(column: str, days: Iterable[date | None]) -> str:
     """Return a SQL predicate that `column` is one of these days, by which Delta opens only their
     files; `false` without days.
 
-
     None among the days means rows without a day.
     """
     distinct_days = set(days)

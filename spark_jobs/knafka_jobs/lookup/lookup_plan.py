@@ -65,7 +65,6 @@ def sendable(predicate_sql: str, stubs_in: tuple[object, object] | None, *, pend
     """Return the query for the failures that a replay would send, among those for which
     `predicate_sql` is true.
 
-
     `stubs_in` has the first and last day of records that may lack their data, None without such
     records; `pending` says whether any replayed event is unsettled.
     """

@@ -5,9 +5,8 @@
 
 A lane's transactional id is made from the replay's id and the lane's number. A process that begins
 a lane fences off an earlier sender of the lane (Kafka takes nothing of it any more), and leaves out
-the events that this one committed.
-So any process may send a lane, also again after a failure, with the memory of one transaction.
-Needs no Spark.
+the events that this one committed. So any process may send a lane, also again after a failure, with
+the memory of one transaction. Needs no Spark.
 """
 
 from __future__ import annotations

@@ -34,9 +34,9 @@ def explain_denials(
     transaction: Need | None = None,
     cluster: str = "",
 ) -> Iterator[None]:
-    """Context manager that makes a `LogError` of a refused request name the missing right.
-    `topic`, `group`, `transaction` (a transactional id) and `cluster` (only an operation) are the
-    rights that the request needs."""
+    """Context manager that makes a `LogError` of a refused request name the missing right. `topic`,
+    `group`, `transaction` (a transactional id) and `cluster` (only an operation) are the rights
+    that the request needs."""
     try:
         yield
     except LogError as error:

@@ -121,8 +121,8 @@ class TopicIds:
         return self._own_calls
 
     def _note(self, topic: str, topic_id: str) -> None:
-        """Note a topic's id, and tell the followers that the topic was replaced if it had other
-        ids before, but never this one."""
+        """Note a topic's id, and tell the followers that the topic was replaced if it had other ids
+        before, but never this one."""
         known_ids = self.known.setdefault(topic, set())
         if topic_id in known_ids:
             return

@@ -150,8 +150,7 @@ class TransactionalProducer:
 
     def commit(self, outputs: Sequence[Output], offsets: list[TopicPartition], member: Any) -> None:
         """Store the records `outputs`, and these offsets as the group's commits, in one
-        transaction.
-        `member`: the group's member (`Consumer.consumer_group_metadata`). Raises
+        transaction. `member`: the group's member (`Consumer.consumer_group_metadata`). Raises
         `TransactionAborted` if nothing was stored (`RecordTooLarge` because of one record), and
         another `LogError` if that isn't known or the producer can't go on."""
         self._failed.clear()

@@ -81,9 +81,8 @@ class KafkaTransactions:
 
     def commit(self, outputs: Sequence[Output], offsets: Offsets) -> None:
         """Append the records `outputs` and commit offsets in one transaction; without offsets, the
-        last commit is made again. Raises `TransactionAborted` if
-        nothing was stored: the caller may go on. After another `LogError` of the producer, all
-        further reads and commits raise it."""
+        last commit is made again. Raises `TransactionAborted` if nothing was stored: the caller may
+        go on. After another `LogError` of the producer, all further reads and commits raise it."""
         self._wait_until_fenced()
         member = self._member
         if not outputs and not offsets:
