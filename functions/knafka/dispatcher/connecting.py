@@ -188,7 +188,7 @@ class KafkaShard:
 
     def clients_for(self, egress: Egress, egress_count: Callable[[], int]) -> Clients:
         """Return the clients of one drain, which gets an equal share of the shard's memory and
-        connections."""
+        connections; `egress_count` returns how many Egresses share them now."""
         return Clients(
             self._make_reader_opener(egress),
             self.writer,

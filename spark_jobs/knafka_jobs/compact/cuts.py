@@ -152,7 +152,8 @@ class _ComparedLog(NamedTuple):
         mark, at_mark = self.mark, self.at_mark
         if self.is_filled and mark is not None:
             return max(mark.offset + 1, self.span.start)
-        # With the mark, only offsets after it are lost, such as that of a transaction's marker.
+        # While the mark's record is still there, only offsets behind it are lost, such as that of a
+        # transaction's marker.
         if not self.has_mark and mark and at_mark and at_mark.offset == mark.offset:
             return mark.offset
         return self.span.end if self.is_short else None

@@ -261,7 +261,8 @@ def _send_transaction(producer: Producer, replay_id: str, batch: list[FailedEven
 
 
 def batches(events: Iterable[FailedEvent], count: int, size: int) -> Iterator[list[FailedEvent]]:
-    """Split events into batches of at most `count` events and `size` bytes, in their order.
+    """Split events into batches of at most `count` events and `size` bytes of keys and values, in
+    their order.
 
     An event that is larger is a batch of its own.
     """

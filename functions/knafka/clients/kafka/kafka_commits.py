@@ -85,7 +85,8 @@ class OffsetCommits:
             self.commit(consumer, self._to_repeat, owned)
 
     def _drop_repetitions(self, commits: Commits) -> None:
-        """Repeat no earlier commits of the partitions that now get these commits."""
+        """Forget failed commits of the partitions that get one of these commits, which is later:
+        they need no repetition any more."""
         self._to_repeat = {
             number: earlier_commit
             for number, earlier_commit in self._to_repeat.items()

@@ -342,8 +342,8 @@ class PendingEvent:
 
     @property
     def state(self) -> DeliveryState:
-        """The state of its delivery, which a commit's metadata keeps. Its outcome is the failure
-        for good or, before that, the last attempt's."""
+        """The state of its delivery, which a commit's metadata keeps. Its outcome is that with
+        which the delivery failed for good; before that, the last attempt's, if that failed."""
         failed_outcome = self.failed
         if failed_outcome is None and self.log and self.log[-1].began == self.last_attempt:
             failed_outcome = self.log[-1].outcome

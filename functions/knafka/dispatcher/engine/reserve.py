@@ -79,7 +79,8 @@ class Reserve:
                 break
             slow_count, oldest = slow_count + 1, max(oldest, now - began_at)
         if slow_count * RESERVE_SHARE < places * (RESERVE_SHARE - 1):
-            return self._skip_checks(now)
+            return self._skip_checks(now)  # slow attempts hold less than four fifths of the places
+        # A later time than `MAX_DELAY` from now means that the clock was set back.
         if now < self._next_at <= now + MAX_DELAY:
             return self._next_at - now
         # At this rate, attempts take half of the free places while the oldest attempt doubles its

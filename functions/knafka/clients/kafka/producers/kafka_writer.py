@@ -112,7 +112,7 @@ class KafkaWriter:
         threading.Thread(target=self._serve, name="kafka-writer", daemon=True).start()
 
     def _open(self, linger_ms: float, **more: Any) -> ReplaceableProducer:
-        """Open a producer with this linger time and these additional settings."""
+        """Open a producer with this linger time and these further settings. Raises `LogError`."""
         return ReplaceableProducer({**self._connection, **more}, linger_ms, self._on_error)
 
     @property
