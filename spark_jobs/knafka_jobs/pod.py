@@ -166,7 +166,8 @@ def run_in(
     arguments: argparse.Namespace,
     progress: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Run one command in a session that the caller ends; return its answer.
+    """Compact, then do what the command `archive`, `replay` or `purge` in `arguments` says, in a
+    session that the caller ends; return its answer.
 
     Raises `KnafkaError`.
     """

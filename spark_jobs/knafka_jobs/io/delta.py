@@ -148,8 +148,8 @@ class Tables:
         self._merge(rows, name, on).whenMatchedDelete().execute()
 
     def days_of_small_files(self, name: str, full: int, most: int) -> list[date | None]:
-        """Return the days of a table that have more than `most` files of fewer than `full` bytes;
-        reads only Delta's log."""
+        """Return the days of a table that have more than `most` files of fewer than `full` bytes
+        (None: rows without a day); reads only Delta's log."""
         if self.size(name)[0] <= most:
             return []
         files = DataFrame(self._current_snapshot(name).allFiles().toDF(), self.spark)

@@ -96,8 +96,9 @@ class OffsetCommits:
     def note_result(
         self, error: KafkaError | None, partitions: list[TopicPartition], owned: Epochs
     ) -> None:
-        """Note the result of a commit made without waiting; if it failed during a rebalance, it is
-        repeated."""
+        """Note the result of a commit made without waiting: `error` is that of the whole request,
+        each of `partitions` has its own. A commit that failed during a rebalance is repeated if its
+        partition is still `owned`."""
         for entry in partitions:
             entry_error = entry.error or error
             number = self._numbering.number(entry.topic, entry.partition)

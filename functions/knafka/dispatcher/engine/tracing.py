@@ -145,7 +145,8 @@ class DeliveryTrace:
         return outcome, body
 
     async def send(self, target: Target, send: Send, reply: Draft) -> tuple[Outcome, bytes] | None:
-        """Send a reply by calling `send`, in a span; the reply's `traceparent` names that span."""
+        """Send a reply by calling `send`, in a span; the reply's `traceparent` names that span.
+        Returns None if it was delivered, else the outcome and the response's body."""
         span = self._start("reply", SpanKind.CLIENT)
         span.attributes |= {
             "messaging.protocol": "HTTP",
@@ -162,7 +163,7 @@ class DeliveryTrace:
 
     async def append(self, name: str, topic: str, append: Append, draft: Draft) -> LogError | None:
         """Store a record by calling `append`, in a span of this name; a reply's `traceparent` names
-        that span."""
+        that span. Returns None once the record is durable, else why it was not stored."""
         span = self._start(name, SpanKind.PRODUCER)
         span.attributes["messaging.kafka.topic"] = topic
         if name == "reply":

@@ -341,7 +341,7 @@ class Workers:
         for queue in (self._retries, self._ready):
             while queue and not queue[0].partition.open:
                 queue.popleft()
-        queue = self._retries or self._ready
+        queue = self._retries or self._ready  # an event that was sent already probes first
         if not queue:
             return None
         self._probes = {probe for probe in self._probes if probe.partition.open}

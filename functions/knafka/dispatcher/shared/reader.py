@@ -369,7 +369,7 @@ class GroupReader:
             except LogError as error:
                 # The next owner starts at the group's last commit: events repeat, none is lost.
                 log.warning("the last commit of %s failed: %s", self.group, error)
-        self._committed.set()
+        self._committed.set()  # `close` may wait for it
 
     def lose_partitions(self, numbers: Collection[int]) -> None:
         """Forget partitions that belong to another process: nothing may be committed."""

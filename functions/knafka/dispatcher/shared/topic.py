@@ -331,6 +331,7 @@ class SharedTopic:
                 other_buffer = other_fetcher.buffers.get(number)
                 if other_fetcher is fetcher or other_buffer is None:
                     continue
+                # Of two buffers with the same end, that of the earlier fetcher stays.
                 if (other_buffer.end, -index) > (buffer.end, -own_index):
                     covered = [
                         cursor

@@ -256,8 +256,9 @@ class KafkaAdmin:
     async def _start_positions(
         self, partitions: Sequence[TopicPartition], start: Start
     ) -> dict[int, TopicPartition]:
-        """Return the positions at which a new group starts, by partition. They have leader epochs,
-        so that Kafka can say later whether the log has lost its end since."""
+        """Return the positions of `start` ("earliest", "latest" or a time in Unix ms), at which a
+        new group starts, by partition. They have leader epochs, so that Kafka can say later whether
+        the log has lost its end since. Raises `LogError`."""
         if start == "earliest":
             return await self._list_positions(partitions, EARLIEST)
         # The ends are read first: a record that is written later is found by its time, or lies

@@ -121,7 +121,8 @@ class BoundedReader:
         return self._read_to(end, topic_partition) if end else iter(())
 
     def _read_to(self, end: int, topic_partition: TopicPartition) -> Iterator[Sequence[Record]]:
-        """Yield the records of a partition in batches, up to the offset `end`."""
+        """Yield the records of a partition in batches, up to the offset `end`. Raises `LogError`,
+        also after `STALLED_READ_TIMEOUT` seconds without progress."""
         # The offset is 0, not OFFSET_BEGINNING, for which librdkafka would wait half a second with
         # a request of its own. If offset 0 is gone from the log, it requests the beginning at once.
         self._consumer.assign([TopicPartition(topic_partition.topic, topic_partition.partition, 0)])

@@ -58,6 +58,7 @@ class TopicIds:
         self.followers: list[ReplacedTopics] = []
         """The consumers' lists of replaced topics, which are told of each replacement."""
         self._comparing: asyncio.Task[None] | None = None
+        """Reads the ids regularly, while there are followers that have started."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._hastened = asyncio.Event()
         """Set to compare the ids at once."""
