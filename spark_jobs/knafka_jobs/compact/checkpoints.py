@@ -208,7 +208,7 @@ class Checkpoints:
         count = 0
 
         def merge(batch: DataFrame, number: int) -> None:
-            """Fold one batch, and merge it into `failures`."""
+            """Fold one batch with Spark's `number` of it, and merge it into `failures`."""
             nonlocal count
             spark = batch.sparkSession
             batch_tables = Tables(spark, tables.root)

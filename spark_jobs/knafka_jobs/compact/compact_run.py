@@ -166,7 +166,7 @@ def _spans_by_topic_id(topics: Mapping[str, TopicState]) -> dict[Partition, Offs
 
 
 def fold(checkpoints: Checkpoints) -> int:
-    """Fold new rows of `records` into `failures`; returns the number of records."""
+    """Fold the rows of `records` that aren't folded yet into `failures`; returns their number."""
     return checkpoints.fold(
         _fold_batch, compact_plan.FOLDED, compact_plan.MERGE_ON, compact_plan.merge_clauses()
     )

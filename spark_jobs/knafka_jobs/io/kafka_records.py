@@ -129,7 +129,7 @@ def mark_of_parts(
 
 
 def mark_of_message(message: Any) -> RecordMark:
-    """Return the mark of a message of a consumer."""
+    """Return the mark (`RecordMark`) of a message of confluent-kafka's consumer."""
     epoch = message.leader_epoch()
     return mark_of_parts(
         message.offset(),

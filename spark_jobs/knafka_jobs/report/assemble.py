@@ -240,7 +240,7 @@ def sum_totals(groups: Sequence[Group]) -> Totals:
 
 
 def count_changes(groups: Sequence[Group]) -> Changes:
-    """Return the number of groups by kind of change."""
+    """Return the number of groups by kind of change since the previous report."""
     counts: dict[str, int] = defaultdict(int)
     for group in groups:
         counts[group.change.kind.name.lower()] += 1
@@ -284,7 +284,7 @@ def _build_example(row: ReportRow) -> Example:
 
 
 def _reported_acknowledgement(acknowledgement: Acknowledgement | None) -> Acknowledged | None:
-    """Return a group's acknowledgement as part of the report."""
+    """Return a group's acknowledgement as part of the report; None stays None."""
     if acknowledgement is None:
         return None
     return Acknowledged(

@@ -39,7 +39,7 @@ def publish(
 
     @contextmanager
     def noting_problem(problem_name: str) -> Iterator[None]:
-        """Note an error of the body under this name in `problems`, and go on."""
+        """Report an error of the body, note it under this name in `problems`, and go on."""
         try:
             yield
         except KnafkaError as error:

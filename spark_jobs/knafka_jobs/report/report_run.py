@@ -162,7 +162,7 @@ def _shares_of_groups(
 
 
 def _by_group(rows: Iterable[ReportRow]) -> dict[GroupKey, list[ReportRow]]:
-    """Return rows by group, in their order."""
+    """Return rows, which have the columns `GROUP`, by group, each group's in their order."""
     grouped: dict[GroupKey, list[ReportRow]] = defaultdict(list)
     for row in rows:
         grouped[group_key_of(row)].append(row)

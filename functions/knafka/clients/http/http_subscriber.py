@@ -130,7 +130,8 @@ class HttpSubscriber:
         return TlsContext(self._tls, origin.ca_certs, self._bundles) if origin.tls else None
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Close all connections, and wait until their sockets are closed; posts under way raise
+        `DeliveryError`."""
         self._closed = True
         lost = [connection for pool in self._pools.values() for connection in pool.close()]
         if lost:

@@ -60,7 +60,7 @@ class Liveness:
         return self._gets_answer(open_admin(self._connection, lambda error: None))
 
     def _gets_answer(self, client: Consumer | AdminClient) -> bool:
-        """Whether Kafka answers this client."""
+        """Whether Kafka answers this client within `ASK_TIMEOUT` seconds."""
         try:
             client.list_topics(self._topic, timeout=ASK_TIMEOUT)
         except KafkaException:

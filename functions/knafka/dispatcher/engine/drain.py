@@ -228,7 +228,8 @@ class Drain:
         self._advance_to_ends(reader)
 
     async def _finish_attempts(self, reader: LogReader) -> None:
-        """Wait until no attempt is under way, at most until `_stop_at`; see `stop`."""
+        """Wait until no attempt is under way, at most until `_stop_at`. While attempts take longer
+        than `DRAIN_REVOKE_TIMEOUT`, read on and begin new ones beside them. Raises `LogError`."""
         if self._stop_at == math.inf:
             self._stop_at = self._loop.time() + DRAIN_REVOKE_TIMEOUT
         while True:

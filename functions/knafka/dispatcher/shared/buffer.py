@@ -168,7 +168,8 @@ class PartitionBuffer:
 
     @property
     def untaken(self) -> int:
-        """Number of records that no group has taken."""
+        """Number of records that no group has taken; 0 if some group has taken all of its records,
+        or there is none."""
         if len(self.index) > len(self.pending_cursors) or not self.cursors:
             return 0  # some cursor has taken all its records
         plain = max((cursor.index for cursor in self.plain_cursors), default=0)

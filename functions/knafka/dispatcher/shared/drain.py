@@ -127,7 +127,8 @@ class EgressDrains:
             self._failures += 1
 
     async def _drain_once(self) -> str:
-        """Run one drain to its end; returns why it ended, for the progress."""
+        """Run one drain to its end; returns why it ended, for the progress. Raises nothing: a
+        failure of one Egress must not end the others."""
         forget_timer: asyncio.TimerHandle | None = None
         self.committed = {}
         try:

@@ -349,7 +349,7 @@ class SharedTopic:
         fetcher.drop_unused()
 
     def fail(self, fetcher: Fetcher, error: LogError) -> None:
-        """Fail all readers that read from this fetcher."""
+        """Make all readers that read from this fetcher raise `error`."""
         cursors = [cursor for buffer in fetcher.buffers.values() for cursor in buffer.cursors]
         for owner in {cursor.owner for cursor in cursors}:
             owner.fail(error)

@@ -48,7 +48,7 @@ class KafkaOffsets:
     """Reads and commits the offsets of groups without members; used on one event loop."""
 
     def __init__(self, connection: Connection) -> None:
-        """Open the admin client. Raises `LogError`."""
+        """Open the admin client; `connection` reaches Kafka. Raises `LogError`."""
         self._calls = AdminCalls(connection, COMMIT_REQUEST_TIMEOUT)
         self.topic_ids = TopicIds(connection, self._calls)
         """Kafka's ids of topics by name, as they were read last."""

@@ -94,7 +94,7 @@ class BoundedReader:
 
     @property
     def _consumer(self) -> Consumer:
-        """Return the consumer, opened at its first use."""
+        """Return the consumer, opened at its first use. Raises `LogError`."""
         if self._opened_consumer is None:
             self._opened_consumer = open_client(
                 Consumer,
@@ -104,7 +104,7 @@ class BoundedReader:
 
     @property
     def _admin(self) -> AdminClient:
-        """Return the admin client, opened at its first use."""
+        """Return the admin client, opened at its first use. Raises `LogError`."""
         if self._opened_admin is None:
             self._opened_admin = open_admin(self._connection, self._errors.record)
         return self._opened_admin

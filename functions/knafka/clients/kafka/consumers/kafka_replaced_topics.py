@@ -80,7 +80,7 @@ class TopicIds:
                 self._loop.call_soon_threadsafe(self._hastened.set)
 
     async def stop(self) -> None:
-        """Stop to compare, and close the client if it was opened here."""
+        """Stop comparing the ids, and close the client if it was opened here."""
         comparing, self._comparing = self._comparing, None
         if comparing is not None:
             comparing.cancel()
@@ -141,7 +141,7 @@ class ReplacedTopics:
     loop, except `pop`, `id` and `hasten`."""
 
     def __init__(self, ids: TopicIds, topics: Sequence[str]) -> None:
-        """Follow these topics; nothing is asked before `start`."""
+        """Follow these topics (none: it never asks); nothing is asked before `start`."""
         self._ids = ids
         self.topics = topics
         self._replaced: deque[str] = deque()

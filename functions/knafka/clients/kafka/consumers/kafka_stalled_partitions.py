@@ -225,7 +225,9 @@ class StalledPartitions:
         return [TopicPartition(*key) for key in heard]
 
     def _is_new(self, message: Message, key: _Key, position: TopicPartition) -> bool:
-        """Whether the watched consumer should have got this message, too."""
+        """Whether the watched consumer should have got this message of the new one, too: a record,
+        a lost offset, or another end of the partition `key` than it knows; `position` is where it
+        stands."""
         error = message.error()
         if error is not None and error.code() == KafkaError._PARTITION_EOF:
             return message.offset() != self._known_end(key, position)

@@ -85,7 +85,8 @@ class KafkaTail:
         closing.cancel()
 
     def _call(self, function: Callable[[], Any]) -> asyncio.Future[Any]:
-        """Run a function on the consumer's thread, started at its first use."""
+        """Call a function on the consumer's thread, which is started at its first use; the future
+        gets its result or error."""
         if self._thread is None:
             self._thread = CallThread(asyncio.get_running_loop(), "kafka-tail")
         return self._thread.call(function)

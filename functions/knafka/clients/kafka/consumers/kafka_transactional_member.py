@@ -243,7 +243,7 @@ class TransactionalMember(GroupConsumer):
         self._set_consumer_paused(owned, paused=paused)
 
     def _set_consumer_paused(self, partitions: Collection[Partition], *, paused: bool) -> None:
-        """Pause or resume partitions of librdkafka's consumer."""
+        """Pause or resume partitions of librdkafka's consumer, as far as it reads them."""
         change = self.consumer.pause if paused else self.consumer.resume
         watch = self._stalled.pause if paused else self._stalled.resume
         for partition in partitions:
@@ -350,7 +350,7 @@ class TransactionalMember(GroupConsumer):
             self._call_claims(self._claims.on_assigned, commits)
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """Forget revoked partitions, and report them to `Claims`."""
+        """Forget revoked or lost partitions, and report them to `Claims`."""
         disowned = self.forget_owned(
             [Partition(entry.topic, entry.partition) for entry in partitions]
         )

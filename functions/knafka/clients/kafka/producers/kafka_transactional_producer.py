@@ -113,7 +113,8 @@ class TransactionalProducer:
         self._errors.record(error)
 
     def _on_delivery(self, error: KafkaError | None, message: Message) -> None:
-        """Note a record that was not stored."""
+        """Note a record that was not stored, with its error; not one that an abort discarded.
+        librdkafka calls this within a poll or flush."""
         if error is not None and error.code() not in _PURGED:
             self._failed.append(
                 _UnstoredRecord(error, message.topic() or "", message.partition(), message.key())
