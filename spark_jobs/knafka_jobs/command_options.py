@@ -50,6 +50,7 @@ class CompactOptions:
     broker: BrokerName | None = None
     """None: all Brokers of the installation."""
     keep_hours: float = KEEP_HOURS
+    """Hours for which a dead letter stays in its topic after the tables have it."""
     batch_records: int = BATCH_RECORDS
     forget_resolved_days: int | None = None
     """Days after which a resolved failure is deleted; None: never."""
@@ -59,7 +60,7 @@ class CompactOptions:
 
 @dataclass(frozen=True, slots=True)
 class FailureSelection:
-    """Selects the failures that fit every field that is set."""
+    """Selects the failures that fit every field that is set; None: the field isn't set."""
 
     broker: BrokerName | None = None
     trigger: str | None = None
@@ -74,7 +75,9 @@ class FailureSelection:
     """Ids of events, any of which fits; DeadLetterReplays and -Purges set it, no option does."""
     since: datetime | None = None
     until: datetime | None = None
+    """Bounds of a failure's last attempt: at `since` or later, and before `until`."""
     where: str | None = None
+    """SQL predicate over the table `failures`, for Spark."""
 
     @classmethod
     def from_arguments(cls, arguments: argparse.Namespace) -> FailureSelection:
@@ -138,7 +141,7 @@ def _parse_trace_url(text: str) -> str:
 
 
 def _positive_parser(kind: Callable[[str], N]) -> Callable[[str], N]:
-    """Return a parser of numbers above 0."""
+    """Return a parser of numbers above 0; `kind`: int or float."""
 
     # Its name is in argparse's message: "invalid number value".
     def number(text: str) -> N:

@@ -99,13 +99,14 @@ def sent_event_count(spark: SparkSession, arguments: Namespace) -> int | None:
 
 
 def _run_compact(arguments: Namespace, tables: Tables, progress: Progress) -> Answer:
-    """Run the command `compact`."""
+    """Run the command `compact`; returns the fields of `CompactResult`. Raises `KnafkaError`."""
     options = replace(_compact_options(arguments), batch_records=arguments.batch_records)
     return asdict(compact(tables, connect(arguments), options, progress))
 
 
 def _run_report(arguments: Namespace, tables: Tables, progress: Progress) -> Answer:
-    """Run the command `report`: compact first if asked to, then write the files."""
+    """Run the command `report`: compact first if asked to, then write the files. Returns what
+    `write_report` answers. Raises `KnafkaError`."""
     kafka = connect(arguments) if arguments.bootstrap_servers or arguments.compact else None
     if kafka is not None and arguments.compact:
         compact(tables, kafka, _compact_options(arguments), progress)
@@ -124,7 +125,8 @@ def _settled_source(kafka: KafkaClient | None) -> SettledSpans | None:
 
 
 def _compact_options(arguments: Namespace) -> CompactOptions:
-    """Return the options of a compaction before a report or by the command `compact`."""
+    """Return the options of a compaction before a report or by the command `compact`, without the
+    size of its batches."""
     return CompactOptions(
         broker=arguments.broker,
         keep_hours=arguments.keep_hours,
@@ -134,8 +136,8 @@ def _compact_options(arguments: Namespace) -> CompactOptions:
 
 
 def _run_replay(arguments: Namespace, tables: Tables, progress: Progress) -> Answer:
-    """Run the command `replay`, or preview it for a dry run; returns `Preview.document`, or the
-    replay's id and how many events it sent and left out."""
+    """Run the command `replay`, or preview it for a dry run. Returns the replay's id and how many
+    events it sent and left out; for a dry run, `Preview.document`. Raises `KnafkaError`."""
     selection = FailureSelection.from_arguments(arguments)
     edits = _event_edits(arguments)
     if arguments.dry_run and edits:
@@ -174,7 +176,8 @@ def _event_edits(arguments: Namespace) -> EventEdits:
 
 
 def _run_purge(arguments: Namespace, tables: Tables, progress: Progress) -> Answer:
-    """Run the command `purge`, or count the failures for a dry run."""
+    """Run the command `purge`, or count the failures for a dry run; returns the number of failures.
+    Raises `KnafkaError`."""
     selection = FailureSelection.from_arguments(arguments)
     if arguments.dry_run:
         return {"would_purge": purgeable(tables, selection, arguments.unresolved).count()}
@@ -190,7 +193,7 @@ BACKTEST: Final = "backtest"
 
 
 def _run_backtest(arguments: Namespace, spark: SparkSession, progress: Progress) -> Answer:
-    """Run the command `backtest`."""
+    """Run the command `backtest`; returns the fields of `BacktestResult`. Raises `KnafkaError`."""
     if (arguments.topic is None) is (arguments.archive is None):
         raise JobError("give either --topic or --archive: a backtest reads one of them")
     sensor = read_sensor(arguments.sensor)
@@ -206,7 +209,7 @@ def _run_backtest(arguments: Namespace, spark: SparkSession, progress: Progress)
 
 
 def _milliseconds(moment: datetime | None) -> int | None:
-    """Return a time in milliseconds since the Unix epoch."""
+    """Return a time in milliseconds since the Unix epoch; None stays None."""
     return None if moment is None else round(moment.timestamp() * 1000)
 
 

@@ -47,9 +47,11 @@ class EventEdits:
     """The edits that a replay makes to each of its events."""
 
     set_attributes: tuple[tuple[str, str], ...] = ()
+    """Names and values."""
     remove_attributes: tuple[str, ...] = ()
+    """Names."""
     set_data: tuple[tuple[str, str], ...] = ()
-    """JSON Pointers and values: JSON, or else text."""
+    """JSON Pointers and values; a value that is no JSON is set as a string."""
 
     @classmethod
     def parse(
@@ -126,7 +128,7 @@ class EventEdits:
     ) -> tuple[RecordHeaders, bytes | None]:
         """Return headers and value of a record with the edited event. Raises `CannotEdit`.
 
-        The record's key is not changed: the event stays in its place among those of its key.
+        The record's key is not changed, so the event keeps its order among those of its key.
         """
         try:
             envelope = kafka_binding.read(headers, value)
@@ -151,7 +153,8 @@ def edited_record(
 
 
 def set_member(document: bytes, pointer: Pointer, value: bytes) -> bytes:
-    """Return the JSON with one value replaced, or one member or element added; `value` is JSON.
+    """Return the JSON `document` with the value at `pointer` replaced by `value` (JSON), or one
+    member or element added.
 
     All but the last token must exist; `-` stands for a new last element. Raises `CannotEdit`.
     """
@@ -164,8 +167,8 @@ def set_member(document: bytes, pointer: Pointer, value: bytes) -> bytes:
 
 
 def _set(document: bytes, pointer: Sequence[str], value: bytes) -> bytes:
-    """Return the document with one value set, as `set_member` does, but raise the decoder's own
-    errors."""
+    """Return the JSON `document` with `value` (JSON) at the place that `pointer` names. Raises
+    `CannotEdit` if the document has no such place, and the decoder's errors if it is no JSON."""
     _RAW_VALUE(document)  # raises if the document is not JSON
     if not pointer:
         return value
@@ -192,7 +195,8 @@ def _set(document: bytes, pointer: Sequence[str], value: bytes) -> bytes:
 
 
 def _split(text: str, expected_form: str) -> tuple[str, str]:
-    """Return the two sides of the first equals sign. Raises ValueError."""
+    """Return the two sides of the first equals sign. Raises ValueError, which names
+    `expected_form`, if there is none."""
     name, equals, value = text.partition("=")
     if not equals:
         raise ValueError(f"{text!r:.80} is not {expected_form}")
@@ -200,7 +204,7 @@ def _split(text: str, expected_form: str) -> tuple[str, str]:
 
 
 def _check_name(name: str) -> None:
-    """Raise ValueError for a name that edits can't have."""
+    """Raise ValueError unless edits may set or remove the attribute of this name."""
     if not is_attribute_name(name):
         raise ValueError(f"{name!r:.80} is no attribute name (a-z and 0-9, not data)")
     if name in FIXED:

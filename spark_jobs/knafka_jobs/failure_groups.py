@@ -27,7 +27,8 @@ def group_id(
     status: int | None,
     summary: str,
 ) -> str:
-    """Return the id of a group, the same in every report: a digest, so that it can be part of a
-    URL."""
+    """Return the id of the group whose failures have these values of the columns `schema.GROUP`
+    (`status` None: no response). It is the same in every report: a digest of twelve hexadecimal
+    digits, so that it can be part of a URL."""
     parts = json.dumps([namespace, broker, trigger, subscriber, reason, status, summary])
     return hashlib.sha256(parts.encode()).hexdigest()[:12]

@@ -3,9 +3,9 @@
     "no row 4711 for 10.0.3.17:8080\\n  at ..." --fingerprint--> "no row <n> for <address>"
 
 Failures with one fingerprint are one group of a report. A fingerprint is the first line that has a
-letter or a digit, with addresses, UUIDs, ids and numbers replaced by marks; a status code stays, as
-it says what failed. The rules are regular expressions that Python and Java read alike, so Spark
-needs no Python for them. Pure.
+letter or a digit, with addresses, UUIDs, ids and numbers replaced by marks such as `<n>`; a status
+code stays, as it says what failed. The rules are regular expressions that Python and Java read
+alike, so Spark needs no Python for them. Pure.
 """
 
 from __future__ import annotations

@@ -69,8 +69,9 @@ def delete_failures(
 
 
 def _still_in_topics(positions: DataFrame, in_topics: DataFrame) -> DataFrame:
-    """Return the positions of dead letters (`KEY`) that their topics may still have; `in_topics`
-    as in `delete_failures`."""
+    """Return the positions of dead letters (`KEY`) that their topics may still have. `in_topics`
+    (`topic_id`, `partition`, `start`) has the first offset of each known partition; positions in
+    unknown ones are kept."""
     # The topic's own id, without the number of a log.
     topic_id = F.substring_index("topic_id", LOG_SEPARATOR, 1)
     starts = F.broadcast(in_topics.withColumnRenamed("topic_id", "topic"))

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from knafka_jobs.topic_offsets import TopicState
 
 TERMINATION_LOG: Final = Path("/dev/termination-log")
+"""File whose content Kubernetes keeps as the container's termination message."""
 MAX_MESSAGE_CHARACTERS: Final = 3_500
 """Characters of a termination message: Kubernetes keeps 4,096 bytes."""
 REPORT_FOLDER: Final = Path(WRITABLE_FOLDER, "report")
@@ -67,7 +68,8 @@ class RunCommand(Protocol):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command in a pod and return its exit code; `executor` replaces this process."""
+    """Run one command in a pod and return its exit code; `executor` replaces this process.
+    `arguments`: the words after the program's name; None: those of this process."""
     command_words = list(sys.argv[1:] if arguments is None else arguments)
     # Spark makes folders where it is started; all else of the container is read-only.
     os.chdir(WRITABLE_FOLDER)
@@ -133,7 +135,8 @@ def _print_progress(line: str) -> None:
 
 
 def backtest(arguments: argparse.Namespace, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Run the command `knafka_jobs backtest`. Raises `KnafkaError`."""
+    """Run the command `knafka_jobs backtest` and return its answer; `progress` is called with lines
+    of progress. Raises `KnafkaError`."""
     from knafka_jobs import commands
 
     return commands.run(arguments, progress)
@@ -163,7 +166,8 @@ def run_in(
     arguments: argparse.Namespace,
     progress: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Run one command in a session that the caller ends; return its answer.
+    """Compact, then do what the command `archive`, `replay` or `purge` in `arguments` says, in a
+    session that the caller ends; return its answer.
 
     Raises `KnafkaError`.
     """
@@ -173,7 +177,8 @@ def run_in(
     topics = kafka.dead_letter_topics(arguments.broker)
 
     def run_command(command: str, *words: object, ids: Sequence[str] = ()) -> dict[str, Any]:
-        """Run a command on the archive's tables in this session; see `RunCommand`."""
+        """Run a command with these further words on the archive's tables in this session, on
+        failures of these ids of events only (empty: of all). Returns its answer."""
         tables_and_broker = ("--tables", arguments.tables, "--broker", arguments.broker)
         parsed = parser().parse_args(
             [command, *(str(word) for word in (*tables_and_broker, *words))]

@@ -14,7 +14,7 @@ from knafka.core.dead_letter import REPLAY
 
 
 def select_marked(kafka: DataFrame) -> DataFrame:
-    """Add `replay_id` and `failure_id` to the records that have a mark, and drop all others.
+    """Add `replay_id` and `failure_id` to the records that have this header, and drop all others.
 
     `kafka` has the columns of Spark's Kafka source, with headers.
     """

@@ -36,8 +36,8 @@ def replay_state(
     cancelled: datetime | None,
     now: datetime,
 ) -> ReplayState:
-    """Return the state of a replay at `now`, from when it started, ended, last noted its progress,
-    and was cancelled (None: not at all)."""
+    """Return the state of a replay at `now`, from when it started, finished, last noted its
+    progress, and was cancelled (None: not at all)."""
     if finished is not None:
         return ReplayState.FINISHED if cancelled is None else ReplayState.CANCELLED
     last_sign = max(started, noted or started)

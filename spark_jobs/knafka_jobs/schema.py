@@ -224,6 +224,7 @@ LAYOUT: Final[Mapping[str, int]] = {"records": 1, "failures": 1}
 it."""
 
 LAYOUT_PROPERTY: Final = "knafka.layout"
+"""Delta's table property with the number of the layout; tables without it have layout 1."""
 
 BOUNDED: Final[Mapping[str, tuple[str, ...]]] = {
     "records": ("topic_id", "partition", "offset", "appended"),

@@ -85,7 +85,8 @@ def _executor_settings(
     environment: Mapping[str, str], number: int, heap: int, overhead: int
 ) -> dict[str, str]:
     """Return the Spark settings of a driver that starts `number` executors, each in its own pod;
-    `heap` and `overhead` are in MiB."""
+    `heap` and `overhead`, the memory of an executor in and outside its heap, are in MiB. Raises
+    `KeyError` for a missing variable."""
     cpu, name = environment["KNAFKA_EXECUTOR_CPU"], environment["KNAFKA_POD_NAME"]
     return {
         "spark.executor.instances": str(number),

@@ -139,10 +139,12 @@ class TopicState:
     spans: Mapping[int, OffsetSpan]
     """The offsets that each partition has, by the partition's number."""
     replication: int = 1
+    """Number of replicas of its first partition."""
 
 
 def spans_of(topics: Mapping[str, TopicState]) -> dict[Position, OffsetSpan]:
-    """Return the offsets that all partitions of these topics have."""
+    """Return the offsets that each partition of these topics has, by topic's name and partition;
+    `topics` are by name."""
     return {
         (name, partition): span
         for name, topic in topics.items()

@@ -72,8 +72,9 @@ def connect(
     """Open the Kafka and HTTP clients of an Egress with a dispatcher of its own.
 
     `reporting` is the configuration of `ClientStatistics`; `refusal` says why an address must not
-    be connected to; `tokens` are sent to destinations that have an audience; `bundles` are the
-    trusted certificates. Raises `InvalidDocument` for a Secret that can't work.
+    be connected to (None: all are allowed); `tokens` are sent to destinations that have an audience
+    (None: their requests fail); `bundles` are the trusted certificates (None: the system's only).
+    Raises `InvalidDocument` for a Secret that can't work, and `LogError`.
     """
     kafka = egress.kafka
     configuration = connection_configuration(kafka)
@@ -105,8 +106,9 @@ def open_subscriber(
     tokens: SinkTokens | None,
     bundles: TrustBundles | None = None,
 ) -> Subscriber:
-    """Return the HTTP client that posts an Egress's events, with tokens for destinations that
-    require them; parameters as in `connect`."""
+    """Return the HTTP client that posts an Egress's events, with `tokens` for destinations that
+    require them (None: their requests fail). `refusal` says why an address must not be connected to
+    (None: all are allowed); `bundles` are the trusted certificates (None: the system's only)."""
     http_subscriber = HttpSubscriber(limit=egress.max_in_flight, refusal=refusal, bundles=bundles)
     if not egress.needs_tokens:
         return http_subscriber
@@ -165,7 +167,9 @@ class KafkaShard:
         bundles: TrustBundles | None = None,
     ) -> None:
         """Open the shard's writer, and raise the process's limit of open files. `kafka`:
-        librdkafka's connection settings; the other parameters are as in `connect`."""
+        librdkafka's connection settings; `reporting`: those of `ClientStatistics`. `refusal` says
+        why an address must not be connected to (None: all are allowed); `tokens` and `bundles` are
+        those of all Egresses. Raises `LogError`."""
         producer_settings = {**kafka, **side_settings(shard.kafka, "producer"), **reporting}
         self.writer: LogWriter = KafkaWriter(producer_settings)
         self.subscriber: Subscriber = HttpSubscriber(limit=1, refusal=refusal)
@@ -184,7 +188,7 @@ class KafkaShard:
 
     def clients_for(self, egress: Egress, egress_count: Callable[[], int]) -> Clients:
         """Return the clients of one drain, which gets an equal share of the shard's memory and
-        connections."""
+        connections; `egress_count` returns how many Egresses share them now."""
         return Clients(
             self._make_reader_opener(egress),
             self.writer,
@@ -259,7 +263,10 @@ def connect_shard(
     tokens: SinkTokens | None = None,
     bundles: TrustBundles | None = None,
 ) -> ShardClients:
-    """Open the Kafka and HTTP clients of a shard; parameters and errors as in `connect`."""
+    """Open the Kafka and HTTP clients of a shard. `reporting` is the configuration of
+    `ClientStatistics`; `refusal` says why an address must not be connected to (None: all are
+    allowed); `tokens` are sent to destinations that have an audience; `bundles` are the trusted
+    certificates. Raises `InvalidDocument` for a Secret that can't work, and `LogError`."""
     return KafkaShard(
         shard, connection_configuration(shard.kafka), reporting, refusal, tokens, bundles
     )

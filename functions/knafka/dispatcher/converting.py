@@ -74,13 +74,15 @@ class ConvertingReader(KafkaReader):
         *,
         may_repeat: bool = True,
     ) -> None:
-        """Join the group on the source's topics; `conversion` says how a record becomes an event,
-        `may_repeat` is that of `KafkaReader`."""
+        """Join the group on the source's topics; `conversion` says how a record becomes an event.
+        `may_repeat` False: for delivery at most once, a topic that was deleted and created again is
+        not read again from its start. Raises `LogError`."""
         super().__init__(connection, group, topics, assignment, may_repeat=may_repeat)
         self._conversion = conversion
 
     async def read(self, limit: int, timeout: float) -> Sequence[Record]:
-        """Read up to `limit` records, which are converted when their headers are read."""
+        """Return up to `limit` records, waiting up to `timeout` seconds for the first; they are
+        converted when their headers are read. Raises `LogError`."""
         number_of, conversion = self.number_of, self._conversion
         records = await super().read(limit, timeout)
         return [ConvertedRecord(record, number_of(record), conversion) for record in records]

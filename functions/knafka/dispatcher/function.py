@@ -42,7 +42,9 @@ class Dispatcher(DrainingFunction):
     def _open(
         self, environment: Mapping[str, str], drains: DrainSettings, tracer: Tracer | None
     ) -> Side:
-        """Open the Egress or the shard that the environment declares. Raises `InvalidDocument`."""
+        """Open the Egress or the shard that the environment declares. `drains` holds the settings
+        of drains, of which the own Service's URL is used; `tracer` None: no spans are recorded.
+        Raises `InvalidDocument` and `LogError`."""
         shard, reporting = settings.shard(environment), self.statistics.connection
         refusal = None if settings.local_addresses(environment) else addresses.refusal
         folder = settings.trust_bundles(environment)

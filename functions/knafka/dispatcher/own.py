@@ -20,8 +20,7 @@ from knafka.tracing.spans import Tracer
 
 
 class OwnEgress(LeasedSide):
-    """A `draining.function.Side` that drains one Egress; `service_url` as in
-    `settings.DrainSettings`. Raises `InvalidDocument` for an Egress that can't be used."""
+    """A `draining.function.Side` that drains one Egress, by its lease."""
 
     def __init__(
         self,
@@ -31,7 +30,8 @@ class OwnEgress(LeasedSide):
         tracer: Tracer | None = None,
     ) -> None:
         """Create the lease of the Egress's drains. While it has work left, it renews itself by a
-        request to `service_url`, its own Service; None: it never does."""
+        request to `service_url`, its own Service; None: it never does. `tracer` None: no spans are
+        recorded. Raises `InvalidDocument` if `service_url` is no URL."""
         self._writer = clients.writer
         self._digest = digest(egress)
         self._clients = clients

@@ -170,6 +170,7 @@ _HISTOGRAMS: Final[Sequence[tuple[str, str, Callable[[DrainCounts], Histogram]]]
     ),
 )
 
+"""Name and help text of each histogram, and the function that finds it in an Egress's counts."""
 _COUNTERS: Final[Sequence[tuple[str, str, Callable[[DrainCounts], int]]]] = (
     (
         "knafka_dispatcher_commits_total",
@@ -182,6 +183,7 @@ _COUNTERS: Final[Sequence[tuple[str, str, Callable[[DrainCounts], int]]]] = (
         lambda total: total.rebalances,
     ),
 )
+"""Name and help text of each counter, and the function that finds it in an Egress's counts."""
 
 
 def _oldest_age(partitions: Collection[AssignedPartition], now: float) -> float:
@@ -222,7 +224,8 @@ _GAUGES: Final[
         _oldest_age,
     ),
 )
-"""Gauges computed from the partitions of an Egress's running drain; without a drain they are 0."""
+"""Name and help text of each gauge, and the function that computes it from the partitions of an
+Egress's running drain and the Unix time; without a drain they are 0."""
 
 
 def _open_partitions(served: ServedEgress) -> Collection[AssignedPartition]:

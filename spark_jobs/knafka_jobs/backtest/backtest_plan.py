@@ -53,8 +53,8 @@ ROUTED: Final[Columns] = {
     "number": "int",  # of the routes of one event, in their order
     "dependency": "string",
     "identity": "string",
-    "fires": "boolean",  # by itself
-    "counts": "string",
+    "fires": "boolean",  # whether the event fires the trigger by itself
+    "counts": "string",  # JSON; null in the row of an event
 }
 """Columns of an event that matches a trigger. A row with `counts` has the counts of one task as
 JSON, and all its other columns are null."""
@@ -102,6 +102,7 @@ WAITING: Final = "waiting "
 trigger's name follows."""
 
 Counts: TypeAlias = "Counter[str]"
+"""Numbers by name: `READ`, `UNDECODABLE` and the other names above."""
 
 
 def records_of(headers: Column, value: Column) -> list[Column]:
@@ -125,7 +126,7 @@ def records_of(headers: Column, value: Column) -> list[Column]:
 
 def taken_at(record_time: Column, now: int) -> Column:
     """Return the time (ms) at which a topic took a record that is read at `now` (ms): the record's
-    own time, or `now` if that is impossible, as in `times.taken_at`."""
+    own time, or `now` if that is null, before 1970 or after `now`."""
     return F.when(record_time.between(0, now), record_time).otherwise(F.lit(now))
 
 
@@ -211,7 +212,8 @@ _DELIVERY: Final = frozenset(
 
 
 def _condition_fields(trigger: Any) -> Any:
-    """Return the fields of a trigger that decide when it fires."""
+    """Return the fields of a trigger that decide when it fires; what is no object stays as it is,
+    for `parse` to refuse."""
     if not isinstance(trigger, dict):
         return trigger
     return {name: value for name, value in trigger.items() if name not in _DELIVERY}
@@ -221,7 +223,8 @@ def _condition_fields(trigger: Any) -> Any:
 
 
 def _route_task(document: Any, rows: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
-    """Route the events of one task; yields rows of `ROUTED`."""
+    """Route the events of one task, rows of `EVENT_RECORDS`; yields rows of `ROUTED`, at last one
+    with the task's counts. `document`: the Sensor's conditions, dumped."""
     counts: Counts = Counter()
     router = Router(parse(Conditions, document), lambda kind: counts.update([f"{ERROR}{kind}"]))
     for place, number, offset, record_time, names, values, value in rows:
@@ -245,7 +248,9 @@ def _route_task(document: Any, rows: Iterable[Any]) -> Iterator[tuple[Any, ...]]
 
 
 def _fire_task(document: Any, until: int, rows: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
-    """Compute the firings of one task's keys; yields rows of `_FIRED`."""
+    """Compute the firings up to `until` (ms) of one task's keys, from sorted rows of `ROUTED`;
+    yields rows of `_FIRED`, at last one with the task's counts. `document`: the Sensor's
+    conditions, dumped."""
     counts: Counts = Counter()
     conditions = parse(Conditions, document)
     rules = {rule.name: rule for rule in conditions.rules()}

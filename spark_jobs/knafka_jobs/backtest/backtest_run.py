@@ -31,6 +31,7 @@ from knafka_jobs.io.kafka import KafkaClient
 from knafka_jobs.job_errors import JobError
 
 Progress: TypeAlias = Callable[[str], None]
+"""Called with one line of progress."""
 
 MIN_TASKS: Final = 16
 """Tasks that sort and fire, at least: with only two, each would hold half of all events and
@@ -61,7 +62,8 @@ class BacktestResult:
     firings: Mapping[str, int]
     """Number of firings by trigger, with zeros."""
     waiting: Mapping[str, int]
-    """Number of correlation keys whose events wait for others in the end, by trigger."""
+    """Number of correlation keys that hold events of an incomplete condition in the end, by
+    trigger."""
     shown: Sequence[Mapping[str, Any]]
     """The first firings in the order of time, as documents."""
 

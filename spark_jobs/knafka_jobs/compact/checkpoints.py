@@ -43,7 +43,7 @@ _TXN: Final = "spark.databricks.delta.write"
 """Prefix of the Spark settings with a writer's name and number for the next commits of Delta."""
 
 MARK_COLUMNS: Final = (*KEY, "key", "value", "unix_millis(appended) AS at")
-"""Columns of `records` that a row's mark is made from."""
+"""Columns of `records` that a row's mark (`topic_offsets.RecordMark`) is made from."""
 
 
 class FoldedBatch(NamedTuple):
@@ -70,8 +70,8 @@ class Checkpoints:
         return self._tables.last_version("records", _WRITER)
 
     def offsets_after(self, batch: int) -> Offsets | None:
-        """Return the offsets that were saved for a batch; None if their file is missing or
-        broken."""
+        """Return how far each partition is read after a batch, as `save_offsets` stored it; None if
+        the file is missing or broken."""
         path, system = self._file(batch)
         if not system.exists(path):
             return None
@@ -107,13 +107,13 @@ class Checkpoints:
     ) -> Mapping[Partition, RecordMark]:
         """Return the mark (`RecordMark`) of the row at the offset before `next`, for each partition
         that has this row."""
-        places = [
+        positions = [
             (log_id(topic_id, reached.logs()[-1][1]), number, reached.next - 1)
             for (topic_id, number), reached in partitions.items()
         ]
-        bounds = [OffsetBounds(*place, place[-1]) for place in places]
+        bounds = [OffsetBounds(*position, position[-1]) for position in positions]
         read_positions = F.broadcast(
-            self._tables.rows(places, {name: RECORDS[name] for name in KEY})
+            self._tables.rows(positions, {name: RECORDS[name] for name in KEY})
         )
         rows = (
             self._tables.read("records")
@@ -126,7 +126,7 @@ class Checkpoints:
         }
 
     def last_row(self, partition: Partition, reached: ReadState) -> RecordMark | None:
-        """Return the mark of a partition's last row below `next`; None without rows."""
+        """Return the mark of a partition's last row below `reached.next`; None without rows."""
         rows = self._tables.read("records")
         topic_id, number = partition
         for log, piece in reversed(reached.split_by_log(OffsetSpan(0, reached.next))):
@@ -140,7 +140,8 @@ class Checkpoints:
         return None
 
     def save_offsets(self, batch: int, offsets: Offsets) -> None:
-        """Save how far partitions are read once the batch is appended."""
+        """Save how far partitions are read once the batch with this number is appended; replaces
+        what was saved for the number."""
         topics: dict[str, dict[int, ReadState | int]] = {}
         for (topic_id, partition), reached in offsets.items():
             entry = reached if reached.mark or reached.cuts else reached.next
@@ -151,10 +152,10 @@ class Checkpoints:
         stream.close()
 
     def append_batch(self, rows: DataFrame, batch: int, last: int | None) -> int:
-        """Append a batch to `records` in one commit with its number; returns the number of rows.
+        """Append a batch to `records` in one commit with its number `batch`; returns how many rows.
 
-        Raises `JobError` if `last` is not the number of the last batch: another compaction runs on
-        an object store, which has no locks.
+        Raises `JobError` if `last` (None: there is none) is not the number of the last batch:
+        another compaction runs on an object store, which has no locks.
         """
         tables = self._tables
         if self.last_batch() != last:
@@ -207,7 +208,7 @@ class Checkpoints:
         count = 0
 
         def merge(batch: DataFrame, number: int) -> None:
-            """Fold one batch, and merge it into `failures`."""
+            """Fold one batch with Spark's `number` of it, and merge it into `failures`."""
             nonlocal count
             spark = batch.sparkSession
             batch_tables = Tables(spark, tables.root)
@@ -261,7 +262,8 @@ class Checkpoints:
         return self._tables.file(folder if batch is None else f"{folder}/{batch}.json")
 
     def _delete_before(self, last: int) -> None:
-        """Delete the saved offsets of earlier batches, also of runs that were killed."""
+        """Delete the saved offsets of batches before the number `last`, also of runs that were
+        killed."""
         folder, system = self._file()
         for file in system.listStatus(folder):
             number = file.getPath().getName().partition(".")[0]

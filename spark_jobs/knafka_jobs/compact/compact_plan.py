@@ -166,7 +166,7 @@ def fold_repeated(records: DataFrame, repeated: DataFrame) -> DataFrame:
 
 
 def _with_key(rows: DataFrame) -> DataFrame:
-    """Add the column `key` of `repeated_keys`."""
+    """Add the column `key`: a 64-bit hash of the failure's id."""
     return rows.withColumn("key", F.xxhash64("failure_id"))
 
 
@@ -291,7 +291,7 @@ def likely_examples(failures: DataFrame) -> DataFrame:
 
 
 def data_heads(examples: DataFrame, records: DataFrame) -> DataFrame:
-    """Return the beginning of each example's data: `failure_id`, `head`."""
+    """Return the first `HEAD_BYTES` of the data of `likely_examples`: `failure_id`, `head`."""
     return (
         records.select("failure_id", *KEY, F.substring("value", 1, HEAD_BYTES).alias("head"))
         .join(F.broadcast(examples), ["failure_id", *KEY])
@@ -300,7 +300,7 @@ def data_heads(examples: DataFrame, records: DataFrame) -> DataFrame:
 
 
 def with_heads(failures: DataFrame, heads: DataFrame) -> DataFrame:
-    """Set the column `head` of failures; null where `heads` has none."""
+    """Set the column `head` of failures from `data_heads`; null where `heads` has no row."""
     return failures.drop("head").join(F.broadcast(heads), "failure_id", "left").select(*FAILURES)
 
 

@@ -50,6 +50,7 @@ from knafka_jobs.topic_offsets import (
 )
 
 Progress = Callable[[str], object]
+"""Called with one line of progress."""
 
 _VACUUM: Final = "knafka-vacuum"
 """Name of the daily clock of VACUUM."""
@@ -165,7 +166,7 @@ def _spans_by_topic_id(topics: Mapping[str, TopicState]) -> dict[Partition, Offs
 
 
 def fold(checkpoints: Checkpoints) -> int:
-    """Fold new rows of `records` into `failures`; returns the number of records."""
+    """Fold the rows of `records` that aren't folded yet into `failures`; returns their number."""
     return checkpoints.fold(
         _fold_batch, compact_plan.FOLDED, compact_plan.MERGE_ON, compact_plan.merge_clauses()
     )
@@ -179,8 +180,8 @@ def fold_all(tables: Tables) -> None:
 
 
 def _fold_batch(tables: Tables, records: DataFrame) -> FoldedBatch:
-    """Fold a batch into rows of `failures`. Only likely examples get the head of their data, so no
-    other payload is read."""
+    """Fold a batch into rows of `failures`. Only failures that a report is likely to show as
+    examples get the first bytes of their data (`head`), so no other payload is read."""
     rows = fold_records(records)
     ((count, record_count, errors),) = rows.transform(compact_plan.batch_figures).collect()
     if errors <= compact_plan.MAX_SUMMARIZED:
@@ -234,7 +235,7 @@ def _merge_small_files(tables: Tables) -> tuple[str, ...]:
 
 
 def vacuum(tables: Tables, now: datetime) -> None:
-    """VACUUM the large tables, once a day."""
+    """VACUUM the tables of `BY_DAY`, each at most once a day; `now` counts as its time."""
     for name in BY_DAY:
         if tables.exists(name) and tables.is_due(name, _VACUUM, now):
             tables.vacuum(name)
@@ -318,7 +319,8 @@ def _first_young_offsets(
     kafka: KafkaClient, spans: Mapping[Position, OffsetSpan], keep_hours: float
 ) -> Mapping[Position, int]:
     """Return the offset of each partition's first record that is younger than `keep_hours`, -1 if
-    there is none; partitions without records are left out."""
+    there is none. `spans` are the offsets that Kafka has; partitions without records are left
+    out."""
     positions = [position for position, span in spans.items() if span.start < span.end]
     return kafka.offsets_at(positions, time.time() - keep_hours * 3600) if positions else {}
 
@@ -344,8 +346,9 @@ def _read_tabled_ranges(
 def _forget_purged(
     tables: Tables, ranges: Sequence[tuple[Any, ...]], deleted_until: Mapping[Position, int]
 ) -> None:
-    """Remove from the table `purged` the positions that Kafka doesn't have any more; the others are
-    still needed, so that their records aren't read again."""
+    """Remove from the table `purged` the positions that Kafka doesn't have any more: those below
+    `deleted_until`, in the logs that `ranges` (rows of `RANGES`) name. The others are still needed,
+    so that their records aren't read again."""
     if not deleted_until or tables.is_empty("purged"):
         return
     rows = [
@@ -362,7 +365,8 @@ def _forget_purged(
 
 
 def _spans_over_logs(ranges: Iterable[tuple[Any, ...]]) -> dict[Position, OffsetSpan]:
-    """Return the span of each partition over all its logs, from rows of `RANGES`."""
+    """Return the span of each partition (topic's name, number) over all its logs, from rows of
+    `RANGES`."""
     partitions: dict[Position, OffsetSpan] = {}
     for name, _, partition, start, end in ranges:
         span = partitions.get((name, partition), OffsetSpan(start, end))

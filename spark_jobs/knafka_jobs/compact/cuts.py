@@ -4,9 +4,10 @@
 
 Above a cut, Kafka gives offsets to new records that older records had before, so a position alone
 does not identify a record. Before reading goes on, and before anything is deleted, the last record
-that was read must therefore still be at its offset. If it isn't, the cut is searched for: by leader
-epochs, which every election raises, or, if these don't help (the epoch is unknown, or a disk was
-restored), by comparing with the table's rows. Pure.
+that was read must therefore still be at its offset; its mark (`RecordMark`: offset, leader epoch,
+time and a digest of its content) tells. If it isn't, the cut is searched for: by leader epochs,
+which every election raises, or, if these don't help (the epoch is unknown, or a disk was restored),
+by comparing with the table's rows. Pure.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ class RowView(Protocol):
     def rows_read_last(
         self, partitions: Mapping[Partition, ReadState]
     ) -> Mapping[Partition, RecordMark]:
-        """Return the mark of the row at the offset before `next`, for each partition that has this
-        row. Epochs of these marks are unknown.
+        """Return the mark of the row at the offset before its `ReadState`'s `next`, for each
+        partition that has this row. Epochs of these marks are unknown.
         """
 
     def last_row(self, partition: Partition, reached: ReadState) -> RecordMark | None:
-        """Return the mark of a partition's last row below `next`; None without rows."""
+        """Return the mark of a partition's last row below `reached.next`; None without rows."""
 
 
 def find_cuts(
@@ -151,7 +152,8 @@ class _ComparedLog(NamedTuple):
         mark, at_mark = self.mark, self.at_mark
         if self.is_filled and mark is not None:
             return max(mark.offset + 1, self.span.start)
-        # With the mark, only offsets after it are lost, such as that of a transaction's marker.
+        # While the mark's record is still there, only offsets behind it are lost, such as that of a
+        # transaction's marker.
         if not self.has_mark and mark and at_mark and at_mark.offset == mark.offset:
             return mark.offset
         return self.span.end if self.is_short else None

@@ -38,6 +38,7 @@ from knafka_jobs.topic_offsets import (
 )
 
 Progress = Callable[[str], object]
+"""Called with one line of progress."""
 
 GONE_TOPIC_AGE: Final = timedelta(hours=1)
 """Age of a replayed event from which its topic counts as deleted if Kafka doesn't have it: a broker
@@ -98,8 +99,8 @@ def mark_gone(
     if tables.is_empty("sent"):
         return
     pending = tables.read("sent").transform(pending_of, broker)
-    places = ("namespace", "broker", "trigger", "topic", "topic_id", "partition")
-    firsts = pending.groupBy(*places).agg(F.min("offset").alias("first")).collect()
+    partition_columns = ("namespace", "broker", "trigger", "topic", "topic_id", "partition")
+    firsts = pending.groupBy(*partition_columns).agg(F.min("offset").alias("first")).collect()
     topics = kafka.topics(sorted({row["topic"] for row in firsts}))
     gone, cut_topics = list[Row](), dict[str, TopicState]()
     for row in firsts:
@@ -168,10 +169,10 @@ def mark_lost(tables: Tables, kafka: KafkaClient, progress: Progress) -> None:
             continue
         position, offset = (topic.id, row["partition"]), row["offset"]
         one_record = OffsetSpan(offset, min(offset + 1, span.end))
-        mark = f"{row['replay_id']}/{row['failure_id']}".encode()
+        header_value = f"{row['replay_id']}/{row['failure_id']}".encode()
         messages = () if offset >= span.end else log.messages(position, one_record)
         if offset >= span.start and not any(
-            (REPLAY, mark) in headers_of(message) for message in messages
+            (REPLAY, header_value) in headers_of(message) for message in messages
         ):
             ranges[row["topic"], row["partition"]] = span
     if not ranges:
@@ -194,8 +195,8 @@ def mark_lost(tables: Tables, kafka: KafkaClient, progress: Progress) -> None:
 def mark_outcomes(tables: Tables, committed: list[tuple[str, int, int]]) -> None:
     """Mark failures that a replay resolved, then note the outcomes of the replayed events.
 
-    `committed` is from `read_settled_offsets`. If the run is killed in between, the events are
-    still pending, and the next run does both again.
+    `committed` (topic id, partition, offset) is from `read_settled_offsets`. If the run is killed
+    in between, the events are still pending, and the next run does both again.
     """
     if not committed:
         return

@@ -25,7 +25,7 @@ def outcomes_of(sent: DataFrame, records: DataFrame, committed: DataFrame) -> Da
     `until`) without such a dead letter is resolved. The commits must be read before the records,
     because a dead letter is written before its commit.
     """
-    place = ["topic", "partition", "offset"]
+    position = ["topic", "partition", "offset"]
     dead_lettered = records.where(F.col("origin_topic").isNotNull()).select(
         F.col("origin_topic").alias("topic"),
         F.col("origin_partition").alias("partition"),
@@ -34,13 +34,13 @@ def outcomes_of(sent: DataFrame, records: DataFrame, committed: DataFrame) -> Da
     )
     pending = sent.where("outcome IS NULL")
     failed_positions = (
-        pending.join(dead_lettered, place).where("appended >= sent").select(*place).distinct()
+        pending.join(dead_lettered, position).where("appended >= sent").select(*position).distinct()
     )
-    failed_events = pending.join(failed_positions, place, "left_semi").withColumn(
+    failed_events = pending.join(failed_positions, position, "left_semi").withColumn(
         "outcome", F.lit(FAILED_AGAIN)
     )
     resolved_events = (
-        pending.join(failed_positions, place, "left_anti")
+        pending.join(failed_positions, position, "left_anti")
         .join(F.broadcast(committed), ["topic_id", "partition"])
         .where("offset < until")
         .withColumn("outcome", F.lit(RESOLVED))
@@ -71,16 +71,16 @@ def lost_events(sent: DataFrame, marked_records: DataFrame, ranges: DataFrame) -
     """Return the pending rows of `sent` whose event is no longer at its offset, with outcome
     `lost`.
 
-    `marked_records` has the marked records that are at these offsets now. `ranges` (`topic`,
-    `topic_id`, `partition`, `start`) has the first offset of each partition: events below it were
-    deleted, not lost, and are left out.
+    `marked_records` has the records with a replay's header that are in these topics now, by their
+    position, `replay_id` and `failure_id`. `ranges` (`topic`, `topic_id`, `partition`, `start`) has
+    the first offset of each partition: events below it were deleted, not lost, and are left out.
     """
-    place = ["topic", "partition", "offset", "replay_id", "failure_id"]
+    position = ["topic", "partition", "offset", "replay_id", "failure_id"]
     return (
         sent.where("outcome IS NULL")
         .join(F.broadcast(ranges), ["topic", "topic_id", "partition"])
         .where("offset >= start")
-        .join(marked_records.select(*place), place, "left_anti")
+        .join(marked_records.select(*position), position, "left_anti")
         .transform(as_lost)
     )
 
@@ -92,7 +92,8 @@ def as_lost(events: DataFrame) -> DataFrame:
 
 
 def pending_of(sent: DataFrame, broker: BrokerName | None) -> DataFrame:
-    """Return the pending rows of `sent`, of one Broker or of all."""
+    """Return the pending rows of `sent`, whose events have no outcome yet, of one Broker; None: of
+    all."""
     pending = sent.where("outcome IS NULL")
     if broker is None:
         return pending

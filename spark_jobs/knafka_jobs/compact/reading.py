@@ -101,7 +101,8 @@ class BatchReader:
         return unreadable
 
     def _read_one_by_one(self, ranges: Mapping[Partition, OffsetSpan]) -> DataFrame:
-        """Read records one by one; columns as of Spark's Kafka source, with a null timestamp."""
+        """Read records one by one, into memory; columns as of Spark's Kafka source, with a null
+        timestamp. Raises `JobError`."""
         values = [
             (
                 _base64(message.key()),
@@ -139,7 +140,8 @@ def ingest_around(
     """Ingest all of these spans; records that Spark can't read are read one by one.
 
     `ingest` ingests spans with `reader`: it is called for all spans and, after each failure, for
-    the parts of a partition up to each stretch of unreadable records. Raises `JobError`.
+    the parts of a partition up to each stretch of unreadable records. `names` has the topic's name
+    of each topic id. Raises `JobError`, also after `MAX_UNREADABLE_SPANS` failures.
     """
     ingested = IngestResult(0, 0)
     spans = dict(spans)
@@ -153,10 +155,10 @@ def ingest_around(
                 raise
         for partition, stretches in unreadable.items():
             count = sum(stretch.end - stretch.start for stretch in stretches)
-            place = f"{names[partition[0]]}/{partition[1]}"
+            partition_name = f"{names[partition[0]]}/{partition[1]}"
             progress(
-                f"{count} records of {place} have an impossible timestamp: the time of this run is "
-                "stored instead"
+                f"{count} records of {partition_name} have an impossible timestamp: the time of "
+                "this run is stored instead"
             )
             for stretch in stretches[:MAX_UNREADABLE_SPANS]:
                 # First all records before the stretch, by Spark; then the stretch itself.
@@ -168,8 +170,8 @@ def ingest_around(
             reader.one_by_one = set()
             if len(stretches) > MAX_UNREADABLE_SPANS:
                 progress(
-                    f"the remaining records of {place} are left for the next run: they have too "
-                    "many impossible timestamps for one"
+                    f"the remaining records of {partition_name} are left for the next run: they "
+                    "have too many impossible timestamps for one"
                 )
                 del spans[partition]
     raise JobError("many records have impossible timestamps: run the job again to go on")
@@ -198,7 +200,8 @@ def read_ranges(
 
 
 def headers_of(message: Any) -> list[tuple[str, bytes | None]]:
-    """Return a record's headers; empty if a header's name isn't UTF-8. Call it once per message."""
+    """Return a record's headers; empty if a header's name isn't UTF-8. Call it once per message, as
+    confluent-kafka returns them only once."""
     try:
         return list(message.headers() or ())
     except SystemError:
@@ -208,7 +211,8 @@ def headers_of(message: Any) -> list[tuple[str, bytes | None]]:
 def _log_rows(
     tables: Tables, ranges: Mapping[Partition, OffsetSpan], read: Offsets, names: Mapping[str, str]
 ) -> DataFrame:
-    """Return the current log of each partition, as rows of `LOGS`."""
+    """Return the current log of each partition of `ranges`, as rows of `LOGS`. `read` has the log
+    of each partition, `names` the topic's name of each topic id."""
     rows = [
         (names[topic_id], partition, log_id(topic_id, read[topic_id, partition].logs()[-1][1]))
         for topic_id, partition in ranges

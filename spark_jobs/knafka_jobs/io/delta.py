@@ -60,7 +60,9 @@ class Tables:
         self.spark = spark
         self.root = root.rstrip("/") if "://" in root else str(Path(root).absolute())
         self._ids: dict[str, str] = {}
+        """Delta's ids of tables, by name, as they were first read."""
         self._existing: set[str] = set()
+        """Names of tables that are known to exist."""
 
     def path(self, name: str) -> str:
         """Return the path or URI of a table or file below the root."""
@@ -136,16 +138,18 @@ class Tables:
         merge.whenNotMatchedInsertAll().execute()
 
     def update(self, rows: DataFrame, name: str, on: str, values: Mapping[str, str]) -> None:
-        """UPDATE the rows of a table that match `rows` by `on`; SQL as in `upsert`."""
+        """UPDATE the rows of a table for which `on` holds with some row of `rows`. `on` and
+        `values`, the new values by column, are SQL, in which `more` is `rows`."""
         self._merge(rows, name, on).whenMatchedUpdate(set=dict(values)).execute()
 
     def remove(self, rows: DataFrame, name: str, on: str) -> None:
-        """DELETE the rows of a table that match `rows` by `on`; SQL as in `upsert`."""
+        """DELETE the rows of a table for which `on` holds with some row of `rows`; `on` is SQL, in
+        which `more` is `rows`."""
         self._merge(rows, name, on).whenMatchedDelete().execute()
 
     def days_of_small_files(self, name: str, full: int, most: int) -> list[date | None]:
-        """Return the days of a table that have more than `most` files of fewer than `full` bytes;
-        reads only Delta's log."""
+        """Return the days of a table that have more than `most` files of fewer than `full` bytes
+        (None: rows without a day); reads only Delta's log."""
         if self.size(name)[0] <= most:
             return []
         files = DataFrame(self._current_snapshot(name).allFiles().toDF(), self.spark)
@@ -165,7 +169,8 @@ class Tables:
         self._ensure_table(name).vacuum()
 
     def is_due(self, name: str, clock: str, now: datetime) -> bool:
-        """Whether the daily task `clock` is due: its last run (else the table) is a day old."""
+        """Whether the daily task `clock` is due for a table: it last ran more than a day before
+        `now`, or never, and the table is older than a day."""
         path, system = self._clock_file(name, clock)
         if system.exists(path):
             stream = system.open(path)
@@ -235,7 +240,7 @@ class Tables:
                 )
 
     def _layout(self, name: str) -> int:
-        """Return the number of a table's layout."""
+        """Return the number of a table's layout (`schema.LAYOUT`); 1 if it states none."""
         stored = self._current_snapshot(name).metadata().configuration().get(LAYOUT_PROPERTY)
         return int(stored.get()) if stored.isDefined() else 1
 
@@ -275,7 +280,8 @@ class Tables:
         return file, file.getFileSystem(self.spark._jsc.hadoopConfiguration())
 
     def _merge(self, rows: DataFrame, name: str, on: str) -> DeltaMergeBuilder:
-        """Return a MERGE of rows into a table, without clauses yet."""
+        """Return a MERGE of rows (`more` in SQL) into a table, without clauses yet; `on` is the SQL
+        condition by which two rows match."""
         return self._ensure_table(name).alias(name).merge(rows.alias("more"), on)
 
     def _write(self, rows: DataFrame, name: str, mode: str, options: Mapping[str, str]) -> None:
@@ -345,7 +351,8 @@ class Tables:
 
 
 def in_days(column: str, days: Iterable[date | None]) -> str:
-    """Return a SQL predicate by which Delta opens only these days of a table; `false` without days.
+    """Return a SQL predicate that `column` is one of these days, by which Delta opens only their
+    files; `false` without days.
 
     None among the days means rows without a day.
     """

@@ -142,7 +142,8 @@ class KafkaClient:
         }
 
     def topics_at_rest(self, names: Collection[str]) -> dict[str, TopicState]:
-        """Return topics as `topics` does, once all transactions that are open now have ended.
+        """Wait until all transactions that are open now have ended, then return the existing topics
+        among `names`, by name, with the offsets of their committed records.
 
         Kafka acknowledges a commit a moment before it ends the transaction in its partitions.
         """
@@ -204,8 +205,9 @@ class KafkaClient:
     def create(
         self, topic: str, partitions: int, replication: int, config: Mapping[str, str]
     ) -> TopicState:
-        """Create a topic unless it exists; returns it once Kafka lists it with its partitions.
-        Raises `JobError` after `JOB_REQUEST_TIMEOUT` seconds."""
+        """Create a topic unless it exists, with this number of partitions and of replicas and these
+        settings; returns it once Kafka lists it with its partitions. Raises `JobError` after
+        `JOB_REQUEST_TIMEOUT` seconds."""
         new_topic = NewTopic(topic, partitions, replication, config=dict(config))
         _request_results(
             lambda: self._admin.create_topics([new_topic], request_timeout=JOB_REQUEST_TIMEOUT),
@@ -281,7 +283,8 @@ class KafkaClient:
         )
 
     def consumer(self, **configuration: Any) -> Consumer:
-        """Create a consumer, of a group only if `configuration` says so; the caller closes it."""
+        """Create a consumer, of a group only if `configuration` (librdkafka's settings) names one;
+        the caller closes it."""
         default_settings = {"group.id": "knafka-unused", "enable.auto.commit": False}
         errors = {"error_cb": self._errors.record}
         return Consumer(
@@ -332,7 +335,8 @@ def read_spans(
 def _request_results(
     ask: Callable[[], Mapping[K, Future[T]]], leaving_out: int | None = None
 ) -> dict[K, T]:
-    """Send a request and return its answers, except those that fail with code `leaving_out`."""
+    """Send a request by `ask` and return its answers, except those that fail with the code
+    `leaving_out` (None: no exception). Raises `JobError`."""
 
     def answers() -> dict[K, T]:
         """Send the request and return its answers. Raises `KafkaException` for the first that fails

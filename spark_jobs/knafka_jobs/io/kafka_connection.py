@@ -22,7 +22,8 @@ class KafkaConnection:
 
     @classmethod
     def from_folder(cls, bootstrap_servers: str, secret: Path | None) -> KafkaConnection:
-        """Read the Secret that is mounted at the folder `secret`. Raises `InvalidDocument`."""
+        """Return the connection to these addresses with the Secret that is mounted at the folder
+        `secret`; None: in plaintext. Raises `InvalidDocument`."""
         if secret is None:
             return cls(bootstrap_servers)
         try:

@@ -48,7 +48,7 @@ _SINGLE_RECORD_SETTINGS: Final[Mapping[str, Any]] = {
 
 
 class KafkaRecords:
-    """Implements `compact.cuts.LogView` on Kafka; `names` has the topic of each topic id."""
+    """Implements `compact.cuts.LogView` on Kafka; `names` has the topic's name of each topic id."""
 
     def __init__(self, kafka: KafkaClient, names: Mapping[str, str]) -> None:
         """Prepare to read these topics; each call opens a consumer of its own."""
@@ -57,7 +57,8 @@ class KafkaRecords:
         self._ids = {name: topic_id for topic_id, name in names.items()}
 
     def first_at(self, offsets: Mapping[Partition, int]) -> Mapping[Partition, RecordMark]:
-        """Return the mark of the first record at or after each offset. Raises `JobError`."""
+        """Return the mark (`RecordMark`) of the first record at or after each offset; partitions
+        without one are left out. Raises `JobError`."""
         marks: dict[Partition, RecordMark] = {}
         consumer = self._kafka.consumer(**_SINGLE_RECORD_SETTINGS)
         try:
@@ -75,7 +76,8 @@ class KafkaRecords:
         return marks
 
     def last_in(self, spans: Mapping[Partition, OffsetSpan]) -> Mapping[Partition, RecordMark]:
-        """Return the mark of the last record of each span. Raises `JobError`."""
+        """Return the mark (`RecordMark`) of the last record of each span; spans without one are
+        left out. Raises `JobError`."""
         at_ends = self.first_at({partition: span.end - 1 for partition, span in spans.items()})
         marks = {
             partition: mark
@@ -117,8 +119,8 @@ class KafkaRecords:
 def mark_of_parts(
     offset: int, key: bytes | None, value: bytes | None, time: int, epoch: int | None
 ) -> RecordMark:
-    """Return the mark of a record from its parts; `time` is in milliseconds since the Unix
-    epoch."""
+    """Return the mark of a record from its parts; `time` is in milliseconds since the Unix epoch,
+    `epoch` the leader epoch, None if unknown."""
     digest = hashlib.blake2b(digest_size=8)
     for part in (key, value):
         digest.update(b"-" if part is None else b"%d:" % len(part))
@@ -127,7 +129,7 @@ def mark_of_parts(
 
 
 def mark_of_message(message: Any) -> RecordMark:
-    """Return the mark of a message of a consumer."""
+    """Return the mark (`RecordMark`) of a message of confluent-kafka's consumer."""
     epoch = message.leader_epoch()
     return mark_of_parts(
         message.offset(),

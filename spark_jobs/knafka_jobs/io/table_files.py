@@ -49,6 +49,7 @@ class TableFiles:
         self._root = root.rstrip("/")
         self._store = _configured_store(root) if store is None else dict(store)
         self._opened: dict[str, DeltaTable | None] = {}
+        """Tables by name, as they were when first used; None: the table didn't exist then."""
         self._session = QueryBuilder(None if settings is None else dict(settings))
 
     @property
@@ -58,7 +59,7 @@ class TableFiles:
 
     @property
     def store(self) -> Mapping[str, str] | None:
-        """delta-rs's options of the object store."""
+        """delta-rs's options of the object store; None: its defaults, or files on disk."""
         return self._store
 
     def path(self, name: str) -> str:
@@ -150,7 +151,7 @@ class TableFiles:
                     raise JobError(f"{path} can't be written: {_error_line(error)}") from error
 
     def _open_or_create(self, path: str, columns: Columns) -> DeltaTable:
-        """Open a table, which is created if it doesn't exist."""
+        """Open the table at `path`; it is created with these columns if it doesn't exist."""
         fields = [Field(name, PrimitiveType(_DELTA_TYPES[kind])) for name, kind in columns.items()]
         return DeltaTable.create(
             path, schema=Schema(fields), mode="ignore", storage_options=self._store
@@ -211,7 +212,8 @@ def _check_layout(name: str, path: str, properties: dict[str, str]) -> None:
 
 
 def s3_options(endpoint: str | None, region: str | None) -> dict[str, str]:
-    """Return delta-rs's options of an S3: without an endpoint it is AWS's."""
+    """Return delta-rs's options of an S3: without an endpoint it is AWS's, without a region that is
+    us-east-1."""
     options = {"AWS_REGION": region or "us-east-1"}
     if endpoint:
         allow_http = str(endpoint.startswith("http://")).lower()

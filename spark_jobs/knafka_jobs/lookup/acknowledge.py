@@ -32,7 +32,8 @@ def append_acknowledgements(
     until: datetime | None = None,
     note: str = "",
 ) -> None:
-    """Append a row with this action for each of these groups, in one commit. Raises `JobError`.
+    """Append a row with this action for each of these groups, in one commit. `by` is the person's
+    name; `until` is when the acknowledgement ends, None: never. Raises `JobError`.
 
     `groups` has the columns of a group's Trigger, reason and code by the group's id. If a group has
     a row with a later time than `now`, from another clock, the new row gets a time just after it.

@@ -14,7 +14,8 @@ CANCELLATIONS_TABLE: Final = "cancellations"
 
 
 def cancel_replay(files: TableFiles, replay_id: str, by: str, now: datetime) -> None:
-    """Ask a replay to end. Raises `JobError` if there is no such replay, or if it is finished."""
+    """Ask a replay to end, at `now`, in the name of the person `by`; doesn't wait for its end.
+    Raises `JobError` if there is no such replay, or if it is finished."""
     if not files.has_table("replays"):
         raise JobError("there is no replay: the tables have none")
     sql = f"SELECT events, finished FROM replays WHERE replay_id = {sql_literal(replay_id)}"

@@ -50,12 +50,13 @@ class EditPreview:
 def preview_edits(
     files: TableFiles, conditions: Sequence[FailureCondition], edits: EventEdits
 ) -> EditPreview:
-    """Apply the edits to all events that a replay would send, and send none. Raises `JobError`."""
+    """Apply the edits to all events that a replay of the failures with these `conditions` would
+    send, and send none. Raises `JobError`."""
     rows, tables = sendable_rows(files, conditions)
     (size,) = files.query(groups_plan.size_of("true", f"({rows})"), *tables)
     preview = EditPreview()
     problems: Counter[str] = Counter()
-    # The first events so far: each by its place in the order, as it was and as edited.
+    # The first events so far: the sort key of each, its record as it was, and as edited.
     first: list[tuple[tuple[Any, ...], StoredRecord, StoredRecord]] = []
     if not size["number"]:
         return preview

@@ -23,6 +23,7 @@ class FailureGroup:
     key: Mapping[str, Any]
     """The columns `GROUP`."""
     events: int
+    """Events that failed, however often."""
     unresolved: int
     """Events that no replay has resolved."""
     waiting: int
@@ -31,6 +32,7 @@ class FailureGroup:
     """Failures within the last hour: an event that failed twice counts twice."""
     first_seen: datetime
     last_seen: datetime
+    """Times of the group's first and last failure."""
 
     @property
     def trigger(self) -> TriggerName:

@@ -53,8 +53,8 @@ ANY_PENDING: Final = f"SELECT 1 FROM sent WHERE {PENDING} LIMIT 1"
 
 
 def likely_stubs(predicate_sql: str) -> str:
-    """Return the query for the number of failures that may lack their data, and the days of their
-    records."""
+    """Return the query for the `number` of failures that may lack their data, among those for which
+    `predicate_sql` is true, and the `first` and `last` day of their records."""
     return (
         "SELECT count(*) AS number, min(first_day) AS first, max(last_day) AS last FROM failures "
         f"WHERE {predicate_sql} AND {REPLAYABLE} AND {LIKELY_STUB}"
@@ -62,7 +62,8 @@ def likely_stubs(predicate_sql: str) -> str:
 
 
 def sendable(predicate_sql: str, stubs_in: tuple[object, object] | None, *, pending: bool) -> str:
-    """Return the query for the failures that a replay would send.
+    """Return the query for the failures that a replay would send, among those for which
+    `predicate_sql` is true.
 
     `stubs_in` has the first and last day of records that may lack their data, None without such
     records; `pending` says whether any replayed event is unsettled.
@@ -106,8 +107,8 @@ def count_failures(predicate_sql: str) -> str:
 
 
 def count_unresolved(predicate_sql: str, *, pending: bool) -> str:
-    """Return the query for the number, oldest and newest of unresolved failures by Trigger, reason
-    and code.
+    """Return the query for the unresolved failures for which `predicate_sql` is true, by Trigger,
+    reason and code: their `number`, and the `oldest` and `newest` last attempt.
 
     Failures that a replay has sent and that are not settled are left out; `pending` says whether
     there are any.
@@ -125,8 +126,8 @@ def count_unresolved(predicate_sql: str, *, pending: bool) -> str:
 
 
 def count_pending(predicate_sql: str) -> str:
-    """Return the query for the number of unresolved failures by Trigger that a replay has sent and
-    that are not settled."""
+    """Return the query for the `number` of unresolved failures, by Trigger, that a replay has sent
+    and that are not settled, among those for which `predicate_sql` is true."""
     sent = f"SELECT DISTINCT failure_id FROM sent WHERE {PENDING}"
     return (
         f"SELECT {column_list(TRIGGER)}, count(*) AS number FROM failures AS f "
@@ -145,8 +146,9 @@ def next_offsets(tables: Iterable[str]) -> str:
 
 
 def latest_failures(predicate_sql: str, limit: int, skip: int = 0) -> str:
-    """Return the query for the latest failures after the first `skip`, with the positions of their
-    last dead letters. Failures of one time are ordered by their ids, so that pages don't overlap.
+    """Return the query for the `limit` latest failures after the first `skip`, among those for
+    which `predicate_sql` is true, with the positions of their last dead letters. Failures of one
+    time are ordered by their ids, so that pages don't overlap.
     """
     return (
         f"SELECT failure_id, {column_list(KEY)}, first_day, last_day, resolved FROM failures "

@@ -20,7 +20,8 @@ from knafka_jobs.topic_offsets import Partition, read_states_of
 
 
 def preview(files: TableFiles, conditions: Sequence[FailureCondition]) -> Preview:
-    """Preview the events that a replay would send. Raises `JobError`."""
+    """Preview the events that a replay of the failures with these `conditions` would send. Raises
+    `JobError`."""
     (selected,) = files.query(
         lookup_plan.count_failures(lookup_plan.predicate(conditions)), "failures"
     )
@@ -34,7 +35,8 @@ def preview(files: TableFiles, conditions: Sequence[FailureCondition]) -> Previe
 def sendable_rows(
     files: TableFiles, conditions: Sequence[FailureCondition]
 ) -> tuple[str, Sequence[str]]:
-    """Return the query for the failures that a replay would send, and the tables that it reads.
+    """Return the query for the failures with these `conditions` that a replay would send, and the
+    tables that it reads.
 
     Raises `JobError`.
     """
@@ -59,12 +61,14 @@ class UnresolvedFailures:
     number: int
     oldest: datetime
     newest: datetime
+    """The earliest and the latest of the failures' last attempts."""
 
 
 def count_unresolved(
     files: TableFiles, conditions: Sequence[FailureCondition]
 ) -> Sequence[UnresolvedFailures]:
-    """Return the unresolved failures by Trigger, reason and code, the most frequent first.
+    """Return the unresolved failures with these `conditions` by Trigger, reason and code, the most
+    frequent first.
 
     Failures that a replay has sent and that are not settled don't count. Raises `JobError`.
     """
@@ -87,8 +91,8 @@ def count_unresolved(
 def count_pending(
     files: TableFiles, conditions: Sequence[FailureCondition]
 ) -> dict[TriggerName, int]:
-    """Return the number of unresolved failures by Trigger that a replay has sent and that are not
-    settled.
+    """Return the number of unresolved failures with these `conditions`, by Trigger, that a replay
+    has sent and that are not settled.
 
     Raises `JobError`.
     """
@@ -161,8 +165,8 @@ APPENDED: Final = 2
 def latest_dead_letters(
     files: TableFiles, conditions: Sequence[FailureCondition], limit: int
 ) -> Sequence[tuple[TabledRecord, datetime | None]]:
-    """Return the last dead letters of the latest failures, each with when it was resolved or sent
-    again.
+    """Return the last dead letters of the `limit` latest failures with these `conditions`, each
+    with when it was resolved or sent again; None: neither.
 
     Raises `JobError`.
     """
@@ -172,8 +176,9 @@ def latest_dead_letters(
 def page_of_dead_letters(
     files: TableFiles, predicate_sql: str, limit: int, skip: int = 0
 ) -> Sequence[tuple[TabledRecord, datetime | None]]:
-    """Return the last dead letters of the latest failures for which `predicate_sql` holds, as
-    `latest_dead_letters` does, after leaving out the first `skip` failures."""
+    """Return the last dead letters of the `limit` latest failures for which `predicate_sql` holds,
+    after the first `skip` ones, each with when it was resolved or sent again; None: neither. Raises
+    `JobError`."""
     failures = files.query(lookup_plan.latest_failures(predicate_sql, limit, skip), "failures")
     if not failures:
         return []

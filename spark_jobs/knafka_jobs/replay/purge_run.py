@@ -34,11 +34,13 @@ def purge(
 
 
 def purgeable(tables: Tables, selection: FailureSelection, unresolved: bool) -> DataFrame:
-    """Return the failures that a purge would delete: `failure_id`."""
+    """Return the failures that a purge would delete, unresolved ones only with `unresolved`:
+    `failure_id`."""
     return _purgeable(tables.read("failures"), selection, unresolved).select("failure_id")
 
 
 def _purgeable(failures: DataFrame, selection: FailureSelection, unresolved: bool) -> DataFrame:
-    """Return the selected failures that a purge may delete."""
+    """Return the selected failures that a purge may delete: the resolved ones, or all with
+    `unresolved`."""
     selected = failures.transform(select_failures, selection)
     return selected if unresolved else selected.where("resolved IS NOT NULL")

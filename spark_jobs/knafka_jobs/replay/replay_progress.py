@@ -23,10 +23,11 @@ NOTES: Final = 50
 """Notes of a long replay, about: each is a commit, so their interval grows with its time."""
 
 Progress: TypeAlias = Callable[[str], None]
+"""Called with one line of progress."""
 
 
 class ReplayProgress:
-    """Notes how many events a replay has sent; `already` are those of its earlier runs.
+    """Notes how many events a replay has sent; `already` is the number that its earlier runs sent.
 
     `files` are None where deltalake is not installed. `total` counts the events of all runs.
     """
@@ -42,6 +43,7 @@ class ReplayProgress:
         self._say = say
         self._began = time.monotonic()
         self._next = self._began
+        """Monotonic time from which on the next note is due."""
 
     def is_due(self) -> bool:
         """Whether `note` writes a row now."""

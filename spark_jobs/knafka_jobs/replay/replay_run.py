@@ -1,6 +1,7 @@
 """Runs replays, on tables and topics.
 
     begin one replay -> select the events -> send them in lanes to the replay topics -> note them
+                                             (a lane: events that one producer sends in their order)
 
 It can be repeated: a replay sends each event once per replay id. An event goes only to the Trigger
 that failed it, never to the whole Broker. Sent events are read back from the replay topics, so a
@@ -87,6 +88,7 @@ class ReplayRunResult:
 
     replay_id: str
     sent: int
+    """Number of events that all runs have sent."""
     left_out: int = 0
     """Number of events that this run could not send, as their Trigger has no replay topic or they
     can't be edited."""
@@ -117,7 +119,7 @@ class Cancellation:
 
 
 def preview(tables: Tables, selection: FailureSelection) -> Preview:
-    """Preview the events that a replay would send."""
+    """Preview the events that a replay of this selection would send. Raises `JobError`."""
     selected = tables.read("failures").transform(select_failures, selection)
     sendable = compute_rows(_sendable_failures(tables, selected))
     triggers = _count_by_trigger(sendable)
@@ -138,7 +140,8 @@ def replay(
     edits: EventEdits = NO_EDITS,
     is_alone: bool = False,
 ) -> ReplayRunResult:
-    """Send the selected events again, edited, at most `rate` events a second.
+    """Send the selected events again, edited, at most `rate` events a second (None: no limit); `by`
+    is the name of the person who replays.
 
     Without a replay id, an interrupted replay of the same selection and edits is continued, else
     a new one begins. `is_alone`: the caller makes sure that no other replay runs on these tables;
@@ -229,8 +232,9 @@ def _send_events(
     progress: Progress,
 ) -> LaneResult:
     """Send the events whose Trigger has a replay topic in `topics`, and note them in the table
-    `sent`: by this process if they are few and small, else in lanes by Spark's tasks. Returns how
-    many were sent; ends early if `cancellation` says so."""
+    `sent`: by this process if they are few and small, else in lanes by Spark's tasks, at most
+    `rate` a second (None: no limit). `noted` stores the progress in a table, `progress` prints it.
+    Returns how many were sent; ends early if `cancellation` says so. Raises `JobError`."""
     triggers = tables.rows(list(topics), {name: "string" for name in TRIGGER})
     sendable = sendable.join(F.broadcast(triggers), list(TRIGGER), "left_semi")
     total = sendable.count()

@@ -1,7 +1,8 @@
 """The table of replays: begins, continues and ends replays, and notes the events they sent.
 
 One replay runs at a time, so an unfinished one was interrupted. It is continued or ended: in both
-cases earlier senders are fenced off, and the events that they sent are noted.
+cases earlier senders are fenced off (Kafka takes nothing of them any more), and the events that
+they sent are noted.
 """
 
 from __future__ import annotations
@@ -186,7 +187,8 @@ def cancelled_by(tables: Tables, replay_id: str) -> str | None:
 
 
 def finish_replay(tables: Tables, replay_id: str, by: str) -> int:
-    """Mark a replay as finished; returns how many events it sent in all its runs."""
+    """Mark a replay as finished; returns how many events it sent in all its runs. `by` is the name
+    of the person whose run ends it; the table keeps that of the one who began it."""
     total = tables.read("sent").where(F.col("replay_id") == replay_id).count()
     finished_row = tables.rows([(replay_id, by, "", None, datetime.now(UTC), total)], REPLAYS)
     tables.update(
@@ -210,7 +212,8 @@ def note_sent_events(
     ranges: Mapping[Position, OffsetSpan],
     topics: Mapping[TriggerName, TopicState],
 ) -> None:
-    """Add the events that a replay committed in these ranges to `sent`, each event once."""
+    """Add the events that a replay committed in these ranges of the replay topics to the table
+    `sent`, each event once. `topics` has the replay topic of each Trigger."""
     ranges = {partition: span for partition, span in ranges.items() if span.start < span.end}
     if not ranges:
         return

@@ -4,9 +4,9 @@
                                    └── a producer per lane, a transaction per some hundred events
 
 A lane's transactional id is made from the replay's id and the lane's number. A process that begins
-a lane fences off an earlier sender of the lane, and leaves out the events that this one committed.
-So any process may send a lane, also again after a failure, with the memory of one transaction.
-Needs no Spark.
+a lane fences off an earlier sender of the lane (Kafka takes nothing of it any more), and leaves out
+the events that this one committed. So any process may send a lane, also again after a failure, with
+the memory of one transaction. Needs no Spark.
 """
 
 from __future__ import annotations
@@ -186,7 +186,8 @@ def failure_hash(failure_id: str) -> int:
 
 
 def fence_senders(connection: KafkaConnection, replay_id: str) -> None:
-    """Fence off every sender of a replay, and abort their open transactions. Raises `JobError`."""
+    """Fence off every sender of a replay, so that Kafka takes nothing of them any more, and abort
+    their open transactions. Raises `JobError`."""
     for lane in range(MAX_LANES):
         try:
             open_producer(connection, replay_id, lane)
@@ -211,8 +212,8 @@ def transactional_id(replay_id: str, lane: int) -> str:
 
 
 def open_producer(connection: KafkaConnection, replay_id: str, lane: int) -> Producer:
-    """Create the producer of a lane; earlier producers of the lane can commit nothing any more.
-    Raises `KafkaException`."""
+    """Create the producer of a replay's lane; earlier producers of the lane can commit nothing any
+    more. Waits up to `TRANSACTION_TIMEOUT` seconds. Raises `KafkaException`."""
     producer = Producer(
         {
             **connection.for_librdkafka(),
@@ -231,7 +232,8 @@ def open_producer(connection: KafkaConnection, replay_id: str, lane: int) -> Pro
 
 def _send_transaction(producer: Producer, replay_id: str, batch: list[FailedEvent]) -> None:
     """Send events in one transaction, and wait until it is committed. Raises `JobError` if a topic
-    takes not every event, and `KafkaException`, such as for a fenced producer."""
+    refuses an event, after aborting the transaction, and `KafkaException`, such as for a producer
+    that another process has fenced off."""
     problems: list[tuple[KafkaError, str]] = []
     delivered = 0
 
@@ -259,7 +261,8 @@ def _send_transaction(producer: Producer, replay_id: str, batch: list[FailedEven
 
 
 def batches(events: Iterable[FailedEvent], count: int, size: int) -> Iterator[list[FailedEvent]]:
-    """Split events into batches of at most `count` events and `size` bytes, in their order.
+    """Split events into batches of at most `count` events and `size` bytes of keys and values, in
+    their order.
 
     An event that is larger is a batch of its own.
     """

@@ -35,8 +35,9 @@ def send_in_lanes(
     noted: ReplayProgress,
     progress: Progress,
 ) -> LaneResult:
-    """Send the rows in Spark's Python workers, one lane for each partition, and report progress.
-    Returns an empty result if the replay is cancelled. Raises `JobError`."""
+    """Send the rows in Spark's Python workers, one lane for each partition, and report progress:
+    `sent_so_far` counts the sent events, of `total`; `noted` stores that in a table, `progress`
+    prints it. Returns an empty result once `is_cancelled` returns True. Raises `JobError`."""
     job = _SparkJob(rows, sender)
     reported = _ReportedProgress(sent_so_far, total, progress)
     start = time.monotonic()
@@ -62,7 +63,9 @@ class _SparkJob:
         self._group = f"knafka-replay-{secrets.token_hex(4)}"
         self._thread = InheritableThread(target=self._run)
         self._lanes: list[LaneResult] = []
+        """The results of all lanes, once the job has ended."""
         self._error: Exception | None = None
+        """Why the job failed."""
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -123,5 +126,5 @@ class _ReportedProgress:
 
 
 def _send_lane(sender: ReplaySender, lane: int, rows: Iterator[Row]) -> Iterator[LaneResult]:
-    """Send one lane; runs in a Python worker of Spark."""
+    """Send one lane, and yield its result; runs in a Python worker of Spark. Raises `JobError`."""
     yield sender.send(lane, map(tuple, rows))

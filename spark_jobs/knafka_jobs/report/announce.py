@@ -33,9 +33,10 @@ FIRST_RETRY_PAUSE: Final = 2.0
 
 
 def announcement_event(report: Report, archive: str, console: str) -> dict[str, Any]:
-    """Return the structured CloudEvent that announces an archive's report, as JSON.
+    """Return the structured CloudEvent that announces an archive's report, as a JSON object.
 
-    `console` is the URL of the console that serves the report; empty: unknown.
+    `archive` is the name of the DeadLetterArchive, `console` the URL of the console that serves the
+    report; empty: unknown.
     """
     unresolved: Counter[str] = Counter()
     for group in report.groups:

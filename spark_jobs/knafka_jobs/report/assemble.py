@@ -94,7 +94,9 @@ def build_groups(
     acknowledged: Mapping[str, Acknowledgement],
     made: datetime,
 ) -> tuple[Group, ...]:
-    """Build the groups of a report that is made at this time, in their order (`group_order`)."""
+    """Build the groups of a report that is made at the time `made`, in their order (`group_order`).
+    `previous` None: there is no earlier report. `shares` are those of `delivery_shares`;
+    `histories` and `acknowledged` are by the group's id."""
     unsorted_groups = (
         _build_group(row, counted_rows, previous, shares, histories, acknowledged, made)
         for row in counted_rows.groups
@@ -155,7 +157,8 @@ def _build_group(
     acknowledged: Mapping[str, Acknowledgement],
     made: datetime,
 ) -> Group:
-    """Build one group from its counted rows."""
+    """Build one group from `row`, its sums, and its further rows in `counted_rows`; the other
+    parameters are those of all groups."""
     key = group_key_of(row)
     _, _, _, subscriber, _, status, summary = key
     id_ = group_id(*key)
@@ -237,7 +240,7 @@ def sum_totals(groups: Sequence[Group]) -> Totals:
 
 
 def count_changes(groups: Sequence[Group]) -> Changes:
-    """Return the number of groups by kind of change."""
+    """Return the number of groups by kind of change since the previous report."""
     counts: dict[str, int] = defaultdict(int)
     for group in groups:
         counts[group.change.kind.name.lower()] += 1
@@ -281,7 +284,7 @@ def _build_example(row: ReportRow) -> Example:
 
 
 def _reported_acknowledgement(acknowledgement: Acknowledgement | None) -> Acknowledged | None:
-    """Return a group's acknowledgement as part of the report."""
+    """Return a group's acknowledgement as part of the report; None stays None."""
     if acknowledgement is None:
         return None
     return Acknowledged(

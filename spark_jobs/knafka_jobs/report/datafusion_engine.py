@@ -46,6 +46,7 @@ DIALECT: Final = SqlDialect(
     unix_seconds="CAST(to_unixtime({}) AS BIGINT)".format,
     unnested="unnest({})".format,
 )
+"""DataFusion's way to write what `SqlDialect` names."""
 
 
 class DataFusionEngine:
@@ -81,8 +82,8 @@ class DataFusionEngine:
         ]
 
     def derive(self, name: str, sql: str, *, repeated: bool = False) -> None:
-        """Create the view `name` of a query; its rows are computed each time, as they may be very
-        many."""
+        """Create the view `name` of a query. Its rows are computed each time, also with `repeated`,
+        as they may be too many to keep."""
         self._files.run(f"CREATE OR REPLACE VIEW {name} AS {sql}")
 
     def keep(self, name: str, sql: str) -> None:
@@ -114,5 +115,5 @@ def _sql_literal(value: str | int | None) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Convert a value to a type of `ReportRow`."""
+    """Return a value with its time in UTC if it is one; other values stay as they are."""
     return value.astimezone(UTC) if isinstance(value, datetime) else value

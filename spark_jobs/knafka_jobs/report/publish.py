@@ -28,17 +28,18 @@ def publish(
     console: str,
     progress: Callable[[str], None],
 ) -> dict[str, str]:
-    """Serve and announce a report; returns the problems, by `notServed` and `notAnnounced`.
+    """Serve and announce a report; returns the problems, by `notServed` and `notAnnounced`. Raises
+    nothing for them.
 
-    `replication` is the number of replicas if the topic has to be created, `broker` the URL of the
-    Broker to announce it to (empty: don't), `console` the URL of the console that serves it (empty:
-    unknown).
+    `archive` is the name of the DeadLetterArchive, `replication` the number of replicas if the
+    topic has to be created, `broker` the URL of the Broker to announce it to (empty: don't),
+    `console` the URL of the console that serves it (empty: unknown).
     """
     problems: dict[str, str] = {}
 
     @contextmanager
     def noting_problem(problem_name: str) -> Iterator[None]:
-        """Note an error of the body under this name in `problems`, and go on."""
+        """Report an error of the body, note it under this name in `problems`, and go on."""
         try:
             yield
         except KnafkaError as error:

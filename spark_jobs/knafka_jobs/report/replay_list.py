@@ -14,7 +14,8 @@ from knafka_jobs.report.report_plan import replay_counts
 
 
 def list_replays(files: TableFiles, limit: int, now: datetime) -> Sequence[ReplayRun]:
-    """Return the latest replays of these tables, the newest first, as a report made now has them.
+    """Return the `limit` latest replays of these tables, the newest first, each with its state and
+    progress at `now`.
 
     Raises `JobError`.
     """

@@ -23,6 +23,7 @@ from knafka_jobs.report.report_page import render_file
 from knafka_jobs.report.report_run import SettledSpans, make_report
 
 Progress: TypeAlias = Callable[[str], object]
+"""Called with one line of progress."""
 
 
 def report_without_spark(
@@ -34,7 +35,8 @@ def report_without_spark(
     """Make a report in this process and return it; None: it is left to Spark, as `--engine` says or
     because DataFusion can't make it.
 
-    `store` are delta-rs's options of an object store. Raises `JobError`.
+    `settled` reads which offsets Triggers have settled; None: the groups' shares of deliveries stay
+    unknown. `store` are delta-rs's options of an object store. Raises `JobError`.
     """
     if arguments.engine == EngineName.SPARK:
         return None
@@ -56,7 +58,8 @@ def report_without_spark(
 
 
 def write_report(report: Report, arguments: Namespace, progress: Progress) -> dict[str, Any]:
-    """Write the files of a report; returns the command's answer. Raises `JobError`."""
+    """Write the files that `--json` and `--html` name; returns the command's answer: the report's
+    id, totals and number of groups by change. Raises `JobError`."""
     report = with_replay_command(report, arguments.replay_command or _replay_command(arguments))
     if arguments.json is not None:
         document = report.model_dump_json(by_alias=True, indent=1) + "\n"

@@ -36,7 +36,7 @@ class SqlDialect:
     text: Callable[[str], str]
     """Returns a string as a literal, whatever characters it has."""
     time: Callable[[int], str]
-    """Returns the timestamp that is so many microseconds after the Unix epoch."""
+    """Returns the timestamp that is this number of microseconds after the Unix epoch."""
     unix_seconds: Callable[[str], str]
     """Returns a timestamp (an expression) as whole seconds since the Unix epoch."""
     unnested: Callable[[str], str]

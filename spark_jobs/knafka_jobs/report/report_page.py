@@ -87,8 +87,9 @@ def render_served(report: Report, traces: str, path: str) -> ServedPage:
 
 
 def _render(report: Report, traces: str, path: str | None) -> ServedPage:
-    """Render the page and its Content-Security-Policy. `path` None: as a file, which may send no
-    requests; else as a page that a console serves."""
+    """Render the page and its Content-Security-Policy. `traces` is the URL of a trace (empty: no
+    links); `path` that of the report's JSON in the console that serves the page. None: the page is
+    a file, which may send no requests."""
     style = "\n".join(map(_page_file, STYLE_FILES))
     library = _page_file(LIBRARY_FILE)
     scripts = [
@@ -120,8 +121,8 @@ def _render(report: Report, traces: str, path: str | None) -> ServedPage:
 
 
 def _packed_data(report: Report, traces: str, path: str | None) -> str:
-    """Return the data for the scripts: the report, all reasons (each has a colour), and the page's
-    path.
+    """Return the data for the scripts: the report, all reasons (each has a colour), and the path of
+    the report's JSON in the console (None: the page is a file).
 
     Compressed without a time stamp, so that the same report always makes the same page.
     """

@@ -70,8 +70,8 @@ FREQUENT: Final = (
     f"FROM reported GROUP BY {columns_of(KIND)}, coalesce(summary, ''))) "
     f"WHERE place <= {MAX_SUMMARIES + 1}"
 )
-"""The most frequent error summaries (`said`) of each kind of failure, by `place`; one more of each
-kind than a report has groups for."""
+"""The most frequent error summaries (`said`) of each kind of failure, with their `place` (1: the
+most frequent); one more of each kind than a report has groups for."""
 
 MANY_SUMMARIES: Final = f"SELECT said FROM frequent WHERE place > {MAX_SUMMARIES} LIMIT 1"
 """A row if any kind of failure has more summaries than a report has groups for."""
@@ -229,8 +229,8 @@ CHOSEN_DAYS: Final = "SELECT DISTINCT `day` FROM chosen"
 
 
 def examples(days: Collection[date | None]) -> str:
-    """Return SQL for the chosen failures as whole rows, in the order of their places; they are kept
-    under `days`.
+    """Return SQL for the chosen failures (`CHOSEN`) as whole rows, in the order of `place`; they
+    are kept under `days`, where None stands for rows without a day.
 
     Only files of these days are read.
     """
@@ -299,8 +299,8 @@ def figures_of_report(about: str, report_id: str, dialect: SqlDialect) -> str:
 
 
 def last_made(about: str, limit: int) -> str:
-    """Return SQL for the times at which the last reports about a Broker were made, the latest
-    first."""
+    """Return SQL for the times at which the `limit` last reports about a Broker were made, the
+    latest first; `about` is the predicate for the Broker (`of_broker`)."""
     return f"SELECT DISTINCT made FROM reports WHERE {about} ORDER BY made DESC LIMIT {limit}"
 
 
@@ -322,7 +322,7 @@ def past_figures(about: str, since: datetime, dialect: SqlDialect) -> str:
 
 
 def replay_counts(limit: int) -> str:
-    """Return SQL for the latest replays, with the numbers of events `sent`, `resolved`,
+    """Return SQL for the `limit` latest replays, with the numbers of events `sent`, `resolved`,
     `failed_again`.
 
     Further columns: `first_noted` and `first_sent`, `noted` and `progressed` (the first and the

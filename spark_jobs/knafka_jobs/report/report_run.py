@@ -54,7 +54,8 @@ def make_report(
     """Return a report on all failures in the tables, or on one Broker's, and store its figures in
     the table `reports`.
 
-    The timeline goes back `days` at most. Without `settled` shares stay unknown. Raises `JobError`.
+    `now` is the report's time; its timeline goes back `days` at most. `settled` reads which offsets
+    Triggers have settled; None: the groups' shares of deliveries stay unknown. Raises `JobError`.
     """
     dialect = engine.dialect
     earliest = now - timedelta(days=days)
@@ -118,7 +119,7 @@ def settled_spans(
     group's commits.
 
     `rows` have `TRIGGER` and the `origin_topic` of its failed events. A settled event was
-    delivered, failed or filtered out.
+    delivered, failed or filtered out. Raises `JobError`.
     """
     origins = {
         (row["namespace"], row["broker"], row["trigger"]): str(row["origin_topic"])
@@ -153,15 +154,15 @@ def _committed_offsets(
 def _shares_of_groups(
     engine: ReportEngine, spans: Sequence[SettledSpan], since: datetime
 ) -> dict[GroupKey, float]:
-    """Return each group's share of deliveries (0 to 1) where it is known
-    (`assemble.delivery_shares`)."""
+    """Return each group's share of its Trigger's deliveries (0 to 1) from `since` on, where it is
+    known: `spans` are the offsets that Triggers have settled since then."""
     engine.put("spans", SPANS, spans)
     rows = engine.rows(report_plan.failed_within(since, engine.dialect))
     return assemble.delivery_shares({group_key_of(row): row["events"] for row in rows}, spans)
 
 
 def _by_group(rows: Iterable[ReportRow]) -> dict[GroupKey, list[ReportRow]]:
-    """Return rows by group, in their order."""
+    """Return rows, which have the columns `GROUP`, by group, each group's in their order."""
     grouped: dict[GroupKey, list[ReportRow]] = defaultdict(list)
     for row in rows:
         grouped[group_key_of(row)].append(row)
@@ -171,8 +172,8 @@ def _by_group(rows: Iterable[ReportRow]) -> dict[GroupKey, list[ReportRow]]:
 def _known_groups(
     engine: ReportEngine, about: str, counted_rows: CountedRows
 ) -> dict[str, GroupHistory]:
-    """Return the histories of the current groups in the last reports, by the group's id; a group
-    that no report has is left out."""
+    """Return the histories of the current groups in the last `MAX_HISTORY` reports, by the group's
+    id; a group that no report has is left out. `about` is the predicate for the reports' Broker."""
     ids: Collection[str] = {group_id(*group_key_of(row)) for row in counted_rows.groups}
     report_times = engine.rows(report_plan.last_made(about, MAX_HISTORY))
     if not ids or not report_times:
@@ -199,7 +200,8 @@ def _previous_figures(engine: ReportEngine, about: str) -> PreviousFigures | Non
 
 
 def _figure_rows(report: Report) -> list[tuple[Any, ...]]:
-    """Return the figures of a report's groups, as rows of the table `reports`."""
+    """Return the figures of a report's groups, as rows of the table `reports`; without groups one
+    row, which says that the report was made."""
     about = (report.id, report.made, report.namespace or "", report.broker or "")
     rows: list[tuple[Any, ...]] = [
         (*about, group.id, group.failures, group.unresolved, group.events - group.unresolved)

@@ -87,7 +87,8 @@ def _shorten_report(report: Report, groups: tuple[Group, ...]) -> Report:
 
 
 def _json_within(report: Report, limit: int) -> bytes | None:
-    """Return the report as JSON; None if it has more than `limit` bytes when compressed."""
+    """Return the report as JSON; None if it has more than `MAX_JSON_BYTES`, or more than `limit`
+    bytes when compressed."""
     document = _report_json(report)
     if len(document) > MAX_JSON_BYTES or len(gzip.compress(document, 6)) > limit:
         return None

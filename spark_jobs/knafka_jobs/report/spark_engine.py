@@ -32,6 +32,7 @@ DIALECT: Final = SqlDialect(
     unix_seconds="unix_seconds({})".format,
     unnested="explode({})".format,
 )
+"""Spark's way to write what `SqlDialect` names."""
 
 
 class SparkEngine:

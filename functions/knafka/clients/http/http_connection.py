@@ -60,9 +60,15 @@ class Owner(Protocol):
     """The parts of a pool that its connections use."""
 
     @property
-    def loop(self) -> asyncio.AbstractEventLoop: ...
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop that runs the pool and its connections."""
+        ...
+
     @property
-    def origin(self) -> HttpOrigin: ...
+    def origin(self) -> HttpOrigin:
+        """Where all connections of the pool lead."""
+        ...
+
     @property
     def max_response_bytes(self) -> int:
         """Bytes of a response's body that are kept; the others are dropped."""
@@ -125,7 +131,8 @@ class Connection(asyncio.Protocol):
         self._reset()
 
     def _reset(self) -> None:
-        """Forget the last response, so that an idle connection holds no memory."""
+        """Forget the last response, so that an idle connection holds no memory. A status of 0
+        means: no complete response head has arrived."""
         self._status = self._received = self._body_bytes = 0
         self._headers: list[tuple[bytes, bytes]] = []
         self._body: bytes | bytearray = b""
@@ -280,7 +287,8 @@ class Connection(asyncio.Protocol):
     # The end of an exchange and of the connection
 
     def _complete(self) -> Response:
-        """Return the `Response` of the status, headers and body that have arrived."""
+        """Return the `Response` of the status, headers and body that have arrived; its last field
+        says whether the body was cut at `max_response_bytes`."""
         body = bytes(self._body)
         return Response(self._status, self._headers, body, self._body_bytes > len(body))
 

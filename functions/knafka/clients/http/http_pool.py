@@ -49,8 +49,9 @@ class Pool:
         tls: TlsContext | None,
         refusal: Refusal | None = None,
     ) -> None:
-        """`limit`: slots, and so posts at once; `max_age` returns the seconds that a connection may
-        be used. `tls`: the context of an https origin; None: the origin is http. `refusal` checks
+        """`limit`: slots, and so posts at once; bytes of a response's body beyond
+        `max_response_bytes` are dropped; `max_age` returns the seconds that a connection may be
+        used. `tls`: the context of an https origin; None: the origin is http. `refusal` checks
         every address of the origin's host; None: all are allowed."""
         self.loop = asyncio.get_running_loop()
         self.free = limit
@@ -58,6 +59,7 @@ class Pool:
         self.idle: list[Connection] = []
         """Open connections that no post uses, the last used one last."""
         self.connections: set[Connection] = set()
+        """All open connections, used and idle."""
         self.origin = origin
         self.max_response_bytes = max_response_bytes
         self.closed = False
@@ -68,8 +70,9 @@ class Pool:
         """Posts that wait for a slot; a future is done when its post has got one."""
 
     async def wait_for_slot(self, deadline: float) -> None:
-        """Wait for a slot that another post releases, until `deadline`; a free slot is taken
-        without this call. Raises `DeliveryError`."""
+        """Wait for a slot that another post releases, and take it; a slot that is free already is
+        taken by lowering `free`, without this call. Raises `DeliveryError` if there is none by
+        `deadline` (the event loop's clock)."""
         waiter = self.loop.create_future()
         self._waiters.append(waiter)
         try:
@@ -94,8 +97,8 @@ class Pool:
         self.free += 1
 
     async def connect(self, deadline: float) -> Connection:
-        """Open a connection until `deadline` (the event loop's clock), within `CONNECT_TIMEOUT`
-        seconds. Raises `DeliveryError`."""
+        """Open a connection and return it. Raises `DeliveryError` if that fails, is not allowed, or
+        isn't done by `deadline` (the event loop's clock) or within `CONNECT_TIMEOUT` seconds."""
         if self.closed:
             raise client_closed_error()
         now = self.loop.time()
@@ -115,8 +118,9 @@ class Pool:
         return connection
 
     async def _connect(self, expires_at: float) -> Connection:
-        """Connect to the first address of the host that accepts a connection. Raises `OSError`, and
-        `DeliveryError` if no address is allowed."""
+        """Connect to the first address of the host that accepts a connection, which is used up to
+        `expires_at` (the event loop's clock). Raises `OSError`, and `DeliveryError` if no address
+        is allowed."""
         host, port = self.origin.host, self.origin.port
         context = None if self._tls is None else self._tls_context(self._tls)
         # The name is resolved only once, so that the checked addresses are those that are connected

@@ -71,8 +71,8 @@ class HttpSubscriber:
         self._closed = False
 
     async def post(self, target: Target, head: bytes, body: bytes, timeout: float) -> Response:
-        """POST `body`, with the header lines `head`, to `target` within `timeout` seconds, and
-        return the whole response. Raises `DeliveryError`."""
+        """POST `body` to `target` within `timeout` seconds, and return the whole response. `head`:
+        header lines, each with its CRLF, without content-length. Raises `DeliveryError`."""
         if target.problem:
             raise DeliveryError("refused", target.problem)
         pool = self._pools.get(target.origin) or self._open(target.origin)
@@ -130,7 +130,8 @@ class HttpSubscriber:
         return TlsContext(self._tls, origin.ca_certs, self._bundles) if origin.tls else None
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Close all connections, and wait until their sockets are closed; posts under way raise
+        `DeliveryError`."""
         self._closed = True
         lost = [connection for pool in self._pools.values() for connection in pool.close()]
         if lost:

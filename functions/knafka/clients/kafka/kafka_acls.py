@@ -34,8 +34,9 @@ def explain_denials(
     transaction: Need | None = None,
     cluster: str = "",
 ) -> Iterator[None]:
-    """Context manager that makes a `LogError` of a refused request name the missing right;
-    `cluster` is an operation on the cluster."""
+    """Context manager that makes a `LogError` of a refused request name the missing right. `topic`,
+    `group`, `transaction` (a transactional id) and `cluster` (only an operation) are the rights
+    that the request needs."""
     try:
         yield
     except LogError as error:
@@ -53,7 +54,8 @@ def name_missing_right(
     cluster: str = "",
 ) -> LogError:
     """Return an error that names the missing right and its ACL, if `error` is a refusal that
-    doesn't name them yet; else `error`."""
+    doesn't name them yet; else `error`. The other parameters are the rights that the request needs,
+    of which the kind of resource in `error` selects one."""
     needs = {
         "topic": topic,
         "group": group,

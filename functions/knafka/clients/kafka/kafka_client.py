@@ -127,7 +127,8 @@ DENIED: Final[Mapping[int, str]] = {
 
 
 def log_error_of(error: KafkaError) -> LogError:
-    """Return the `LogError` that stands for an error of confluent-kafka."""
+    """Return the `LogError` that stands for an error of confluent-kafka; its flags are derived from
+    the error's code."""
     code = error.code()
     return LogError(
         shown_text(error.str()),

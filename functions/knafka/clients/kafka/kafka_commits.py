@@ -66,7 +66,8 @@ class OffsetCommits:
         """Monotonic time from which on `_to_repeat` may be committed."""
 
     def commit(self, consumer: Consumer, commits: Commits, owned: Epochs) -> None:
-        """Make the commits of partitions that are still `owned`, without waiting for Kafka."""
+        """Make the commits of partitions that are still `owned` (with leader epochs), without
+        waiting for Kafka. Raises nothing: Kafka's result is passed to `note_result`."""
         owned_commits = {number: commit for number, commit in commits.items() if number in owned}
         self._drop_repetitions(commits)
         if owned_commits:
@@ -84,7 +85,8 @@ class OffsetCommits:
             self.commit(consumer, self._to_repeat, owned)
 
     def _drop_repetitions(self, commits: Commits) -> None:
-        """Repeat no earlier commits of the partitions that now get these commits."""
+        """Forget failed commits of the partitions that get one of these commits, which is later:
+        they need no repetition any more."""
         self._to_repeat = {
             number: earlier_commit
             for number, earlier_commit in self._to_repeat.items()
@@ -94,8 +96,9 @@ class OffsetCommits:
     def note_result(
         self, error: KafkaError | None, partitions: list[TopicPartition], owned: Epochs
     ) -> None:
-        """Note the result of a commit made without waiting; if it failed during a rebalance, it is
-        repeated."""
+        """Note the result of a commit made without waiting: `error` is that of the whole request,
+        each of `partitions` has its own. A commit that failed during a rebalance is repeated if its
+        partition is still `owned`."""
         for entry in partitions:
             entry_error = entry.error or error
             number = self._numbering.number(entry.topic, entry.partition)
@@ -111,22 +114,23 @@ class OffsetCommits:
                 self._repeat_at = time.monotonic() + COMMIT_RETRY_INTERVAL
 
     def commit_now(self, consumer: Consumer, commits: Commits, owned: Epochs) -> None:
-        """Commit and wait as `commit_and_wait`, and repeat no earlier commits of these partitions.
+        """Commit and wait for Kafka; earlier commits of these partitions are repeated no more.
         Raises `KafkaException`."""
         self._drop_repetitions(commits)
         self._last.update(commits)
         self.commit_and_wait(consumer, commits, owned)
 
     def commit_and_wait(self, consumer: Consumer, commits: Commits, epochs: Epochs) -> None:
-        """Commit and wait for Kafka. Raises `KafkaException` if it fails."""
+        """Commit and wait for Kafka; a commit gets at least the leader epoch that `epochs` has for
+        its partition. Raises `KafkaException` if it fails."""
         offsets = self._to_topic_partitions(consumer, commits, epochs)
         for entry in consumer.commit(offsets=offsets, asynchronous=False) or ():
             if entry.error is not None:
                 raise KafkaException(entry.error)
 
     def commit_revoked(self, consumer: Consumer, commits: Commits, epochs: Epochs) -> None:
-        """Commit and wait, repeatedly for `COMMIT_TIMEOUT` during a rebalance. Raises
-        `KafkaException`."""
+        """Commit and wait for Kafka; a commit that fails during a rebalance is repeated for
+        `COMMIT_TIMEOUT` seconds. Raises `KafkaException`."""
         deadline = time.monotonic() + COMMIT_TIMEOUT
         while True:
             try:
@@ -183,8 +187,8 @@ def with_epochs(
     leader epochs. The epochs are those in which the logs end now; they may be later than those of
     the records at the offsets, which does no harm. Blocks for `timeout` seconds at most. Raises
     `KafkaException`."""
-    places = [TopicPartition(entry.topic, entry.partition, OFFSET_END) for entry in offsets]
-    ends = {(end.topic, end.partition): end for end in consumer.offsets_for_times(places, timeout)}
+    asked = [TopicPartition(entry.topic, entry.partition, OFFSET_END) for entry in offsets]
+    ends = {(end.topic, end.partition): end for end in consumer.offsets_for_times(asked, timeout)}
     complete = []
     for entry in offsets:
         end = ends[entry.topic, entry.partition]

@@ -38,6 +38,7 @@ class Liveness:
         self._connection = connection
         self._topic = topic
         self._ask_at = time.monotonic() + MAX_CONSUMER_SILENCE
+        """When the next request is due if the consumer stays silent (`time.monotonic`)."""
 
     def check(self, client: Consumer | AdminClient, *, heard: bool) -> None:
         """Raise `LogError` if Kafka answers other clients but not this one. `heard`: whether Kafka
@@ -59,7 +60,7 @@ class Liveness:
         return self._gets_answer(open_admin(self._connection, lambda error: None))
 
     def _gets_answer(self, client: Consumer | AdminClient) -> bool:
-        """Whether Kafka answers this client."""
+        """Whether Kafka answers this client within `ASK_TIMEOUT` seconds."""
         try:
             client.list_topics(self._topic, timeout=ASK_TIMEOUT)
         except KafkaException:

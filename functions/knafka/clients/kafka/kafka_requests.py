@@ -77,6 +77,7 @@ class AdminCalls:
         self._threads = ThreadPoolExecutor(MAX_BLOCKING_CALLS, thread_name_prefix="kafka-admin")
         self._errors = ConnectionErrors()
         self._refreshing: Future[None] | None = None
+        """The last reading of the cluster's metadata in a thread."""
         self._answered_at = time.monotonic()
         """When Kafka last answered, or the client was opened."""
         self.admin = open_admin(connection, self._errors.record)
@@ -86,8 +87,8 @@ class AdminCalls:
         replaced."""
 
     async def result(self, send_request: Callable[[float], Future[T]]) -> T:
-        """Send a request with one future and return its result; retries as `results_by_key` does.
-        `send_request` gets a timeout in seconds. Raises `LogError`.
+        """Send a request with one future and return its result. It is repeated while a coordinator
+        or leader is moving. `send_request` gets a timeout in seconds. Raises `LogError`.
         """
         return (await self.results_by_key(lambda timeout: {None: send_request(timeout)}))[None]
 
@@ -118,7 +119,9 @@ class AdminCalls:
         send_request: Callable[[float], Mapping[K, Future[T]]],
         leaving_out: Collection[int] = (),
     ) -> dict[K, T]:
-        """Send a request to the coordinator of a group; returns and raises as `results_by_key`.
+        """Send a request to the coordinator of a group, with a future for each key, and return the
+        results by key; keys whose error has a code of `leaving_out` are left out. It is repeated
+        while the coordinator is moving. Raises `LogError`.
 
         librdkafka (2.16.1) aborts the process if its own timeout for such a request expires and a
         broker comes up afterwards (librdkafka 4605). So its timeout is `NO_TIMEOUT`; if we stop
@@ -149,8 +152,10 @@ class AdminCalls:
         *,
         some: bool = False,
     ) -> dict[K, T]:
-        """Wait for the futures and return their results by key; `leaving_out`, `some` and errors as
-        in `results_by_key`, but raises `KafkaException`."""
+        """Wait for the futures and return their results by key. Keys whose error has a code of
+        `leaving_out` are left out; with `some`, keys with any error, unless all fail. Raises
+        `KafkaException` for the first other error, and `LogError` for one that waiting won't
+        mend."""
         results = {}
         first_error: KafkaException | None = None
         for key, future in futures.items():
@@ -177,7 +182,9 @@ class AdminCalls:
         some: bool = False,
     ) -> dict[K, Any]:
         """Send a request with one future for all results, in which a failed key has a `KafkaError`;
-        returns and raises as `results_by_key`.
+        returns the other results by key. Raises `LogError` for an error whose code isn't in
+        `leaving_out`; with `some`, only if no key has a result. It is repeated while a leader is
+        moving.
 
         With thousands of keys, a future for each would cost more than the request.
         """
@@ -207,7 +214,7 @@ class AdminCalls:
 
     async def in_thread(self, call: Callable[[float], T]) -> T:
         """Run a blocking call in a thread and return its result; `call` gets the seconds that it
-        may take. Retries and raises as `results_by_key`."""
+        may take. It is repeated while a coordinator or leader is moving. Raises `LogError`."""
 
         def answer(timeout: float) -> Awaitable[T]:
             """Run `call` in one of the threads, with this timeout (seconds)."""
@@ -292,7 +299,8 @@ class AdminCalls:
         return former
 
     def _end(self, former: AdminClient) -> None:
-        """Release a client in a thread: its destructor waits for librdkafka's threads."""
+        """Release a client in a thread, by a last call there that holds it: its destructor waits
+        for librdkafka's threads, which would block the event loop."""
         with suppress(RuntimeError):  # it is being closed
             self._threads.submit(former.poll, 0)
 

@@ -23,7 +23,7 @@ from knafka.clients.kafka.kafka_client import Connection
 from knafka.observability import Labels, Metric
 
 STALE: Final = 2.5
-"""Intervals without a report after which a client counts as closed."""
+"""Number of intervals without a report after which a client counts as closed."""
 PERCENTILES: Final = ("p50", "p99")
 """Percentiles of librdkafka's histograms that become metrics."""
 
@@ -105,6 +105,7 @@ class _CombinedReports:
     throttle: dict[str, float] = field(default_factory=dict)
     """Throttling in seconds, by node."""
     queued: float = 0
+    """Number of queued records."""
     queued_bytes: float = 0
 
 
@@ -112,7 +113,7 @@ class _Reports:
     """The reports of some clients, parsed once, at their first use."""
 
     def __init__(self, texts: Sequence[str]) -> None:
-        """Keep the reports as librdkafka's JSON."""
+        """Keep the reports, which are librdkafka's JSON texts."""
         self._texts = texts
         self._pooled: dict[str, _CombinedReports] | None = None
 
@@ -149,8 +150,9 @@ class _Samples:
 
 
 def _add(pooled: _CombinedReports, report: Mapping[str, Any], topics: str) -> None:
-    """Add a client's report, which is parsed without its topics, and the text of these to the
-    combined reports of its kind. librdkafka's times are in us (`rtt`) and ms (`throttle`)."""
+    """Add a client's report to `pooled`, the combined reports of its kind. `report` is parsed but
+    has no topics; `topics` is their unparsed text. librdkafka's times are in us (`rtt`) and ms
+    (`throttle`)."""
     for broker in report["brokers"].values():
         # Bootstrap addresses and the group's coordinator are connections to the same nodes.
         if broker["nodeid"] < 0 or broker["source"] not in ("learned", "configured"):

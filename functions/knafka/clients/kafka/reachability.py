@@ -37,8 +37,8 @@ librdkafka may have lost its brokers (see `kafka_liveness`). Longer than
 `kafka_producer.DELIVERY_TIMEOUT`, so that the old client holds no records any more."""
 
 Ask = Callable[[float], Awaitable[None]]
-"""Sends a request and waits so many seconds for Kafka's answer. Raises `LogError`, which is not
-`retriable` if Kafka refuses this client: then it isn't away."""
+"""Sends a request and waits at most the given seconds for Kafka's answer. Raises `LogError`, which
+is not `retriable` if Kafka refuses this client: then it isn't away."""
 
 
 class Reachability:
@@ -58,11 +58,13 @@ class Reachability:
         self._acknowledged = 0
         """Number of acknowledgements so far."""
         self._asking: asyncio.Task[None] | None = None
+        """Sends requests until Kafka answers, after `doubt`."""
         self._timer: asyncio.TimerHandle | None = None
+        """The planned `_check_progress`."""
 
     def watch(self, in_flight: Callable[[], int]) -> None:
-        """Doubt Kafka if no record is acknowledged within `MAX_ACKNOWLEDGEMENT_SILENCE` while
-        `in_flight` returns more than 0; watch on until it returns 0."""
+        """Doubt Kafka if no record is acknowledged within `MAX_ACKNOWLEDGEMENT_SILENCE` seconds
+        while records are in flight, whose number `in_flight` returns; ends when that is 0."""
         if self._timer is None:
             loop = asyncio.get_running_loop()
             count = self._acknowledged
@@ -91,7 +93,7 @@ class Reachability:
         self.doubt()
 
     def doubt(self) -> None:
-        """Start to send requests until Kafka answers, unless that is under way."""
+        """Doubt Kafka: send requests until it answers, unless that is under way."""
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._request_until_answered())
 

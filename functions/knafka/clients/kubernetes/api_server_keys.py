@@ -75,7 +75,8 @@ class JwkKey:
         self.algorithms: Set[str] = frozenset({key.algorithm_name})
 
     def verify(self, algorithm: str, signed: bytes, signature: bytes) -> bool:
-        """Whether `signature` is this key's signature of `signed`; False for a malformed one."""
+        """Whether `signature` is this key's signature of `signed`; False for a malformed one. Only
+        the key's own algorithm is used; `algorithm` is one of `algorithms`, so the same."""
         try:
             return bool(self._key.Algorithm.verify(signed, self._key.key, signature))
         except Exception:  # a signature at which the library fails isn't this key's
@@ -133,6 +134,7 @@ class ApiServerKeys:
         """Unix time until which the keys that were read are all that exist; a token that was issued
         later may have a newer key."""
         self._read_requested = asyncio.Event()
+        """Set by `read_again`; wakes `follow`."""
         self.tried = asyncio.Event()
         """Set after the first read, whether it succeeded or not."""
 

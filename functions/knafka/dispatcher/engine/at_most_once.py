@@ -79,8 +79,8 @@ class ConfirmedReader:
         self._committed: dict[int, int] = {}
         """The offset that Kafka has confirmed last, by assigned partition."""
         self._settled: dict[int, Sequence[OffsetRange]] = {}
-        """Ranges of offsets above the position that an earlier, at-least-once owner has settled, by
-        partition."""
+        """Ranges of offsets above the commit that an earlier owner, which delivered at least once,
+        has settled, by partition."""
         self._give_up_at: float | None = None
         """When a commit that isn't confirmed makes the drain fail, on the event loop's clock; None:
         no commit is unconfirmed."""
@@ -218,13 +218,16 @@ class AtMostOnceDrain(Drain):
         now: Callable[[], float],
         tracing: EgressTracing | None = None,
     ) -> None:
-        """Create the drain as `Drain.__init__` does, with a `ConfirmedReader` around its reader."""
+        """Create the drain, with a `ConfirmedReader` around its reader; nothing is read before
+        `run`. `now` returns Unix time; `tracing` None: no spans are recorded. Raises
+        `InvalidDocument`."""
         super().__init__(egress, replace(clients, open_reader=self._open_confirmed), now, tracing)
         self._partitions.may_read = self._may_read
         # A kill loses the records that are held, so hold only as many as can be sent at once.
         self._partitions.max_records, self._partitions.min_share = egress.max_in_flight, 1
         self._open_inner = clients.open_reader
         self._confirmed: ConfirmedReader | None = None
+        """The drain's reader; None before `run` has opened it."""
         self._revoked_partitions: list[AssignedPartition] = []
         """Partitions that were revoked while attempts were under way: their unfinished events are
         lost."""
@@ -247,13 +250,14 @@ class AtMostOnceDrain(Drain):
         self._stopping = True
 
     def progress(self, ended: Ended | None = None, error: str | None = None) -> DrainProgress:
-        """Return the progress, after counting lost events."""
+        """Return the counts since the last request ended, lost events included, and the drain's
+        present state. `ended`: how the drain ended, `error`: why it failed; None: it didn't."""
         self._count_lost()
         return super().progress(ended, error)
 
     def seconds_until_idle(self, idle: float) -> float:
-        """Return the seconds until the drain will have been without work for `idle` seconds, as
-        `Drain` does; uncommitted records count as work."""
+        """Return the seconds until the drain will have been without work for `idle` seconds, if no
+        record comes; here uncommitted records count as work, too."""
         if self._confirmed is not None and self._confirmed.uncommitted:
             self._active_at = self._loop.time()
         return super().seconds_until_idle(idle)
@@ -266,8 +270,8 @@ class AtMostOnceDrain(Drain):
         return self._workers.may_begin and not self._workers.has_waiting
 
     async def _finish_attempts(self, reader: LogReader) -> None:
-        """Deliver the held events until `_stop_at`, as no other drain reads committed events
-        again."""
+        """Deliver the held events until `_stop_at`, where `Drain` only lets attempts end: no other
+        drain reads committed events again. Raises `LogError`."""
         if self._stop_at == math.inf:
             self._stop_at = self._loop.time() + DRAIN_REVOKE_TIMEOUT
         while (
@@ -284,8 +288,8 @@ class AtMostOnceDrain(Drain):
         self._revoke_timeout = 0.0  # attempts have used up their time
 
     async def _commit_regularly(self, reader: LogReader) -> None:
-        """Count lost events and release finished ones every `COMMIT_INTERVAL`; `reader` has
-        committed everything already."""
+        """Count lost events, and queue events again that waited for room in the commit metadata,
+        every `COMMIT_INTERVAL`. Nothing is committed here, as `reader` has done that before."""
         while True:
             await asyncio.sleep(COMMIT_INTERVAL)
             self._count_lost()

@@ -26,11 +26,15 @@ class Clients:
 
     open_reader: OpenReader
     writer: LogWriter
+    """Stores replies and dead letters."""
     subscriber: Subscriber
+    """Posts events to the subscriber, to the dead-letter sink and to the reply destination."""
     topics: TopicMaker
+    """Creates the dead-letter topic when it is first needed."""
     broker_dead_letters: BrokerDeadLetters | None = None
     """None: the Egress names no topic for its Broker's dead letters."""
     parser: Parser = field(default_factory=OwnParser)
+    """Parses records and encodes requests; in a shard, once for all Egresses."""
     held_bytes: Callable[[], int] = lambda: MAX_UNSETTLED_BYTES
     """Returns the bytes of requests that the Egress may hold."""
     max_in_flight: Callable[[], int] | None = None

@@ -48,7 +48,8 @@ class CongestionControl:
     """Decides how many attempts one drain may have under way at its subscriber."""
 
     def __init__(self, max_in_flight: int, rate_limit: RateLimit | None = None) -> None:
-        """Begin without congestion: `max_in_flight` attempts may be under way at once."""
+        """Begin without congestion: `max_in_flight` attempts may be under way at once.
+        `rate_limit`: how many may begin in a time; None: any number."""
         self.rate = None if rate_limit is None else AttemptRate(rate_limit)
         """The declared rate limit, which attempts wait for too; None: there is no limit."""
         self.is_open = False
@@ -72,6 +73,7 @@ class CongestionControl:
         self._failed_events: set[int] = set()
         """Events of these failed attempts."""
         self._slowed_down_at = 0.0
+        """When the limit was last halved."""
         self._probed_at = 0.0
         """When a probe last began or an attempt last failed."""
         self._probe_interval = FIRST_PROBE_INTERVAL

@@ -76,7 +76,8 @@ class Drain:
         now: Callable[[], float],
         tracing: EgressTracing | None = None,
     ) -> None:
-        """Compile the filter and create sender and workers; nothing is read before `run`."""
+        """Compile the filter and create sender and workers; nothing is read before `run`.
+        `tracing`: None if no spans are recorded. Raises `InvalidDocument`."""
         self.counts = DrainCounts()
         self.congestion = CongestionControl(egress.max_in_flight, egress.rate_limit)
         self.idle: float | None = None
@@ -84,7 +85,7 @@ class Drain:
         self.shrunk_at: float | None = None
         """When partitions last went to another dispatcher, on the event loop's clock; None:
         never."""
-        self.is_over = False
+        self.is_over = False  # True once `run` has ended
         self.selection: Selection | None = select(
             egress.filter, egress.filters, self.counts.count_filter_error
         )
@@ -119,9 +120,9 @@ class Drain:
         self._stop_at = math.inf
         """Time until which attempts may be under way once the drain ends, on the event loop's
         clock."""
-        self._revoke_timeout = DRAIN_REVOKE_TIMEOUT
+        self._revoke_timeout = DRAIN_REVOKE_TIMEOUT  # seconds; 0 once attempts have had their time
         self._loop = asyncio.get_running_loop()
-        self._active_at = self._loop.time()
+        self._active_at = self._loop.time()  # when there was last a record, a partition or work
 
     def stop(self, timeout: float = DRAIN_REVOKE_TIMEOUT) -> None:
         """End the drain: finish the attempts under way, commit and leave the group.
@@ -148,7 +149,8 @@ class Drain:
         return bool(self._partitions)
 
     def progress(self, ended: Ended | None = None, error: str | None = None) -> DrainProgress:
-        """Return the counts since the last request ended, and the drain's present state."""
+        """Return the counts since the last request ended, and the drain's present state. `ended`:
+        how the drain ended, `error`: why it failed; None: it didn't."""
         self.catch_up()
         growth = self.counts.growth_since(self._reported)
         return DrainProgress(**growth, **self.state(), ended=ended, error=error)
@@ -216,8 +218,8 @@ class Drain:
         return Ended.STOPPED
 
     async def _read(self, reader: LogReader, timeout: float) -> None:
-        """Read once: wait for capacity, pause or resume partitions, then take what `reader`
-        returns."""
+        """Read once: wait for capacity, pause or resume partitions, then take what `reader` returns
+        within `timeout` seconds. Raises `LogError`."""
         # The wait is short, however slow the subscriber is: reading keeps the drain in its group.
         await self._workers.wait_for_capacity(ROOM_TIMEOUT)
         await self._make_room(reader)
@@ -226,7 +228,8 @@ class Drain:
         self._advance_to_ends(reader)
 
     async def _finish_attempts(self, reader: LogReader) -> None:
-        """Wait until no attempt is under way, at most until `_stop_at`; see `stop`."""
+        """Wait until no attempt is under way, at most until `_stop_at`. While attempts take longer
+        than `DRAIN_REVOKE_TIMEOUT`, read on and begin new ones beside them. Raises `LogError`."""
         if self._stop_at == math.inf:
             self._stop_at = self._loop.time() + DRAIN_REVOKE_TIMEOUT
         while True:
@@ -354,7 +357,8 @@ class Drain:
     # Offsets and partitions
 
     async def _commit_regularly(self, reader: LogReader) -> None:
-        """Commit the positions from time to time, until cancelled."""
+        """Commit the positions until cancelled; `AtMostOnceDrain`, which commits first, overrides
+        this."""
         await self._commit_loop.run(reader)
 
     def on_assigned(self, partitions: Mapping[int, OffsetAndMetadata | None]) -> None:

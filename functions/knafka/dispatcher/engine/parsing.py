@@ -29,8 +29,9 @@ class Parser(Protocol):
     def request(
         self, record: Record, envelope: Envelope, format_: Format, prefix: bytes, located: bool
     ) -> tuple[bytes, bytes]:
-        """Encode the request that delivers the event; returns its header lines, after `prefix`, and
-        its body. `located`: include the attributes with the record's partition and offset."""
+        """Encode the request that delivers the event, in the mode `format_` (None: its record's);
+        returns its header lines, after those of `prefix`, and its body. `located`: include the
+        attributes with the record's partition and offset."""
         ...
 
 
@@ -44,8 +45,9 @@ class OwnParser:
     def request(
         self, record: Record, envelope: Envelope, format_: Format, prefix: bytes, located: bool
     ) -> tuple[bytes, bytes]:
-        """Encode the request that delivers the event; returns its header lines, after `prefix`, and
-        its body."""
+        """Encode the request that delivers the event, in the mode `format_` (None: its record's);
+        returns its header lines, after those of `prefix`, and its body. `located`: include the
+        attributes with the record's partition and offset."""
         head, body = encode_request(record, envelope, format_, located)
         return prefix + head, body
 
@@ -53,8 +55,9 @@ class OwnParser:
 def encode_request(
     record: Record, envelope: Envelope, format_: Format, located: bool
 ) -> tuple[bytes, bytes]:
-    """Encode the request that delivers a record's event; returns its header lines and its body.
-    `located`: include the attributes with the record's partition and offset."""
+    """Encode the request that delivers a record's event, in the mode `format_` (None: its
+    record's); returns its header lines and its body. `located`: include the attributes with the
+    record's partition and offset."""
     if located:
         partition = partition_of(record.partition())
         return located_request_of(envelope, partition, record.offset(), format_)

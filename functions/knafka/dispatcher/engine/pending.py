@@ -71,10 +71,12 @@ class AssignedPartition:
     def __init__(
         self, number: int, progress: Progress | None = None, initial_offset: int = 0
     ) -> None:
+        """Begin without events; `progress` None: no earlier owner has stored any."""
         progress = progress or Progress()
         self.number = number
         self.initial_offset = initial_offset
         self.tracker: OffsetTracker[PendingEvent] = OffsetTracker(progress.settled)
+        """Knows which offsets are settled, and holds the unsettled events by offset."""
         self.restored = dict(progress.deliveries)
         """State of deliveries that an earlier owner began, by offset, until their records are
         read."""
@@ -288,8 +290,10 @@ class PendingEvent:
         self.partition = partition
         self.offset = record.offset()
         self.lane = lane
+        """The lane whose events go one at a time (`lanes`); None: it waits for no other event."""
         self.head = b""
         self.body = b""
+        """Header lines and body of the request of its stage; empty until it is encoded."""
         self.size = 0
         """Bytes of head and body as first encoded, plus those of a kept reply."""
         self.stage: DeliveryStage = SUBSCRIBER
@@ -303,6 +307,7 @@ class PendingEvent:
         """Failed attempts to store or send the reply."""
         self.first_attempt = 0.0
         self.last_attempt = 0.0
+        """When the first and the last attempt at the subscriber began (Unix time); 0: none has."""
         self.due = 0.0
         """When the next attempt may begin (Unix time)."""
         self.is_probe = False
@@ -337,8 +342,8 @@ class PendingEvent:
 
     @property
     def state(self) -> DeliveryState:
-        """The state of its delivery, which a commit's metadata keeps. Its outcome is the failure
-        for good or, before that, the last attempt's."""
+        """The state of its delivery, which a commit's metadata keeps. Its outcome is that with
+        which the delivery failed for good; before that, the last attempt's, if that failed."""
         failed_outcome = self.failed
         if failed_outcome is None and self.log and self.log[-1].began == self.last_attempt:
             failed_outcome = self.log[-1].outcome

@@ -1,4 +1,5 @@
-"""The reserve: the last places for attempts, which fill so slowly that some stay free.
+"""The reserve: the last places for attempts, which fill so slowly that some stay free. A drain has
+as many places as attempts may be under way at once.
 
     While most attempts are quick but slow ones hold most places, attempts begin one at a time,
     after a delay. Once a place becomes free, or if no attempt is quicker than others, attempts may
@@ -47,6 +48,7 @@ class Reserve:
         """`durations` is the histogram of the drain's ended attempts, in seconds."""
         self._durations = durations
         self._counted_at = 0.0
+        """When the counts below were last taken."""
         self._older = self._newer = [0] * len(durations.counts)
         """The histogram's counts at the start of the period that is evaluated, and at the start of
         the next one."""
@@ -56,8 +58,8 @@ class Reserve:
         """When the next attempt may begin in the reserve."""
 
     def may_begin_unchecked(self, oldest: float, now: float) -> bool:
-        """Whether an attempt may begin without a check of those under way; `oldest` is when the
-        first of them began."""
+        """Whether an attempt may begin without a call of `delay_before_attempt`, which checks all
+        attempts under way; `oldest` is when the first of them began."""
         seconds_left = self._unchecked_until - now  # more than the interval: the clock was set back
         return now - oldest <= MIN_SLOW_SECONDS or 0 < seconds_left <= RESERVE_CHECK_INTERVAL
 
@@ -77,7 +79,8 @@ class Reserve:
                 break
             slow_count, oldest = slow_count + 1, max(oldest, now - began_at)
         if slow_count * RESERVE_SHARE < places * (RESERVE_SHARE - 1):
-            return self._skip_checks(now)
+            return self._skip_checks(now)  # slow attempts hold less than four fifths of the places
+        # A later time than `MAX_DELAY` from now means that the clock was set back.
         if now < self._next_at <= now + MAX_DELAY:
             return self._next_at - now
         # At this rate, attempts take half of the free places while the oldest attempt doubles its

@@ -54,6 +54,7 @@ class EgressTracing:
     """Creates the spans of one Egress's events."""
 
     def __init__(self, tracer: Tracer, egress: Egress) -> None:
+        """`tracer` starts spans, and exports them when they end."""
         self.tracer = tracer
         # Knative's name of a span's destination: `trigger:NAME.NAMESPACE`.
         self.destination = f"{egress.kind.lower()}:{egress.trigger}.{egress.namespace}"
@@ -118,7 +119,8 @@ class DeliveryTrace:
         self, name: str, post: Post[E], target: Target, event: E, wants_reply: bool = True
     ) -> tuple[Outcome, bytes]:
         """Make one attempt by calling `post`, in a span of this name; the request's `traceparent`
-        names that span."""
+        names that span. `wants_reply`: whether a reply in the response is handled. Returns the
+        outcome, and the body that explains a failure."""
         span = self._start(name, SpanKind.CLIENT)
         span.attributes |= {
             "messaging.protocol": "HTTP",
@@ -143,7 +145,8 @@ class DeliveryTrace:
         return outcome, body
 
     async def send(self, target: Target, send: Send, reply: Draft) -> tuple[Outcome, bytes] | None:
-        """Send a reply by calling `send`, in a span; the reply's `traceparent` names that span."""
+        """Send a reply by calling `send`, in a span; the reply's `traceparent` names that span.
+        Returns None if it was delivered, else the outcome and the response's body."""
         span = self._start("reply", SpanKind.CLIENT)
         span.attributes |= {
             "messaging.protocol": "HTTP",
@@ -160,7 +163,7 @@ class DeliveryTrace:
 
     async def append(self, name: str, topic: str, append: Append, draft: Draft) -> LogError | None:
         """Store a record by calling `append`, in a span of this name; a reply's `traceparent` names
-        that span."""
+        that span. Returns None once the record is durable, else why it was not stored."""
         span = self._start(name, SpanKind.PRODUCER)
         span.attributes["messaging.kafka.topic"] = topic
         if name == "reply":
@@ -180,8 +183,9 @@ class DeliveryTrace:
 
 
 def log_ids(trace: DeliveryTrace | None, headers: RecordHeaders | None) -> Mapping[str, str]:
-    """Return trace and span ids for `extra` of a log line about an event: the current span's, or
-    the ids in the record's headers if the event isn't sampled."""
+    """Return trace and span ids for `extra` of a log line about an event: those of the span started
+    last, or those in the record's headers if the event isn't sampled (`trace` None); empty if these
+    have none."""
     context = None if trace is None else trace.current
     if context is None:
         traceparents = [value for name, value in headers or () if name == TRACEPARENT]

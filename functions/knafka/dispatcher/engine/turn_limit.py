@@ -21,6 +21,7 @@ class TurnLimit:
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._loop = asyncio.get_running_loop()
         self._next_turn_is_scheduled = False
+        """Whether the loop will call `_begin_turn`; not while nobody begins attempts."""
 
     async def wait_for_turn(self) -> None:
         """Wait until an attempt may begin: return at once if this turn has an attempt left and

@@ -48,7 +48,8 @@ class Workers:
         turn_limit: TurnLimit | None = None,
         reserve: Reserve | None = None,
     ) -> None:
-        """Create the queues; workers start as events are added, at most `limit` at once."""
+        """Create the queues; workers start as events are added, at most `limit` at once.
+        `turn_limit`, `reserve`: None if they don't delay attempts."""
         self.crash: BaseException | None = None
         """The error that ended a worker: a bug of ours, as errors of an attempt are caught."""
         self.on_crash: Callable[[], None] = lambda: None
@@ -65,7 +66,7 @@ class Workers:
         self._now = now
         self._turn_limit = turn_limit
         self._loop = asyncio.get_running_loop()
-        self._ready: deque[PendingEvent] = deque()
+        self._ready: deque[PendingEvent] = deque()  # events for the subscriber that may be sent
         self._retries: deque[PendingEvent] = deque()
         """Events due for a retry while only probes may be sent."""
         self._probes: set[PendingEvent] = set()
@@ -79,7 +80,7 @@ class Workers:
         began."""
         self._reserve = reserve
         self._stopping = False
-        self._capacity: asyncio.Future[None] | None = None
+        self._capacity: asyncio.Future[None] | None = None  # the wait of `wait_for_capacity`
         self._idle_workers: list[asyncio.Future[None]] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -308,8 +309,8 @@ class Workers:
         return None
 
     def _reserve_delays(self, limit: int) -> bool:
-        """Return whether the next attempt has to wait because slow attempts hold most places
-        (`reserve`); if so, a worker is woken later."""
+        """Return whether the next attempt has to wait because most of the `limit` attempts that may
+        be under way are slow (`reserve`); if so, a worker is woken later."""
         if self._reserve is None:
             return False
         now = self._now()
@@ -340,7 +341,7 @@ class Workers:
         for queue in (self._retries, self._ready):
             while queue and not queue[0].partition.open:
                 queue.popleft()
-        queue = self._retries or self._ready
+        queue = self._retries or self._ready  # an event that was sent already probes first
         if not queue:
             return None
         self._probes = {probe for probe in self._probes if probe.partition.open}

@@ -31,6 +31,7 @@ class CursorOwner(Protocol):
     """The reader that a cursor belongs to."""
 
     group: str
+    """The consumer group for which it reads."""
     drain: Selective | None
     """The drain that reads; None: the reader's owner wants every record."""
 
@@ -40,8 +41,8 @@ class CursorOwner(Protocol):
         ...
 
     def hand_over(self, cursor: Cursor) -> int:
-        """Say that there are new records for this cursor, as `notify` does; its fetcher calls it
-        while it reads nothing."""
+        """Say that there are new records for this cursor; returns how many the drain took at once.
+        Its fetcher calls this between two reads."""
         ...
 
     def position_of(self, cursor: Cursor) -> Position:
@@ -59,7 +60,7 @@ class CursorOwner(Protocol):
 
 
 class Cursor:
-    """One group's place in one partition."""
+    """One group's position in one partition, and in the buffer that it reads from."""
 
     __slots__ = ("buffer", "index", "is_selective", "number", "offset", "owner", "paused",
                  "pending", "reported", "taken")  # fmt: skip
@@ -72,6 +73,7 @@ class Cursor:
         self.offset = offset
         """Offset of the group's next record, or a lower one if no record lies between."""
         self.paused = False
+        """Whether the group's drain takes no records of the partition now."""
         self.reported = -1
         """The last end of the partition that was reported to the group; -1: none yet."""
         self.buffer: PartitionBuffer | None = None
@@ -142,14 +144,14 @@ class PartitionBuffer:
         """The partition's end when it was last seen; -1: not yet."""
         self.epochs = KnownEpochs(start, epoch)
         self.unproven: dict[Cursor, int] = {}
-        """Cursors further than `end`, with the leader epochs of their offsets: it isn't known yet
-        whether the log that they were read from is this one (`contradicted`)."""
+        """Cursors whose offset is above `end`, with the leader epochs of their offsets: it isn't
+        known yet whether the log that they were read from is this one (`contradicted`)."""
         self.records: list[SharedRecord] = []
         self.first_index = 0
         """Index of the first record in the buffer: the number of forgotten records."""
         self.size = 0
         """Approximate bytes of the records."""
-        self.paused = False
+        self.paused = False  # whether the fetcher doesn't read the partition now
         self.cursors: set[Cursor] = set()
         self.plain_cursors: set[Cursor] = set()
         self.pending_cursors: set[Cursor] = set()
@@ -166,7 +168,8 @@ class PartitionBuffer:
 
     @property
     def untaken(self) -> int:
-        """Number of records that no group has taken."""
+        """Number of records that no group has taken; 0 if some group has taken all of its records,
+        or there is none."""
         if len(self.index) > len(self.pending_cursors) or not self.cursors:
             return 0  # some cursor has taken all its records
         plain = max((cursor.index for cursor in self.plain_cursors), default=0)
@@ -185,7 +188,8 @@ class PartitionBuffer:
         return min([plain, *(cursor.pending[0] for cursor in self.pending_cursors)])
 
     def covers(self, position: Position) -> bool:
-        """Whether a group whose next position this is can continue in this buffer."""
+        """Whether a group with this next position can continue in this buffer: it lies between
+        `start` and `end`, and its leader epoch belongs to the same log."""
         return self.start <= position.offset <= self.end and self.epochs.allow(position)
 
     def takes(self, position: Position, ahead: int) -> bool:

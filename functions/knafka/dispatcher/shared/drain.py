@@ -44,6 +44,7 @@ IDLE_CHECK_INTERVAL: Final = 1.0
 """Seconds between two checks whether all drains are idle, at most."""
 
 Connect = Callable[[Egress], Clients]
+"""Returns the clients of one drain of an Egress."""
 
 
 class EgressDrains:
@@ -61,9 +62,11 @@ class EgressDrains:
         clients of one drain."""
         self.egress = egress
         self.served = served
+        """The Egress's state that outlives its drains, with their counts."""
         self.error: str | None = None
         """Why the last drain failed; None: the current one works."""
         self.drain: Drain | None = None
+        """The running drain; None: the next one hasn't begun."""
         self.committed: Positions = {}
         """Offsets that the group has committed when its drain ended; empty after a failure."""
         self._connect = connect
@@ -72,7 +75,10 @@ class EgressDrains:
         self._loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
         self._failing_since: float | None = None
+        """When the first of the present failures happened, on the event loop's clock; None: there
+        are none."""
         self._failures = 0
+        """Number of failures that aren't forgotten; the wait for the next drain grows with it."""
         self.task = asyncio.create_task(self._run(previous_drains))
 
     def stop(self, timeout: float) -> None:
@@ -91,8 +97,9 @@ class EgressDrains:
             )
 
     def seconds_until_idle(self, idle: float) -> float:
-        """Return the seconds until the drain is idle, as `Drain.seconds_until_idle` does. A drain
-        that keeps failing counts as idle as soon as a drain without partitions does."""
+        """Return the seconds until the drain will have been without work for `idle` seconds. A
+        drain that keeps failing counts as idle as soon as a drain without partitions does:
+        `JOIN_PATIENCE` after its first failure at the earliest."""
         if self.drain is not None and self.drain.owns_partitions:
             return self.drain.seconds_until_idle(idle)
         if self._failing_since is not None:
@@ -120,7 +127,8 @@ class EgressDrains:
             self._failures += 1
 
     async def _drain_once(self) -> str:
-        """Run one drain to its end; returns why it ended, for the progress."""
+        """Run one drain to its end; returns why it ended, for the progress. Raises nothing: a
+        failure of one Egress must not end the others."""
         forget_timer: asyncio.TimerHandle | None = None
         self.committed = {}
         try:
@@ -165,16 +173,16 @@ class ShardDrain:
         connect: Connect,
         news: asyncio.Event,
     ) -> None:
-        """Create the drain, which starts nothing before `run`; `connect` returns the clients of one
-        Egress's drain."""
+        """Create the drain, which starts nothing before `run`. `follower` holds the shard's
+        contract; `news` is set when the request under way must report a new position of it."""
         self._follower = follower
         self._contract = follower.contract
         self._ensure_served = served_egress
         self._connect = connect
         self._news = news
-        """Set when a new position must be reported."""
         self._idle: float | None = None
         self._drains: dict[str, EgressDrains] = {}
+        """The drains of each Egress of the contract, by group."""
         self._last: dict[str, asyncio.Task[None]] = {}
         """The task of the drains that were started last, by group, while it runs."""
         self._position_by_stopped_task: dict[asyncio.Task[None], int] = {}
@@ -196,6 +204,7 @@ class ShardDrain:
 
     @idle.setter
     def idle(self, seconds: float | None) -> None:
+        """Change that time, and check at once whether the drain ends."""
         self._idle = seconds
         self._wake_event.set()
 
@@ -226,8 +235,8 @@ class ShardDrain:
         }
 
     def progress(self, ended: Ended | None = None, error: str | None = None) -> ShardProgress:
-        """Return the progress of all Egresses, and the errors of Egresses whose record is
-        refused."""
+        """Return the progress of all Egresses, and the errors of Egresses whose record is refused.
+        `ended`: how the shard's drain ended, `error`: why it failed; None: it didn't."""
         egresses = {group: self._progress_of(group) for group in self._contract.entries}
         for group, reason in self._contract.refused.items():
             egresses[group] = DrainProgress(error=reason)
@@ -348,7 +357,7 @@ class ShardDrain:
         return longest
 
     def _progress_of(self, group: str) -> DrainProgress:
-        """Return the progress of one group's drain."""
+        """Return the progress of one group's drain since the last request; without one, zeros."""
         if (drains := self._drains.get(group)) is None:
             return DrainProgress()
         growth = drains.served.growth_since(self._reported.get(group, NOTHING_REPORTED))

@@ -67,8 +67,8 @@ class Placement(Protocol):
         ...
 
     def restart_unplaced(self, number: int, shared: Position) -> None:
-        """Restart the cursors of a partition that are in no buffer, as its log is another one from
-        `shared` on."""
+        """Restart the cursors of a partition that are in no buffer. Only up to the position
+        `shared` its log is the one that was read before."""
         ...
 
     def merge(self, fetcher: Fetcher) -> None:
@@ -92,6 +92,7 @@ class Fetcher:
         """Begin without partitions; records come from `source`, and `placement` moves groups to
         other fetchers."""
         self.buffers: dict[int, PartitionBuffer] = {}
+        """The buffer of each partition that is read, by number."""
         self.moved = asyncio.Event()
         """Set when a group has taken records, joined or left."""
         self._source = source
@@ -192,8 +193,8 @@ class Fetcher:
     def _unchanged_buffer(
         self, number: int, reading: dict[int, PartitionBuffer]
     ) -> PartitionBuffer | None:
-        """Return the partition's buffer if it is the same as when the read began; otherwise
-        None."""
+        """Return the partition's buffer if it is the same as in `reading`, the buffers when the
+        read began; otherwise None."""
         buffer = self.buffers.get(number)
         return buffer if buffer is not None and reading.get(number) is buffer else None
 
@@ -261,8 +262,8 @@ class Fetcher:
                 self._pause(active)
 
     def _full_buffers(self, active: Sequence[PartitionBuffer]) -> list[PartitionBuffer]:
-        """Return the buffers that may take no more records until their slowest groups have taken
-        some."""
+        """Return those of the buffers `active` that may take no more records until their slowest
+        groups have taken some."""
         limits = self._limits
         full_buffers = [buffer for buffer in active if buffer.holds(limits.records)]
         if not full_buffers and self.size >= limits.size:
@@ -270,7 +271,8 @@ class Fetcher:
         return full_buffers
 
     def _has_room(self, active: Sequence[PartitionBuffer]) -> bool:
-        """Forget the records that all groups have taken; returns whether no buffer is full then."""
+        """Forget the records that all groups have taken; returns whether none of the buffers
+        `active` is full then."""
         self._trim()
         return not self._full_buffers(active)
 
@@ -293,7 +295,8 @@ class Fetcher:
         return self.moved.is_set()
 
     def _pause(self, active: Sequence[PartitionBuffer]) -> None:
-        """Pause the partitions whose records no group takes, so that the others are read."""
+        """Pause those of the partitions `active` whose records no group takes, so that the others
+        are read."""
         share = self._share_of_ahead(len(active))
         stuck_buffers = [buffer for buffer in active if buffer.untaken >= share]
         for buffer in stuck_buffers:
@@ -303,7 +306,8 @@ class Fetcher:
             self._source.pause(stuck_partitions)
 
     def _share_of_ahead(self, partitions: int) -> int:
-        """Return how many untaken records each of so many partitions may hold, at least 1."""
+        """Return how many untaken records each partition may hold, at least 1, if there are
+        `partitions` of them."""
         return max(1, self._limits.ahead // max(1, partitions))
 
     def _resume(self) -> None:

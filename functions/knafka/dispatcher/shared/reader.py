@@ -87,28 +87,28 @@ class GroupReader:
         self.committed: dict[int, int] = {}
         """The offset that Kafka has confirmed last, by partition that is assigned or was assigned
         when the reader closed."""
-        self.is_closing = False
+        self.is_closing = False  # whether `close` was called
         self.drain: Selective | None = assignment if isinstance(assignment, Selective) else None
         self._topic = topic
         self._assignment = assignment
         self._offsets = offsets
         self._partitions_with_news: dict[int, None] = {}
         """Partitions with untaken records, or with an end that was not reported."""
-        self._waiter: asyncio.Future[None] | None = None
+        self._waiter: asyncio.Future[None] | None = None  # what `read` waits for
         self._handed_over_count = 0
         """Number of records that the drain has taken since its last `read` began."""
         self._crash: Exception | None = None
         """The error that the drain raised when it took records, a bug of ours; its next read raises
         it."""
-        self._interrupted = False
-        self._failure: LogError | None = None
+        self._interrupted = False  # whether `interrupt` was called during this read
+        self._failure: LogError | None = None  # what every read raises from now on
         self._epochs: dict[int, int] = {}
         """Leader epochs of the commits at the partitions' assignment, or of later records."""
         self._end_epochs: dict[int, int] = {}
         """Leader epochs that commits have at least (`Commit.end_epoch`); positions don't have them,
         as those are of records that were read."""
         self._marks: dict[int, str] = {}
-        """Mark of the topic that each partition's offsets are of (`Commit.topic`)."""
+        """By partition, the start of the id of the topic that was read (`Commit.topic`)."""
         self._settled: dict[int, int] = {}
         """Offset below which the drain has settled everything, by assigned partition."""
         self._to_commit: dict[int, OffsetAndMetadata] = {}
@@ -204,8 +204,8 @@ class GroupReader:
         return 0
 
     def hand_over(self, cursor: Cursor) -> int:
-        """Note that there are new records for this cursor, as `notify` does, but more cheaply if no
-        partition has news yet; the cursor's fetcher calls it while it reads nothing."""
+        """Note that there are new records for this cursor, more cheaply than `notify` if no other
+        partition has news; returns how many the drain took. The fetcher calls it between reads."""
         drain, waiter, buffer = self.drain, self._waiter, cursor.buffer
         room = RECORDS_PER_READ - self._handed_over_count
         if (
@@ -294,7 +294,7 @@ class GroupReader:
 
     def assign_partitions(self, committed: Mapping[int, Commit | None], topic: str = "") -> None:
         """Add partitions, with the group's commits (None: nothing committed); call `begin` for each
-        next. `topic`: the mark of the present topic; empty if it isn't known."""
+        next. `topic`: the start of the present topic's id, which marks commits; empty: unknown."""
         for number, commit in committed.items():
             self._marks[number] = topic or ("" if commit is None else commit.topic)
             self._epochs[number] = NO_EPOCH if commit is None else commit.epoch
@@ -309,8 +309,8 @@ class GroupReader:
         )
 
     def begin(self, number: int, committed: Commit | None) -> None:
-        """Start to read an assigned partition from its commit, or from its beginning without one;
-        does nothing if the partition was revoked meanwhile."""
+        """Start to read an assigned partition from its commit (`committed`; None: from its
+        beginning); does nothing if the partition was revoked meanwhile."""
         if cursor := self.cursors.get(number):
             offset = BEGINNING if committed is None else committed.offset
             self._topic.place(cursor, Position(offset, self._epochs[number]))
@@ -369,7 +369,7 @@ class GroupReader:
             except LogError as error:
                 # The next owner starts at the group's last commit: events repeat, none is lost.
                 log.warning("the last commit of %s failed: %s", self.group, error)
-        self._committed.set()
+        self._committed.set()  # `close` may wait for it
 
     def lose_partitions(self, numbers: Collection[int]) -> None:
         """Forget partitions that belong to another process: nothing may be committed."""
@@ -437,7 +437,7 @@ class GroupReader:
             self._committed.set()
 
     async def _commit(self, commits: Commits, epochs: Mapping[int, int]) -> None:
-        """Commit these offsets and wait for Kafka. Raises `LogError`."""
+        """Commit these offsets, with these leader epochs, and wait. Raises `LogError`."""
         full_commits = {
             number: Commit(
                 commit.offset, commit.metadata, epochs[number], topic=self._marks.get(number, "")
@@ -495,7 +495,7 @@ class GroupReader:
                     self._committed.clear()
                     await self._committed.wait()
         except TimeoutError:
-            log.warning("the last commit of %s was not made within a bound", self.group)
+            log.warning("the last commit of %s was not made in time", self.group)
         finally:
             self.cursors.clear()
             self._to_commit = {}

@@ -35,7 +35,9 @@ class SharedRecord:
         self.is_for_all = False
         """Whether every drain gets the record and applies its own filter."""
         self.parsed: Envelope | InvalidEvent | None = None
+        """The event, or why the record holds none; None: not parsed yet."""
         self.requests: dict[tuple[Format, bytes, bool], tuple[bytes, bytes]] = {}
+        """Encoded requests (head and body) by format, prefix and `located` (`SharedParser`)."""
 
     def topic(self) -> str:
         return self._record.topic()
@@ -86,14 +88,16 @@ class SharedParser:
     """A `Parser` for `SharedRecord`s. All drains get the same objects, and must not change them."""
 
     def envelope(self, record: Record, headers: RecordHeaders | None) -> Envelope:
-        """Return the record's event, parsed once for all drains. Raises as `envelope_of`."""
+        """Return the record's event, parsed once for all drains. Raises `InvalidEvent`, or
+        confluent-kafka's error if the headers can't be read."""
         return envelope_of(cast(SharedRecord, record))
 
     def request(
         self, record: Record, envelope: Envelope, format_: Format, prefix: bytes, located: bool
     ) -> tuple[bytes, bytes]:
-        """Return the record's request, which is encoded once for each format, prefix and value of
-        `located`."""
+        """Return the header lines, after those of `prefix`, and the body of the record's request,
+        which is encoded once for each format, prefix and value of `located` (whether it has the
+        attributes with the record's partition and offset)."""
         requests = cast(SharedRecord, record).requests
         encoded = requests.get((format_, prefix, located))
         if encoded is None:

@@ -26,8 +26,7 @@ from knafka.tracing.spans import Tracer
 
 
 class ServedShard:
-    """A `draining.function.Side` that drains a shard; `service_url` as in `settings.DrainSettings`.
-    Raises `InvalidDocument` for a shard that can't be used."""
+    """A `draining.function.Side` that drains a shard, by its lease."""
 
     def __init__(
         self,
@@ -37,7 +36,9 @@ class ServedShard:
         tracer: Tracer | None = None,
     ) -> None:
         """Create the follower of the contract and the lease of the drains; nothing starts before
-        `start`."""
+        `start`. While there is work left, the lease renews itself by a request to `service_url`,
+        the shard's own Service; None: it never does. `tracer` None: no spans are recorded. Raises
+        `InvalidDocument` if `service_url` is no URL."""
         self._tracer = tracer
         self._writer = clients.writer
         self._shard = shard
@@ -54,6 +55,7 @@ class ServedShard:
             renewal = OwnService(service_url, {"shard": shard.group}, clients.subscriber)
         self._lease: DrainLease[ShardProgress] = DrainLease(self._new_drain, renewal)
         self._at_start: asyncio.Task[None] | None = None
+        """Starts the drain that was asked for at the process's start."""
 
     @property
     def failure(self) -> LogError | None:
@@ -129,7 +131,7 @@ class ServedShard:
         await stream(self._lease, request, caller, send, line_maker(), self._news)
 
     def note_refusal(self) -> None:
-        """Note that another process has refused the shard's own request."""
+        """Note that another process has refused the request by which the lease renews itself."""
         self._lease.note_refusal()
 
     def detach(self) -> None:

@@ -74,8 +74,11 @@ class SharedTopic:
         self._committing_readers: dict[GroupReader, None] = {}
         """The readers that may have something to commit, in the order in which they asked."""
         self._owned: set[int] = set()
+        """Partitions that the consumer group has assigned to this process."""
         self._serving: asyncio.Task[None] | None = None
+        """The membership in the consumer group, while there are readers."""
         self._tasks: set[asyncio.Task[None]] = set()
+        """Tasks in the background, such as the fetchers'."""
 
     def open_reader(self, group: str, assignment: Assignment) -> GroupReader:
         """Open the reader of one more group; `assignment`, its drain, is told of its partitions."""
@@ -183,14 +186,14 @@ class SharedTopic:
             reader.lose_partitions(partitions)
 
     def _start_task(self, work: Coroutine[None, None, None]) -> None:
-        """Run this coroutine in the background until `close`."""
+        """Run the coroutine `work` in the background; `close` waits for its end."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _assign_readers(self, readers: Sequence[GroupReader], numbers: Sequence[int]) -> None:
-        """Start readers at their groups' committed offsets, or at the beginning if these are of an
-        earlier topic of the name; groups near each other share a buffer."""
+        """Start readers at their groups' commits of the partitions `numbers`, or at the beginning
+        if a commit is of an earlier topic of this name; groups near each other share a buffer."""
         if not readers:
             return
         reading_mark = asyncio.create_task(self._read_mark())
@@ -232,8 +235,8 @@ class SharedTopic:
                 reader.begin(number, commit)
 
     async def _read_mark(self) -> str:
-        """Return the mark, made of its id, by which commits name the topic; empty if Kafka doesn't
-        answer within `GROUP_COMMITS_TIMEOUT` seconds."""
+        """Return the start of the topic's present id, which marks its commits; empty if Kafka
+        doesn't answer within `GROUP_COMMITS_TIMEOUT` seconds."""
         with suppress(LogError, TimeoutError):
             async with asyncio.timeout(GROUP_COMMITS_TIMEOUT):
                 return await self._offsets.present_topic(self.name)
@@ -328,6 +331,7 @@ class SharedTopic:
                 other_buffer = other_fetcher.buffers.get(number)
                 if other_fetcher is fetcher or other_buffer is None:
                     continue
+                # Of two buffers with the same end, that of the earlier fetcher stays.
                 if (other_buffer.end, -index) > (buffer.end, -own_index):
                     covered = [
                         cursor
@@ -345,13 +349,13 @@ class SharedTopic:
         fetcher.drop_unused()
 
     def fail(self, fetcher: Fetcher, error: LogError) -> None:
-        """Fail all readers that read from this fetcher."""
+        """Make all readers that read from this fetcher raise `error`."""
         cursors = [cursor for buffer in fetcher.buffers.values() for cursor in buffer.cursors]
         for owner in {cursor.owner for cursor in cursors}:
             owner.fail(error)
 
     def forget_fetcher(self, fetcher: Fetcher) -> None:
-        """Forget a fetcher that has ended."""
+        """Forget a fetcher that has ended, if that hasn't been done."""
         if fetcher in self.fetchers:
             self.fetchers.remove(fetcher)
 

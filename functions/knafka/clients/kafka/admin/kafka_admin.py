@@ -69,7 +69,7 @@ class _CachedPartitions(NamedTuple):
 
 
 class _CachedEnds(NamedTuple):
-    """A topic's ends as `end_offsets_of_all` has read them; `at` is monotonic time."""
+    """A topic's end offsets, as read by `end_offsets_of_all` at `at` (monotonic time)."""
 
     at: float
     topic_id: str
@@ -107,8 +107,7 @@ class KafkaAdmin:
         self._cached_partitions: dict[str, _CachedPartitions] = {}
         """Partitions of topics, as `end_offsets_of_all` has read them."""
         self._cached_ends: dict[str, _CachedEnds] = {}
-        """Ends that `end_offsets_of_all` read last, of topics whose partitions could all be
-        read."""
+        """The last ends of each topic of which `end_offsets_of_all` could read all partitions."""
         self._cached_ranges: dict[str, tuple[str, dict[int, tuple[int, int]]]] = {}
         """A topic's id, and its partitions' starts and ends as `lags` read them last."""
 
@@ -126,8 +125,8 @@ class KafkaAdmin:
     async def ensure_topic(
         self, topic: str, partitions: int, replication: int, config: Mapping[str, str]
     ) -> bool:
-        """Create the topic unless it exists, and wait until Kafka knows it; returns whether it was
-        created."""
+        """Create the topic unless it exists, and wait up to the request timeout until Kafka can
+        describe it; returns whether it was created. Raises `LogError`."""
         new_topic = NewTopic(topic, partitions, replication, config=dict(config))
         with explain_denials(topic=("Create", topic), cluster="Create"):
             was_created = await self._request_unless_done(
@@ -146,7 +145,7 @@ class KafkaAdmin:
         return was_created
 
     async def describe_topic(self, topic: str) -> TopicDescription | None:
-        """Return a topic's description; None: it doesn't exist."""
+        """Return a topic's id, size and own settings; None: it doesn't exist. Raises `LogError`."""
         description = (await self._describe([topic])).get(topic)
         if description is None:
             return None
@@ -246,7 +245,7 @@ class KafkaAdmin:
         await self._topic_ranges.set_config(topic, config)
 
     async def ensure_committed(self, group: str, topic: str, start: Start = "latest") -> None:
-        """Commit the offsets at which a new group starts, unless the group has committed some."""
+        """Commit the topic's offsets at `start` for a group without commits. Raises `LogError`."""
         partitions = (await self._describe_existing(topic)).partitions
         if await self._groups.committed(group, partitions):
             return
@@ -257,8 +256,9 @@ class KafkaAdmin:
     async def _start_positions(
         self, partitions: Sequence[TopicPartition], start: Start
     ) -> dict[int, TopicPartition]:
-        """Return the positions at which a new group starts, by partition. They have leader epochs,
-        so that Kafka can say later whether the log has lost its end since."""
+        """Return the positions of `start` ("earliest", "latest" or a time in Unix ms), at which a
+        new group starts, by partition. They have leader epochs, so that Kafka can say later whether
+        the log has lost its end since. Raises `LogError`."""
         if start == "earliest":
             return await self._list_positions(partitions, EARLIEST)
         # The ends are read first: a record that is written later is found by its time, or lies
@@ -428,8 +428,8 @@ class KafkaAdmin:
         lowest_offset = -1 if offset_spec >= 0 else 0
         for partition in partitions:
             if partition not in results or results[partition].offset < lowest_offset:
-                place = f"partition {partition.partition} of {partition.topic}"
-                raise LogError(f"{place} has no leader")
+                name = f"partition {partition.partition} of {partition.topic}"
+                raise LogError(f"{name} has no leader")
         return {
             partition.partition: TopicPartition(
                 partition.topic,
@@ -459,7 +459,7 @@ class KafkaAdmin:
     async def _list_offsets(
         self, partitions: list[TopicPartition], *, some: bool = False
     ) -> dict[TopicPartition, Any]:
-        """Return what `kafka_ranges.list_offsets` does; an error names the missing right."""
+        """Send one request (`kafka_ranges.list_offsets`); a refusal's error names the right."""
         topics = {partition.topic for partition in partitions}
         with explain_denials(topic=("Describe", _any_of(topics))):
             return await list_offsets(self._calls, partitions, some=some)

@@ -123,8 +123,9 @@ class KafkaGroups:
     async def committed(
         self, group: str, partitions: Sequence[TopicPartition], topic_id: str = ""
     ) -> Commits:
-        """Return the group's commits by partition, read from Kafka now; with a topic's id without
-        those that are of another topic. Raises `LogError`."""
+        """Return the group's commits by partition, read from Kafka now. `topic_id`: the id of the
+        present topic; commits that name an earlier topic are left out. Empty: none are. Raises
+        `LogError`."""
         return {
             committed_partition.partition: OffsetAndMetadata(
                 committed_partition.offset, metadata_of(committed_partition)
@@ -136,8 +137,8 @@ class KafkaGroups:
     async def committed_partitions(
         self, group: str, partitions: Sequence[TopicPartition]
     ) -> Sequence[TopicPartition]:
-        """Return the group's committed offsets as confluent-kafka does, with leader epochs. Raises
-        `LogError`."""
+        """Return the group's commits as confluent-kafka's objects, which have leader epochs;
+        partitions without a commit are left out. Raises `LogError`."""
         requested = list(partitions)
         with explain_denials(group=("Describe", group), topic=("Describe", _topic_of(requested))):
             answers = await self._call_as_group(
@@ -148,13 +149,14 @@ class KafkaGroups:
     async def committed_since(
         self, group: str, partitions: Sequence[TopicPartition]
     ) -> tuple[Sequence[TopicPartition], Mapping[tuple[str, int], LeaderElection]]:
-        """Return the group's commits of these partitions, and by topic and partition the elections
-        of a leader since (`elections_since`). Raises `LogError`."""
+        """Return the group's commits of these partitions and, by topic and partition, where a
+        leader was or may have been elected since the commit. Raises `LogError`."""
         requested = list(partitions)
         elections: dict[tuple[str, int], LeaderElection] = {}
 
         def read(consumer: Consumer, timeout: float) -> list[TopicPartition]:
-            """Read the commits, and store in `elections` where a leader was elected since."""
+            """Read the commits within `timeout` seconds, and store in `elections` where a leader
+            was elected since. Raises `KafkaException`."""
             answers = consumer.committed(requested, timeout=timeout)
             elections.clear()
             elections.update(elections_since(consumer, self._connection, answers))
@@ -165,7 +167,8 @@ class KafkaGroups:
         return [partition for partition in answers if partition.offset >= 0], elections
 
     async def commit(self, group: str, offsets: Sequence[TopicPartition]) -> None:
-        """Commit all of these offsets or none: one request, which Kafka writes as one batch."""
+        """Commit all of these offsets or none: one request, which Kafka writes as one batch. Raises
+        `LogError`."""
         requested = list(offsets)
         with explain_denials(group=("Read", group), topic=("Read", _topic_of(requested))):
             await self._call_as_group(
@@ -301,17 +304,19 @@ class KafkaGroups:
                 )
 
     async def exists(self, group: str) -> bool:
-        """Whether Kafka knows a group of this name."""
+        """Whether Kafka knows a group of this name. Raises `LogError`."""
         described = await self._describe(group)
         return any(not _is_gone(description) for description in described.values())
 
     async def members(self, group: str) -> Collection[str]:
-        """Return the client ids of the group's members."""
+        """Return the client ids of the group's members; none if there is no group. Raises
+        `LogError`."""
         description = (await self._describe(group)).get(group)
         return [] if description is None else [member.client_id for member in description.members]
 
     async def _describe(self, group: str, *more: str) -> dict[str, ConsumerGroupDescription]:
-        """Return Kafka's descriptions of these groups by name; unknown groups may be missing."""
+        """Return Kafka's descriptions of these groups by name; unknown groups may be missing.
+        Raises `LogError`."""
         with explain_denials(group=("Describe", group)):
             return await self._calls.ask_coordinator(
                 lambda timeout: self._calls.admin.describe_consumer_groups(
@@ -329,7 +334,8 @@ class KafkaGroups:
         self, group: str, call: Callable[[Consumer, float], list[TopicPartition] | None]
     ) -> list[TopicPartition]:
         """Open a consumer of the group in a thread, without joining the group, and pass it to
-        `call` with a timeout in seconds; returns what `call` does. Raises `LogError`."""
+        `call` with a timeout in seconds; returns the partitions that `call` returns, none for None.
+        Raises `LogError`."""
 
         def call_in_thread(timeout: float) -> list[TopicPartition]:
             """Open the group's consumer, pass it to `call` and close it; returns the answers of

@@ -48,9 +48,10 @@ class KafkaOffsets:
     """Reads and commits the offsets of groups without members; used on one event loop."""
 
     def __init__(self, connection: Connection) -> None:
-        """Open the admin client. Raises `LogError`."""
+        """Open the admin client; `connection` reaches Kafka. Raises `LogError`."""
         self._calls = AdminCalls(connection, COMMIT_REQUEST_TIMEOUT)
         self.topic_ids = TopicIds(connection, self._calls)
+        """Kafka's ids of topics by name, as they were read last."""
         self._groups = KafkaGroups(connection, self._calls)
         self._opened_at = time.monotonic()
 
@@ -64,8 +65,9 @@ class KafkaOffsets:
     async def committed(
         self, group: str, topic: str, partitions: Collection[int]
     ) -> Mapping[int, Commit]:
-        """Return the group's commits, without metadata that an election may have made wrong. Raises
-        `GroupHasMembers` and `LogError`."""
+        """Return the group's commits by partition; partitions without one are left out. A commit's
+        metadata describe records above its offset: they are replaced by "" if a leader was elected
+        since and those records may be gone. Raises `GroupHasMembers` and `LogError`."""
         calls = self._calls
         answers = await calls.ask_coordinator(
             lambda timeout: calls.admin.describe_consumer_groups([group], request_timeout=timeout)
@@ -93,13 +95,15 @@ class KafkaOffsets:
         return commits
 
     async def present_topic(self, topic: str) -> str:
+        """Return the short id of the topic that has this name now, read from Kafka."""
         return short_id(await self.topic_ids.read(topic))
 
     def known_topic(self, topic: str) -> str:
+        """Return the short id of the topic as it was last read; empty: it wasn't read yet."""
         return short_id(self.topic_ids.current.get(topic, ""))
 
     async def _all_partitions(self, topic: str) -> list[TopicPartition]:
-        """Return all partitions of a topic."""
+        """Return all partitions of a topic. Raises `LogError`."""
         calls = self._calls
         metadata = await calls.in_thread(
             lambda timeout: calls.admin.list_topics(topic, timeout=timeout)

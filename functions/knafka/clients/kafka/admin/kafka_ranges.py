@@ -22,6 +22,7 @@ from knafka.ports.log import Range
 
 EARLIEST: Final[int] = OffsetSpec.earliest()._value  # type: ignore[no-untyped-call]
 LATEST: Final[int] = OffsetSpec.latest()._value  # type: ignore[no-untyped-call]
+"""Negative numbers that ask Kafka for a partition's start or end offset instead of a timestamp."""
 FIRST_RECORD_TIME: Final = 0
 """A timestamp, for which Kafka returns the first record's offset and timestamp."""
 
@@ -46,8 +47,9 @@ async def list_offsets(
     calls: AdminCalls, partitions: list[TopicPartition], *, some: bool = False
 ) -> dict[TopicPartition, Any]:
     """Return Kafka's answer for each partition in one request: offset, timestamp and leader epoch
-    of the record that the partition's `offset` asks for (`with_offset`). With `some`, partitions
-    that can't be read now are left out; raises `LogError` if none can."""
+    of the record that the partition's `offset` asks for (`with_offset`). Raises `LogError` if a
+    partition can't be read; with `some` such partitions are left out, and the error is raised only
+    if none can be read."""
     if not partitions:
         return {}
     # AdminClient's own method creates a future for each partition, which takes 29 us of CPU each,

@@ -20,7 +20,8 @@ class KafkaTopics:
     async def ensure_topic(
         self, topic: str, partitions: int, replication: int, config: Mapping[str, str]
     ) -> bool:
-        """Create the topic unless it exists; returns whether it was created. Raises `LogError`."""
+        """Create the topic unless it exists, with this number of partitions and of replicas and
+        these settings; returns whether it was created. Raises `LogError`."""
         from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
 
         admin = KafkaAdmin(self._connection)

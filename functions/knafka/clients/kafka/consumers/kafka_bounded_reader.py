@@ -85,6 +85,7 @@ class BoundedReader:
         self._connection = connection
         self._group = group
         self._errors = ConnectionErrors()
+        """What librdkafka has reported of its connections, for the text of a `LogError`."""
         self._opened_consumer: Consumer | None = None
         self._opened_admin: AdminClient | None = None
         self._opened_uncommitted_consumer: Consumer | None = None
@@ -93,7 +94,7 @@ class BoundedReader:
 
     @property
     def _consumer(self) -> Consumer:
-        """Return the consumer, opened at its first use."""
+        """Return the consumer, opened at its first use. Raises `LogError`."""
         if self._opened_consumer is None:
             self._opened_consumer = open_client(
                 Consumer,
@@ -103,7 +104,7 @@ class BoundedReader:
 
     @property
     def _admin(self) -> AdminClient:
-        """Return the admin client, opened at its first use."""
+        """Return the admin client, opened at its first use. Raises `LogError`."""
         if self._opened_admin is None:
             self._opened_admin = open_admin(self._connection, self._errors.record)
         return self._opened_admin
@@ -120,7 +121,8 @@ class BoundedReader:
         return self._read_to(end, topic_partition) if end else iter(())
 
     def _read_to(self, end: int, topic_partition: TopicPartition) -> Iterator[Sequence[Record]]:
-        """Yield the records of a partition in batches, up to the offset `end`."""
+        """Yield the records of a partition in batches, up to the offset `end`. Raises `LogError`,
+        also after `STALLED_READ_TIMEOUT` seconds without progress."""
         # The offset is 0, not OFFSET_BEGINNING, for which librdkafka would wait half a second with
         # a request of its own. If offset 0 is gone from the log, it requests the beginning at once.
         self._consumer.assign([TopicPartition(topic_partition.topic, topic_partition.partition, 0)])
@@ -144,8 +146,8 @@ class BoundedReader:
             self._consumer.unassign()
 
     def _next_records(self, next_offset: int) -> tuple[list[Record], int]:
-        """Return the records from `next_offset` on that have arrived, after waiting a second for
-        the first, and the offset below which all were read then. Raises `LogError`."""
+        """Wait up to a second for records from `next_offset` on. Return those that have arrived,
+        and the offset at which the next call continues. Raises `LogError`."""
         # consume() alone would wait for the whole batch.
         first_message = self._consumer.poll(1.0)
         messages = (
@@ -192,8 +194,9 @@ class BoundedReader:
     def ensure_topic(
         self, topic: str, partitions: int, replication: int, config: Mapping[str, str]
     ) -> None:
-        """Create a topic unless it exists; for an existing topic the right to create topics isn't
-        needed. Raises `LogError`."""
+        """Create a topic unless it exists, with this number of partitions and of replicas and these
+        settings; for an existing topic the right to create topics isn't needed. Raises
+        `LogError`."""
         try:
             self.partitions(topic)
         except LogError as error:
@@ -219,7 +222,7 @@ class BoundedReader:
                 ) from error
 
     def _topic_exists(self, topic: str) -> bool:
-        """Whether a topic exists."""
+        """Whether a topic exists; False also if Kafka doesn't answer."""
         try:
             self.partitions(topic)
         except LogError:
@@ -261,7 +264,8 @@ class BoundedReader:
         return ends
 
     def _cached_topic_partitions(self, topic: str) -> _Partitions:
-        """Return a topic's partitions, cached for `PARTITIONS_VALID_SECONDS` seconds."""
+        """Return a topic's partitions, cached for `PARTITIONS_VALID_SECONDS` seconds. Raises
+        `LogError`."""
         partitions, read_at = self._cached_partitions_by_topic.get(topic, (None, 0.0))
         if partitions is None or time.monotonic() - read_at > PARTITIONS_VALID_SECONDS:
             partitions = self._describe_topic(topic)
@@ -287,7 +291,8 @@ class BoundedReader:
         }
 
     def _ends(self, partitions: Sequence[TopicPartition]) -> Positions:
-        """Return the end offset of each partition; records of open transactions are before it."""
+        """Return the end offset of each partition, by number; it lies behind the records of open
+        transactions, too. Raises `LogError`."""
         from confluent_kafka.admin._listoffsets import OffsetSpec
 
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]

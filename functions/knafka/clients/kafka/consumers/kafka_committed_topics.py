@@ -4,10 +4,10 @@
 
 Kafka deletes a group's commits with their topic. But a reader that doesn't know yet that the topic
 was deleted and created again goes on at its old position, and commits it: the new topic's first
-records would never be read. So each commit has the mark of the topic that its reader knew
-(`core.commit_metadata`). A topic's id is often read later than the commit, as a start doesn't wait
-for it: then the partition is read from its start once the id is known. Until then, its commits keep
-the mark of the commit at which it began.
+records would never be read. So each commit's metadata has a mark: the start of the id of the topic
+that its reader knew (`core.commit_metadata`). A topic's id is often read later than the commit, as
+a start doesn't wait for it: a partition that began at a commit of another topic is read from its
+start once the id is known. Until then, its commits keep the mark of the commit at which it began.
 
 All of it is used on the thread that polls the consumer.
 """
@@ -39,7 +39,7 @@ OF_ANOTHER_TOPIC: Final = (
 )
 """Log message: partition and topic."""
 
-_Place: TypeAlias = tuple[str, int]
+_PartitionKey: TypeAlias = tuple[str, int]
 """Topic and partition."""
 
 
@@ -50,9 +50,10 @@ class CommittedTopics:
         """Begin without partitions; `replaced` knows the present topics. None: all commits are
         trusted, and get no marks."""
         self._replaced = replaced
-        self._marks: dict[_Place, str] = {}
-        """A revoked partition keeps its mark, for its last commit."""
-        self._unchecked: set[_Place] = set()
+        self._marks: dict[_PartitionKey, str] = {}
+        """The mark that the next commit of a partition gets; empty: none. A revoked partition keeps
+        its mark, for its last commit."""
+        self._unchecked: set[_PartitionKey] = set()
         """Partitions that began before the id of their topic was known."""
 
     def start(
@@ -92,10 +93,11 @@ class CommittedTopics:
         """Return the mark of the present topic of this name; empty if its id isn't known."""
         return "" if self._replaced is None else commit_metadata.short_id(self._replaced.id(topic))
 
-    def find_others(self) -> Sequence[_Place]:
-        """Return the partitions that began at a commit of another topic, as far as that is known
-        only now; those that are owned must be read from their start, and `restart` be called."""
-        others: list[_Place] = []
+    def find_others(self) -> Sequence[_PartitionKey]:
+        """Return the partitions of which it has become known since the last call that they began at
+        a commit of another topic. The caller must read those that it owns from their start, and
+        call `restart`."""
+        others: list[_PartitionKey] = []
         for key in list(self._unchecked):
             if present := self._present(key[0]):
                 self._unchecked.discard(key)
@@ -106,20 +108,22 @@ class CommittedTopics:
         return others
 
     def is_sure(self, committed: TopicPartition) -> bool:
-        """Whether a commit has the mark of the present topic."""
+        """Whether a commit is surely of the present topic: it has that topic's mark."""
         mark = topic_mark_of(committed)
         return bool(mark) and mark == self._present(committed.topic)
 
-    def restart(self, key: _Place) -> None:
-        """Note that a partition is read from its start, whichever topic it belongs to."""
+    def restart(self, key: _PartitionKey) -> None:
+        """Note that a partition (topic, number) is read from its start: its next commits get the
+        mark of the present topic, or none while that topic's id may be outdated."""
         present = self._present(key[0])
         # A log may be lost as its topic was replaced, before the new id is known.
         self._marks[key] = commit_metadata.mark_after_restart(self._marks.get(key, ""), present)
         if not present:
             self._unchecked.add(key)
 
-    def mark(self, key: _Place, metadata: str) -> str:
-        """Return the metadata of a commit, with the mark of the topic whose log was read."""
+    def mark(self, key: _PartitionKey, metadata: str) -> str:
+        """Return the metadata of a commit for a partition (topic, number), with the mark of the
+        topic whose log was read."""
         if self._replaced is None:
             return metadata
         return commit_metadata.mark(metadata, self._marks.get(key, ""))

@@ -7,7 +7,7 @@ An unclean election may take a log's end away. New records get the offsets of lo
 that continues at its commit never reads those below it. A commit's leader epoch tells: Kafka
 says where that epoch ends (KIP-320). librdkafka (2.16.0) asks for it when a leader changes and
 after a seek, but not when a partition is assigned, so every partition is sought after its
-assignment. librdkafka reports a cut as an error, and has the place only in its text.
+assignment. librdkafka reports a cut as an error, and names the cut's offset only in its text.
 
 Not here: what a reader does with the partition (`kafka_membership`, `kafka_positioned`).
 """
@@ -41,7 +41,8 @@ EPOCH_TIMEOUT: Final = 5.0
 milliseconds."""
 
 _CUT: Final = re.compile(r"broker end offset is (\d+) \(offset leader epoch (\d+)\)")
-"""The place in librdkafka's text where the committed epoch, or the last one before it, ends."""
+"""Finds in librdkafka's text the end offset and the number of the committed epoch, or of the last
+epoch before it that the log still has."""
 
 
 def assign_checked(consumer: Consumer, starts: Sequence[TopicPartition]) -> None:
@@ -49,21 +50,21 @@ def assign_checked(consumer: Consumer, starts: Sequence[TopicPartition]) -> None
     leader epoch, librdkafka first asks Kafka where that epoch ends; if it ends below the position,
     the log was cut, and a poll returns an error of `LOST_OFFSET_ERRORS` instead of records. Raises
     `LogError` if a partition can't be assigned so."""
-    places = [TopicPartition(start.topic, start.partition) for start in starts]
+    assigned = [TopicPartition(start.topic, start.partition) for start in starts]
     checked = [start for start in starts if start.offset > 0 and epoch_of(start) != NO_EPOCH]
     try:
         # Paused, or else a fetch is sent before the seek: its answer is thrown away and may take
         # `fetch.wait.max.ms`, or it says that nothing is at the start, as the seek does.
         sought = [TopicPartition(start.topic, start.partition) for start in checked]
-        for place in sought:
+        for partition in sought:
             # librdkafka can't pause a partition that it doesn't know; this makes it known.
-            consumer.get_watermark_offsets(place, cached=True)
+            consumer.get_watermark_offsets(partition, cached=True)
         consumer.pause(sought)
         consumer.incremental_assign(list(starts))
         for start in checked:
             _seek(consumer, start)
         # librdkafka keeps a pause beyond the end of an assignment.
-        consumer.resume(places)
+        consumer.resume(assigned)
     except KafkaException as error:
         raise log_error_of(error.args[0]) from error
 
@@ -84,16 +85,16 @@ def _seek(consumer: Consumer, start: TopicPartition) -> None:
 
 
 def cut_of(consumer: Consumer, message: Message) -> TopicPartition | None:
-    """Return where a partition's log was cut: below this offset, with its leader epoch, it is still
-    the log that was read. `message` has an error of `LOST_OFFSET_ERRORS`. None: that isn't known,
-    or no leader was elected since, so the topic was created anew instead. May block for
-    `EPOCH_TIMEOUT` seconds."""
+    """Return the offset at which a partition's log was cut, with the leader epoch that ends there;
+    below it the log is still the one that was read. `message` has an error of `LOST_OFFSET_ERRORS`.
+    None: the cut isn't known, or no leader was elected since, so the topic was created anew
+    instead. May block for `EPOCH_TIMEOUT` seconds."""
     topic, number, error = message.topic(), message.partition(), message.error()
     if topic is None or number is None or error is None:
         return None
-    if (place := _CUT.search(error.str())) is None:
+    if (match := _CUT.search(error.str())) is None:
         return None
-    cut = TopicPartition(topic, number, int(place[1]), "", int(place[2]))
+    cut = TopicPartition(topic, number, int(match[1]), "", int(match[2]))
     end_epoch = end_epochs(consumer, [cut], EPOCH_TIMEOUT).get((topic, number), NO_EPOCH)
     return cut if end_epoch > epoch_of(cut) else None
 
@@ -101,7 +102,8 @@ def cut_of(consumer: Consumer, message: Message) -> TopicPartition | None:
 def restart_of(consumer: Consumer, message: Message, settled: int | None) -> TopicPartition:
     """Return where to read a partition again whose log was cut or created anew: at the cut, or at
     `settled`, the offset below which all records are settled, if that is lower; at the start of the
-    log if the cut or `settled` is unknown. `message` is that of `cut_of`. May block as `cut_of`."""
+    log if the cut or `settled` is unknown. `message` has an error of `LOST_OFFSET_ERRORS`. May
+    block for `EPOCH_TIMEOUT` seconds."""
     cut = None if settled is None else cut_of(consumer, message)
     if cut is None or settled is None:
         return TopicPartition(str(message.topic()), int(message.partition() or 0), OFFSET_BEGINNING)

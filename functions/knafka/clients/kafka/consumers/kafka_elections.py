@@ -32,17 +32,17 @@ ELECTION_TIMEOUT: Final = 2.0
 """Seconds that Kafka may take to say in which leader epochs the logs of new partitions end; it
 takes milliseconds."""
 REACH_TIMEOUT: Final = 3.0
-"""Seconds in which a consumer must hear whether logs reach up to the ends of what is known of
-them."""
+"""Seconds in which a consumer must learn whether logs still have all records that the commits'
+metadata describe."""
 PROBE_GROUP_PREFIX: Final = "knafka-election-probe"
 """Prefix of the group id that librdkafka requires; Kafka never sees it."""
 
-_Place: TypeAlias = tuple[str, int]
+_PartitionKey: TypeAlias = tuple[str, int]
 """Topic and partition."""
 
 
 class LeaderElection(NamedTuple):
-    """A leader was, or may have been, elected since a commit."""
+    """Says of a partition that a leader was, or may have been, elected since its commit."""
 
     end_epoch: int
     """The leader epoch in which the log ends now; `NO_EPOCH`: Kafka doesn't say."""
@@ -59,15 +59,17 @@ class LeaderElection(NamedTuple):
 
 
 NO_ELECTION: Final = LeaderElection(NO_EPOCH, True)
+"""Stands for a partition that `elections_since` leaves out: its commit's metadata hold."""
 
 
 def elections_since(
     consumer: Consumer, connection: Connection, committed: Sequence[TopicPartition]
-) -> Mapping[_Place, LeaderElection]:
-    """Return the partitions, of these commits of a group, since which a leader was or may have been
-    elected. Commits without a leader epoch are left out, and those that say nothing of records
-    above their offsets. Blocks for `ELECTION_TIMEOUT` and `REACH_TIMEOUT` seconds at most."""
-    reaches: dict[_Place, int | None] = {}
+) -> Mapping[_PartitionKey, LeaderElection]:
+    """Return, by topic and partition, for which of a group's commits (`committed`, read by
+    `consumer`) a leader was or may have been elected since. Left out are commits without a leader
+    epoch, and those whose metadata say nothing of records above their offsets. Blocks for
+    `ELECTION_TIMEOUT` and `REACH_TIMEOUT` seconds at most. Raises nothing."""
+    reaches: dict[_PartitionKey, int | None] = {}
     asked: list[TopicPartition] = []
     for entry in committed:
         if entry.error is None and metadata_of(entry) and epoch_of(entry) != NO_EPOCH:
@@ -76,8 +78,8 @@ def elections_since(
                 asked.append(entry)
                 reaches[entry.topic, entry.partition] = reach
     ends = end_epochs(consumer, asked, ELECTION_TIMEOUT) if asked else {}
-    elections: dict[_Place, LeaderElection] = {}
-    places: list[TopicPartition] = []
+    elections: dict[_PartitionKey, LeaderElection] = {}
+    probes: list[TopicPartition] = []
     for entry in asked:
         key, epoch = (entry.topic, entry.partition), epoch_of(entry)
         end, reach = ends.get(key, NO_EPOCH), reaches[entry.topic, entry.partition]
@@ -85,26 +87,28 @@ def elections_since(
             continue
         elections[key] = LeaderElection(end, None if end == NO_EPOCH else False)
         if end > epoch and reach is not None:
-            places.append(TopicPartition(*key, reach, "", epoch))
-    if places:
-        answers = _reached(connection, places)
-        for place in places:
-            key = place.topic, place.partition
+            # The epoch has ended: its log may end below the records that the metadata describe.
+            probes.append(TopicPartition(*key, reach, "", epoch))
+    if probes:
+        answers = _reached(connection, probes)
+        for probe in probes:
+            key = probe.topic, probe.partition
             elections[key] = LeaderElection(ends[key], answers.get(key))
     return elections
 
 
-def _reached(connection: Connection, places: Sequence[TopicPartition]) -> dict[_Place, bool]:
-    """Return whether the leader epochs of these positions end there or later, as far as a new
-    consumer hears of it within `REACH_TIMEOUT` seconds. Raises nothing."""
+def _reached(connection: Connection, probes: Sequence[TopicPartition]) -> dict[_PartitionKey, bool]:
+    """Return, by topic and partition, whether the leader epoch of each position in `probes` ends at
+    that offset or later, so that all records below it are still there. Left out: what a new
+    consumer doesn't learn within `REACH_TIMEOUT` seconds. Raises nothing."""
     group = f"{PROBE_GROUP_PREFIX}-{uuid.uuid4().hex[:8]}"
     configuration = {**READING, **connection, "group.id": group, "log_level": 0}
-    reached: dict[_Place, bool] = {}
+    reached: dict[_PartitionKey, bool] = {}
     deadline = time.monotonic() + REACH_TIMEOUT
     try:
         with closing(open_client(Consumer, configuration)) as consumer:
-            assign_checked(consumer, places)
-            while len(reached) < len(places) and (left := deadline - time.monotonic()) > 0:
+            assign_checked(consumer, probes)
+            while len(reached) < len(probes) and (left := deadline - time.monotonic()) > 0:
                 if (message := consumer.poll(left)) is None:
                     break
                 error, key = message.error(), (str(message.topic()), message.partition() or 0)

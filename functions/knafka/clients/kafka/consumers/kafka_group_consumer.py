@@ -97,7 +97,8 @@ _librdkafka.addFilter(_UnknownProtocolFilter())
 
 
 class GroupConsumer(ABC):
-    """A consumer in a group, on one or more topics, with cooperative rebalancing."""
+    """A consumer in a group, on one or more topics, with cooperative rebalancing. Subclasses decide
+    what happens to assigned, revoked and lost partitions."""
 
     def __init__(
         self,
@@ -120,6 +121,7 @@ class GroupConsumer(ABC):
         self._liveness = Liveness(connection, self._topics[0])
         self._opened_at = time.monotonic()
         self._heartbeat_at = 0.0
+        """When the next heartbeat is due (`time.monotonic`)."""
         self.consumer = self._open()
         self._subscribe()
 
@@ -168,7 +170,8 @@ class GroupConsumer(ABC):
         """Forget partitions that belong to another member already."""
 
     def send_due_heartbeat(self) -> None:
-        """Send a heartbeat if one is due; only the consumer protocol needs it."""
+        """Send a heartbeat if one is due; only the consumer protocol needs it. Raises
+        `KafkaException`."""
         if self.protocol is GroupProtocol.CONSUMER and time.monotonic() > self._heartbeat_at:
             # The broker asks for a heartbeat every 5 s, and a partition that moves would not be
             # read for so long. Subscribing again sends a heartbeat now and changes nothing else.
@@ -181,7 +184,7 @@ class GroupConsumer(ABC):
 
     def fall_back_to_classic(self, error: KafkaError) -> None:
         """Close the consumer, and join with a new one by the classic protocol, as the broker has no
-        other; `error` says so."""
+        other; `error` says so. Raises `LogError`."""
         log.info("the group %s has the classic protocol: %s", self._group, error.str())
         self.protocol = GroupProtocol.CLASSIC
         self.join_again()
@@ -257,7 +260,8 @@ def assign_paused(consumer: Consumer, partitions: list[TopicPartition]) -> None:
 
 
 def identity_of(consumer: Consumer) -> Any:
-    """Return the membership under which a consumer may commit; None while it has none."""
+    """Return librdkafka's description (bytes) of the membership under which a consumer may commit;
+    None while it has none. Raises `LogError` if the description has an unknown format."""
     description = consumer.consumer_group_metadata()
     if not description.startswith(_METADATA):
         raise LogError("this librdkafka describes a member in an unknown way")

@@ -196,7 +196,7 @@ class Membership(GroupConsumer):
 
     def commit(self, commits: Commits, known_restarts: Mapping[int, int]) -> None:
         """Make the commits of partitions that are still owned, without waiting for Kafka.
-        `known_restarts` is the attribute's value at the moment when they were requested."""
+        `known_restarts`: the attribute's value at the moment when the commits were requested."""
         if self._restarts:
             commits = {
                 number: commit
@@ -216,7 +216,7 @@ class Membership(GroupConsumer):
 
     def commit_now(self, commits: Commits, known_restarts: Mapping[int, int]) -> None:
         """Make these commits and wait until Kafka confirms them. Raises `LogError`, also if a
-        partition is no longer owned or was restarted; `known_restarts` as in `commit`."""
+        partition isn't owned, or was restarted more often than `known_restarts` says."""
         not_owned = commits.keys() - self.owned.keys()
         not_owned |= {number for number in commits if self._was_restarted(number, known_restarts)}
         if not_owned:
@@ -277,8 +277,8 @@ class Membership(GroupConsumer):
         self.consumer.poll(FINISHING_POLL_TIMEOUT)
 
     def commit_last(self, deadline: float) -> bool:
-        """Make the last commit of partitions that are still owned; returns False if it must be
-        tried again after a rebalance."""
+        """Make the last commit of partitions that are still owned, up to `deadline` (monotonic
+        time); returns False if it must be tried again after a rebalance."""
         commits = self.last_commits.result()
         owned_commits = {
             number: commit for number, commit in commits.items() if number in self._finishing

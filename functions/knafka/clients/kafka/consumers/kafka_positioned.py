@@ -57,8 +57,9 @@ class KafkaPositionedReader:
     (docs/decisions/0004)."""
 
     def __init__(self, connection: Connection, topic: str, ids: TopicIds | None = None) -> None:
-        """Open the consumer and its thread; nothing is read until `begin`. `ids`: those of several
-        readers, of which each would else have an admin client. Raises `LogError`."""
+        """Open the consumer and its thread; nothing is read until `begin`. `ids` reads the topic's
+        id; several readers can share one, and so its admin client. None: this reader has one of its
+        own. Raises `LogError`."""
         self._topic = topic
         self._thread = CallThread(asyncio.get_running_loop(), "kafka-positioned")
         self.ends: Positions = {}
@@ -128,7 +129,8 @@ class KafkaPositionedReader:
     # On the thread
 
     def _begin(self, positions: Mapping[int, Position]) -> None:
-        """Start to read partitions, on the consumer's thread."""
+        """Start to read partitions at these positions, on the consumer's thread; a negative offset
+        means the beginning. The next `_read` raises its error."""
         start_positions = [
             TopicPartition(
                 self._topic, number, max(position.offset, OFFSET_BEGINNING), "", position.epoch
@@ -168,13 +170,14 @@ class KafkaPositionedReader:
         return [TopicPartition(self._topic, number) for number in numbers]
 
     def _read(self, limit: int, timeout: float) -> _PositionedRead:
-        """Read on the consumer's thread. Raises `LogError`."""
+        """Read up to `limit` records on the consumer's thread, waiting up to `timeout` seconds for
+        the first. Raises `LogError`."""
         with raising_log_errors():
             return self._read_messages(limit, timeout)
 
     def _read_messages(self, limit: int, timeout: float) -> _PositionedRead:
-        """Poll messages once and sort them into records, ends and restarted partitions. Raises
-        `LogError` and `KafkaException`."""
+        """Poll up to `limit` messages once, waiting up to `timeout` seconds for the first, and sort
+        them into records, ends and restarted partitions. Raises `LogError` and `KafkaException`."""
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
@@ -219,15 +222,15 @@ class KafkaPositionedReader:
 
     def _react_to_replacement(self) -> dict[int, Position]:
         """Read all partitions from their start, as the topic was deleted and created again. Returns
-        their entries of `restarted`."""
+        their entries of `restarted`. `KafkaIdentifiedReader` overrides this to raise an error."""
         log.warning("%s was deleted and created again: it is read from its start", self._topic)
         for number in self._begun:
             self._restart(number)
         return dict.fromkeys(self._begun, Position(BEGINNING))
 
     def _poll_messages(self, limit: int, timeout: float, ends: dict[int, int]) -> list[Message]:
-        """Return up to `limit` messages, waiting up to `timeout` seconds for the first. Ends of
-        partitions that come before it are noted in `ends` instead."""
+        """Return up to `limit` messages, waiting up to `timeout` seconds for the first. Reports of
+        partitions' ends that arrive before it are noted in `ends` instead."""
         # As in `kafka_reader`, consume() alone would wait for the whole batch; an end alone doesn't
         # end the read.
         deadline = time.monotonic() + timeout
@@ -280,7 +283,8 @@ class KafkaPositionedReader:
         return Position(BEGINNING) if cut is None else Position(cut.offset, epoch_of(cut))
 
     def _restart(self, number: int) -> None:
-        """Let the consumer go on from the start of a partition, even if it was paused."""
+        """Let the consumer go on from the start of a partition, even if it was paused. Raises
+        `KafkaException`."""
         partition = TopicPartition(self._topic, number)
         self._consumer.incremental_unassign([partition])
         partition.offset = OFFSET_BEGINNING
@@ -308,8 +312,9 @@ def _epoch_of(message: Message) -> int:
 def _epoch_starts(
     records: Sequence[Record], number: int, epoch: int | None
 ) -> Sequence[EpochStart]:
-    """Return the leader epochs that begin in those of the records that belong to the partition
-    `number`; the record before them has `epoch`, None: it isn't known."""
+    """Return the leader epochs that begin in the records of the partition `number`; records of
+    others are passed over. `epoch`: that of the partition's record before these; None: not
+    known."""
     starts: list[EpochStart] = []
     for record in records:
         if record.partition() != number:

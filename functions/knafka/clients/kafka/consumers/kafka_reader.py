@@ -52,7 +52,7 @@ class KafkaReader:
     """
 
     pause_is_free: Final = False
-    """A pause discards the records that were prefetched."""
+    """False, as a pause discards the records that were prefetched, which are then fetched again."""
 
     def __init__(
         self,
@@ -108,13 +108,15 @@ class KafkaReader:
         return records
 
     def _read(self, limit: int, timeout: float) -> tuple[list[Record], Positions]:
-        """Read on the consumer's thread; returns records and ends. Raises `LogError`."""
+        """Read up to `limit` records on the consumer's thread, waiting up to `timeout` seconds for
+        the first; returns records and ends. Raises `LogError`."""
         with raising_log_errors():
             return self._read_messages(limit, timeout)
 
     def _read_messages(self, limit: int, timeout: float) -> tuple[list[Record], Positions]:
-        """Poll messages once, and react to restarts, errors and rebalances; returns records and
-        ends. Raises `LogError` and `KafkaException`."""
+        """Poll up to `limit` messages once, waiting up to `timeout` seconds for the first, and
+        react to restarts, errors and rebalances. Returns the records, and by partition the ends
+        that were reached. Raises `LogError` and `KafkaException`."""
         membership = self._membership
         membership.send_due_heartbeat()
         membership.repeat_commit()
@@ -209,8 +211,8 @@ class KafkaReader:
         return number
 
     def _poll_messages(self, limit: int, timeout: float) -> list[Message]:
-        """Return up to `limit` messages, waiting up to `timeout` seconds for the first. Ends of
-        partitions that come before it are noted instead."""
+        """Return up to `limit` messages, waiting up to `timeout` seconds for the first. Reports of
+        partitions' ends that arrive before it are noted (`_note_end`) instead of returned."""
         # consume() alone would wait for the whole batch, but a read should return once there is a
         # record. A partition's end alone doesn't end a read, as it is reported again after each
         # record that comes alone.
@@ -281,7 +283,7 @@ class KafkaReader:
             else:
                 # The member's session will expire, and events that were delivered since the last
                 # commit are repeated.
-                log.warning("Kafka did not let go of the reader of %s within a bound", self._topic)
+                log.warning("the reader of %s could not leave its group in time", self._topic)
         finally:
             leaving.cancel()
             self._membership.last_commits.cancel()

@@ -54,14 +54,18 @@ class TopicIds:
         """All ids that were read, by topic: a node of Kafka that lags behind may return an earlier
         one again."""
         self.current: dict[str, str] = {}
-        """The id of each topic that was read for the first time last."""
+        """The newest id of each topic: of all its ids, the one that was noticed last."""
         self.followers: list[ReplacedTopics] = []
+        """The consumers' lists of replaced topics, which are told of each replacement."""
         self._comparing: asyncio.Task[None] | None = None
+        """Reads the ids regularly, while there are followers that have started."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._hastened = asyncio.Event()
+        """Set to compare the ids at once."""
 
     def start(self, topics: Sequence[str]) -> None:
-        """Compare the ids of the followers' topics from now on, those of these topics soon."""
+        """Compare the ids of all followers' topics from now on, every `TOPIC_ID_INTERVAL`; if an id
+        of `topics` isn't known yet, first in `FIRST_TOPIC_ID_DELAY` seconds."""
         self._loop = asyncio.get_running_loop()
         if self._comparing is None:
             self._hastened.clear()
@@ -76,7 +80,7 @@ class TopicIds:
                 self._loop.call_soon_threadsafe(self._hastened.set)
 
     async def stop(self) -> None:
-        """Stop to compare, and close the client if it was opened here."""
+        """Stop comparing the ids, and close the client if it was opened here."""
         comparing, self._comparing = self._comparing, None
         if comparing is not None:
             comparing.cancel()
@@ -93,10 +97,10 @@ class TopicIds:
                 async with asyncio.timeout(TOPIC_ID_INTERVAL):
                     await self._hastened.wait()
             self._hastened.clear()
-            for topic in sorted({topic for each in self.followers for topic in each.topics}):
+            for topic in sorted({topic for one in self.followers for topic in one.topics}):
                 try:
                     await self.read(topic)
-                except LogError as error:  # also while it is deleted; the consumer tells more
+                except LogError as error:  # also while it is deleted, which the consumer reports
                     log.debug("the id of %s can't be read: %s", topic, error)
                 except Exception as error:
                     log.error("the id of %s can't be read", topic, exc_info=error)
@@ -110,7 +114,7 @@ class TopicIds:
         return topic_id
 
     def _open(self) -> AdminCalls:
-        """Return the client, opened at its first use. Raises `LogError`."""
+        """Return the shared client or, opened at its first use, an own one. Raises `LogError`."""
         if self._shared_calls is not None:
             return self._shared_calls
         if self._own_calls is None:
@@ -118,7 +122,8 @@ class TopicIds:
         return self._own_calls
 
     def _note(self, topic: str, topic_id: str) -> None:
-        """Note a topic's id; another one than ever before means that the topic was replaced."""
+        """Note a topic's id, and tell the followers that the topic was replaced if it had other ids
+        before, but never this one."""
         known_ids = self.known.setdefault(topic, set())
         if topic_id in known_ids:
             return
@@ -136,7 +141,7 @@ class ReplacedTopics:
     loop, except `pop`, `id` and `hasten`."""
 
     def __init__(self, ids: TopicIds, topics: Sequence[str]) -> None:
-        """Follow these topics; nothing is asked before `start`."""
+        """Follow these topics (none: it never asks); nothing is asked before `start`."""
         self._ids = ids
         self.topics = topics
         self._replaced: deque[str] = deque()
@@ -173,7 +178,7 @@ class ReplacedTopics:
             self._ids.hasten()
 
     async def close(self) -> None:
-        """Stop to follow; the last follower stops the comparisons."""
+        """Stop following these topics; the last follower also ends the comparisons."""
         if self in self._ids.followers:
             self._ids.followers.remove(self)
         if not self._ids.followers:
@@ -203,14 +208,14 @@ class ReplacedTopicsThread:
         await self.replaced.close()
 
     def close(self) -> None:
-        """End the thread soon."""
+        """Have the thread stop following and end; doesn't wait for that."""
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._ended.set)
 
 
 async def read_topic_id(calls: AdminCalls, topic: str) -> str:
-    """Return the topic's id, which differs from that of an earlier topic of the name. Raises
-    `LogError`, also if the topic doesn't exist."""
+    """Return the topic's id, which differs from that of an earlier topic of this name; waits up to
+    the timeout of `calls`. Raises `LogError`, also if the topic doesn't exist."""
     names = TopicCollection([topic])
     description: TopicDescription = await calls.result(
         lambda timeout: calls.admin.describe_topics(names, request_timeout=timeout)[topic]

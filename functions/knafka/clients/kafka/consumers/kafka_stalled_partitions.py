@@ -75,7 +75,9 @@ class StalledPartitions:
         self._suspects: set[_Key] = set()
         """Partitions that had another end than their position at the last look."""
         self._interval = STALL_CHECK_INTERVAL
+        """Seconds between two looks at present."""
         self._check_at = time.monotonic() + STALL_CHECK_INTERVAL
+        """When the next look is due (`time.monotonic`)."""
 
     def begin(self, partitions: Iterable[TopicPartition]) -> None:
         """Watch partitions that the consumer reads from these positions, and that aren't paused."""
@@ -128,8 +130,9 @@ class StalledPartitions:
         return [TopicPartition(*key) for key in self._paused & self._starts.keys()]
 
     def find(self, consumer: Consumer) -> list[TopicPartition]:
-        """Return the partitions that have stalled, if it is time to look; to be called only when no
-        record waits in the consumer's queue. May block for the sum of both time limits."""
+        """Return the partitions that have stalled, none before the next look is due; to be called
+        only when no record waits in the consumer's queue. May block for `STALL_REQUEST_TIMEOUT` and
+        `NEW_CONSUMER_TIMEOUT` seconds together."""
         now = time.monotonic()
         if now < self._check_at:
             return []
@@ -177,9 +180,9 @@ class StalledPartitions:
     def _with_another_end(
         self, consumer: Consumer, positions: Mapping[_Key, TopicPartition]
     ) -> dict[_Key, TopicPartition]:
-        """Return those of these positions from which more should have been read: the partition's
-        end, as Kafka says it, or its leader epoch, is another one than the consumer knows, or Kafka
-        doesn't say it."""
+        """Return the positions from which more should have been read: Kafka names another end of
+        the partition, or another leader epoch, than the consumer knows, or none. Raises
+        `KafkaException`."""
         end_queries = [TopicPartition(*key, OFFSET_END) for key in positions]
         answers = consumer.offsets_for_times(end_queries, timeout=STALL_REQUEST_TIMEOUT)
         return {
@@ -192,14 +195,16 @@ class StalledPartitions:
 
     def _known_end(self, key: _Key, position: TopicPartition) -> int:
         """Return the partition's end as far as the consumer knows. It may be higher than the
-        position, as markers of transactions are no records. Negative if nothing was heard."""
+        position, as markers of transactions are no records. Negative if the consumer has got
+        neither a record nor an end."""
         return max(position.offset, self._ends.get(key, position.offset))
 
     def _heard_by_new_consumer(
         self, positions: Mapping[_Key, TopicPartition]
     ) -> list[TopicPartition]:
         """Return the partitions of which a new consumer, begun at these positions, gets a record,
-        an end or an error that the watched consumer didn't get."""
+        an end or an error that the watched consumer didn't get, within `NEW_CONSUMER_TIMEOUT`
+        seconds. Raises `LogError` if no consumer can be opened."""
         group = f"{PROBE_GROUP_PREFIX}-{uuid.uuid4().hex[:8]}"
         configuration = {**READING, **self._connection, "group.id": group, "log_level": 0}
         heard: set[_Key] = set()
@@ -220,7 +225,9 @@ class StalledPartitions:
         return [TopicPartition(*key) for key in heard]
 
     def _is_new(self, message: Message, key: _Key, position: TopicPartition) -> bool:
-        """Whether the watched consumer should have got this message, too."""
+        """Whether the watched consumer should have got this message of the new one, too: a record,
+        a lost offset, or another end of the partition `key` than it knows; `position` is where it
+        stands."""
         error = message.error()
         if error is not None and error.code() == KafkaError._PARTITION_EOF:
             return message.offset() != self._known_end(key, position)

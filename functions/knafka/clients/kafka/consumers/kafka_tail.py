@@ -61,6 +61,7 @@ class KafkaTail:
         # Used only on the thread:
         self._opened: Consumer | None = None
         self._since = 0
+        """Milliseconds since the Unix epoch: partitions without a position begin at this time."""
         self._next: dict[int, int] = {}
         """The next offset to read, by partition."""
 
@@ -84,7 +85,8 @@ class KafkaTail:
         closing.cancel()
 
     def _call(self, function: Callable[[], Any]) -> asyncio.Future[Any]:
-        """Run a function on the consumer's thread, started at its first use."""
+        """Call a function on the consumer's thread, which is started at its first use; the future
+        gets its result or error."""
         if self._thread is None:
             self._thread = CallThread(asyncio.get_running_loop(), "kafka-tail")
         return self._thread.call(function)
@@ -98,7 +100,7 @@ class KafkaTail:
         self._next.clear()
 
     def _read_on(self, limit: int) -> list[Record]:
-        """Return the next records, on the consumer's thread."""
+        """Return up to `limit` next records, on the consumer's thread. Raises `LogError`."""
         try:
             with explain_denials(topic=("Read", self._topic)):
                 ends = self._ends()
@@ -109,7 +111,7 @@ class KafkaTail:
 
     @property
     def _consumer(self) -> Consumer:
-        """Return the consumer, opened at its first use."""
+        """Return the consumer, opened at its first use. Raises `LogError`."""
         if self._opened is None:
             group = f"{TAIL_GROUP_PREFIX}-{uuid.uuid4().hex[:8]}"
             self._opened = open_client(

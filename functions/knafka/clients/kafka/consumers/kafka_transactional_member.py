@@ -84,14 +84,14 @@ class TransactionalMember(GroupConsumer):
         """librdkafka's description of the membership at the last read; None: no member."""
         self.reached: dict[Partition, int] = {}
         """Ends that were reached and not taken by the caller yet, by owned partition."""
-        self.is_closing = False
+        self.is_closing = False  # True: newly assigned partitions are only paused
         self._epochs: dict[Partition, int] = {}
         """Leader epoch of each offset that was committed at the assignment, or of later records."""
         self._returned_since_commit: set[Partition] = set()
         """Partitions with records that were returned since the last commit."""
         self._to_reread: set[Partition] = set()
         """Partitions to be read again from their commit that couldn't be sought to it yet."""
-        self._gathered_records: list[Record] = []
+        self._gathered_records: list[Record] = []  # those that `read` hasn't returned yet
         self._paused: set[Partition] = set()
         self._revoked: set[Partition] = set()
         """Partitions that were revoked in the current poll."""
@@ -130,7 +130,7 @@ class TransactionalMember(GroupConsumer):
             ):
                 break
         records, self._gathered_records = self._gathered_records, []
-        self._returned_since_commit.update(_place_of(record) for record in records)
+        self._returned_since_commit.update(_partition(record) for record in records)
         self._returned_since_commit.update(self.reached)
         self.identity = identity_of(self.consumer)
         if failure is not None:
@@ -152,7 +152,7 @@ class TransactionalMember(GroupConsumer):
             raise LogError(str(self._refusal))
 
     def _poll(self, limit: int, timeout: float) -> None:
-        """Poll messages once and sort them into records, ends and errors."""
+        """Poll up to `limit` messages for `timeout` seconds; keep records, ends and errors."""
         self._revoked.clear()
         for message in self.consumer.consume(limit, timeout):
             error = message.error()
@@ -171,21 +171,21 @@ class TransactionalMember(GroupConsumer):
 
     def _keep_record(self, message: Message) -> None:
         """Keep a record that was read, if its partition is still owned."""
-        place = _place_of(message)
-        if self._is_read(place):
+        partition = _partition(message)
+        if self._is_read(partition):
             self._gathered_records.append(cast(Record, message))
-            self.reached.pop(place, None)
+            self.reached.pop(partition, None)
 
     def _note_end(self, message: Message) -> None:
-        """Note the end of a partition."""
-        place = _place_of(message)
-        if self._is_read(place):
-            self.reached[place] = cast(int, message.offset())
+        """Note that an owned partition was read to its end."""
+        partition = _partition(message)
+        if self._is_read(partition):
+            self.reached[partition] = cast(int, message.offset())
             self._stalled.note_end(message)
 
-    def _is_read(self, place: Partition) -> bool:
-        """Whether records of this partition are kept: it is owned and needs no second read."""
-        return place in self.owned and place not in self._to_reread and place not in self._revoked
+    def _is_read(self, entry: Partition) -> bool:
+        """Whether records of a partition are kept: it is owned and needs no second read."""
+        return entry in self.owned and entry not in self._to_reread and entry not in self._revoked
 
     def _handle_fatal_error(self, error: KafkaError) -> None:
         """Note a fatal error, or fall back to the classic protocol if the newer one was never
@@ -200,100 +200,100 @@ class TransactionalMember(GroupConsumer):
         to be of another topic."""
         replaced = self._replaced.pop()
         others = self._committed_topics.find_others()
-        for place in list(self.owned):
-            if place.topic in replaced or place in others:
-                log.warning(OF_ANOTHER_TOPIC, place.number, place.topic)
-                self._restart(place, TopicPartition(*place, OFFSET_BEGINNING))
+        for partition in list(self.owned):
+            if partition.topic in replaced or partition in others:
+                log.warning(OF_ANOTHER_TOPIC, partition.number, partition.topic)
+                self._restart(partition, TopicPartition(*partition, OFFSET_BEGINNING))
 
     def _start_anew(self, message: Message) -> None:
         """Read a partition from where its log was cut, or from its start, as its offset no longer
         exists."""
-        place = _place_of(message)
-        if place not in self.owned:
+        partition = _partition(message)
+        if partition not in self.owned:
             return
-        committed = self.owned[place]
+        committed = self.owned[partition]
         settled = None if committed is None else committed.offset
         restart = restart_of(self.consumer, message, settled)
         log.warning(
             "partition %d of %s is another log than before, and is read from %s: %s",
-            place.number, place.topic,
+            partition.number, partition.topic,
             "its start" if restart.offset < 0 else f"offset {restart.offset}", message.error(),
         )  # fmt: skip
         if restart.offset < 0:
             self._replaced.hasten()  # it restarts other partitions of the topic, too
-        self._restart(place, restart)
+        self._restart(partition, restart)
 
-    def _restart(self, place: Partition, restart: TopicPartition) -> None:
-        """Read a partition from another position; `Claims` hears of a new assignment."""
+    def _restart(self, partition: Partition, restart: TopicPartition) -> None:
+        """Read a partition from another position; `Claims` is told that it was assigned anew."""
         self.consumer.incremental_unassign([restart])
         self.consumer.incremental_assign([restart])
-        self._call_claims(self._claims.on_revoked, self.forget_owned([place]))
+        self._call_claims(self._claims.on_revoked, self.forget_owned([partition]))
         self._stalled.begin([restart])
         # Assigned without a commit: the group's commit is of records that are gone.
-        self.owned[place] = None if restart.offset < 0 else OffsetAndMetadata(restart.offset)
+        self.owned[partition] = None if restart.offset < 0 else OffsetAndMetadata(restart.offset)
         if restart.offset < 0:
-            self._committed_topics.restart(place)
-        self._epochs[place] = epoch_of(restart)
-        self._call_claims(self._claims.on_assigned, {place: None})
+            self._committed_topics.restart(partition)
+        self._epochs[partition] = epoch_of(restart)
+        self._call_claims(self._claims.on_assigned, {partition: None})
 
     def set_paused(self, partitions: Collection[Partition], *, paused: bool) -> None:
         """Pause or resume owned partitions, and remember which are paused."""
-        places = [partition for partition in partitions if partition in self.owned]
-        (self._paused.update if paused else self._paused.difference_update)(places)
-        self._set_consumer_paused(places, paused=paused)
+        owned = [partition for partition in partitions if partition in self.owned]
+        (self._paused.update if paused else self._paused.difference_update)(owned)
+        self._set_consumer_paused(owned, paused=paused)
 
-    def _set_consumer_paused(self, places: Collection[Partition], *, paused: bool) -> None:
-        """Pause or resume partitions of librdkafka's consumer."""
+    def _set_consumer_paused(self, partitions: Collection[Partition], *, paused: bool) -> None:
+        """Pause or resume partitions of librdkafka's consumer, as far as it reads them."""
         change = self.consumer.pause if paused else self.consumer.resume
         watch = self._stalled.pause if paused else self._stalled.resume
-        for place in places:
+        for partition in partitions:
             try:
-                change([TopicPartition(place.topic, place.number)])
-                watch([TopicPartition(place.topic, place.number)])
+                change([TopicPartition(partition.topic, partition.number)])
+                watch([TopicPartition(partition.topic, partition.number)])
                 if not paused:
                     # librdkafka was seen not to resume at the position where it had paused.
-                    self._note_epochs([place])
+                    self._note_epochs([partition])
                     (position,) = self.consumer.position(
-                        [TopicPartition(place.topic, place.number)]
+                        [TopicPartition(partition.topic, partition.number)]
                     )
                     if position.offset >= 0:
                         self.consumer.seek(position)
             except KafkaException as error:
                 # The partition isn't read yet, or no longer.
-                log.info("%s: %s", place, error.args[0].str())
+                log.info("%s: %s", partition, error.args[0].str())
 
     # Commits
 
     def last_committed(self) -> Offsets:
         """Return the last commit of any owned partition, to be made again; empty if there is
         none."""
-        for place, commit in self.owned.items():
+        for partition, commit in self.owned.items():
             if commit is not None:
-                return {place: commit}
+                return {partition: commit}
         return {}
 
     def offsets_of(self, offsets: Offsets) -> list[TopicPartition]:
-        """Return these offsets as confluent-kafka's objects, with leader epochs as in
-        `kafka_commits`, and their topics' marks."""
+        """Return these offsets as confluent-kafka's objects, with the leader epochs of the records
+        read last, and with their topics' marks in the metadata (`core.commit_metadata`)."""
         self._note_epochs(offsets)
         return [
             TopicPartition(
-                place.topic,
-                place.number,
+                partition.topic,
+                partition.number,
                 entry.offset,
-                self._committed_topics.mark(place, entry.metadata),
-                self._epochs.get(place, NO_EPOCH),
+                self._committed_topics.mark(partition, entry.metadata),
+                self._epochs.get(partition, NO_EPOCH),
             )
-            for place, entry in offsets.items()
+            for partition, entry in offsets.items()
         ]
 
-    def _note_epochs(self, places: Collection[Partition]) -> None:
+    def _note_epochs(self, partitions: Collection[Partition]) -> None:
         """Note the leader epochs of the records that were read last. librdkafka forgets them at a
         seek, and a commit with too early an epoch looks like one of a log that was cut."""
-        for position in self.consumer.position([TopicPartition(*place) for place in places]):
-            place = Partition(position.topic, position.partition)
-            if (epoch := epoch_of(position)) > self._epochs.get(place, NO_EPOCH):
-                self._epochs[place] = epoch
+        for position in self.consumer.position([TopicPartition(*entry) for entry in partitions]):
+            partition = Partition(position.topic, position.partition)
+            if (epoch := epoch_of(position)) > self._epochs.get(partition, NO_EPOCH):
+                self._epochs[partition] = epoch
 
     def go_back(self) -> None:
         """Read the records again that were returned since the last commit, as their transaction was
@@ -305,19 +305,19 @@ class TransactionalMember(GroupConsumer):
     def _seek_back(self) -> None:
         """Set the consumer's positions to the commits of partitions that must be read again, where
         possible now."""
-        for place in list(self._to_reread):
-            committed = self.owned[place]
+        for partition in list(self._to_reread):
+            committed = self.owned[partition]
             offset = OFFSET_BEGINNING if committed is None else committed.offset
             try:
-                self._note_epochs([place])
-                self.consumer.seek(TopicPartition(place.topic, place.number, offset))
+                self._note_epochs([partition])
+                self.consumer.seek(TopicPartition(partition.topic, partition.number, offset))
             except KafkaException as error:
                 # The consumer doesn't read the partition now. It stays in `_to_reread`, so its
                 # records are dropped until a seek succeeds.
-                log.info("%s: %s", place, error.args[0].str())
+                log.info("%s: %s", partition, error.args[0].str())
             else:
-                self._to_reread.discard(place)
-                self.reached.pop(place, None)
+                self._to_reread.discard(partition)
+                self.reached.pop(partition, None)
 
     # Callbacks of the group, within a poll
 
@@ -341,16 +341,16 @@ class TransactionalMember(GroupConsumer):
         self._stalled.begin(map(start_position_of, committed))
         commits: dict[Partition, OffsetAndMetadata | None] = {}
         for entry in committed:
-            place = Partition(entry.topic, entry.partition)
-            election = elections.get(place, NO_ELECTION)
-            self._epochs[place] = max(epoch_of(entry), election.end_epoch)
-            commits[place] = election.commit(entry)
+            partition = Partition(entry.topic, entry.partition)
+            election = elections.get(partition, NO_ELECTION)
+            self._epochs[partition] = max(epoch_of(entry), election.end_epoch)
+            commits[partition] = election.commit(entry)
         self.owned.update(commits)
         if commits:
             self._call_claims(self._claims.on_assigned, commits)
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """Forget revoked partitions, and report them to `Claims`."""
+        """Forget revoked or lost partitions, and report them to `Claims`."""
         disowned = self.forget_owned(
             [Partition(entry.topic, entry.partition) for entry in partitions]
         )
@@ -360,9 +360,9 @@ class TransactionalMember(GroupConsumer):
 
     _on_lost = _on_revoke
 
-    def forget_owned(self, places: Collection[Partition]) -> list[Partition]:
+    def forget_owned(self, partitions: Collection[Partition]) -> list[Partition]:
         """Forget these partitions and their records; returns the owned ones among them."""
-        disowned = [partition for partition in places if partition in self.owned]
+        disowned = [partition for partition in partitions if partition in self.owned]
         if paused := self._paused.intersection(disowned):
             # librdkafka would keep them paused if they are assigned again.
             self._set_consumer_paused(paused, paused=False)
@@ -371,12 +371,12 @@ class TransactionalMember(GroupConsumer):
             del self.owned[partition]
             self._epochs.pop(partition, None)
             self.reached.pop(partition, None)
-        self._stalled.drop([TopicPartition(place.topic, place.number) for place in disowned])
+        self._stalled.drop([TopicPartition(entry.topic, entry.number) for entry in disowned])
         self._returned_since_commit.difference_update(disowned)
         self._to_reread.difference_update(disowned)
         self._revoked.update(disowned)
         self._gathered_records = [
-            record for record in self._gathered_records if _place_of(record) not in self._revoked
+            record for record in self._gathered_records if _partition(record) not in self._revoked
         ]
         return disowned
 
@@ -394,6 +394,6 @@ class TransactionalMember(GroupConsumer):
             self._raised = self._raised or error
 
 
-def _place_of(record: Message | Record) -> Partition:
+def _partition(record: Message | Record) -> Partition:
     """Return the partition of a record."""
     return Partition(cast(str, record.topic()), cast(int, record.partition()))

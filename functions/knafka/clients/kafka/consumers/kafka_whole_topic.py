@@ -143,8 +143,8 @@ def _open_consumer(connection: Connection) -> Consumer:
 
 
 def _read_bounds(consumer: Consumer, topic: str, timeout: float) -> Mapping[int, tuple[int, int]]:
-    """Return the first offset of each partition, and the one after its last record. Raises
-    `LogError`."""
+    """Return the first offset of each partition, and the one after its last record. Waits `timeout`
+    seconds for each request. Raises `LogError`."""
     metadata = consumer.list_topics(topic, timeout=timeout).topics[topic]
     if metadata.error is not None:
         raise log_error_of(metadata.error)

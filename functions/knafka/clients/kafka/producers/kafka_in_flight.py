@@ -78,15 +78,16 @@ class RecordGroup:
             self._overtaken = True
 
     def settle(self, error: LogError | None, records: int = 1) -> None:
-        """Note that `records` more records of the group have the result `error` (None: stored);
-        report once all have one."""
+        """Note that `records` more records of the group have the result `error` (None: stored).
+        Report to the group's callback once all its records have a result."""
         self._error = self._error or error
         self.left -= records
         if not self.left:
             self.report()
 
     def report(self) -> None:
-        """Report the first error; without one, whether a record was stored out of order."""
+        """Pass the first error to the group's callback; without one, an error if a record was
+        stored out of order, else None."""
         if self._error is None and self._overtaken:
             self._error = LogError(
                 "the topic takes smaller batches than one that was sent, so a later event of a key "

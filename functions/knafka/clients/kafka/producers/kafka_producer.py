@@ -52,6 +52,7 @@ class ReplaceableProducer:
         self._replaced: list[Producer] = []
         """Producers that are no longer used and still have records to report."""
         self._renewing = self._retired = False
+        """Whether `renew` asked for another producer, and whether `retire` was called."""
         self.failure: LogError | None = None
         """Why no record can be sent, nor another producer opened; None: records can be sent."""
 
@@ -98,8 +99,8 @@ class ReplaceableProducer:
         headers: RecordHeaders,
         on_delivery: Callable[[KafkaError | None, Message], None],
     ) -> None:
-        """Queue one record; `on_delivery` is called within a `poll`. Raises as
-        `LogWriter.append`."""
+        """Queue one record; `on_delivery` is called within a `poll` with its result. Raises
+        `LogFull` if the buffer is full, and `LogError` if no record can be sent."""
         if self._retired:
             raise LogError("another producer takes over when this key's earlier records are done")
         if self.failure is not None:
@@ -124,7 +125,7 @@ class ReplaceableProducer:
 
     def poll(self, timeout: float) -> None:
         """Deliver pending reports, waiting up to `timeout` seconds for the first; replace the
-        producer if it has failed."""
+        producer if it has failed or `renew` was called. Raises nothing."""
         try:
             if self._retired:
                 pass
@@ -149,7 +150,8 @@ class ReplaceableProducer:
         self._replaced = [producer for producer in self._replaced if len(producer)]
 
     def _replace(self, reason: str) -> None:
-        """Replace the producer by a new one; if none can be opened, set `failure`."""
+        """Replace the producer by a new one, and log `reason`; if none can be opened, set
+        `failure`."""
         try:
             producer = self._open()
         except LogError as error:
@@ -162,11 +164,12 @@ class ReplaceableProducer:
         former.purge(blocking=False)  # its records are reported as failed
 
     def renew(self) -> None:
-        """Replace the producer at the next `poll`."""
+        """Replace the producer at the next `poll`, as Kafka doesn't answer it."""
         self._renewing = True
 
     def retire(self) -> None:
-        """Take no more records; those that are in flight are still reported."""
+        """Take no more records, as another producer takes over; those that are in flight are still
+        reported."""
         self._retired = True
 
     def purge(self, *, in_flight: bool) -> None:

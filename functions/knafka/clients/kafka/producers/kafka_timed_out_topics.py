@@ -44,13 +44,15 @@ class TimedOutTopics:
     methods must be called on the event loop."""
 
     def __init__(self, connection: Connection, replace: Callable[[], Awaitable[None]]) -> None:
-        """Begin without topics; `replace` replaces all producers."""
+        """Begin without topics; `replace` replaces all producers, and raises `LogError` if it
+        can't."""
         self._connection = connection
         self._replace = replace
         self._timed_out: set[Partition] = set()
         self._replacements: dict[str, tuple[str, int]] = {}
-        """Id and number of replacements, by topic."""
+        """By topic: its id, and how often the producers were replaced for this id."""
         self._next_replacement_at = 0.0
+        """Monotonic time before which the producers aren't replaced again."""
         self._task: asyncio.Task[None] | None = None
 
     def note(self, topic: str, partition: int) -> None:

@@ -63,7 +63,8 @@ class TransactionalProducer:
     than `TransactionAborted`."""
 
     def __init__(self, connection: Connection, transactional_id: str) -> None:
-        """Open the producer; `fence` must succeed before the first `commit`. Raises `LogError`."""
+        """Open the producer; `fence` must succeed before the first `commit`. `transactional_id`:
+        only the latest producer with this id can commit. Raises `LogError`."""
         self._connection = connection
         self._transactional_id = transactional_id
         self._errors = ConnectionErrors()
@@ -112,7 +113,8 @@ class TransactionalProducer:
         self._errors.record(error)
 
     def _on_delivery(self, error: KafkaError | None, message: Message) -> None:
-        """Note a record that was not stored."""
+        """Note a record that was not stored, with its error; not one that an abort discarded.
+        librdkafka calls this within a poll or flush."""
         if error is not None and error.code() not in _PURGED:
             self._failed.append(
                 _UnstoredRecord(error, message.topic() or "", message.partition(), message.key())
@@ -148,9 +150,10 @@ class TransactionalProducer:
         return str(self._errors) or "no answer"
 
     def commit(self, outputs: Sequence[Output], offsets: list[TopicPartition], member: Any) -> None:
-        """Store these records and offsets in one transaction, as `member` of the group
-        (`Consumer.consumer_group_metadata`). Raises `TransactionAborted` if nothing was stored
-        (`RecordTooLarge` because of one record), else `LogError`."""
+        """Store the records `outputs`, and these offsets as the group's commits, in one
+        transaction. `member`: the group's member (`Consumer.consumer_group_metadata`). Raises
+        `TransactionAborted` if nothing was stored (`RecordTooLarge` because of one record), and
+        another `LogError` if that isn't known or the producer can't go on."""
         self._failed.clear()
         deadline = time.monotonic() + SEND_TIMEOUT
         try:
@@ -228,7 +231,8 @@ class TransactionalProducer:
                 return
 
     def _abort(self, reason: KafkaError) -> LogError:
-        """Abort the transaction because of `reason`; returns the error to raise."""
+        """Abort the transaction because of `reason`; returns the error to raise:
+        `TransactionAborted`, or another `LogError` if the abort fails or `reason` is fatal."""
         if reason.fatal():
             return log_error_of(reason)
         try:
@@ -236,7 +240,7 @@ class TransactionalProducer:
         except KafkaException as error:
             return LogError(
                 f"a transaction could not be aborted: {error.args[0].str()}"
-                f"; it was to be because of {reason.str()}"
+                f"; the reason for aborting it: {reason.str()}"
             )
         aborted = self._aborted_error(reason)
         # After a refused record, and sometimes after an unsent one (librdkafka 2.16.0), the next

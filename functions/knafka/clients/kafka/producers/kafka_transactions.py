@@ -70,8 +70,8 @@ class KafkaTransactions:
         """The error that all further calls raise; None: there is none."""
 
     def read(self, limit: int, timeout: float) -> Sequence[Record]:
-        """Return up to `limit` records; none while an earlier transaction isn't fenced off yet.
-        Raises `LogError`."""
+        """Return up to `limit` records, gathered for up to `timeout` seconds; none while the
+        transactional id isn't taken over from an earlier process. Raises `LogError`."""
         self._check_usable()
         if not self._producer.fence(timeout):
             return []
@@ -80,8 +80,9 @@ class KafkaTransactions:
         return records
 
     def commit(self, outputs: Sequence[Output], offsets: Offsets) -> None:
-        """Append records and commit offsets in one transaction. Raises `TransactionAborted` and
-        `LogError`."""
+        """Append the records `outputs` and commit offsets in one transaction; without offsets, the
+        last commit is made again. Raises `TransactionAborted` if nothing was stored: the caller may
+        go on. After another `LogError` of the producer, all further reads and commits raise it."""
         self._wait_until_fenced()
         member = self._member
         if not outputs and not offsets:
@@ -102,7 +103,8 @@ class KafkaTransactions:
         member.owned.update(committed_offsets)
 
     def _wait_until_fenced(self) -> None:
-        """Wait until earlier transactions of this id are fenced off."""
+        """Wait until earlier transactions of this id are fenced off, so that none of them can be
+        committed any more. Raises `LogError`."""
         self._check_usable()
         while not self._producer.fence(FENCE_TIMEOUT):
             pass
@@ -121,8 +123,8 @@ class KafkaTransactions:
     def ensure_topic(
         self, topic: str, partitions: int, replication: int, config: Mapping[str, str]
     ) -> None:
-        """Create the topic unless it exists. Raises `LogError`, also if an earlier error has ended
-        this log."""
+        """Create the topic unless it exists, with this number of partitions and of replicas and
+        these settings. Raises `LogError`, also if an earlier error has ended this log."""
         self._check_usable()
         self._bounded.ensure_topic(topic, partitions, replication, config)
 
@@ -161,7 +163,7 @@ class KafkaTransactions:
         closing.start()
         closing.join(timeout)
         if closing.is_alive():
-            log.warning("Kafka did not let go of a member within %g s", timeout)
+            log.warning("a member could not leave its group within %g s", timeout)
 
     def _close(self) -> None:
         """Leave the group and close all clients; blocks while Kafka is frozen."""

@@ -88,11 +88,11 @@ class KafkaWriter:
         self._alone: ReplaceableProducer | None = None
         self._retired: list[ReplaceableProducer] = []
         """Former producers that still have records in flight."""
-        self._gather_until = 0.0
+        self._gather_until = 0.0  # by the loop's clock
         self._timer: asyncio.TimerHandle | None = None
         self._busy = False
         """Whether the next planned poll comes after `POLL_BUSY`."""
-        self._in_flight = 0
+        self._in_flight = 0  # records that were appended and not reported
         self._stored: dict[str, _Counts] = {}
         """Number of stored records, by topic and partition."""
         self._small_batch_topics: set[str] = set()
@@ -103,8 +103,8 @@ class KafkaWriter:
         """Groups of records that are all settled, to be reported."""
         self._has_stored = False
         """Whether Kafka has stored records since `_reachability` last noted an acknowledgement."""
-        self._woken = False
-        self._answered = False
+        self._woken = False  # whether `_on_wake` is scheduled and has not run
+        self._answered = False  # whether Kafka has ever answered `_ask`
         self._closed = False
         self._ended = threading.Event()
         self._reachability = Reachability(self._ask, self._purge_queues, self._renew)
@@ -112,7 +112,7 @@ class KafkaWriter:
         threading.Thread(target=self._serve, name="kafka-writer", daemon=True).start()
 
     def _open(self, linger_ms: float, **more: Any) -> ReplaceableProducer:
-        """Open a producer with this linger time and these additional settings."""
+        """Open a producer with this linger time and these further settings. Raises `LogError`."""
         return ReplaceableProducer({**self._connection, **more}, linger_ms, self._on_error)
 
     @property
@@ -148,8 +148,8 @@ class KafkaWriter:
         headers: RecordHeaders,
         reported: Reported,
     ) -> None:
-        """Append a record by the producer that has its key's records, else by the prompt or the
-        gathering one."""
+        """Append a record; `reported` gets its error or None, later. The producer that has its key
+        in flight gets it, so that none overtakes another. Raises `LogError`, such as `LogFull`."""
         # Looked up here, as a report creates a new string each time that its topic is read.
         if (counts := self._stored.get(topic)) is None:
             counts = self._stored[topic] = defaultdict(int)
@@ -252,8 +252,8 @@ class KafkaWriter:
             self._keys.release(key)
 
     def _must_gather(self, new_records: int = 0) -> bool:
-        """Return whether records must be gathered: with `new_records` more, `MANY_IN_FLIGHT` are in
-        flight now, or were within the last `GATHERING_TIME` seconds."""
+        """Whether records must be gathered: `MANY_IN_FLIGHT` or more, `new_records` included, are
+        in flight now, or were within the last `GATHERING_TIME` seconds."""
         now = self._loop.time()
         if self._in_flight + new_records >= MANY_IN_FLIGHT:
             self._gather_until = now + GATHERING_TIME
@@ -384,8 +384,8 @@ class KafkaWriter:
             reported(error)
 
     def _on_error(self, error: KafkaError) -> None:
-        """Log and remember an error of librdkafka, on the polling thread; doubt Kafka if all
-        brokers are down."""
+        """Log and remember an error of librdkafka, on the polling thread; if all brokers are down,
+        tell `Reachability`."""
         log_error(error)
         self._errors.record(error)
         if error.code() == KafkaError._ALL_BROKERS_DOWN:
@@ -447,8 +447,8 @@ class KafkaWriter:
         return [*self._in_use(), *self._retired]
 
     async def reach(self, timeout: float) -> None:
-        """Wait for Kafka's answer, at most `timeout` seconds. Raises `LogError`; if that may pass,
-        Kafka is doubted."""
+        """Wait for Kafka's answer, at most `timeout` seconds. Raises `LogError`; if the cause may
+        pass, `Reachability` goes on asking."""
         self._errors.forget()
         try:
             await self._ask(timeout)

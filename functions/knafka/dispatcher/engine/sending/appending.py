@@ -47,7 +47,9 @@ class DeadLetterTopic:
         self._writer = writer
         self._topics = topics
         self._exists = False
+        """Whether this process knows that the topic exists."""
         self._creating: asyncio.Task[LogError | None] | None = None
+        """The request that creates the topic, while it is under way."""
 
     async def append(self, draft: Draft) -> LogError | None:
         """Append a dead letter, after creating the topic if necessary; returns None once it is

@@ -63,11 +63,14 @@ class SinkTokens:
         clock: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        """`issuer`: None if no API server is configured; then every request for a token fails."""
+        """Begin with an empty cache. `issuer`: None if no API server is configured; then every
+        request for a token fails. `clock` returns monotonic seconds, `chance` random numbers from 0
+        to 1, by which tokens are renewed at different times."""
         self._issuer = issuer
         self._clock = clock
         self._chance = chance
         self._kept: dict[tuple[Account, str], _CachedToken] = {}
+        """Cached tokens by account and audience, the oldest entry first."""
 
     def __len__(self) -> int:
         """Number of cached tokens."""
@@ -84,15 +87,16 @@ class SinkTokens:
         return await self._await_request(cached)
 
     def note_refusal(self, account: Account, audience: str, refused_token: bytes) -> bool:
-        """Note that the destination answered 401 to a request with this token. Returns whether a
-        request with another token may end differently; False: the answer stands."""
+        """Note that a destination answered 401 to a request with this token of `account` for
+        `audience`. Returns whether a request with another token may end differently; False: the
+        answer stands."""
         return self._ensure_cached(account, audience).token.note_refusal(
             refused_token, self._clock()
         )
 
     async def replace_token(self, account: Account, audience: str, refused_token: bytes) -> bytes:
-        """Return another token than `refused_token`, which the destination refused. Raises
-        `TokenUnavailable`."""
+        """Return another token of `account` for `audience` than `refused_token`, which the
+        destination refused. Raises `TokenUnavailable`."""
         cached = self._ensure_cached(account, audience)
         if cached.token.current(self._clock()) == refused_token:
             if cached.token.is_due(self._clock()):
@@ -117,7 +121,8 @@ class SinkTokens:
         return cached
 
     def _request_token(self, cached: _CachedToken, account: Account, audience: str) -> None:
-        """Start a request for a new token, unless one is under way."""
+        """Start a request for a new token of `account` for `audience`, stored in `cached`, unless
+        one is under way."""
         if cached.request is None:
             cached.request = asyncio.create_task(self._renew(cached, account, audience))
 
@@ -152,7 +157,7 @@ class SinkTokens:
     def _store_failure(
         self, cached: _CachedToken, account: Account, audience: str, problem: str
     ) -> None:
-        """Store and log why no token was issued."""
+        """Store in `cached` and log why no token was issued: `problem`."""
         cached.token.note_failure(self._clock())
         cached.problem = f"no token of {account} for {audience:.200}: {problem}"
         log.warning("%s", cached.problem)
@@ -198,7 +203,8 @@ class AuthorizedSubscriber:
     async def _send(
         self, target: Target, token: bytes, head: bytes, body: bytes, timeout: float
     ) -> Response:
-        """Send one request with this token; the token is removed from the response."""
+        """Send one request with this token within `timeout` seconds, and return the response
+        without the token. Raises `DeliveryError`."""
         head = b"%bauthorization: Bearer %b\r\n" % (head, token)
         return _redact(token, await self._subscriber.post(target, head, body, max(0.0, timeout)))
 
@@ -209,7 +215,7 @@ class AuthorizedSubscriber:
 
 def authorize(egress: Egress, subscriber: Subscriber, tokens: SinkTokens | None) -> Subscriber:
     """Return a `Subscriber` that adds tokens of the Egress's account to the requests of
-    `subscriber`."""
+    `subscriber`. `tokens` None: requests that need a token fail."""
     account = egress.service_account
     sender_account = None if account is None else Account(egress.namespace, account)
     # Not `or`: an empty cache is false.

@@ -60,8 +60,8 @@ nothing."""
 
 
 class _RecordIdentity(NamedTuple):
-    """A record's place and a hash of its value: a topic that was created anew holds other records
-    at the same place."""
+    """A record's topic, partition and offset, and a hash of its value: a topic that was created
+    anew holds other records at the same offsets."""
 
     topic: str
     partition: int
@@ -80,7 +80,8 @@ class BrokerDeadLetters:
         tail: TopicTail,
         draw: Callable[[], float] = random.random,
     ) -> None:
-        """`draw` returns random numbers from 0 to 1."""
+        """`topic` takes the dead letters, `tail` reads them; `draw` returns random numbers from 0
+        to 1, from which this dispatcher's turns are computed."""
         self.topic = topic
         self._tail = tail
         self._draw = draw
@@ -91,7 +92,9 @@ class BrokerDeadLetters:
         self._turn_begins_at: float | None = None
         """When this dispatcher's turn begins, on the event loop's clock; None: not drawn yet."""
         self._has_seen_others = False
+        """Whether another process was seen to write a dead letter."""
         self._locks: WeakValueDictionary[_RecordIdentity, asyncio.Lock] = WeakValueDictionary()
+        """A lock for each record in `write_once`, so that only one drain writes its dead letter."""
         self._read_lock = asyncio.Lock()
         self._reads_begun = self._last_complete_read = 0
         """Reads of the topic that have begun; `_last_complete_read` is the last one that reached
@@ -100,11 +103,11 @@ class BrokerDeadLetters:
     async def write_once(
         self, record: Record, write: Callable[[], Awaitable[Done | Retry]]
     ) -> Done | Retry | None:
-        """Make sure that the record's dead letter is stored once.
+        """Make sure that the record's dead letter is stored once; `write` writes it.
 
         Returns the result of `write` if this dispatcher had to write it, None if the dead letter
-        exists already, and `Retry` if neither is certain yet. Raises `LogError` if the topic can't
-        be read.
+        exists already, and before this dispatcher's turn the `Retry` of the next call. Raises
+        `LogError` if the topic can't be read.
         """
         identity = _identity_of(record.topic(), record.partition(), record.offset(), record.value())
         # In a shared dispatcher, many drains may hold the same record.
@@ -135,7 +138,8 @@ class BrokerDeadLetters:
 
     async def _has_letter(self, identity: _RecordIdentity, record: Record) -> bool:
         """Read the topic up to its end, if necessary; returns whether it holds a dead letter of
-        this record. Raises `LogError`."""
+        this record. Raises `LogError`, but not for a missing right to read: then it is logged, and
+        False is returned."""
         reads_before = self._reads_begun
         async with self._read_lock:
             # A complete read that began after this call answers it, too.
@@ -184,12 +188,13 @@ class BrokerDeadLetters:
                 self._remember(_identity_of(*origin, letter.value()), is_ours=False)
 
     def _remember(self, identity: _RecordIdentity, *, is_ours: bool) -> None:
-        """Remember that the record has a dead letter, and forget the oldest beyond the limit."""
+        """Remember that the record has a dead letter, and whether this process wrote it; forget the
+        oldest beyond `MAX_REMEMBERED_LETTERS`."""
         self._known.setdefault(identity, is_ours)
         while len(self._known) > MAX_REMEMBERED_LETTERS:
             del self._known[next(iter(self._known))]
 
 
 def _identity_of(topic: str, partition: int, offset: int, value: bytes | None) -> _RecordIdentity:
-    """Return the identity of the record at this place with this value."""
+    """Return the identity of the record at this offset with this value."""
     return _RecordIdentity(topic, partition, offset, None if value is None else hash(value))

@@ -54,7 +54,8 @@ class DeadLetterDelivery:
         post: Post[PendingEvent],
         now: Callable[[], float],
     ) -> None:
-        """Parse the sink's URL; `post` makes one attempt there. Raises `InvalidDocument`."""
+        """Parse the sink's URL; `post` makes one attempt there, `clients` store dead letters in
+        topics, and `counts` counts them. Raises `InvalidDocument`."""
         self._egress = egress
         self._counts = counts
         self._post = post

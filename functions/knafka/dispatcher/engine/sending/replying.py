@@ -58,8 +58,8 @@ class Replies(Protocol):
         ...
 
     async def retry(self, event: PendingEvent) -> tuple[Outcome, bytes]:
-        """Try again to store or send the reply that is kept in `event.reply`; returns as `handle`
-        does."""
+        """Try again to store or send the reply that is kept in `event.reply`. Returns the attempt's
+        outcome, and the body that explains it in a dead letter."""
         ...
 
 
@@ -70,6 +70,7 @@ class _RetriedReplies(ABC):
     """Why the delivery fails if the reply can't be stored or sent."""
 
     def __init__(self, egress: Egress, counts: DrainCounts) -> None:
+        """`counts` counts the replies that were stored or sent."""
         self._subscriber_url = egress.subscriber.url
         self._events = counts.events
         self._counts = counts
@@ -130,8 +131,9 @@ class _RetriedReplies(ABC):
     async def _forward(
         self, reply: PendingReply, trace: DeliveryTrace | None
     ) -> tuple[Outcome, bytes] | None:
-        """Store or send the reply; returns None if that succeeded, else the outcome and body that
-        `handle` returns."""
+        """Store or send the reply, in a span of `trace` (None: the event isn't traced). Returns
+        None if that succeeded, else the outcome of the event's attempt, and the body that explains
+        it in a dead letter. Subclasses say where the reply goes."""
 
 
 class StoredReplies(_RetriedReplies):
@@ -148,8 +150,8 @@ class StoredReplies(_RetriedReplies):
     async def _forward(
         self, reply: PendingReply, trace: DeliveryTrace | None
     ) -> tuple[Outcome, bytes] | None:
-        """Append the reply to the Broker's topic. Returns None once Kafka has stored it, else the
-        failure and the body of the subscriber's response."""
+        """Append the reply to the Broker's topic, in a span if the event is traced. Returns None
+        once Kafka has stored it, else the failure and the body of the subscriber's response."""
         if trace is None:
             problem = await append(self._writer, self._topic, reply.draft)
         else:
@@ -189,15 +191,15 @@ class SentReplies(_RetriedReplies):
     async def _forward(
         self, reply: PendingReply, trace: DeliveryTrace | None
     ) -> tuple[Outcome, bytes] | None:
-        """Send the reply once to its destination, in a span if the event is traced; returns as
-        `_send`."""
+        """Send the reply once to its destination, in a span if the event is traced. Returns None if
+        it was delivered, else the failure and the body that explains it."""
         if trace is None:
             return await self._send(reply.draft)
         return await trace.send(self._target, self._send, reply.draft)
 
     async def _send(self, reply: Draft) -> tuple[Outcome, bytes] | None:
-        """Send a reply once; returns None if it was delivered, else the outcome and body that
-        `handle` returns."""
+        """Send a reply once. Returns None if it was delivered, else the failure, and the body that
+        explains it: the destination's response or a sentence."""
         envelope = read(reply.headers, reply.value)
         head, body = request_of(envelope, self._delivery.format)
         try:

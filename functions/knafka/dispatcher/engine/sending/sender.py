@@ -56,6 +56,7 @@ log.addFilter(RateLimitedFilter(by_wording=True))
 _ACCEPTED: Final = Outcome(202), b""
 """Outcome and body of an attempt that was answered with 202."""
 _REPLY_FAILURES: Final = frozenset({Reason.REPLY_NOT_STORED, Reason.REPLY_NOT_DELIVERED})
+"""Failures of a reply, after the subscriber has taken the event."""
 
 
 class Sender:
@@ -90,7 +91,7 @@ class Sender:
 
     def resume(self, event: PendingEvent, state: DeliveryState, *, same_policy: bool) -> float:
         """Continue an event, whose request is encoded, where an earlier owner of its partition left
-        it.
+        it. `same_policy`: whether that owner had the same retry policy and destinations.
 
         Returns the seconds until the next attempt is due.
         """
@@ -217,13 +218,13 @@ class Sender:
         )
         problem = str(error) if undecodable else f"{type(error).__name__}: {error}"
         self._counts.count_failure(failed_outcome)
-        place = (event.record.topic(), event.partition.number, event.offset)
+        position = (event.record.topic(), event.partition.number, event.offset)
         if undecodable:
-            log.warning("a dead letter, from %s, partition %d, offset %d: %s", *place, problem)
+            log.warning("a dead letter, from %s, partition %d, offset %d: %s", *position, problem)
         else:
             log.error(
                 "an event of %s, partition %d, offset %d, is given up for an error of our own",
-                *place,
+                *position,
                 exc_info=error,
             )
         if event.failed is None:  # else the event failed for good before, for its own reason
