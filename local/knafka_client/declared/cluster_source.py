@@ -168,7 +168,8 @@ class ClusterSource:
         )
 
     def _read_family(self, family: Family, namespace: str, reading: _NamespaceReading) -> bool:
-        """Read the objects of one family; returns False if the cluster doesn't have these kinds.
+        """Read the objects of a family (Brokers and Triggers, or KafkaChannels and Subscriptions)
+        into `reading`; returns False if the cluster doesn't have these kinds.
 
         Raises `NotAllowed` and `ClusterError`.
         """
@@ -323,8 +324,8 @@ class _NamespaceReading:
         self.problems: list[str] = []
 
     def add_broker(self, family: Family, document: Document) -> None:
-        """Add the Ingress and the connection of a Broker or KafkaChannel that Knafka serves; if
-        that fails, add a problem."""
+        """Add the Ingress and the Kafka connection of a Broker or KafkaChannel, unless another
+        implementation serves it; if it can't be read, add a problem."""
         try:
             broker = family.read_broker(document)
             is_channel = family is not BROKERS

@@ -294,7 +294,7 @@ class KafkaServer:
             raise self._failure_with_log(f"Kafka could not format {self._topics}", log_size_before)
 
     async def _start_java(self, main_class: str, *arguments: str) -> Child:
-        """Start a JVM; the kernel kills it when this thread ends (see `die_with_parent`)."""
+        """Start a JVM; the kernel kills it when this thread ends. Raises `OSError`."""
         logging = f"-Dlog4j2.configurationFile={self._log4j_properties}"
         words = (str(self._distribution.java), *KAFKA_JVM_FLAGS, logging, main_class, *arguments)
         environment = {"CLASSPATH": self._distribution.class_path}
