@@ -35,7 +35,8 @@ class StoredObjects:
     """A sentence for each kind that could not be listed."""
 
     def without_foreign(self) -> StoredObjects:
-        """Return the objects without those of other Broker and channel implementations."""
+        """Return the objects without those of other Broker and channel implementations, and without
+        the Triggers and Subscriptions of these."""
         foreign = {_object_key(broker) for broker in self.brokers if not _is_ours(broker)}
         return StoredObjects(
             [broker for broker in self.brokers if _object_key(broker) not in foreign],
@@ -45,9 +46,10 @@ class StoredObjects:
 
 
 def cluster_state(stored: StoredObjects, figures: Figures | None, place: str) -> ConsoleState:
-    """Return the console's state of the cluster that it calls `place`.
+    """Return the console's state of a cluster; `place` is the cluster's name on the page.
 
-    `stored` holds only objects that Knafka handles. Without `figures`, lag and counts aren't known.
+    `stored` holds only objects that Knafka handles. `figures` are lag, replicas and counts; None:
+    they aren't known.
     """
     kafkas = {_status_annotation(broker, BOOTSTRAP_SERVERS) for broker in stored.brokers} - {""}
     snapshot = Snapshot(
