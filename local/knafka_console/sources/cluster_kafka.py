@@ -63,9 +63,9 @@ class ClusterKafka:
         return await asyncio.to_thread(self._read_egress, family, broker, trigger)
 
     async def find_for_broker(self, namespace: str, broker: str) -> dict[str, Any]:
-        """Return the librdkafka configuration for a Broker's Kafka. Raises `NotFound` if there is no
-        such Broker, and another `KnafkaError` if the viewer may not read an object or one can't be
-        used."""
+        """Return the librdkafka configuration for a Broker's Kafka. Raises `NotFound` if there is
+        no such Broker, and another `KnafkaError` if the viewer may not read an object or one can't
+        be used."""
         document = await asyncio.to_thread(self._api.get, BROKER_OBJECTS, namespace, broker)
         if document is None:
             raise NotFound(f"there is no Broker {namespace}/{broker}")

@@ -118,8 +118,8 @@ class DirectMetrics:
         return texts
 
     def _fetch(self, address: str) -> str:
-        """Return the metrics at one address. Raises `OSError`, also after `METRICS_TIMEOUT` seconds,
-        and `HTTPException` unless the status is 200."""
+        """Return the metrics at one address. Raises `OSError`, also after `METRICS_TIMEOUT`
+        seconds, and `HTTPException` unless the status is 200."""
         connection = http.client.HTTPConnection(address, self._port, timeout=METRICS_TIMEOUT)
         try:
             connection.request("GET", "/metrics", headers=self._headers)
