@@ -133,7 +133,7 @@ def _make_adopter(
     peers_namespace: str,
 ) -> tuple[Adopter, str]:
     """Return an adopter for the chosen cluster, and the namespace of the kubeconfig's context. The
-    parameters are the commands' options."""
+    parameters are the commands' options. Raises `ClusterError`."""
     # Imported here, since the Kubernetes client takes half a second.
     from knafka_cli.adoption.cluster import Adopter
     from knafka_client.declared import cluster_source
@@ -161,9 +161,10 @@ def _make_adopter(
 
 
 def _parse_names(names: list[str], namespace: str) -> list[tuple[str, Identity]]:
-    """Return kind and identity of each name in the arguments, by default in `namespace`.
+    """Return kind and identity of each name in the arguments; `namespace` is that of names without
+    one.
 
-    Prints an error and exits if a name is malformed.
+    Prints an error and exits with code 2 if a name is malformed.
     """
     objects = []
     for text in names:

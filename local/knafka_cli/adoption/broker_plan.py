@@ -59,6 +59,7 @@ class SeenBroker:
 
     broker: Document
     triggers: Sequence[Document] = ()
+    """The Broker's Triggers, by name."""
     topic: TopicDescription | None = None
     """The Broker's topic; None if Kafka doesn't have it."""
     groups: Mapping[str, SeenGroup] = field(default_factory=dict)
@@ -136,7 +137,10 @@ def plan_broker_adoption(seen: SeenBroker) -> Plan:
 
 
 def _plan_trigger(seen: SeenBroker, trigger: Document, is_adopted: bool) -> Plan:
-    """Return what a Trigger adds to the plan to adopt its Broker, apart from its finalizers."""
+    """Return what a Trigger adds to the plan to adopt its Broker, apart from its finalizers.
+
+    `is_adopted` says whether the Broker is Knafka's already.
+    """
     identity = Identity.of(trigger)
     about = f"Trigger {identity.name}"
     group, problem = group_of(trigger, seen.naming)
@@ -208,9 +212,12 @@ def topic_of(broker: Document, naming: Naming) -> str:
 
 
 def group_of(trigger: Document, naming: Naming) -> tuple[str, str | None]:
-    """Return the name of a Trigger's consumer group: the one in its status, or else the one that a
-    template gives it; and why Knafka can't take it over, None if it can. Raises
-    `InvalidDocument`."""
+    """Return the name of a Trigger's consumer group, and why Knafka can't take the group over
+    (None: it can).
+
+    The name is the one in the Trigger's status, or else the one that a template of `naming` gives
+    it. Raises `InvalidDocument`.
+    """
     owner, kind = NamedObject.of(trigger), NameKind.TRIGGER_GROUP
     group = annotations_of(trigger).get(GROUP_STATUS) or naming.name(kind, owner)
     if naming.is_own(kind, group, owner):

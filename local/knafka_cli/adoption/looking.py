@@ -116,8 +116,8 @@ class AdoptionObserver:
         self._connect = connect
 
     def observe_broker(self, identity: Identity) -> SeenBroker:
-        """Read everything that a Broker's plan needs. Raises `LogError`, and `ClusterError`, also
-        if there is no such Broker."""
+        """Read everything that the plan for a Broker needs. Raises `LogError`, `InvalidDocument`,
+        and `ClusterError`, also if there is no such Broker."""
         stored = self._read_existing("Broker", identity)
         triggers = self._triggers_of(identity)
         unseen: list[str] = []
@@ -335,9 +335,9 @@ class AdoptionObserver:
     async def _read_groups(
         self, configuration: Mapping[str, Any], topic: str, groups: Sequence[str]
     ) -> tuple[TopicDescription | None, Mapping[str, SeenGroup]]:
-        """Return the topic, None if it doesn't exist, and the state of each group that reads it.
+        """Return the topic, None if it doesn't exist, and the state of each of these groups on it.
 
-        `configuration` is librdkafka's. Raises `LogError`.
+        `configuration` is librdkafka's, for this Kafka. Raises `LogError`.
         """
         admin = self._connect(configuration)
         try:

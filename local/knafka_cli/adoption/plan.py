@@ -139,11 +139,12 @@ def _released_prefix(document: Document) -> str:
 def running(
     peers: Sequence[tuple[str, str, str]], owned: str, *, dispatchers: bool = True
 ) -> Iterator[str]:
-    """Yield a sentence for each running workload of eventing-kafka-broker that must be stopped,
-    with the command that stops it.
+    """Yield a sentence for each running workload of eventing-kafka-broker that must be stopped
+    first, with the command that stops it.
 
-    `peers` are kind, namespace and name of running workloads; `owned` is the object, such as `this
-    Broker`. Without `dispatchers`, these may run.
+    `peers` are kind, namespace and name of the running workloads; `owned` is the text for the
+    object that the plan is about, such as `this Broker`. Without `dispatchers`, dispatchers may go on
+    running.
     """
     for kind, namespace, name in peers:
         is_dispatcher = "dispatcher" in name
@@ -183,13 +184,15 @@ def give_back(kind: str, identity: Identity, finalizers: Sequence[str], theirs: 
 
 
 def members_left(group: str, in_kafka: SeenGroup) -> str:
-    """Return a sentence for users: the group still has members, which must leave it first."""
+    """Return a sentence for users: the group still has members (`in_kafka` lists them), which must
+    leave it first."""
     return f"group {group} has {len(in_kafka.members)} members still: they have to leave first"
 
 
 def unknown_name(beginning: str, kind: NameKind, owner: str) -> str:
-    """Return a sentence for users: Knafka can't take a topic or group over, since no known template
-    gives its name to `owner`. The sentence starts with `beginning`, which has the name."""
+    """Return a sentence for users: Knafka can't take a topic or group over, since no template of
+    this kind of name that the installation knows gives the name to `owner` (`this Broker`). The
+    sentence starts with `beginning`, which has the name."""
     return (
         f"{beginning} no template of {kind.value} gives it to {owner} that this installation "
         "knows: add the template that did to ConfigMap knafka-name-templates, in a line of its own"
@@ -197,8 +200,8 @@ def unknown_name(beginning: str, kind: NameKind, owner: str) -> str:
 
 
 def delivery_differences(delivery: Document) -> Iterator[str]:
-    """Yield a sentence for each way in which Knafka follows this delivery spec differently; in the
-    sentences, "there" means eventing-kafka-broker."""
+    """Yield a sentence for each way in which Knafka follows this delivery spec (`spec.delivery`)
+    differently; in the sentences, "there" means in eventing-kafka-broker."""
     if not delivery:
         yield "no delivery is declared: 10 retries from 0.2 s on, and none there"
     if delivery.get("backoffPolicy") == "exponential" and delivery.get("backoffDelay"):

@@ -54,7 +54,8 @@ def broker_warnings(broker: Broker, known_objects: Mapping[ObjectIdentity, Any])
 
 
 def _loop_consequence(path: str) -> str:
-    """Return what happens if the destination at `path` leads back to its own Broker."""
+    """Return a text on what happens if the destination at this path in its document leads back to
+    its own Broker or channel."""
     if path == DEAD_LETTER_SINK_PATH:
         return (
             f"a failed event comes back {MAX_HOPS} times at most, and then goes to the "

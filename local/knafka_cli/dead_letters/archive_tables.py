@@ -144,8 +144,11 @@ class ArchiveTables:
 
 
 def _store_keys(operations: ArchiveOperations, name: str) -> Mapping[str, str]:
-    """Return the store's credentials in the Secret `name`; empty if the user may not read the
-    Secret, but has credentials in the environment."""
+    """Return the store's credentials in the Secret `name`, by `KEY_NAMES`; empty if the user may
+    not read the Secret, but has credentials in the environment.
+
+    Exits with code 2 if the user has neither, or there is no such Secret.
+    """
     from knafka_client.declared.kubernetes_api import Objects
 
     try:
@@ -166,8 +169,8 @@ def _store_keys(operations: ArchiveOperations, name: str) -> Mapping[str, str]:
 
 
 def list_groups(tables: ArchiveTables, trigger: str | None) -> None:
-    """Print the unresolved dead letters of an archive by group, which is what failed alike
-    (`GROUP_COLUMNS`); with `trigger`, that Trigger's."""
+    """Print a table (`GROUP_COLUMNS`) of an archive's groups with unresolved dead letters; a group
+    is a set of dead letters that failed alike. With `trigger` (`[NAMESPACE/]NAME`), only that Trigger's."""
     conditions = []
     if trigger is not None:
         name = triggers.parse_name(trigger, "Trigger").name

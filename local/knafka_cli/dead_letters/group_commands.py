@@ -170,8 +170,9 @@ def export(
 
 
 def find_members(files: TableFiles, group_id: str, unresolved: bool) -> tuple[int, str]:
-    """Return the number of a group's events, or of its `unresolved` ones, and the predicate that
-    selects their failures in the tables. Exits with code 2 if there is no such group."""
+    """Return the number of a group's events, and the predicate that selects their failures in the
+    tables; with `unresolved`, of its unresolved events only. Exits with code 2 if there is no such
+    group."""
     from knafka_jobs.lookup.groups import find_groups, members_predicate
 
     now = datetime.now(UTC)
@@ -191,7 +192,8 @@ def _append(
     until: datetime | None,
     note: str,
 ) -> None:
-    """Record in the tables that `by` acknowledges groups, or withdraws that (`action`).
+    """Record in the tables that `by` acknowledges the groups with these ids, or withdraws that
+    (`action`); `note` says why.
 
     `until` is the end of the acknowledgement; None: for good. `by` None: the user's name. Exits
     with code 2 if a group doesn't exist, or a text is too long or not UTF-8.

@@ -116,7 +116,8 @@ async def send(
 
     async def send_remaining_groups() -> None:
         """Send one group after the other, until no group is left for any worker."""
-        for number_before, request_events in numbered_groups:  # which all workers share
+        # All workers take from this one iterator, so each group is sent by one of them.
+        for number_before, request_events in numbered_groups:
             if rate is not None:
                 await asyncio.sleep(start + number_before / rate - loop.time())
             first = request_events[0]
@@ -140,8 +141,8 @@ async def send(
 
 
 def _split_into_groups(events: Iterable[Event], size: int) -> Iterator[tuple[int, Sequence[Event]]]:
-    """Yield groups of up to `size` consecutive events, each after the number of events before
-    it."""
+    """Yield groups of up to `size` consecutive events, each as a pair: how many events came before
+    it, and the group."""
     source, number_before = iter(events), 0
     while chunk := list(itertools.islice(source, size)):
         yield number_before, chunk
