@@ -419,11 +419,11 @@ def test_release_waits_until_the_operator_has_let_go(commands: World) -> None:
     annotations = commands.server.objects[path]["status"]["annotations"]
     annotations["knafka.dev/topic-id"] = "x"
     code, text = run("release", "default", "--yes", "--timeout", "0")
-    assert (code, "not let go of after 0 s: Broker shop/default" in text) == (1, True)
+    assert (code, "not released after 0 s: Broker shop/default" in text) == (1, True)
     del commands.server.objects[path]["status"]["annotations"]["knafka.dev/topic-id"]
     code, text = run("release", "default", "--yes", "--timeout", "0")
     assert code == 0
-    assert "is let go of: nothing of Knafka's is in its groups" in text
+    assert "is released: nothing of Knafka's is in its groups" in text
 
 
 @pytest.mark.parametrize("name", ["", "a/", "/b", "a/b/c", "source/", "channel/", "source/a/b/c"])

@@ -118,9 +118,9 @@ def release(
         failed |= not _print_plan(plan, unseen)
         if yes and not plan.problems:
             adopter.carry_out(plan)
-            adopter.wait_until_complete("not let go of", kind, identity, timeout, find_not_released)
+            adopter.wait_until_complete("not released", kind, identity, timeout, find_not_released)
             adopter.wait_until_group_empty(kind, identity, timeout)
-            typer.echo(f"\n{kind} {identity} is let go of: nothing of Knafka's is in its groups.")
+            typer.echo(f"\n{kind} {identity} is released: nothing of Knafka's is in its groups.")
     _end(failed, yes)
 
 

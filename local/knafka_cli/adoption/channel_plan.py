@@ -106,7 +106,7 @@ def plan_channel_adoption(seen: SeenChannel) -> Plan:
     if is_peers and receivers_of(annotations_of(seen.stored)):
         # The operator hasn't finished its release yet: it would remove annotations that are
         # written now.
-        waits.append("Knafka's operator has still to let go of it: it was given back")
+        waits.append("Knafka's operator still has to release it: it was given back")
     for uid in seen.entries:
         entry_plan = _plan_entry(seen, uid, is_adopted)
         stays += entry_plan.stays

@@ -143,8 +143,8 @@ def running(
     first, with the command that stops it.
 
     `peers` are kind, namespace and name of the running workloads; `owned` is the text for the
-    object that the plan is about, such as `this Broker`. Without `dispatchers`, dispatchers may go on
-    running.
+    object that the plan is about, such as `this Broker`. Without `dispatchers`, dispatchers may
+    keep running.
     """
     for kind, namespace, name in peers:
         is_dispatcher = "dispatcher" in name

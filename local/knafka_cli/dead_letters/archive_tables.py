@@ -170,7 +170,8 @@ def _store_keys(operations: ArchiveOperations, name: str) -> Mapping[str, str]:
 
 def list_groups(tables: ArchiveTables, trigger: str | None) -> None:
     """Print a table (`GROUP_COLUMNS`) of an archive's groups with unresolved dead letters; a group
-    is a set of dead letters that failed alike. With `trigger` (`[NAMESPACE/]NAME`), only that Trigger's."""
+    is a set of dead letters that failed alike. With `trigger` (`[NAMESPACE/]NAME`), only that
+    Trigger's."""
     conditions = []
     if trigger is not None:
         name = triggers.parse_name(trigger, "Trigger").name

@@ -139,8 +139,8 @@ def trace(
 
 
 def _trace_records(view: DeclaredView, ingress: Ingress, search: TopicSearch) -> Sequence[Trace]:
-    """Return a trace, through the Triggers of the Broker, of each record that a search has found.
-    Raises `LogError` and `KafkaNotReached`."""
+    """Return a trace, through the Triggers of the Broker `ingress`, of each record that a search
+    has found. Raises `LogError` and `KafkaNotReached`."""
     records = [record for record in search.matching_records if tracing.is_traceable(record)]
     if not records:
         return []
@@ -168,7 +168,11 @@ def _trace_records(view: DeclaredView, ingress: Ingress, search: TopicSearch) ->
 def _search_topic(
     view: DeclaredView, ingress: Ingress, id_: str, source: str | None, moment: float
 ) -> TopicSearch:
-    """Search a Broker's topic for an event; Ctrl-C ends the search, but keeps what it has found."""
+    """Search a Broker's topic for the event with this id and source (None: any source), back to the
+    time `moment`, in seconds since the Unix epoch.
+
+    Ctrl-C ends the search, but keeps what it has found. Raises `LogError` and `KafkaNotReached`.
+    """
     search = TopicSearch(ingress.topic)
     is_event = searching.holds_event_with(id_, source)
     with Console(stderr=True).status(f"searching {ingress.topic}") as line:

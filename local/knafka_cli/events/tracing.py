@@ -68,8 +68,10 @@ class TracedReplay:
     """A replay of a dead letter: when it was sent again, and how far the Trigger is with it."""
 
     at: str
+    """When it was sent again, in RFC 3339."""
     state: TracedState
     detail: str
+    """A short explanation of the state; may be empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +121,10 @@ async def trace_record(
     egresses: Sequence[Egress],
     paused: Collection[str] = (),
 ) -> Trace:
-    """Trace a record through the Triggers of its Broker; `paused` names the paused ones.
+    """Trace a record through the Triggers of its Broker: one delivery for each of `egresses`.
 
-    Raises `LogError`, and `InvalidEvent` if the record holds no event.
+    `broker` is the Broker's name, and `paused` are the names of paused Triggers. Raises `LogError`,
+    and `InvalidEvent` if the record holds no event.
     """
     envelope = read(record.headers(), record.value())
     topics = await admin.topics()
@@ -166,8 +169,10 @@ async def _trace_delivery(
     topics: Mapping[str, int],
     paused: Collection[str],
 ) -> TracedDelivery:
-    """Trace one record, whose content is `envelope`, at one Trigger or Subscription. `topics` are
-    all topics of its Kafka. Raises `LogError`."""
+    """Trace one record, whose content is `envelope`, at one Trigger or Subscription.
+
+    `topics` are the number of partitions of every topic in its Kafka, by name. Raises `LogError`.
+    """
     name = trigger_name_of(egress)
     is_same_event = holds_event_with(envelope.attributes["id"], envelope.attributes["source"])
     clauses = why_not(egress.filter, egress.filters, envelope.attributes)
@@ -250,8 +255,9 @@ def offset_state(
 ) -> tuple[TracedState, str]:
     """Return how far a consumer group is with one offset, as a state and a short explanation.
 
-    `committed` is the group's commit, whose metadata lists what is settled or tried after its
-    offset; `policy` is that of the Trigger's delivery (`progress.policy_of`).
+    `committed` is the group's commit, None if it has none; its metadata lists what is settled, or
+    was tried, after its offset. `policy` is the checksum of the Trigger's retry policy
+    (`progress.policy_of`), with which the metadata is decoded.
     """
     if committed is None:
         return TracedState.WAITING, "nothing of its partition is settled"
@@ -294,10 +300,11 @@ async def _find_dead_letters(
     egress: Egress,
     topics: Mapping[str, int],
 ) -> tuple[Sequence[Record], bool]:
-    """Return the records of the Trigger's dead letters of this record and of its replays, and
-    whether all dead letters that the Trigger ever had were read.
+    """Return the Trigger's dead letters of this record and of its replays, as records, and whether
+    all dead letters that the Trigger ever had were read.
 
-    `is_same_event` tells whether a record holds the same event. Raises `LogError`.
+    `is_same_event` says whether a record holds the same event; `topics` are the existing topics.
+    Raises `LogError`.
     """
     if egress.dead_letter_topic not in topics:
         return [], True
@@ -322,8 +329,8 @@ async def _find_dead_letters(
 
 
 def _with_replay_time(record: Record, replays: Sequence[TracedReplay]) -> StoredDeadLetter:
-    """Return the dead letter in a record, with the time of its first replay; empty if it wasn't
-    replayed."""
+    """Return the dead letter in a record, with the time of its first replay since it was written;
+    that time is empty if there was none."""
     written = timestamp(record.timestamp()[1] / 1000)
     return replace(
         parse_dead_letter(record),
@@ -351,7 +358,8 @@ async def _find_replays(
 
 
 def is_traceable(record: Record) -> bool:
-    """Whether a record holds a valid event; one with nothing but an event's id can't be traced."""
+    """Whether a record holds a valid event: a search also finds records that have only an event's
+    id."""
     try:
         read(record.headers(), record.value())
     except InvalidEvent:

@@ -221,7 +221,7 @@ def summary(snapshot: Snapshot) -> str:
 
 
 def _display_name(row: BrokerRow | TriggerRow) -> str:
-    """Return the object's name, after its kind unless it is a Broker or Trigger."""
+    """Return the object's name; for another kind than Broker and Trigger, with the kind first."""
     return row.name if row.kind in ("Broker", "Trigger") else f"{row.kind} {row.name}"
 
 
@@ -245,7 +245,8 @@ def _counts_text(row: TriggerRow) -> str:
 
 
 def _sum_row(name: str, rows: Sequence[TriggerRow]) -> TriggerRow:
-    """Return a row with the sums of several rows' counts."""
+    """Return a row of this name with the sums of several rows' counts; its lag is None only if none
+    of theirs is known."""
     known_lags = [row.lag for row in rows if row.lag is not None]
     return TriggerRow(
         name,
@@ -263,6 +264,7 @@ class _Column:
 
     title: str
     figure: Callable[[Any], str]
+    """Returns the cell's text for a row."""
     from_width: int = 0
 
 

@@ -43,7 +43,8 @@ class ArgoConversion:
 def convert_sensor(
     argo: Document, broker: str = "default", channel: str | None = None
 ) -> ArgoConversion:
-    """Convert Argo's Sensor to one on this Broker, or on this KafkaChannel if one is named.
+    """Convert Argo's Sensor to one that evaluates the events of this Broker, or of the KafkaChannel
+    `channel` if one is named.
 
     Raises `InvalidDocument` if `argo` is no valid Sensor.
     """
@@ -351,15 +352,15 @@ def _convert_retries(argo: Document, path: str, converted: ArgoConversion) -> di
 
 
 def _convert_rate_limit(argo: Document, path: str, converted: ArgoConversion) -> dict[str, Any]:
-    """Convert a rate limit, whose fields have the same names here; unknown fields are noted in
-    `converted`."""
+    """Convert a trigger's rate limit, whose fields have the same names here; unknown fields are
+    noted in `converted`. `path` is the trigger's."""
     _note_unknown_fields(argo, {"unit", "requestsPerUnit"}, f"{path}.rateLimit", converted)
     return {name: argo[name] for name in ("unit", "requestsPerUnit") if name in argo}
 
 
 def _to_number(value: Any) -> float:
-    """Return the value of an Amount of Argo's: a number, a text, or an object with a `value`; 1 if
-    it can't be read."""
+    """Return an Amount, Argo's type of a number, as a float: it may be a number, a text, or an
+    object with either as `value`. 1 if it can't be read."""
     if isinstance(value, dict):
         value = value.get("value", 1)
     try:

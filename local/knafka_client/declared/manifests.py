@@ -200,8 +200,9 @@ def _read_file(
 ) -> dict[ObjectIdentity, _ManifestEntry]:
     """Return one file's objects by identity.
 
-    `previous` are those that it had when it was last read. What is invalid now is described in a
-    new entry of `problems`, and stays as it is in `previous`; of an unreadable file that is all.
+    `previous` are those that it had when it was last read. An invalid object is described in a new
+    entry of `problems` and returned as it is in `previous`; if the whole file can't be read, so are
+    all of them.
     """
     try:
         placed_documents = read_documents(file)

@@ -62,7 +62,7 @@ class SensorPlace(Model):
     group: str
     """The Sensor's consumer group."""
     trigger_topic: str
-    """Topic with the events that the Sensor's triggers still hold."""
+    """Topic into which the Sensor copies events for those of its triggers that use them."""
     dead_letter_topic: str
     dead_letter_settings: TopicSettings = TopicSettings(config=dict(DEAD_LETTER_TOPIC_CONFIG))
     """Settings with which its dead-letter topic is created."""

@@ -39,7 +39,7 @@ CONTROLLER: Final = "CONTROLLER"
 
 KAFKA_START_TIMEOUT: Final = 120.0  # seconds; 3 on an idle machine, 14 seen on a busy one
 KAFKA_STOP_TIMEOUT: Final = 15.0  # seconds until SIGKILL; 0.5 on an idle machine
-KAFKA_LOCK_TIMEOUT: Final = 5.0  # seconds for a node killed a moment ago to let go of its files
+KAFKA_LOCK_TIMEOUT: Final = 5.0  # seconds for a node killed a moment ago to release its files
 KAFKA_PROBE_TIMEOUT: Final = 2.0  # seconds for one metadata request
 KAFKA_PROBE_INTERVAL: Final = 0.05  # seconds between two looks at a node that is starting
 

@@ -104,9 +104,9 @@ class DispatcherProcesses:
         """Hold the drain of a Trigger or Subscription open in a process of its own; yields its
         progress.
 
-        Setting `stop`, or closing the iterator, ends the drain cleanly. `trigger_id` names it in
-        errors. Raises `OSError` if the process can't be started or dies (`kill -9`), and what
-        `HttpDrains` raises for other failures of the request.
+        Setting `stop`, or closing the iterator, ends the drain cleanly. `trigger_id` is the id by
+        which the scaler knows it. Raises `OSError` if the process can't be started or dies
+        (`kill -9`), and what `HttpDrains` raises for other failures of the request.
         """
 
         def ask(url: str) -> tuple[HttpDrains, ProgressStream[DrainProgress]]:
@@ -137,8 +137,8 @@ class DispatcherProcesses:
     ) -> ProgressStream[DrainProgress]:
         """Hold a Sensor's drain open in a process of its own; yields its progress.
 
-        Setting `stop`, or closing the iterator, ends it cleanly. `sensor_id` names it in errors.
-        Raises `OSError` if the process can't be started or dies.
+        Setting `stop`, or closing the iterator, ends it cleanly. `sensor_id` is the id by which the
+        scaler knows it. Raises `OSError` if the process can't be started or dies.
         """
 
         def ask(url: str) -> tuple[HttpDrains, ProgressStream[DrainProgress]]:
