@@ -90,7 +90,7 @@ def judge(
     event: Attributes | None,
 ) -> PolicyVerdict:
     """Decide whether `broker` accepts an event from the sender with this subject (`sub` of a
-    token); `event` are the event's attributes.
+    token). `authentication` are the declared rules; `event` are the event's attributes.
 
     With None, decide whether it accepts all events of the sender, none, or some.
     """
@@ -114,7 +114,8 @@ def judge(
 
 
 def _policy_reason(applied: AppliedPolicy, subject: str, event: Attributes | None) -> str:
-    """Return a sentence that says whether one policy accepts the sender's event, and why not."""
+    """Return a sentence that says whether one policy accepts the event (its attributes) from the
+    sender with this subject, and why not."""
     policy, name = applied.policy, f"EventPolicy {applied.name}"
     if not applied.is_ready:
         return f"{name}: it isn't Ready or can't be read, so it accepts nobody"

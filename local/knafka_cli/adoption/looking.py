@@ -91,7 +91,11 @@ SOURCES_PEERS: Final = (
 
 
 class AdoptionObserver:
-    """Reads the objects of one cluster with its user's rights; a base class of `Adopter`."""
+    """Reads the objects of one cluster with its user's rights; a base class of `Adopter`.
+
+    Methods with a parameter `unseen` add a sentence to that list for each object that the user may
+    not read.
+    """
 
     def __init__(
         self,
@@ -106,7 +110,9 @@ class AdoptionObserver:
     ) -> None:
         """`source` returns connections that work from here, with `bootstrap_servers` in place of
         the declared ones; `declared_source` returns the declared connections. `bootstrap_servers`
-        replace a KafkaSource's, too. `peers_namespace` is eventing-kafka-broker's."""
+        replace a KafkaSource's, too. `system_namespace` is that of Knafka's operator, and
+        `peers_namespace` eventing-kafka-broker's. `connect` makes a client from a librdkafka
+        configuration."""
         self._api = api
         self._source = source
         self._declared = declared_source

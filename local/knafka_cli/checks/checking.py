@@ -3,7 +3,7 @@
     files -> documents -> admission's answers, references among the files, impossible filters
 
 An `error` is refused by the cluster, or can never work; a `warning` is allowed and probably a
-mistake. Referenced objects are looked up among the files only.
+mistake. Referenced objects are looked up in `known_objects`: all objects in the files, by identity.
 Not here: asking a cluster or Kafka, kinds that Knafka doesn't handle, and the checks of Sensors
 (`sensor_checks`), EventPolicies (`policy_checks`) and loops (`loop_checks`). More than 400 lines,
 so that one file shows what is checked of each kind.

@@ -1,6 +1,8 @@
 """`knafka dead-letters ... --context`: the same commands for a cluster with DeadLetterArchives.
 
-Each function is run in place of the command of its name (`cluster_targets.on_cluster`).
+Each function is run in place of the command of its name (`cluster_targets.on_cluster`): `target`
+holds the options that choose a cluster, `job_options` those of the Spark job, and `local_options`
+the command's others, most of which only apply to this machine and are refused.
 """
 
 from __future__ import annotations
@@ -179,8 +181,8 @@ def purge(target: WaitingTarget, job_options: JobArguments, **local_options: Any
 def _ask_kafka_of(
     view: DeclaredView, egress: Egress, ask: Callable[[KafkaAdmin, Egress], Any]
 ) -> Any:
-    """Call `ask` with a client of an Egress's Kafka and the Egress, and return its result. Raises
-    `KafkaNotReached` and `LogError`."""
+    """Call `ask` with the Egress and a client of its Kafka, which `view` knows, and return its
+    result. Raises `KafkaNotReached` and `LogError`."""
     with view.explain_unreached_kafka(egress):
         return ask_kafka(view.connection(egress), lambda admin: ask(admin, egress))
 

@@ -84,8 +84,8 @@ class ArchiveOperations:
         raise UnknownObject(f"{problem} there is {known or 'none'}")
 
     def create(self, kind: str, archive: Document, spec: Mapping[str, Any]) -> str:
-        """Create a DeadLetterReplay or DeadLetterPurge (`kind`) for an archive; returns its name,
-        such as `replay-20260131-120000-3fa4`."""
+        """Create a DeadLetterReplay or DeadLetterPurge (`kind`) for an archive, with the fields of
+        `spec`; returns its name, such as `replay-20260131-120000-3fa4`."""
         dry_run = {"ttlSecondsAfterFinished": DRY_RUN_RETENTION} if spec.get("dryRun") else {}
         verb = kind.removeprefix("DeadLetter").lower()
         name = f"{verb}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"

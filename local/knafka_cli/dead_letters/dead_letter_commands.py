@@ -241,7 +241,7 @@ def _failure_conditions(
 
 def _tabled_offsets(files: TableFiles | None) -> dead_letters.TabledOffsets:
     """Return for each partition of the dead-letter topics the offset below which all records are in
-    the tables; empty without tables."""
+    the tables; empty without tables (`files` None)."""
     if files is None:
         return {}
     from knafka_jobs.lookup.lookup_run import tabled_until
@@ -327,8 +327,8 @@ def purge(
 
 
 def _replay_command(tables: str | None, data_dir: Path) -> str:
-    """Return the first words of the replay commands that a report shows, with absolute paths, so
-    that the commands run in any folder of this machine."""
+    """Return the beginning of the replay commands that a report shows: `knafka dead-letters replay`
+    with these options, as absolute paths, so that it runs in any folder of this machine."""
     words = ["knafka", "dead-letters", "replay", "--data-dir", str(data_dir.absolute())]
     if tables is not None:
         words += ["--tables", tables if "://" in tables else str(Path(tables).absolute())]

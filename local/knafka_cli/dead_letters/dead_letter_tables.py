@@ -195,8 +195,8 @@ def latest_letters(
 def page_of_letters(
     files: TableFiles, predicate: str, limit: int, skip: int
 ) -> Sequence[StoredDeadLetter]:
-    """Return the `limit` newest dead letters whose failures match `predicate`, a condition in SQL on
-    the table of failures, after skipping the `skip` newest; oldest first. Raises `JobError`."""
+    """Return the `limit` newest dead letters whose failures match `predicate`, a condition in SQL
+    on the table of failures, after skipping the `skip` newest; oldest first. Raises `JobError`."""
     from knafka_jobs.lookup import lookup_run as lookup
 
     return _to_dead_letters(lookup.page_of_dead_letters(files, predicate, limit, skip))

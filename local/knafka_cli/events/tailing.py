@@ -105,8 +105,9 @@ TopicAndPartition: TypeAlias = tuple[str, int]
 def _offsets_to_read(
     reader: RangeReader, topics: Sequence[str], tail: TailStart
 ) -> tuple[Mapping[TopicAndPartition, int], Mapping[TopicAndPartition, int]]:
-    """Return for each partition the offset from which it is read, and its end offset now. Raises
-    `LogError` and `TopicsMissing`."""
+    """Return for each partition of these topics the offset from which `tail` reads it, and its end
+    offset now. Topics that don't exist are skipped. Raises `LogError`, and `TopicsMissing` if none
+    exists."""
     starts, ends = dict[TopicAndPartition, int](), dict[TopicAndPartition, int]()
     for topic in topics:
         try:

@@ -243,8 +243,8 @@ def _print_trace(record_trace: Trace, zipkin: str) -> None:
 def _not_found_message(
     view: DeclaredView, id_: str, source: str | None, moment: float, searches: Sequence[TopicSearch]
 ) -> str:
-    """Return why the event may not have been found since `moment` (seconds since the Unix epoch),
-    and which dead letters of it are kept."""
+    """Return an error message: why the event with this id and source may not have been found since
+    `moment` (seconds since the Unix epoch), and which dead letters of it are kept."""
     event = f"event {id_}" + (f" of the source {source}" if source else "")
     topics = ", ".join(search.topic for search in searches) or "no Broker"
     if all(search.covers_topic for search in searches):
@@ -264,7 +264,8 @@ def _not_found_message(
 def _find_dead_letters(
     view: DeclaredView, ingress: Ingress, id_: str
 ) -> Sequence[replaying.ReplayChoice]:
-    """Return the dead letters of events with this id, in the topics of a Broker's Triggers."""
+    """Return the newest dead letter of each event with this id, in the topics of the Triggers of
+    the Broker `ingress`. Raises `LogError` and `KafkaNotReached`."""
     with view.explain_unreached_kafka(ingress):
         return ask_kafka(
             view.connection(ingress),

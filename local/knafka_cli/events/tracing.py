@@ -235,8 +235,8 @@ def _dead_letter_text(dead_letter: StoredDeadLetter) -> str:
 async def _read_group_progress(
     read_commits: ReadCommits, record: Record, egress: Egress
 ) -> tuple[TracedState, str, Sequence[TraceStep]]:
-    """Return how far a Trigger's group is with a record, a short text about it, and the last
-    attempt, if one has failed. Raises `LogError`."""
+    """Return how far a Trigger's consumer group is with a record, a short explanation, and the last
+    attempt as a step, if one has failed. Raises `LogError`."""
     partition, offset = record.partition(), record.offset()
     commits = await asyncio.to_thread(read_commits, egress.group, egress.topic, [partition])
     committed, policy = commits.get(partition), policy_of(egress)
@@ -345,7 +345,8 @@ async def _find_replays(
     egress: Egress,
     topics: Mapping[str, int],
 ) -> Sequence[TracedReplay]:
-    """Return the replays of an event to this Trigger, from its replay topic. Raises `LogError`."""
+    """Return the replays of an event to this Trigger, from its replay topic; `is_same_event` says
+    whether a record holds the event. Raises `LogError`."""
     egress_of_replays = replay_egress(egress)
     if egress_of_replays.topic not in topics:
         return []

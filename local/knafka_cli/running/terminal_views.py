@@ -81,6 +81,7 @@ class TableView:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._colours: dict[str, str] = {}
+        """Colour of each program's lines, by the program's name."""
 
     def say(self, line: str) -> None:
         """Print one line above the table."""

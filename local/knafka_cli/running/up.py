@@ -116,8 +116,8 @@ def sender_authorization(state: RunningState, data_folder: Path, url: str) -> Ca
 
 
 async def _send_file(supervisor: Supervisor, data_folder: Path, file: Path, view: View) -> None:
-    """Send the events of an NDJSON file, in order, to the only Broker; the view shows each answer,
-    and why they can't be sent."""
+    """Send the events of an NDJSON file, in order, to the only Broker that is served; the view
+    shows each answer, or why nothing is sent."""
     brokers = [broker.url for broker in supervisor.snapshot().brokers if broker.url]
     if len(brokers) != 1:
         view.say(f"{file} is not sent: that needs exactly one Broker, and there are {len(brokers)}")

@@ -138,7 +138,8 @@ def _open_reader(connection: Mapping[str, Any], sensor: SensorPlace) -> RangeRea
 
 
 def _read_positions(reader: RangeReader, sensor: SensorPlace) -> Iterator[SensorPosition]:
-    """Yield the Sensor's position in each partition with unread records."""
+    """Yield the Sensor's position in each partition with unread records; reading the next record of
+    one takes `RECORD_READ_TIMEOUT` seconds at most. Raises `LogError`."""
     for topic in (sensor.topic, sensor.trigger_topic):
         spans = reader.spans(topic)
         committed = reader.committed(topic, spans)

@@ -39,12 +39,15 @@ RETRIED_STATUSES: Final = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SE
 
 @dataclass(frozen=True, slots=True)
 class SendResult:
-    """The final answer to one event, after all retries; `status` is None if there was no answer."""
+    """The final answer to one event, after all retries."""
 
     event: Event
     status: int | None
+    """HTTP status code; None if there was no answer."""
     text: str
+    """The answer's body, or why there was no answer."""
     attempts: int
+    """Number of requests, the first one included."""
 
     @property
     def is_accepted(self) -> bool:
@@ -100,10 +103,11 @@ async def send(
     """Post every event to `url`, at most `rate` events a second; `show` is called with each event's
     final answer.
 
-    `connections` requests are in flight at once. With `batch`, a request has up to that many
-    events, which share its answer (CE-H11). `authorization` returns the `authorization` header line
-    of a request; by default there is none. Raises `InvalidDocument` for an unusable URL, and
-    `BadInput` from `events`.
+    `connections` requests are in flight at once. Without `retry`, each is sent once. With `batch`,
+    a request has up to that many events, which share its answer (CE-H11); 0: each event has a
+    request of its own. `authorization` returns the `authorization` header line of a request; by
+    default there is none. Raises `InvalidDocument` for an unusable URL, and `BadInput` from
+    `events`.
     """
     target = Target.parse(url)
     if target.problem:
@@ -165,8 +169,8 @@ async def _post_with_retries(
 ) -> SendResult:
     """Post one request, with at most `retries` retries; returns the final answer, for `event`.
 
-    Retries follow a failed connection and `RETRIED_STATUSES`, after the backoff, or later if the
-    answer's Retry-After says so.
+    `head` are its header lines, and `body` its body. It is sent again after a failed connection and
+    after `RETRIED_STATUSES`, once the backoff is over, or later if Retry-After says so.
     """
     backoff = FIRST_SEND_BACKOFF
     attempt = 1

@@ -310,7 +310,8 @@ class ClusterSource:
 
 
 class _NamespaceReading:
-    """Collects the objects of one read; an object that can't be read becomes a problem."""
+    """Collects what one read finds, for a `DeclaredView`; an object that can't be read becomes a
+    problem. A family is Brokers with their Triggers, or KafkaChannels with their Subscriptions."""
 
     def __init__(self, source: ClusterSource) -> None:
         self._source = source

@@ -131,6 +131,7 @@ class Manifests:
                 )
         self.paths = [path.absolute() for path in paths]
         self._valid_entries: dict[Path, dict[ObjectIdentity, _ManifestEntry]] = {}
+        """The objects that `read` last returned for each file."""
 
     def read(self) -> DeclaredObjects:
         """Read all files again; an invalid object is returned as it last was valid."""

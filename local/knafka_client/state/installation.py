@@ -182,7 +182,8 @@ class Installation:
 
 
 def _lock_with_retries(descriptor: int) -> bool:
-    """Try `LOCK_TRIES` times to take the lock of this open file; returns whether it was taken.
+    """Try `LOCK_TRIES` times to take the lock of an open file, given by its file descriptor;
+    returns whether it was taken.
 
     Other commands hold it for a moment to see whether it is free.
     """

@@ -126,7 +126,9 @@ class RangeReader:
         }
 
     def commit(self, positions: Sequence[TopicPartition]) -> None:
-        """Commit these offsets for the group. Raises `GroupHasMembers` if the group has any member.
+        """Commit these offsets for the group, each with its metadata.
+
+        Raises `GroupHasMembers` if the group has any member.
 
         Each offset is committed with the partition's current leader epoch: by it the group's next
         reader notices if the partition has lost its last records meanwhile.

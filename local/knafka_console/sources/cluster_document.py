@@ -79,8 +79,8 @@ def readable_triggers(triggers: Sequence[Document]) -> Sequence[Trigger]:
 
 
 def _without_rejected(broker: ConsoleBroker) -> ConsoleBroker:
-    """Return the Broker without a count of rejected requests: only the receiver's metrics have it,
-    and they aren't read."""
+    """Return the Broker with an unknown count of rejected requests (None): only the receiver's
+    metrics have it, and they aren't read."""
     return broker.model_copy(update={"rejected": None})
 
 

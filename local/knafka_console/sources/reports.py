@@ -263,8 +263,9 @@ class ClusterReports:
     async def _is_allowed(
         self, verb: str, archive: ArchiveName, objects: Objects, subresource: str = ""
     ) -> bool:
-        """Whether the viewer may do `verb` with the archive (or its subresource), or with replays
-        in its namespace."""
+        """Whether the viewer may do `verb` with these objects: with the archive, or its
+        subresource, if they are `ARCHIVE_OBJECTS`; else with any object of the kind in its
+        namespace."""
         name = archive.name if objects is ARCHIVE_OBJECTS else ""
         review = asyncio.to_thread(
             self._api.is_allowed, verb, objects, archive.namespace, name, subresource
@@ -273,7 +274,8 @@ class ClusterReports:
 
 
 def _report_row(document: Document) -> ReportRow:
-    """Return the row of an archive, with the totals in its status."""
+    """Return the row of an archive, from its object: with the totals of the last report that its
+    status has."""
     metadata, status = document["metadata"], document.get("status") or {}
     report = status.get("report") or {}
 

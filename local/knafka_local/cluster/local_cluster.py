@@ -82,6 +82,7 @@ class LocalCluster(MemoryCluster):
         super().__init__()
         self.requires_auth = requires_auth
         self._urls = {"Broker": url.rstrip("/"), CHANNELS.broker: channels_url.rstrip("/")}
+        """The URL below which the addresses of a kind's objects are."""
         self._bootstrap_servers = ""
         self._names = KeptNames()
         """Empty, and in memory only, until `connect`."""

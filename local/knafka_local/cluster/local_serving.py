@@ -9,6 +9,7 @@
 
 All Brokers share one address, so they share a receiver process: a process for each would need a
 proxy in front. KafkaChannels have an address of their own, since one may have the name of a Broker.
+A family is Brokers with their Triggers, or KafkaChannels with their Subscriptions.
 
 A Service has an address from the first time it is Ready, as with Knative; while its command is
 restarted, events wait.
@@ -104,7 +105,8 @@ class LocalServing:
         brokers: LocalReceiver,
         channels: LocalReceiver,
     ) -> None:
-        """`brokers` is the receiver of all Brokers, and `channels` that of all KafkaChannels."""
+        """`programs` runs the commands of declared Services; `brokers` is the receiver of all
+        Brokers, and `channels` that of all KafkaChannels."""
         self._cluster = cluster
         self._programs = programs
         self.served = {BROKERS: ServedFamily(brokers), CHANNELS: ServedFamily(channels)}
@@ -191,8 +193,8 @@ class LocalServing:
                 await self._write_status(document, condition)
 
     async def _write_status(self, document: Document, condition: Condition, **fields: Any) -> None:
-        """Write a Service's status, unless a newer generation of it has been declared; `fields` are
-        further fields of the status."""
+        """Write a Service's status with this condition, unless a newer generation of the Service
+        has been declared; `fields` are further fields of the status."""
         metadata = document["metadata"]
         stored = self._cluster.find(SERVING, "Service", *_namespace_and_name(document))
         if stored is None or stored["metadata"]["generation"] != metadata["generation"]:

@@ -105,10 +105,9 @@ class KafkaServer:
     """A single Kafka node, broker and controller, with its data in `directory`.
 
     The directory may be new, or one that this class made before. `port` 0 takes a free port at the
-    first start and keeps it. `listeners` are further listeners: their names and security protocols;
-    each gets a free port. `properties` override `DEVELOPMENT_NODE`, as in Kafka's
-    server.properties, and `format_arguments` go to the storage tool. Only one event loop may use
-    it.
+    first start and keeps it. `listeners` are further listeners, as security protocols by name; each
+    gets a free port. `properties` override `DEVELOPMENT_NODE`, as in Kafka's server.properties, and
+    `format_arguments` are arguments for `kafka.tools.StorageTool`. Only one event loop may use it.
     """
 
     def __init__(

@@ -83,7 +83,9 @@ class Programs:
         self._say = say
         self._printed = printed
         self._ports: dict[Identity, int] = {}
+        """The port of each Service's program, kept while it doesn't run."""
         self._running: dict[Identity, tuple[Program, Supervised]] = {}
+        """The programs that are kept running, by Service."""
         self._sources_changed = asyncio.Event()
         """Set when a program was started or stopped, so that other files are its sources."""
         self._changing = asyncio.Lock()

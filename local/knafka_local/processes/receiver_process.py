@@ -153,7 +153,8 @@ class ReceiverProcess:
         return self._tally.add(Counter(dict(_request_counters(metrics))))
 
     async def _get(self, path: str, headers: Mapping[str, str] | None = None) -> str | None:
-        """Return the body of the receiver's answer to a GET; None unless the answer is 200."""
+        """Return the body of the receiver's answer to a GET; None unless the answer is 200 and
+        comes within `RECEIVER_ANSWER_TIMEOUT` seconds."""
         url, timeout = self._url + path, aiohttp.ClientTimeout(total=RECEIVER_ANSWER_TIMEOUT)
         with suppress(aiohttp.ClientError, TimeoutError):
             async with aiohttp.request("GET", url, headers=headers, timeout=timeout) as response:
