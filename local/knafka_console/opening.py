@@ -66,8 +66,8 @@ async def serve_installation(
 
 @contextlib.asynccontextmanager
 async def serve_source(source: Source, listener: socket.socket) -> AsyncIterator[str]:
-    """Serve what `source` shows to users of this machine while the context is open; yields the
-    URL. The `listener` stays open afterwards."""
+    """Serve what `source` shows to users of this machine, at the port of `listener`, while the
+    context is open; yields the URL."""
     from knafka_console.web.server import ConsoleServer
 
     port = port_of(listener)

@@ -87,7 +87,7 @@ def adopt(
             adopter.carry_out(plan)
             adopter.wait_until_complete("not Ready", kind, identity, timeout, explain_not_ready)
             typer.echo(f"\n{kind} {identity} is Knafka's, and Ready.")
-    _end(failed, yes)
+    _exit_by_outcome(failed, yes)
 
 
 def release(
@@ -121,7 +121,7 @@ def release(
             adopter.wait_until_complete("not released", kind, identity, timeout, find_not_released)
             adopter.wait_until_group_empty(kind, identity, timeout)
             typer.echo(f"\n{kind} {identity} is released: nothing of Knafka's is in its groups.")
-    _end(failed, yes)
+    _exit_by_outcome(failed, yes)
 
 
 def _make_adopter(
@@ -187,7 +187,7 @@ def _print_plan(plan: Plan, unseen: Sequence[str]) -> bool:
     return not plan.problems and not plan.waits
 
 
-def _end(failed: bool, yes: bool) -> None:
+def _exit_by_outcome(failed: bool, yes: bool) -> None:
     """Print that nothing was changed unless `yes`, and exit with an error if any plan could not be
     carried out (`failed`)."""
     if not yes:

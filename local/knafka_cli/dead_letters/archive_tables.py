@@ -107,7 +107,7 @@ class ArchiveTables:
             from knafka_jobs.io.table_files import TableFiles
         except ImportError:
             raise refuse(f"to read the tables of an archive, {INSTALL_TABLES}") from None
-        files = TableFiles(url, store=self._store(operations, storage))
+        files = TableFiles(url, store=self._store_options(operations, storage))
         try:
             if files.has_table("failures") and files.has_table("records"):
                 return files
@@ -128,7 +128,7 @@ class ArchiveTables:
         replay = operations.api.get(OPERATION_OBJECTS[REPLAY], operations.namespace, name_or_id)
         return name_or_id if replay is None else str(replay["metadata"]["uid"])
 
-    def _store(
+    def _store_options(
         self, operations: ArchiveOperations, storage: Mapping[str, Any]
     ) -> Mapping[str, str]:
         """Return the options with which delta-rs opens an archive's store (`spec.storage`): its

@@ -84,7 +84,7 @@ def acknowledge(
         with exit_on_bad_input():
             end = _parse_until(until, now)
     files = tables.open()
-    _append(files, groups, AcknowledgementAction.ACKNOWLEDGE, by, now, end, note)
+    _record_acknowledgements(files, groups, AcknowledgementAction.ACKNOWLEDGE, by, now, end, note)
     typer.echo(
         f"acknowledged: {', '.join(groups)}{'' if end is None else f' until {end:%F %R} UTC'}"
     )
@@ -100,7 +100,7 @@ def unacknowledge(
     """Take back the acknowledgement of groups of dead letters: they need attention again."""
     files = tables.open()
     action = AcknowledgementAction.UNACKNOWLEDGE
-    _append(files, groups, action, by, datetime.now(UTC), None, note)
+    _record_acknowledgements(files, groups, action, by, datetime.now(UTC), None, note)
     typer.echo(f"no longer acknowledged: {', '.join(groups)}")
 
 
@@ -183,7 +183,7 @@ def find_members(files: TableFiles, group_id: str, unresolved: bool) -> tuple[in
     return group.unresolved if unresolved else group.events, predicate
 
 
-def _append(
+def _record_acknowledgements(
     files: TableFiles,
     ids: Sequence[str],
     action: AcknowledgementAction,

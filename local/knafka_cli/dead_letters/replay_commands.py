@@ -176,6 +176,7 @@ def replay(
         result = _preview_from_tables(place["tables"], job_options, ids or (), edits)
     if result is None:
         result = run_job("replay", place, kafka_option(data_dir), options, edits)
+    # The tables have none of the events; the topics may still have them.
     if ids and may_send_directly and not result["would_send" if dry_run else "sent"]:
         _replay_directly(data_dir, job_options, ids)
         return

@@ -89,6 +89,7 @@ def tail_records(
                 elif not error.retriable():
                     raise log_error_of(error)
             elif existing or unread:
+                # Until the existing records are yielded, new ones are collected and sorted, too.
                 existing.append(cast(Record, message))
             else:
                 yield cast(Record, message)

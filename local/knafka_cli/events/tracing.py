@@ -317,6 +317,8 @@ async def _find_dead_letters(
         if is_same_event(dead_letter)
     ]
     position_of_record = f"{record.topic()}/{record.partition()}/{record.offset()}"
+    # The same event may be in another record: only if this one has a dead letter of its own can
+    # dead letters of replays be about it.
     if all(position != position_of_record for _, position in of_event):
         return [], all_read
     replay_prefix = f"{replay_egress(egress).topic}/"

@@ -96,7 +96,8 @@ def _file_size(path: Path) -> int:
 
 
 def _read_lines(path: Path, start: int) -> tuple[Sequence[str], int]:
-    """Return the complete lines after offset `start`, and the offset at which they end."""
+    """Return the complete lines of a file after offset `start`, and the offset at which they end;
+    none and 0 if the file doesn't exist."""
     try:
         with path.open("rb") as file:
             file.seek(start)

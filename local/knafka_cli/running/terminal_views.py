@@ -57,7 +57,8 @@ class LineView:
         print(f"{program} | {line}", file=self._out, flush=True)
 
     async def follow(self, snapshot: TakeSnapshot) -> None:
-        """Print the changes between snapshots and a summary, until cancelled."""
+        """Print the changes from one snapshot to the next, and a summary every `SUMMARY_INTERVAL`
+        seconds, until cancelled; calling `snapshot` takes a snapshot."""
         previous, last_summary = Snapshot(""), ""
         since_summary = 0.0  # seconds
         while True:
@@ -94,7 +95,7 @@ class TableView:
 
     async def follow(self, snapshot: TakeSnapshot) -> None:
         """Draw the table anew whenever the snapshot or the terminal's size changes, until
-        cancelled."""
+        cancelled; calling `snapshot` takes a snapshot."""
         previous = None
         with Live(console=self._console, auto_refresh=False) as live:
             while True:

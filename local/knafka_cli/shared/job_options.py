@@ -94,8 +94,8 @@ def _checking_parser(read: Callable[[str], Any]) -> Callable[[str], str]:
 
 
 def run_job(command: str, *options: Mapping[str, Any]) -> dict[str, Any]:
-    """Run the job `command` (`compact`, `report`, `replay` or `purge`) in a process; returns its
-    result, a JSON object.
+    """Run the Spark job `command`, such as `compact`, in a process; returns its result, a JSON
+    object.
 
     `options` are its options by name, in several mappings. Progress is one changing line on a
     terminal, and a line for each step elsewhere. Raises `JobFailed`.

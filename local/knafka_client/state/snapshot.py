@@ -85,7 +85,7 @@ class Snapshot:
     """The state of Kafka, Brokers, Triggers and Sensors at one moment."""
 
     kafka: str
-    """Kafka's address, and in brackets whether it runs."""
+    """Kafka's address; for `knafka up`, `(up)`, `(down)` or `(not ours)` follows it."""
     brokers: tuple[BrokerRow, ...] = ()
     """Brokers, then KafkaChannels."""
     triggers: tuple[TriggerRow, ...] = ()

@@ -56,12 +56,16 @@ class StoredDeadLetter:
     code: str
     """HTTP status of the last answer."""
     attempts: str
+    """Number of attempts."""
     first_time: str
     last_time: str
+    """Times of the first and the last attempt, in RFC 3339."""
     destination: str
+    """URL of the last attempt."""
     error: str
     """The subscriber's answer, or why there was none."""
     data: str
+    """The beginning of the event's data, as text."""
     omitted: str
     """The parts of the event that were too large for the dead-letter topic."""
     position: str

@@ -91,8 +91,8 @@ class RangeReader:
         """Return the offset of each partition's first record since a time, in seconds since the
         Unix epoch.
 
-        Without such a record it is the partition's end offset. `spans`, as `spans` returns them,
-        name the partitions to look at.
+        Without such a record it is the partition's end offset. `spans` are the first offset and the
+        end offset of each partition of the topic that is of interest.
         """
         times = [TopicPartition(topic, number, int(since * 1000)) for number in spans]
         starts = {}

@@ -144,22 +144,31 @@ class FilterVerdict(Model):
 
 
 class ConsoleFailure(Model):
-    """One dead letter."""
+    """One dead letter: an event that could not be delivered. Unknown fields are empty."""
 
     id: str
     type: str
     source: str
     reason: str
+    """Why the delivery was given up."""
     code: str
+    """HTTP status of the last answer."""
     attempts: str
     first_time: str
+    """Time of the first attempt, in RFC 3339."""
     last_time: str
+    """Time of the last attempt, in RFC 3339."""
     destination: str
     error: str
+    """The subscriber's answer, or why there was none."""
     data: str
+    """The beginning of the event's data, as text."""
     omitted: str
+    """The parts of the event that were too large to be kept."""
     position: str
+    """`topic/partition/offset` of the event in its Broker's topic."""
     replayed: str = ""
+    """When the event was last sent again, in RFC 3339."""
     of_broker: bool = False
     """Whether it belongs to the Broker and no Trigger, since the record holds no event."""
 

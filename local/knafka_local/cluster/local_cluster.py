@@ -285,7 +285,7 @@ def _restore_kept_names(new: dict[str, Any], kept_annotations: Mapping[str, str]
     gets the UID that it had then, or a new one, and a Sensor a later generation than it had."""
     annotations = dict(kept_annotations)
     if (generation := annotations.pop(GENERATION_KEY, None)) is not None:
-        # It may have been edited meanwhile.
+        # The Sensor may have been edited since it was last known, which makes another generation.
         new["metadata"]["generation"] = int(generation) + 1
     new["status"] = {"annotations": annotations}
     if new["kind"] == CHANNELS.trigger:

@@ -325,13 +325,14 @@ class LocalController(Controller):
                     self._operator.queue.enqueue(key_of(trigger))
 
     def _show_topic_deletion(self, document: Document) -> None:
-        """Tell the user that a deleted object's topic is deleted, too."""
+        """Tell the user that a deleted Broker's or KafkaChannel's topic is deleted, too, unless it
+        is external."""
         if EXTERNAL_TOPIC not in _annotations(document):
             self._say(f"{name_of(document)} has left the files, so its topic is deleted")
 
     def _post(self, document: Document, type_: EventType, reason: str, message: str) -> None:
-        """Show a Kubernetes Event to the user only if no status says the same: what was left in
-        Kafka."""
+        """Called with each Kubernetes Event that the controller would send: show the user only the
+        one about topics and groups that were left in Kafka, since no status says that."""
         if reason == LEFT_IN_KAFKA:
             self._say(f"{name_of(document)}: {message}")
 

@@ -115,8 +115,8 @@ def installation_config_map(
     """Return the installation's ConfigMap of this name, which has the defaults of all Brokers or of
     all KafkaChannels.
 
-    `declared` is the ConfigMap that a file declares under the name, None if none does. Its data
-    replaces the number of partitions and copies, but not Kafka's address.
+    `declared` is the ConfigMap that a file declares under the name, None if none does. Its data has
+    precedence, except over Kafka's address and the external topics that Brokers may use: here all.
     """
     namespace = LOCAL_OPERATOR_SETTINGS.namespace
     data = {

@@ -372,7 +372,7 @@ def _ask_cluster_id(bootstrap_servers: str) -> str | None:
 def _take_ports(host: str, ports: Mapping[str, int]) -> dict[str, int]:
     """Return the port of each listener, with a free one in place of 0. Raises `LocalKafkaError` if
     one is in use."""
-    with contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:  # all sockets stay bound, so that no port is taken twice
         free_ports = {}
         for name, port in ports.items():
             listener = stack.enter_context(socket.socket())
