@@ -55,7 +55,7 @@ what is different
   bill: its CESQL mixes AND and OR: read from the left, and from the right there
   mail: no delivery is declared: 10 retries from 0.2 s on, and none there
   mail: order is kept for each key, and not at all there (delivery.order)
-  mail: an empty attribute of the filter has to be there, and counts for nothing there
+  mail: an empty attribute of the filter must be in the event, and counts for nothing there
 
 what is done
   1. write into the status of Trigger shop/mail: group.id: knative-trigger-shop-mail

@@ -244,12 +244,15 @@ def _trigger_differences(
     spec: Document, delivery: Document, annotations: Document
 ) -> Iterator[str]:
     """Yield a sentence for each way in which Knafka delivers to this Trigger differently; in the
-    sentences, "there" means eventing-kafka-broker."""
+    sentences, "there" means in eventing-kafka-broker.
+
+    `spec` and `annotations` are the Trigger's, `delivery` its own delivery spec or the Broker's.
+    """
     yield from delivery_differences(delivery)
     if DELIVERY_ORDER not in annotations:
         yield "order is kept for each key, and not at all there (delivery.order)"
     if any(value == "" for value in ((spec.get("filter") or {}).get("attributes") or {}).values()):
-        yield "an empty attribute of the filter has to be there, and counts for nothing there"
+        yield "an empty attribute of the filter must be in the event, and counts for nothing there"
     filters = spec.get("filters") or ()
     if any(_mixes_operators(str(filter_["cesql"])) for filter_ in filters if "cesql" in filter_):
         yield "its CESQL mixes AND and OR: read from the left, and from the right there"

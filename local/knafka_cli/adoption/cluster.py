@@ -150,8 +150,8 @@ def explain_not_ready(documents: Sequence[Document]) -> str | None:
 
 
 def _not_ready_reason(document: Document) -> str | None:
-    """Return why Knafka's operator hasn't made an adopted object Ready yet, as text for users;
-    None: the object is Ready, and so is each Subscription of a channel."""
+    """Return why Knafka's operator hasn't made an adopted object Ready yet, as text for users; None
+    if the object is Ready, and so is each Subscription of a channel."""
     status = document.get("status") or {}
     condition_types = {condition.get("type") for condition in status.get("conditions") or ()}
     if condition_types and not condition_types & KNAFKA_ONLY_CONDITIONS:

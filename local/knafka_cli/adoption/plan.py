@@ -230,13 +230,13 @@ def difference_sentences(differences: Mapping[str, Iterable[str]], all_objects: 
 START_PEER: Final = (
     f"then start {PEER}: kubectl -n knative-eventing scale deployment kafka-controller --replicas=1"
 )
-"""What a user does after a release."""
+"""A sentence for users: what to do after a release."""
 STARTS_LATER: Final = (
     f"{PEER} goes on from each group's offsets: what was delivered while an event before it was "
     "still being retried is delivered once more, as its commits know only a position",
     "dead letters stay in Kafka, in the topics knafka-dead-letters-*",
 )
-"""What is different once something is given back."""
+"""Sentences for users: what is different once an object was given back."""
 
 
 def annotations_of(document: Document) -> Mapping[str, str]:

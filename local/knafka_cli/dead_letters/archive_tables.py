@@ -47,7 +47,7 @@ class TablesSource(Protocol):
         """Open the tables; exits with code 2 if there are none."""
 
     def replay_id(self, name_or_id: str) -> str:
-        """Return the id of a replay in the tables, from the name or id that the user gives."""
+        """Return the id that a replay has in the tables, by the name or id that the user gives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +131,8 @@ class ArchiveTables:
     def _store_options(
         self, operations: ArchiveOperations, storage: Mapping[str, Any]
     ) -> Mapping[str, str]:
-        """Return the options with which delta-rs opens an archive's store (`spec.storage`): its
-        address, and the credentials in its Secret."""
+        """Return the options with which delta-rs opens an archive's store: its address, and the
+        credentials in its Secret. `storage` is the archive's `spec.storage`."""
         from knafka_jobs.io.table_files import s3_options
 
         endpoint = self.endpoint or storage.get("endpoint")

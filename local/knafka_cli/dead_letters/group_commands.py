@@ -1,6 +1,7 @@
 """`knafka dead-letters acknowledge, unacknowledge, events, export`: groups of dead letters.
 
-A group is a row of a report, named by its id. None of these commands needs Spark.
+A group is a set of dead letters that failed alike: a row of a report, named by its id. None of
+these commands needs Spark.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 """Converts Sensors of Argo Events to Knafka's, and lists what can't be converted.
 
+In all functions, `path` says for notes and errors where in Argo's Sensor a value is, and notes are
+added to `converted`: to its `lost` or `changed`.
 Argo's events have the name of the EventSource as `source` and the name of the event as `subject`,
 so a converted dependency filters by these attributes. Pure: returns a document and notes.
 """

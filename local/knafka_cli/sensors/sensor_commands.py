@@ -40,7 +40,7 @@ TOPIC_OPTIONS: Final = ("topic", "bootstrap-servers", "secret")
 """Options of the job that only apply to a topic."""
 
 SHOWN_FIRINGS: Final = 20
-"""The most waiting conditions that are printed."""
+"""The most conditions that still wait for events and are printed."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -200,8 +200,8 @@ def _backtest_topic_options(
 
 
 def _iso_moment(text: str | None) -> str | None:
-    """Return the moment that an option's text names (see `moments`), in ISO 8601; None if the
-    option isn't given. Raises `BadInput`."""
+    """Return the moment that an option's text names (an ISO 8601 time, `12h` ago, or `start`), in
+    ISO 8601; None if the option isn't given. Raises `BadInput`."""
     if text is None:
         return None
     seconds = moments.parse_moment(text, time.time())

@@ -231,7 +231,7 @@ def dead_letter_key(egress: Egress) -> tuple[str, str, str]:
 
 
 TabledOffsets: TypeAlias = Mapping[tuple[str, int], int]
-"""Of each partition (topic id and number): the first offset that isn't in the tables."""
+"""For each partition (topic id and number): the first offset whose record isn't in the tables."""
 
 
 async def read_dead_letters(

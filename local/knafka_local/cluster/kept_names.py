@@ -47,7 +47,7 @@ class KeptNames:
         if file is not None and file.exists():
             self._clusters = json.loads(file.read_text())
         self._names = self._clusters.setdefault(cluster_id, {})
-        """Those of this Kafka cluster."""
+        """The part of `_clusters` for this Kafka cluster: kept annotations by owner."""
 
     def annotations_of(self, owner: str) -> Mapping[str, str] | None:
         """Return the kept annotations of an object (`Broker default/shop`); None if none are kept,

@@ -128,6 +128,7 @@ class LocalController(Controller):
             cluster,
             clients_of(served[BROKERS]),
         )
+        # Beside the first one: this operator reconciles KafkaChannels, with the same queue.
         channel_operator = Operator(
             localize.LOCAL_OPERATOR_SETTINGS,
             cluster,

@@ -144,7 +144,8 @@ class Programs:
                 await self._restart_changed({Path(path) for _, path in changed})
 
     async def _restart_changed(self, changed: set[Path]) -> None:
-        """Restart every program of which a changed file is a source (see `follow_sources`)."""
+        """Restart every program of which a changed file is a source: one that its command names, or
+        one beside it with the same suffix."""
         async with self._changing:
             for service, (program, _) in list(self._running.items()):
                 sources = {(file.parent, file.suffix) for file in program.source_files()}
