@@ -55,6 +55,7 @@ class WriteAnnotations:
     """Names of lists in the status that are emptied, since eventing-kafka-broker wrote them."""
 
     def __str__(self) -> str:
+        """Return the step as text for users."""
         written = ", ".join(f"{key}: {value}" for key, value in self.annotations.items())
         text = f"write into the status of {self.kind} {self.identity}: {written}"
         return text if not self.clears else f"{text}; and empty its {', '.join(self.clears)}"
@@ -70,6 +71,7 @@ class SetFinalizers:
     add: Sequence[str] = ()
 
     def __str__(self) -> str:
+        """Return the step as text for users: `take FINALIZER off Broker shop/default`."""
         parts = [f"take {name} off" for name in self.drop] + [f"put {name} on" for name in self.add]
         return f"{', and '.join(parts)} {self.kind} {self.identity}"
 

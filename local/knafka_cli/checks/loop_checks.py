@@ -69,8 +69,8 @@ def _loop_consequence(path: str) -> str:
 def _way_back(
     destination: Destination, bus: ObjectIdentity, known_objects: Mapping[ObjectIdentity, Any]
 ) -> Sequence[ObjectIdentity]:
-    """Return the Brokers whose dead letter sinks lead from `destination` back to `bus`, in order;
-    empty if none do."""
+    """Return the Brokers whose dead letter sinks lead from `destination` back to `bus`, the Broker
+    or channel where the way begins, in order; empty if none do."""
     passed_brokers: list[ObjectIdentity] = []
     sink: Destination | None = destination
     namespace = bus.namespace

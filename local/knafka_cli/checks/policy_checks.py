@@ -142,7 +142,8 @@ def warnings(
 
 
 def _may_match_account(sub: str) -> bool:
-    """Whether a subject, which may end in `*`, can match a service account."""
+    """Whether the subject `sub` of a policy, which may end in `*`, can match any service account's
+    subject."""
     beginning = sub.removesuffix("*")
     if beginning.startswith(SERVICE_ACCOUNTS):
         return True

@@ -279,7 +279,8 @@ def offset_state(
 
 
 def _attempts_text(delivery: DeliveryState) -> str:
-    """Return text about the attempts of an unsettled delivery."""
+    """Return text about the attempts of an unsettled delivery: their number, the destination that
+    is tried now, the last result, and when the next one is due."""
     stage = {
         DeliveryStage.SUBSCRIBER: "",
         DeliveryStage.SINK: ", now at the dead letter sink",

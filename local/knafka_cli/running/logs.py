@@ -37,8 +37,9 @@ class Logs:
         return sorted(name for name in self._log_files() if owner is None or is_log_of(name, owner))
 
     def last_lines(self, name: str, lines: int) -> Sequence[str]:
-        """Return the last `lines` lines of a log, oldest first; `follow` continues after them.
-        Raises `KeyError` if there is no log of this name."""
+        """Return the last `lines` lines of a log, oldest first, as far as they are in its last
+        `LOG_BLOCK_BYTES`; `follow` continues after them. Raises `KeyError` if there is no log of
+        this name."""
         with self._log_files()[name].open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_BLOCK_BYTES))
             all_lines = file.read().decode(errors="replace").splitlines()

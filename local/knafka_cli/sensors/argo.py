@@ -210,8 +210,8 @@ def _convert_dependency(argo: Document, converted: ArgoConversion) -> dict[str, 
 
 
 def _convert_trigger(argo: Document, converted: ArgoConversion) -> dict[str, Any] | None:
-    """Convert an HTTP trigger to one with a subscriber; None for a trigger of any other kind. Notes
-    say what is lost or changed. Raises `InvalidDocument`."""
+    """Convert an HTTP trigger of Argo's to one with a subscriber; None for a trigger of any other
+    kind. Notes say what is lost or changed. Raises `InvalidDocument`."""
     template = _object_field(argo, "template", "spec.triggers")
     name = _to_text(template.get("name", ""), "spec.triggers.template.name")
     path = f"trigger {name}"

@@ -55,6 +55,7 @@ class SendResult:
         return self.status == HTTPStatus.ACCEPTED
 
     def __str__(self) -> str:
+        """Return one line: `503 Service Unavailable  order 17: REASON after 3 attempts`."""
         about = f"{self.event.attributes['type']} {self.event.attributes['id']}"
         tried = f" after {self.attempts} attempts" if self.attempts > 1 else ""
         if self.status is None:
@@ -77,6 +78,7 @@ class SendSummary:
         return set(self.statuses) <= {HTTPStatus.ACCEPTED}
 
     def __str__(self) -> str:
+        """Return one line: `98 of 100 accepted, 2 × 503 in 1.2 s (83 a second)`."""
         seconds = max(time.monotonic() - self.began, 1e-6)
         total = sum(self.statuses.values())
         accepted = self.statuses[HTTPStatus.ACCEPTED]

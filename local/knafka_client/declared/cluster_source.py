@@ -156,7 +156,7 @@ class ClusterSource:
         return self._view_of(reading, trigger["metadata"]["namespace"])
 
     def _view_of(self, reading: _NamespaceReading, namespace: str) -> DeclaredView:
-        """Return the view of everything that was read."""
+        """Return the view of what was read; `namespace` is that of names without one."""
         return DeclaredView(
             reading.ingresses,
             reading.egresses,

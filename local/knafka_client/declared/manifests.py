@@ -134,7 +134,8 @@ class Manifests:
         """The objects that `read` last returned for each file."""
 
     def read(self) -> DeclaredObjects:
-        """Read all files again; an invalid object is returned as it last was valid."""
+        """Read all files again; an invalid object is returned as it last was valid, and of an
+        object that several files declare, the first declaration."""
         problems: list[ManifestProblem] = []
         entries_by_file = {}
         for file in self._existing_files():

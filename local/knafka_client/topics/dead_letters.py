@@ -247,7 +247,8 @@ async def read_dead_letters(
 async def _read_untabled(
     admin: LogAdmin, topic: str, limit: int, tabled: TabledOffsets
 ) -> Sequence[Record]:
-    """Return those of a topic's newest `limit` records that aren't in the tables."""
+    """Return those of a topic's newest `limit` records that aren't in the tables (`tabled`: the
+    offsets up to which they are), oldest first. Raises `LogError`."""
     records = await read_topic(admin, topic, limit)
     if not records or not tabled:
         return records

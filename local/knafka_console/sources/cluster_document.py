@@ -93,7 +93,8 @@ def _broker_row(document: Document, figures: Figures | None) -> BrokerRow:
 
 
 def _trigger_row(document: Document, figures: Figures | None) -> TriggerRow:
-    """Return the row of a Trigger or Subscription, with its figures."""
+    """Return the row of a Trigger or Subscription, with its lag, replicas and counts in `figures`;
+    if these are None or lack it, the lag is None and the others are 0."""
     row, metadata = trigger_row(document), document["metadata"]
     assert row.kind != "Sensor", "a cluster's console shows none"
     key = TriggerKey(row.kind, metadata["namespace"], metadata["name"])

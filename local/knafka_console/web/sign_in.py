@@ -50,6 +50,7 @@ class Viewer(NamedTuple):
     """Empty: all namespaces."""
 
     def __repr__(self) -> str:
+        """Leave the token out, so that no log or traceback shows it."""
         return f"Viewer(namespaces={self.namespaces!r})"
 
 

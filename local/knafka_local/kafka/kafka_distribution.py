@@ -225,8 +225,8 @@ def _fetch_jar(jar: Jar, folder: Path, scratch: Path, download: Download) -> Jar
 
 def _downloading_from_maven() -> Download:
     """Return the function that downloads one jar from Maven Central."""
-    # Imported here, since it is slow and needed once in a machine's life; and not in the download
-    # threads, of which one was given a package that another had only half imported.
+    # Imported here, since it is slow, and only needed where a jar is missing; not in the download
+    # threads, where one thread could get a package that another is still importing.
     from jgo.maven import MavenContext
 
     # jgo downloads with requests, which reads REQUESTS_CA_BUNDLE but not SSL_CERT_FILE.
@@ -234,7 +234,7 @@ def _downloading_from_maven() -> Download:
         os.environ.setdefault("REQUESTS_CA_BUNDLE", bundle)
 
     def download(coordinate: str, folder: Path) -> Path:
-        """Download the jar into the folder; returns its path (see `Download`)."""
+        """Download the jar `group:artifact:version` into the folder; returns its path."""
         context = MavenContext(repo_cache=folder, timeout=DOWNLOAD_TIMEOUT)
         path: Path = context.create_dependency(coordinate).artifact.resolve()
         return path
