@@ -45,7 +45,8 @@ def port_of(listener: socket.socket) -> int:
 def free_port() -> int:
     """Return a port that is free now, for a program that binds it itself.
 
-    It is below the ports of outgoing connections, so that none of these takes it first.
+    It is below the ports that the kernel gives to outgoing connections, so that none of these takes
+    it first. Raises `OSError` if none of 100 random ports is free.
     """
     for port in random.sample(_BELOW_EPHEMERAL, 100):
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -55,7 +56,7 @@ def free_port() -> int:
 
 
 async def is_port_open(host: str, port: int) -> bool:
-    """Whether a process accepts connections at this address."""
+    """Whether a process accepts connections at this address now; no connection is kept."""
     try:
         _, writer = await asyncio.open_connection(host, port)
     except OSError:

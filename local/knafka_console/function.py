@@ -44,8 +44,9 @@ class ViewerSources:
         clock: Callable[[], float] = time.monotonic,
         topics: ReportTopics | None = None,
     ) -> None:
-        """`system` is the client of the function's own account; `topics` reads reports from Kafka
-        (None: from the real one); `clock` returns seconds of any monotonic clock."""
+        """`system` is the client of the function's own account; `figures` returns lag, replicas and
+        counts, for all viewers; `topics` reads reports from Kafka (None: from the real one);
+        `clock` returns seconds of any monotonic clock."""
         self._system = system
         self._figures = figures
         self._settings = settings
@@ -56,9 +57,11 @@ class ViewerSources:
         namespaces. The viewer who asked last is at the end."""
 
     def source_for(self, viewer: Viewer) -> ClusterConsole:
-        """Return the source of this viewer, and forget those of viewers who are idle or too many.
+        """Return the source of this viewer, a new one if none is kept.
 
-        The token isn't checked here: the API server does that at the source's first request.
+        Forgets the sources of viewers who have sent no request for `VIEWER_IDLE_TIMEOUT` seconds,
+        and the idlest ones beyond `MAX_KEPT_VIEWERS`. The token isn't checked here: the API server
+        does that at the source's first request.
         """
         now = self._clock()
         key = hashlib.sha256("\n".join([viewer.token, *viewer.namespaces]).encode()).digest()
@@ -121,7 +124,8 @@ def metrics_of(settings: ConsoleSettings, port: int = METRICS_PORT) -> DirectMet
 
 
 async def serve(settings: ConsoleSettings, system: kubernetes.client.ApiClient) -> None:
-    """Serve the console until SIGTERM."""
+    """Serve the console at the port in `settings` until SIGTERM or SIGINT; `system` is the client
+    of the function's own account. Raises `OSError` if the port is in use."""
     viewers = ViewerSources(system, SharedFigures(metrics_of(settings)), settings)
     sign_in = SignIn(viewers.source_for, plain_http=settings.plain_http)
     stop = asyncio.Event()

@@ -47,8 +47,12 @@ def open_listener(
 async def serve_installation(
     running: RunningInstallation, data: Path, listener: socket.socket | None
 ) -> AsyncIterator[str]:
-    """Serve the console of a `knafka up` inside; yields its URL, which is empty without a
-    listener."""
+    """Serve the console of the `knafka up` that is `running` while the context is open; yields its
+    URL.
+
+    `data` is its data folder, `listener` the console's socket; None: serve nothing, and yield an
+    empty URL.
+    """
     if listener is None:
         yield ""
         return
@@ -62,7 +66,8 @@ async def serve_installation(
 
 @contextlib.asynccontextmanager
 async def serve_source(source: Source, listener: socket.socket) -> AsyncIterator[str]:
-    """Serve a source to users of this machine inside; yields the URL."""
+    """Serve what `source` shows to users of this machine, at the port of `listener`, while the
+    context is open; yields the URL."""
     from knafka_console.web.server import ConsoleServer
 
     port = port_of(listener)

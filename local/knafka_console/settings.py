@@ -34,7 +34,8 @@ class ConsoleSettings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> ConsoleSettings:
-        """Read the settings. Raises `InvalidDocument`, which names the variable."""
+        """Read the settings from environment variables. Raises `InvalidDocument`, which names a
+        variable that is missing or invalid."""
         namespace = environment.get("KNAFKA_NAMESPACE", "")
         if not namespace:
             raise InvalidDocument("KNAFKA_NAMESPACE", "missing: set it to the operator's namespace")

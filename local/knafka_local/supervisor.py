@@ -77,18 +77,22 @@ class Supervisor:
     supervisor.running():`."""
 
     def __init__(self, options: UpOptions, view: View) -> None:
-        """Prepare everything, and start nothing. Raises `NoManifests` if a file doesn't exist."""
+        """Prepare everything, and start nothing; `view` shows messages to the user. Raises
+        `NoManifests` if a manifest file doesn't exist."""
         self._options = options
         self._view = view
         self._manifests = Manifests(options.manifests)
         self._installation = Installation(options.data)
         self._declared = DeclaredObjects({})
+        """The objects that the manifest files declared when they were last read."""
         self._state: RunningState | None = None
         """The state that was last written for other commands."""
         self._server: KafkaServer | None = None
+        """The Kafka that was started here; None if --bootstrap-servers names one."""
         self._earlier_children = frozenset(Child.running)
         """Children of this process that were there before; `kill` leaves them."""
         self.url = f"http://{HOST}:{options.port}"
+        """The address of all Brokers, without a path."""
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -97,7 +101,8 @@ class Supervisor:
         Raises `KnafkaError` with what to do about it if something can't be started.
         """
         async with AsyncExitStack() as stack:
-            # A data folder without kept names is from an older Knafka, whose topics are taken over.
+            # A data folder without kept names (of topics and groups, by object) is from an older
+            # Knafka, whose topics are taken over.
             adopt = self._installation.kafka.exists() and not self._installation.names.exists()
             stack.enter_context(self._installation.hold_lock())
             listener = stack.enter_context(self._listen_for_brokers())
@@ -167,7 +172,8 @@ class Supervisor:
         return _listen_at(self._options.port, "--port")
 
     def _listen_for_channels(self) -> socket.socket:
-        """Listen on the port of KafkaChannels; raises `PortTaken` if the user chose it."""
+        """Listen on the port of KafkaChannels: the one that the user chose (raises `PortTaken` if
+        it is in use), else the port after that of Brokers, else any free one."""
         options = self._options
         if options.channels_port is not None:
             return _listen_at(options.channels_port, "--channels-port")
@@ -178,9 +184,10 @@ class Supervisor:
         return listen()
 
     async def _serve_issuer(self, stack: AsyncExitStack) -> Mapping[str, str] | None:
-        """Serve the token issuer; returns the environment variables by which receivers find it.
+        """Serve the token issuer until `stack` closes; returns the environment variables by which
+        receivers find it.
 
-        None if senders need no token. Raises `BadIssuer`.
+        None, and nothing is served, if senders need no token. Raises `BadIssuer`.
         """
         if not self._options.require_auth:
             return None
@@ -197,7 +204,8 @@ class Supervisor:
     async def _start_kafka(self, stack: AsyncExitStack) -> str:
         """Start Kafka, unless --bootstrap-servers names one; returns its bootstrap servers.
 
-        It is started again whenever it ends, and stopped when `stack` closes.
+        It is started again whenever it ends, and stopped when `stack` closes. Raises
+        `LocalKafkaError`.
         """
         if self._options.bootstrap_servers is not None:
             return self._options.bootstrap_servers
@@ -249,7 +257,8 @@ class Supervisor:
             await self._knative.apply(declared)
 
     async def _refresh_state(self) -> None:
-        """Read the receivers' counters and write the state, again and again."""
+        """Read the receivers' counters and write the state each `RECEIVER_COUNT_INTERVAL` seconds,
+        until cancelled."""
         while True:
             await self._knative.read_counters()
             self._write_state()

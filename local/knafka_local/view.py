@@ -23,5 +23,5 @@ class View(Protocol):
         ...
 
     async def follow(self, snapshot: TakeSnapshot) -> None:
-        """Show snapshots of everything that runs, until cancelled."""
+        """Show new snapshots, which calling `snapshot` takes, until cancelled."""
         ...

@@ -55,7 +55,7 @@ what is different
   bill: its CESQL mixes AND and OR: read from the left, and from the right there
   mail: no delivery is declared: 10 retries from 0.2 s on, and none there
   mail: order is kept for each key, and not at all there (delivery.order)
-  mail: an empty attribute of the filter has to be there, and counts for nothing there
+  mail: an empty attribute of the filter must be in the event, and counts for nothing there
 
 what is done
   1. write into the status of Trigger shop/mail: group.id: knative-trigger-shop-mail
@@ -419,11 +419,11 @@ def test_release_waits_until_the_operator_has_let_go(commands: World) -> None:
     annotations = commands.server.objects[path]["status"]["annotations"]
     annotations["knafka.dev/topic-id"] = "x"
     code, text = run("release", "default", "--yes", "--timeout", "0")
-    assert (code, "not let go of after 0 s: Broker shop/default" in text) == (1, True)
+    assert (code, "not released after 0 s: Broker shop/default" in text) == (1, True)
     del commands.server.objects[path]["status"]["annotations"]["knafka.dev/topic-id"]
     code, text = run("release", "default", "--yes", "--timeout", "0")
     assert code == 0
-    assert "is let go of: nothing of Knafka's is in its groups" in text
+    assert "is released: nothing of Knafka's is in its groups" in text
 
 
 @pytest.mark.parametrize("name", ["", "a/", "/b", "a/b/c", "source/", "channel/", "source/a/b/c"])

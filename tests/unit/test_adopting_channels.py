@@ -282,14 +282,14 @@ def test_giving_back_is_one_write_and_waits_until_the_operator_has_let_go(world:
     assert code == 1
     assert "take knafka.dev/finalizer off, and put kafkachannels.messaging.knative.dev on" in text
     assert "the channel's host leads to eventing-kafka-broker's receiver" in text
-    assert text.endswith("not let go of after 0 s: KafkaChannel shop/orders")
+    assert text.endswith("not released after 0 s: KafkaChannel shop/orders")
     assert world.stored["metadata"]["finalizers"] == ["others", PEERS_CHANNEL_FINALIZER]
-    waits = ["Knafka's operator has still to let go of it: it was given back"]
+    waits = ["Knafka's operator still has to release it: it was given back"]
     assert world.plan().waits == waits, "it can't be taken anew at once"
     del world.annotations["knafka.dev/receivers"]
     code, text = world.run("release", "channel/orders", "--yes", "--timeout", "0")
     assert code == 0, text
-    assert "is let go of: nothing of Knafka's is in its groups" in text
+    assert "is released: nothing of Knafka's is in its groups" in text
 
 
 def test_a_channel_in_a_kafka_of_its_own_is_not_given_away(world: World) -> None:

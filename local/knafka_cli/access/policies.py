@@ -44,8 +44,9 @@ class PolicyVerdict:
 
 
 def find_target(declared: DeclaredObjects, name: str | None) -> Broker | KafkaChannel:
-    """Return the named Broker or KafkaChannel (`channel/[NAMESPACE/]NAME`), or the only one. Raises
-    `UnknownObject`."""
+    """Return the Broker (`[NAMESPACE/]NAME`) or KafkaChannel (`channel/[NAMESPACE/]NAME`) of this
+    name; None means the only one that is declared. Raises `UnknownObject` if there is no such one,
+    or, with None, not exactly one."""
     targets: dict[str, Broker | KafkaChannel] = {
         broker.id: broker for broker in declared.of_type(Broker)
     }
@@ -66,8 +67,12 @@ def find_target(declared: DeclaredObjects, name: str | None) -> Broker | KafkaCh
 
 
 def authentication_of(declared: DeclaredObjects, namespace: str) -> Authentication:
-    """Return what the declared features and EventPolicies of a namespace require of senders, as if
-    `authentication-oidc` were enabled. Raises `InvalidDocument`."""
+    """Return what Brokers and channels in a namespace require of senders, by its declared
+    EventPolicies and the ConfigMap `config-features`.
+
+    `authentication-oidc` counts as enabled, since without it no policy is applied. Raises
+    `InvalidDocument`.
+    """
     return replace(
         Authentication.of(_features_with_oidc(declared)),
         policies=tuple(
@@ -84,9 +89,10 @@ def judge(
     subject: str,
     event: Attributes | None,
 ) -> PolicyVerdict:
-    """Decide whether `broker` accepts `event` from the sender with this subject (`sub` of a token).
+    """Decide whether `broker` accepts an event from the sender with this subject (`sub` of a
+    token). `authentication` are the declared rules; `event` are the event's attributes.
 
-    Without an event: whether it accepts any event of the sender.
+    With None, decide whether it accepts all events of the sender, none, or some.
     """
     ingress = authentication.with_sender_rules(_ingress_for_senders(broker), broker)
     authorization = Authorization(
@@ -108,7 +114,8 @@ def judge(
 
 
 def _policy_reason(applied: AppliedPolicy, subject: str, event: Attributes | None) -> str:
-    """Return a sentence that says whether one policy accepts the sender's event, and why not."""
+    """Return a sentence that says whether one policy accepts the event (its attributes) from the
+    sender with this subject, and why not."""
     policy, name = applied.policy, f"EventPolicy {applied.name}"
     if not applied.is_ready:
         return f"{name}: it isn't Ready or can't be read, so it accepts nobody"

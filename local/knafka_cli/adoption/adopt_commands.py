@@ -87,7 +87,7 @@ def adopt(
             adopter.carry_out(plan)
             adopter.wait_until_complete("not Ready", kind, identity, timeout, explain_not_ready)
             typer.echo(f"\n{kind} {identity} is Knafka's, and Ready.")
-    _end(failed, yes)
+    _exit_by_outcome(failed, yes)
 
 
 def release(
@@ -118,10 +118,10 @@ def release(
         failed |= not _print_plan(plan, unseen)
         if yes and not plan.problems:
             adopter.carry_out(plan)
-            adopter.wait_until_complete("not let go of", kind, identity, timeout, find_not_released)
+            adopter.wait_until_complete("not released", kind, identity, timeout, find_not_released)
             adopter.wait_until_group_empty(kind, identity, timeout)
-            typer.echo(f"\n{kind} {identity} is let go of: nothing of Knafka's is in its groups.")
-    _end(failed, yes)
+            typer.echo(f"\n{kind} {identity} is released: nothing of Knafka's is in its groups.")
+    _exit_by_outcome(failed, yes)
 
 
 def _make_adopter(
@@ -133,7 +133,7 @@ def _make_adopter(
     peers_namespace: str,
 ) -> tuple[Adopter, str]:
     """Return an adopter for the chosen cluster, and the namespace of the kubeconfig's context. The
-    parameters are the commands' options."""
+    parameters are the commands' options. Raises `ClusterError`."""
     # Imported here, since the Kubernetes client takes half a second.
     from knafka_cli.adoption.cluster import Adopter
     from knafka_client.declared import cluster_source
@@ -161,9 +161,10 @@ def _make_adopter(
 
 
 def _parse_names(names: list[str], namespace: str) -> list[tuple[str, Identity]]:
-    """Return kind and identity of each name in the arguments, by default in `namespace`.
+    """Return kind and identity of each name in the arguments; `namespace` is that of names without
+    one.
 
-    Prints an error and exits if a name is malformed.
+    Prints an error and exits with code 2 if a name is malformed.
     """
     objects = []
     for text in names:
@@ -186,7 +187,7 @@ def _print_plan(plan: Plan, unseen: Sequence[str]) -> bool:
     return not plan.problems and not plan.waits
 
 
-def _end(failed: bool, yes: bool) -> None:
+def _exit_by_outcome(failed: bool, yes: bool) -> None:
     """Print that nothing was changed unless `yes`, and exit with an error if any plan could not be
     carried out (`failed`)."""
     if not yes:

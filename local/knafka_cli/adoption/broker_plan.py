@@ -59,6 +59,7 @@ class SeenBroker:
 
     broker: Document
     triggers: Sequence[Document] = ()
+    """The Broker's Triggers, by name."""
     topic: TopicDescription | None = None
     """The Broker's topic; None if Kafka doesn't have it."""
     groups: Mapping[str, SeenGroup] = field(default_factory=dict)
@@ -136,7 +137,10 @@ def plan_broker_adoption(seen: SeenBroker) -> Plan:
 
 
 def _plan_trigger(seen: SeenBroker, trigger: Document, is_adopted: bool) -> Plan:
-    """Return what a Trigger adds to the plan to adopt its Broker, apart from its finalizers."""
+    """Return what a Trigger adds to the plan to adopt its Broker, apart from its finalizers.
+
+    `is_adopted` says whether the Broker is Knafka's already.
+    """
     identity = Identity.of(trigger)
     about = f"Trigger {identity.name}"
     group, problem = group_of(trigger, seen.naming)
@@ -208,9 +212,12 @@ def topic_of(broker: Document, naming: Naming) -> str:
 
 
 def group_of(trigger: Document, naming: Naming) -> tuple[str, str | None]:
-    """Return the name of a Trigger's consumer group: the one in its status, or else the one that a
-    template gives it; and why Knafka can't take it over, None if it can. Raises
-    `InvalidDocument`."""
+    """Return the name of a Trigger's consumer group, and why Knafka can't take the group over
+    (None: it can).
+
+    The name is the one in the Trigger's status, or else the one that a template of `naming` gives
+    it. Raises `InvalidDocument`.
+    """
     owner, kind = NamedObject.of(trigger), NameKind.TRIGGER_GROUP
     group = annotations_of(trigger).get(GROUP_STATUS) or naming.name(kind, owner)
     if naming.is_own(kind, group, owner):
@@ -237,12 +244,15 @@ def _trigger_differences(
     spec: Document, delivery: Document, annotations: Document
 ) -> Iterator[str]:
     """Yield a sentence for each way in which Knafka delivers to this Trigger differently; in the
-    sentences, "there" means eventing-kafka-broker."""
+    sentences, "there" means in eventing-kafka-broker.
+
+    `spec` and `annotations` are the Trigger's, `delivery` its own delivery spec or the Broker's.
+    """
     yield from delivery_differences(delivery)
     if DELIVERY_ORDER not in annotations:
         yield "order is kept for each key, and not at all there (delivery.order)"
     if any(value == "" for value in ((spec.get("filter") or {}).get("attributes") or {}).values()):
-        yield "an empty attribute of the filter has to be there, and counts for nothing there"
+        yield "an empty attribute of the filter must be in the event, and counts for nothing there"
     filters = spec.get("filters") or ()
     if any(_mixes_operators(str(filter_["cesql"])) for filter_ in filters if "cesql" in filter_):
         yield "its CESQL mixes AND and OR: read from the left, and from the right there"

@@ -4,10 +4,11 @@
               status -> remove eventing-kafka-broker's finalizer -> the operator takes the channel
     release   replace our finalizer by eventing-kafka-broker's -> the operator stops serving it
 
-A Subscription's group is named by its UID on both sides. A promise is an annotation in the
-channel's status, which says that the group of an entry exists. The operator begins to deliver an
-entry without a promise at the topic's end. Subscriptions themselves aren't written: Knative
-Eventing adds them to the channel, also while Knafka serves it.
+A Subscription's consumer group is named by its UID in both implementations. A promise is an
+annotation in the channel's status, which says that the group of an entry exists. To an entry
+without a promise, the operator delivers only events from then on, from the topic's end.
+Subscriptions themselves aren't written: Knative Eventing adds them to the channel, also while
+Knafka serves it.
 
 Not here: Brokers (`broker_plan`) and KafkaSources (`source_plan`); reading the objects (`looking`).
 """
@@ -105,7 +106,7 @@ def plan_channel_adoption(seen: SeenChannel) -> Plan:
     if is_peers and receivers_of(annotations_of(seen.stored)):
         # The operator hasn't finished its release yet: it would remove annotations that are
         # written now.
-        waits.append("Knafka's operator has still to let go of it: it was given back")
+        waits.append("Knafka's operator still has to release it: it was given back")
     for uid in seen.entries:
         entry_plan = _plan_entry(seen, uid, is_adopted)
         stays += entry_plan.stays
@@ -133,8 +134,11 @@ def plan_channel_adoption(seen: SeenChannel) -> Plan:
 
 
 def _plan_entry(seen: SeenChannel, uid: str, is_adopted: bool) -> Plan:
-    """Return what the entry of a Subscription adds to the plan to adopt its channel, apart from its
-    promise."""
+    """Return what the entry of a Subscription (the one with this UID in `spec.subscribers`) adds to
+    the plan to adopt its channel, apart from its promise.
+
+    `is_adopted` says whether the channel is Knafka's already.
+    """
     about = f"Subscription {_entry_name(uid, seen.entries[uid])}"
     group = entries.entry_group(seen.identity, uid)
     in_kafka = seen.groups.get(group, SeenGroup())
@@ -155,8 +159,8 @@ def _plan_entry(seen: SeenChannel, uid: str, is_adopted: bool) -> Plan:
 
 
 def _needs_promise(seen: SeenChannel, uid: str) -> bool:
-    """Whether the adoption must write a promise for the entry with this UID: it has none yet, and
-    has offsets or was Ready."""
+    """Whether the adoption must write a promise for the entry with this UID: there is none yet, and
+    its group has offsets, or it was Ready. Any other entry begins at the topic's end."""
     group = seen.groups.get(entries.entry_group(seen.identity, uid), SeenGroup())
     begins_at_end = bool(group.uncommitted) and not _was_ready(seen, uid)
     return not begins_at_end and not entries.is_promised(seen.stored, uid)
@@ -190,7 +194,8 @@ def topic_of_channel(channel: Document, naming: Naming) -> str:
 
 
 def _adoption_problems(seen: SeenChannel, topic: str) -> Iterator[str]:
-    """Yield a sentence for each reason why the channel can't be adopted."""
+    """Yield a sentence for each reason why the channel can't be adopted, but for its entries and
+    running workloads; `topic` is the channel's topic."""
     if not seen.served:
         yield (
             "this installation serves no KafkaChannels: set KNAFKA_CHANNELS=enabled "
@@ -264,8 +269,8 @@ def _reported_entries(seen: SeenChannel) -> Sequence[Document]:
 
 
 def _was_ready(seen: SeenChannel, uid: str) -> bool:
-    """Whether the entry with this UID was Ready, with either implementation, and so may miss no
-    event."""
+    """Whether the entry with this UID was Ready once, in either implementation: from then on it may
+    miss no event."""
     ready = {entry.get("uid") for entry in _reported_entries(seen) if entry.get("ready") == "True"}
     return uid in ready or entries.is_promised(seen.stored, uid)
 

@@ -63,8 +63,9 @@ class Adopter(AdoptionObserver):
         return plan_broker(broker), broker.unseen
 
     def wait_until_group_empty(self, kind: str, identity: Identity, timeout: float) -> Plan:
-        """Wait until the adoption has to wait for nothing, such as members of a consumer group;
-        returns the plan of then. Raises `ClusterError` after `timeout` seconds."""
+        """Make the plan to adopt an object again and again, until it has nothing to wait for, such
+        as members of a consumer group; returns that plan. Raises `ClusterError` after `timeout`
+        seconds."""
         deadline = time.monotonic() + timeout
         while True:
             plan, _ = self.make_plan(kind, identity)
@@ -85,7 +86,8 @@ class Adopter(AdoptionObserver):
                 self._set_finalizers(step)
 
     def carry_out(self, plan: Plan) -> None:
-        """Carry out every step, in order. Raises `ClusterError`."""
+        """Carry out every step of a plan, in order. Raises `ClusterError`; the steps before it are
+        done, and the whole may be repeated."""
         for step in plan.steps:
             self.run_step(step)
 
@@ -97,11 +99,11 @@ class Adopter(AdoptionObserver):
         timeout: float,
         find_missing: Callable[[Sequence[Document]], str | None],
     ) -> None:
-        """Wait until `find_missing` returns None for a Broker with its Triggers, a KafkaChannel or
-        a KafkaSource.
+        """Wait until nothing is missing any more for an adoption or release to be complete.
 
-        Raises `ClusterError` after `timeout` seconds, with `error_prefix` and the text of
-        `find_missing`.
+        `find_missing` is called each second with the object (a Broker: with its Triggers after it)
+        and returns a text on what is missing, or None. Raises `ClusterError` after `timeout`
+        seconds, with `error_prefix` and that text, or if the object is gone.
         """
         deadline = time.monotonic() + timeout
         while True:
@@ -148,8 +150,8 @@ def explain_not_ready(documents: Sequence[Document]) -> str | None:
 
 
 def _not_ready_reason(document: Document) -> str | None:
-    """Return why Knafka's operator hasn't made an adopted object Ready yet, as text for users;
-    None: the object is Ready, and so is each Subscription of a channel."""
+    """Return why Knafka's operator hasn't made an adopted object Ready yet, as text for users; None
+    if the object is Ready, and so is each Subscription of a channel."""
     status = document.get("status") or {}
     condition_types = {condition.get("type") for condition in status.get("conditions") or ()}
     if condition_types and not condition_types & KNAFKA_ONLY_CONDITIONS:

@@ -91,7 +91,11 @@ SOURCES_PEERS: Final = (
 
 
 class AdoptionObserver:
-    """Reads the objects of one cluster with its user's rights; a base class of `Adopter`."""
+    """Reads the objects of one cluster with its user's rights; a base class of `Adopter`.
+
+    Methods with a parameter `unseen` add a sentence to that list for each object that the user may
+    not read.
+    """
 
     def __init__(
         self,
@@ -106,7 +110,9 @@ class AdoptionObserver:
     ) -> None:
         """`source` returns connections that work from here, with `bootstrap_servers` in place of
         the declared ones; `declared_source` returns the declared connections. `bootstrap_servers`
-        replace a KafkaSource's, too. `peers_namespace` is eventing-kafka-broker's."""
+        replace a KafkaSource's, too. `system_namespace` is that of Knafka's operator, and
+        `peers_namespace` eventing-kafka-broker's. `connect` makes a client from a librdkafka
+        configuration."""
         self._api = api
         self._source = source
         self._declared = declared_source
@@ -116,8 +122,8 @@ class AdoptionObserver:
         self._connect = connect
 
     def observe_broker(self, identity: Identity) -> SeenBroker:
-        """Read everything that a Broker's plan needs. Raises `LogError`, and `ClusterError`, also
-        if there is no such Broker."""
+        """Read everything that the plan for a Broker needs. Raises `LogError`, `InvalidDocument`,
+        and `ClusterError`, also if there is no such Broker."""
         stored = self._read_existing("Broker", identity)
         triggers = self._triggers_of(identity)
         unseen: list[str] = []
@@ -335,9 +341,9 @@ class AdoptionObserver:
     async def _read_groups(
         self, configuration: Mapping[str, Any], topic: str, groups: Sequence[str]
     ) -> tuple[TopicDescription | None, Mapping[str, SeenGroup]]:
-        """Return the topic, None if it doesn't exist, and the state of each group that reads it.
+        """Return the topic, None if it doesn't exist, and the state of each of these groups on it.
 
-        `configuration` is librdkafka's. Raises `LogError`.
+        `configuration` is librdkafka's, for this Kafka. Raises `LogError`.
         """
         admin = self._connect(configuration)
         try:

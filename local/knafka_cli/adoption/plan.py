@@ -55,6 +55,7 @@ class WriteAnnotations:
     """Names of lists in the status that are emptied, since eventing-kafka-broker wrote them."""
 
     def __str__(self) -> str:
+        """Return the step as text for users."""
         written = ", ".join(f"{key}: {value}" for key, value in self.annotations.items())
         text = f"write into the status of {self.kind} {self.identity}: {written}"
         return text if not self.clears else f"{text}; and empty its {', '.join(self.clears)}"
@@ -70,6 +71,7 @@ class SetFinalizers:
     add: Sequence[str] = ()
 
     def __str__(self) -> str:
+        """Return the step as text for users: `take FINALIZER off Broker shop/default`."""
         parts = [f"take {name} off" for name in self.drop] + [f"put {name} on" for name in self.add]
         return f"{', and '.join(parts)} {self.kind} {self.identity}"
 
@@ -139,11 +141,12 @@ def _released_prefix(document: Document) -> str:
 def running(
     peers: Sequence[tuple[str, str, str]], owned: str, *, dispatchers: bool = True
 ) -> Iterator[str]:
-    """Yield a sentence for each running workload of eventing-kafka-broker that must be stopped,
-    with the command that stops it.
+    """Yield a sentence for each running workload of eventing-kafka-broker that must be stopped
+    first, with the command that stops it.
 
-    `peers` are kind, namespace and name of running workloads; `owned` is the object, such as `this
-    Broker`. Without `dispatchers`, these may run.
+    `peers` are kind, namespace and name of the running workloads; `owned` is the text for the
+    object that the plan is about, such as `this Broker`. Without `dispatchers`, dispatchers may
+    keep running.
     """
     for kind, namespace, name in peers:
         is_dispatcher = "dispatcher" in name
@@ -183,13 +186,15 @@ def give_back(kind: str, identity: Identity, finalizers: Sequence[str], theirs: 
 
 
 def members_left(group: str, in_kafka: SeenGroup) -> str:
-    """Return a sentence for users: the group still has members, which must leave it first."""
+    """Return a sentence for users: the group still has members (`in_kafka` lists them), which must
+    leave it first."""
     return f"group {group} has {len(in_kafka.members)} members still: they have to leave first"
 
 
 def unknown_name(beginning: str, kind: NameKind, owner: str) -> str:
-    """Return a sentence for users: Knafka can't take a topic or group over, since no known template
-    gives its name to `owner`. The sentence starts with `beginning`, which has the name."""
+    """Return a sentence for users: Knafka can't take a topic or group over, since no template of
+    this kind of name that the installation knows gives the name to `owner` (`this Broker`). The
+    sentence starts with `beginning`, which has the name."""
     return (
         f"{beginning} no template of {kind.value} gives it to {owner} that this installation "
         "knows: add the template that did to ConfigMap knafka-name-templates, in a line of its own"
@@ -197,8 +202,8 @@ def unknown_name(beginning: str, kind: NameKind, owner: str) -> str:
 
 
 def delivery_differences(delivery: Document) -> Iterator[str]:
-    """Yield a sentence for each way in which Knafka follows this delivery spec differently; in the
-    sentences, "there" means eventing-kafka-broker."""
+    """Yield a sentence for each way in which Knafka follows this delivery spec (`spec.delivery`)
+    differently; in the sentences, "there" means in eventing-kafka-broker."""
     if not delivery:
         yield "no delivery is declared: 10 retries from 0.2 s on, and none there"
     if delivery.get("backoffPolicy") == "exponential" and delivery.get("backoffDelay"):
@@ -227,13 +232,13 @@ def difference_sentences(differences: Mapping[str, Iterable[str]], all_objects: 
 START_PEER: Final = (
     f"then start {PEER}: kubectl -n knative-eventing scale deployment kafka-controller --replicas=1"
 )
-"""What a user does after a release."""
+"""A sentence for users: what to do after a release."""
 STARTS_LATER: Final = (
     f"{PEER} goes on from each group's offsets: what was delivered while an event before it was "
     "still being retried is delivered once more, as its commits know only a position",
     "dead letters stay in Kafka, in the topics knafka-dead-letters-*",
 )
-"""What is different once something is given back."""
+"""Sentences for users: what is different once an object was given back."""
 
 
 def annotations_of(document: Document) -> Mapping[str, str]:

@@ -47,7 +47,7 @@ class SeenSource:
     """The parsed `stored`."""
     group: SeenGroup = field(default_factory=SeenGroup)
     missing: Sequence[str] = ()
-    """Topics that Kafka doesn't have."""
+    """Topics that the source names and Kafka doesn't have."""
     served: bool = True
     """Whether the installation serves KafkaSources."""
     peers: Sequence[tuple[str, str, str]] = ()
@@ -62,7 +62,7 @@ class SeenSource:
 
 
 def plan_source_adoption(seen: SeenSource) -> Plan:
-    """Return the plan by which Knafka takes a KafkaSource over."""
+    """Return the plan by which Knafka takes a KafkaSource over; without steps if it has done so."""
     spec, group = seen.source.spec, consumer_group_of(seen.source)
     about = f"KafkaSource {seen.identity}: from {PEER} to Knafka"
     problems = list(running(seen.peers, "this KafkaSource"))

@@ -3,7 +3,7 @@
     files -> documents -> admission's answers, references among the files, impossible filters
 
 An `error` is refused by the cluster, or can never work; a `warning` is allowed and probably a
-mistake. Referenced objects are looked up among the files only.
+mistake. Referenced objects are looked up in `known_objects`: all objects in the files, by identity.
 Not here: asking a cluster or Kafka, kinds that Knafka doesn't handle, and the checks of Sensors
 (`sensor_checks`), EventPolicies (`policy_checks`) and loops (`loop_checks`). More than 400 lines,
 so that one file shows what is checked of each kind.
@@ -172,9 +172,8 @@ class CheckResult:
 
 
 def check(paths: Sequence[Path], *, partial: bool = False) -> CheckResult:
-    """Check all documents of files and folders together.
-
-    `partial`: missing objects may be in the cluster. Raises `NoManifests` if a path doesn't exist.
+    """Check all documents of files and folders together. With `partial`, objects that aren't in the
+    files are no errors: the cluster may have them. Raises `NoManifests` if a path doesn't exist.
     """
     placed_documents: list[tuple[ManifestPlace, Any]] = []
     findings = []
@@ -210,7 +209,7 @@ def check(paths: Sequence[Path], *, partial: bool = False) -> CheckResult:
 def _check_document(
     document: Any, known_objects: Mapping[ObjectIdentity, Any], partial: bool
 ) -> list[tuple[FindingSeverity, str]] | None:
-    """Return severity and text of each problem of one document; None if its kind isn't checked."""
+    """Return severity and text of each problem of a document; None if its kind isn't checked."""
     errors: list[str] = []
     warnings: list[str] = []
     resource: object
@@ -259,7 +258,7 @@ def _check_document(
 
 
 def _admission_error(kind: str, document: Mapping[str, Any]) -> str | None:
-    """Return the answer of the admission webhook if it refuses the document, or else None."""
+    """Return the admission webhook's error if it would refuse the document, or else None."""
     try:
         if kind == "Trigger":
             check_trigger(with_trigger_defaults(document))
@@ -279,7 +278,7 @@ def _admission_error(kind: str, document: Mapping[str, Any]) -> str | None:
 def _broker_problems(
     broker: Broker, known_objects: Mapping[ObjectIdentity, Any]
 ) -> tuple[list[str], list[str]]:
-    """Return errors about a Broker's ConfigMap, which may be missing, and warnings."""
+    """Return errors about a Broker's ConfigMap, also that it is missing, and warnings."""
     broker_class = broker.metadata.annotations.get(BROKER_CLASS, "")
     if broker_class not in BROKER_CLASSES | {""}:
         return [], [f"its class {broker_class} is another implementation's, so it is not checked"]

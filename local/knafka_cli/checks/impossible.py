@@ -44,8 +44,9 @@ def contradictions(filters: Sequence[Filter], path: str) -> list[str]:
 def _find_contradictions(
     outer_demands: Sequence[_Demand], filters: Sequence[Filter], path: str
 ) -> Iterator[str]:
-    """Yield a sentence for each contradiction among these filters, or between one of them and a
-    demand of the enclosing filters (`outer_demands`)."""
+    """Yield a sentence for each contradiction among these filters, all of which must match, or
+    between one of them and a demand of the enclosing filters (`outer_demands`). `path` is that of
+    the list of filters in their document."""
     new_demands = [
         demand
         for index, spec in enumerate(filters)
@@ -72,7 +73,7 @@ def _find_contradictions(
 
 def _attribute_demands(spec: Filter, path: str) -> Iterator[_Demand]:
     """Yield the demands on single attributes that an event must meet for the filter to match; a
-    CESQL, `not` or `any` filter has none."""
+    CESQL, `not` or `any` filter has none. `path` is the filter's in its document."""
     match spec:
         case Exact() | Prefix() | Suffix():
             for dialect, operand in spec:  # its only field

@@ -54,7 +54,8 @@ def broker_warnings(broker: Broker, known_objects: Mapping[ObjectIdentity, Any])
 
 
 def _loop_consequence(path: str) -> str:
-    """Return what happens if the destination at `path` leads back to its own Broker."""
+    """Return a text on what happens if the destination at this path in its document leads back to
+    its own Broker or channel."""
     if path == DEAD_LETTER_SINK_PATH:
         return (
             f"a failed event comes back {MAX_HOPS} times at most, and then goes to the "
@@ -68,8 +69,8 @@ def _loop_consequence(path: str) -> str:
 def _way_back(
     destination: Destination, bus: ObjectIdentity, known_objects: Mapping[ObjectIdentity, Any]
 ) -> Sequence[ObjectIdentity]:
-    """Return the Brokers whose dead letter sinks lead from `destination` back to `bus`, in order;
-    empty if none do."""
+    """Return the Brokers whose dead letter sinks lead from `destination` back to `bus`, the Broker
+    or channel where the way begins, in order; empty if none do."""
     passed_brokers: list[ObjectIdentity] = []
     sink: Destination | None = destination
     namespace = bus.namespace

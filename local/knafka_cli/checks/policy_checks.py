@@ -117,8 +117,8 @@ def missing_objects(
 def warnings(
     policy: EventPolicy, document: Mapping[str, Any], known_objects: Mapping[ObjectIdentity, Any]
 ) -> Iterator[str]:
-    """Yield a sentence for each probable mistake in an EventPolicy, which is parsed from
-    `document`."""
+    """Yield a sentence for each probable mistake in an EventPolicy, which was parsed from
+    `document`; `known_objects` are those in the checked files."""
     spec = _spec_or_default(policy)
     if not spec.from_:
         yield "spec.from is empty: the policy accepts nobody"
@@ -142,7 +142,8 @@ def warnings(
 
 
 def _may_match_account(sub: str) -> bool:
-    """Whether a subject, which may end in `*`, can match a service account."""
+    """Whether the subject `sub` of a policy, which may end in `*`, can match any service account's
+    subject."""
     beginning = sub.removesuffix("*")
     if beginning.startswith(SERVICE_ACCOUNTS):
         return True
@@ -150,8 +151,8 @@ def _may_match_account(sub: str) -> bool:
 
 
 def _spec_or_default(policy: EventPolicy) -> _PolicySpec:
-    """Return the policy's spec; if it can't be read, which `errors` reports, a spec about which
-    there are no warnings."""
+    """Return the policy's spec. If it can't be read, which `errors` reports, return a valid spec
+    instead, about which there are no warnings."""
     try:
         return _parse_spec(policy)
     except InvalidDocument:

@@ -1,6 +1,8 @@
 """`knafka dead-letters ... --context`: the same commands for a cluster with DeadLetterArchives.
 
-Each function is run in place of the command of its name (`cluster_targets.on_cluster`).
+Each function is run in place of the command of its name (`cluster_targets.on_cluster`): `target`
+holds the options that choose a cluster, `job_options` those of the Spark job, and `local_options`
+the command's others, most of which only apply to this machine and are refused.
 """
 
 from __future__ import annotations
@@ -47,8 +49,12 @@ ARCHIVE_SPEC_HINT: Final = "where tables are and how long they keep, its DeadLet
 
 
 def list_letters(target: ListTarget, trigger: str | None = None, **local_options: Any) -> None:
-    """Print the number of dead letters of a cluster's Triggers, from their topics; with the option
-    `groups`, print the groups of an archive, from its tables."""
+    """Print the number of dead letters of a cluster's Triggers, from their topics; None as
+    `trigger` means all of the namespace.
+
+    With the option `groups`, print the groups of an archive instead, from its tables: a group is
+    a set of dead letters that failed alike. Other `local_options` are refused.
+    """
     groups = local_options.pop("groups", False)
     _refuse_local_options(local_options)
     if groups:
@@ -80,7 +86,8 @@ def show_letters(
     as_json: bool = False,
     **local_options: Any,
 ) -> None:
-    """Show the newest dead letters of a Trigger or Broker in a cluster, from its topic."""
+    """Print the newest `limit` dead letters of a Trigger or of a Broker itself in a cluster, from
+    its topic, oldest first. Exits with code 2 unless exactly one of the two is named."""
     _refuse_local_options(local_options)
     if (trigger is None) is (broker is None):
         raise refuse(WHOSE_DEAD_LETTERS)
@@ -174,8 +181,8 @@ def purge(target: WaitingTarget, job_options: JobArguments, **local_options: Any
 def _ask_kafka_of(
     view: DeclaredView, egress: Egress, ask: Callable[[KafkaAdmin, Egress], Any]
 ) -> Any:
-    """Call `ask` with a client of an Egress's Kafka, and return its result. Raises
-    `KafkaNotReached` and `LogError`."""
+    """Call `ask` with the Egress and a client of its Kafka, which `view` knows, and return its
+    result. Raises `KafkaNotReached` and `LogError`."""
     with view.explain_unreached_kafka(egress):
         return ask_kafka(view.connection(egress), lambda admin: ask(admin, egress))
 
@@ -192,13 +199,14 @@ def _refuse_local_options(options: Mapping[str, Any]) -> None:
 
 
 def _options_named(job_options: JobArguments, *names: str) -> dict[str, Any]:
-    """Return the options with these names."""
+    """Return those of the jobs' options that have these names."""
     return {name: job_options[name] for name in names}
 
 
 @contextmanager
 def _allow_interrupt() -> Iterator[None]:
-    """Make Ctrl-C inside end the command with a message: the operation continues in the cluster."""
+    """Make Ctrl-C inside end the command with code 130 and the message that the operation continues
+    in the cluster."""
     try:
         yield
     except KeyboardInterrupt:
@@ -212,7 +220,8 @@ def _print_error(line: str) -> None:
 
 
 def open_operations(target: ClusterTarget) -> ArchiveOperations:
-    """Return the operations on archives in the chosen cluster and namespace."""
+    """Return the operations on archives in the chosen cluster and namespace. Raises
+    `ClusterError`."""
     # Imported here, since the Kubernetes client takes half a second.
     from knafka_cli.dead_letters import archive_operations
     from knafka_client.declared import cluster_source
@@ -259,7 +268,9 @@ def _run_archive(
     """Make an archive run now and wait for the run's end; returns the archive's status, or None
     with --no-wait.
 
-    `needs_report`: refuse an archive that makes no reports. Exits with code 1 if the run failed.
+    `local_options` are refused, as all of `job_options` but `broker`: an archive's spec says these.
+    With `needs_report`, an archive that makes no reports is refused. Exits with code 1 if the run
+    failed, and with code 2 for what is refused.
     """
     _refuse_local_options(
         {

@@ -55,7 +55,7 @@ class ArchiveOperations:
     api: KubernetesApi
     namespace: str
     show_progress: ShowProgress
-    """Called with each line of progress."""
+    """Shows one line of progress to the user."""
     poll_interval: float = OPERATION_POLL_INTERVAL
     """Seconds between two reads of a status."""
 
@@ -84,8 +84,8 @@ class ArchiveOperations:
         raise UnknownObject(f"{problem} there is {known or 'none'}")
 
     def create(self, kind: str, archive: Document, spec: Mapping[str, Any]) -> str:
-        """Create a DeadLetterReplay or DeadLetterPurge (`kind`) for an archive; returns its name,
-        such as `replay-20260131-120000-3fa4`."""
+        """Create a DeadLetterReplay or DeadLetterPurge (`kind`) for an archive, with the fields of
+        `spec`; returns its name, such as `replay-20260131-120000-3fa4`."""
         dry_run = {"ttlSecondsAfterFinished": DRY_RUN_RETENTION} if spec.get("dryRun") else {}
         verb = kind.removeprefix("DeadLetter").lower()
         name = f"{verb}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
@@ -101,18 +101,21 @@ class ArchiveOperations:
         return name
 
     def follow(self, kind: str, name: str) -> Mapping[str, Any]:
-        """Wait until an operation has ended; returns its status."""
+        """Wait until the operation of this kind and name has ended, well or not, however long that
+        takes; returns its status."""
         return self._poll_until(OPERATION_OBJECTS[kind], name, is_finished)
 
     def ask_to_run(self, archive: Document) -> str:
-        """Make an archive run now, by an annotation; returns the request's id, for `follow_run`."""
+        """Make an archive run now, by an annotation; returns the request's id, by which
+        `follow_run` recognizes that run."""
         name, request_id = _name_of(archive), f"{time.time():.3f}"
         if not self.api.annotate(ARCHIVE_OBJECTS, self.namespace, name, RUN_ANNOTATION, request_id):
             raise ClusterError(f"DeadLetterArchive {self.namespace}/{name} is gone")
         return request_id
 
     def follow_run(self, archive: Document, request_id: str) -> Mapping[str, Any]:
-        """Wait until an archive has run for this request; returns its status."""
+        """Wait until an archive has run for this request, well or not, however long that takes;
+        returns the archive's status."""
 
         def has_run(status: Mapping[str, Any]) -> bool:
             """Whether the archive has run for this request."""

@@ -47,7 +47,7 @@ class TablesSource(Protocol):
         """Open the tables; exits with code 2 if there are none."""
 
     def replay_id(self, name_or_id: str) -> str:
-        """Return the id of a replay in the tables, from the name or id that the user gives."""
+        """Return the id that a replay has in the tables, by the name or id that the user gives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class ArchiveTables:
             from knafka_jobs.io.table_files import TableFiles
         except ImportError:
             raise refuse(f"to read the tables of an archive, {INSTALL_TABLES}") from None
-        files = TableFiles(url, store=self._store(operations, storage))
+        files = TableFiles(url, store=self._store_options(operations, storage))
         try:
             if files.has_table("failures") and files.has_table("records"):
                 return files
@@ -128,11 +128,11 @@ class ArchiveTables:
         replay = operations.api.get(OPERATION_OBJECTS[REPLAY], operations.namespace, name_or_id)
         return name_or_id if replay is None else str(replay["metadata"]["uid"])
 
-    def _store(
+    def _store_options(
         self, operations: ArchiveOperations, storage: Mapping[str, Any]
     ) -> Mapping[str, str]:
-        """Return the options with which delta-rs opens an archive's store (`spec.storage`): its
-        address, and the credentials in its Secret."""
+        """Return the options with which delta-rs opens an archive's store: its address, and the
+        credentials in its Secret. `storage` is the archive's `spec.storage`."""
         from knafka_jobs.io.table_files import s3_options
 
         endpoint = self.endpoint or storage.get("endpoint")
@@ -144,8 +144,11 @@ class ArchiveTables:
 
 
 def _store_keys(operations: ArchiveOperations, name: str) -> Mapping[str, str]:
-    """Return the store's credentials in the Secret `name`; empty if the user may not read the
-    Secret, but has credentials in the environment."""
+    """Return the store's credentials in the Secret `name`, by `KEY_NAMES`; empty if the user may
+    not read the Secret, but has credentials in the environment.
+
+    Exits with code 2 if the user has neither, or there is no such Secret.
+    """
     from knafka_client.declared.kubernetes_api import Objects
 
     try:
@@ -166,8 +169,9 @@ def _store_keys(operations: ArchiveOperations, name: str) -> Mapping[str, str]:
 
 
 def list_groups(tables: ArchiveTables, trigger: str | None) -> None:
-    """Print the unresolved dead letters of an archive by group, which is what failed alike
-    (`GROUP_COLUMNS`); with `trigger`, that Trigger's."""
+    """Print a table (`GROUP_COLUMNS`) of an archive's groups with unresolved dead letters; a group
+    is a set of dead letters that failed alike. With `trigger` (`[NAMESPACE/]NAME`), only that
+    Trigger's."""
     conditions = []
     if trigger is not None:
         name = triggers.parse_name(trigger, "Trigger").name

@@ -70,8 +70,8 @@ class TopicsTarget(ClusterTarget):
     system_namespace: SystemNamespace = SYSTEM_NAMESPACE
 
     def view(self, trigger: str | None) -> DeclaredView:
-        """Read the objects that are declared in the namespace in this Trigger's name, or else in
-        the chosen one."""
+        """Read the declared objects of one namespace of the cluster: the one in this name of a
+        Trigger or Broker, or else the one that the user chose. Raises `ClusterError`."""
         source = source_of(
             DEFAULT_DATA,
             self.context,
@@ -117,8 +117,9 @@ def on_cluster(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorate a command so that it takes the options of `target`.
 
-    If the user chooses a cluster, `run_on_cluster` is called with these options in place of the
-    command.
+    If the user chooses a cluster, `run_on_cluster` is called in place of the command: with a
+    `target` that holds these options, then with the command's own arguments. Without a cluster,
+    the command exits with code 2 if any of the options is given.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:

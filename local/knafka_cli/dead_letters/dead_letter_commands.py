@@ -142,8 +142,8 @@ def list_letters(
 
 
 def _list_groups(files: TableFiles | None, conditions: Sequence[FailureCondition]) -> None:
-    """Print the groups of compacted dead letters that match these conditions; none without
-    tables."""
+    """Print the groups of compacted dead letters, those that failed alike, that match all these
+    conditions; none without tables (`files` None)."""
     rows = [] if files is None else dead_letter_tables.group_rows(files, conditions)
     print_table(dead_letter_tables.GROUP_COLUMNS, rows, "no unresolved dead letters are compacted")
 
@@ -187,10 +187,11 @@ def show_letters(
 def _open_sources(
     tables: str | None, data_dir: Path
 ) -> tuple[RunningState | None, TableFiles | None]:
-    """Return the running installation and the tables' files; None for the one that doesn't exist.
+    """Return the state of the `knafka up` on `data_dir` and the tables' files; None for the one
+    that doesn't exist.
 
-    With `tables`, return only the tables' files, and refuse the command if there are none.
-    Otherwise raises `NotRunning` if neither exists.
+    With `tables` (a folder or URI), return only the tables' files, and exit with code 2 if there
+    are none. Otherwise raises `NotRunning` if neither exists.
     """
     files = dead_letter_tables.open_tables(tables_option(data_dir, tables)["tables"], print_error)
     if tables is not None:
@@ -206,8 +207,8 @@ def _open_sources(
 
 
 def _dead_letter_egress(running: RunningState, trigger: str | None, broker: str | None) -> Egress:
-    """Return the Egress of a Trigger, or the one that stands for the dead letters of a Broker
-    itself."""
+    """Return the Egress of the running Trigger, or without one (None) the Egress that stands for
+    the dead letters of the Broker itself. Exits with code 2 if it doesn't run."""
     if trigger is not None:
         return egress_of(running, trigger)
     return dead_letters.broker_dead_letter_egress(ingress_of(running, broker))
@@ -217,7 +218,10 @@ def _failure_conditions(
     running: RunningState | None, trigger: str | None, broker: str | None = None
 ) -> Sequence[FailureCondition]:
     """Return the conditions that select the failures of a Trigger, or of a Broker itself, in the
-    tables; empty, which selects all, if neither is named."""
+    tables; empty, which selects all, if neither is named.
+
+    With `running`, the name is looked up in what runs, and must be there (else exit code 2).
+    """
     if trigger is None and broker is None:
         return ()
     if running is not None:
@@ -237,7 +241,7 @@ def _failure_conditions(
 
 def _tabled_offsets(files: TableFiles | None) -> dead_letters.TabledOffsets:
     """Return for each partition of the dead-letter topics the offset below which all records are in
-    the tables; empty without tables."""
+    the tables; empty without tables (`files` None)."""
     if files is None:
         return {}
     from knafka_jobs.lookup.lookup_run import tabled_until
@@ -323,8 +327,8 @@ def purge(
 
 
 def _replay_command(tables: str | None, data_dir: Path) -> str:
-    """Return the first words of the replay commands that a report shows, with absolute paths, so
-    that the commands run in any folder of this machine."""
+    """Return the beginning of the replay commands that a report shows: `knafka dead-letters replay`
+    with these options, as absolute paths, so that it runs in any folder of this machine."""
     words = ["knafka", "dead-letters", "replay", "--data-dir", str(data_dir.absolute())]
     if tables is not None:
         words += ["--tables", tables if "://" in tables else str(Path(tables).absolute())]

@@ -1,7 +1,8 @@
 """Reads compacted dead letters for the command line, from the tables' files.
 
 It needs neither Spark nor Java: `knafka_jobs.lookup` and `knafka_jobs.report` read the files with
-the package `deltalake`.
+the package `deltalake`. Compacted dead letters are those that a job has copied from topics into the
+tables, once per event; a group is a set of those that failed alike.
 """
 
 from __future__ import annotations
@@ -47,12 +48,14 @@ INSTALL_TABLES: Final = (
 
 
 def tables_option(data_dir: Path, tables: str | None) -> dict[str, Any]:
-    """Return the option that tells a job where the tables are."""
+    """Return the option that tells a job where the tables are: at `tables` (a folder or URI), by
+    default in the data folder."""
     return {"tables": tables or str(Installation(data_dir).data / TABLES_FOLDER)}
 
 
 def kafka_option(data_dir: Path) -> dict[str, Any]:
-    """Return the option that tells a job where Kafka is. Raises `NotRunning`."""
+    """Return the option that tells a job where the Kafka of the `knafka up` on `data_dir` is.
+    Raises `NotRunning`."""
     return {"bootstrap-servers": Installation(data_dir).read_state().bootstrap_servers}
 
 
@@ -62,7 +65,8 @@ def print_error(line: str) -> None:
 
 
 def open_tables(place: str, show_problem: Callable[[str], None]) -> TableFiles | None:
-    """Open the tables; None if there are none or they can't be read here.
+    """Open the tables at `place`, a folder or URI; None if there are none or they can't be read
+    here.
 
     `show_problem` is called with the reason if the user can act on it. Raises `JobError`.
     """
@@ -85,7 +89,10 @@ def overviews(
     files: TableFiles, conditions: Sequence[FailureCondition]
 ) -> dict[TriggerName, DeadLetterOverview]:
     """Count the unresolved dead letters of each Trigger in the tables, and those that were sent
-    again and aren't settled yet. Raises `JobError`."""
+    again and of which it isn't known yet whether they failed again.
+
+    Only failures that match all `conditions` count. Raises `JobError`.
+    """
     from knafka_jobs.lookup import lookup_run as lookup
 
     sent_again = lookup.count_pending(files, conditions)
@@ -137,8 +144,9 @@ GROUP_COLUMNS: Final = (
 def group_rows(
     files: TableFiles, conditions: Sequence[FailureCondition]
 ) -> Sequence[Sequence[str]]:
-    """Return a row with the cells of `GROUP_COLUMNS` for each group with unresolved events: the
-    newest groups first, acknowledged ones last. Raises `JobError`."""
+    """Return a row with the cells of `GROUP_COLUMNS` for each group with unresolved events among
+    the failures that match all `conditions`: the newest groups first, acknowledged ones last.
+    Raises `JobError`."""
     from knafka_jobs.lookup import acknowledge, groups
 
     now = datetime.now(UTC)
@@ -177,7 +185,8 @@ def _acknowledgement_text(acknowledgement: Acknowledgement | None) -> str:
 def latest_letters(
     files: TableFiles, conditions: Sequence[FailureCondition], limit: int
 ) -> Sequence[StoredDeadLetter]:
-    """Return the newest `limit` dead letters in the tables, oldest first. Raises `JobError`."""
+    """Return the newest `limit` dead letters in the tables that match all `conditions`, oldest
+    first. Raises `JobError`."""
     from knafka_jobs.lookup import lookup_run as lookup
 
     return _to_dead_letters(lookup.latest_dead_letters(files, conditions, limit))
@@ -186,11 +195,8 @@ def latest_letters(
 def page_of_letters(
     files: TableFiles, predicate: str, limit: int, skip: int
 ) -> Sequence[StoredDeadLetter]:
-    """Return the `limit` newest dead letters that match `predicate`, after skipping the `skip`
-    newest, oldest first.
-
-    Raises `JobError`.
-    """
+    """Return the `limit` newest dead letters whose failures match `predicate`, a condition in SQL
+    on the table of failures, after skipping the `skip` newest; oldest first. Raises `JobError`."""
     from knafka_jobs.lookup import lookup_run as lookup
 
     return _to_dead_letters(lookup.page_of_dead_letters(files, predicate, limit, skip))

@@ -94,5 +94,5 @@ def forward(
 
 
 def _is_success(status: int | None) -> bool:
-    """Whether a status code accepts an event."""
+    """Whether this HTTP status code accepts an event: any 2xx. None, no answer, doesn't."""
     return status is not None and HTTPStatus.OK <= status < HTTPStatus.MULTIPLE_CHOICES

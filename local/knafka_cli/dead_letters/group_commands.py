@@ -1,6 +1,7 @@
 """`knafka dead-letters acknowledge, unacknowledge, events, export`: groups of dead letters.
 
-A group is a row of a report, named by its id. None of these commands needs Spark.
+A group is a set of dead letters that failed alike: a row of a report, named by its id. None of
+these commands needs Spark.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def acknowledge(
         with exit_on_bad_input():
             end = _parse_until(until, now)
     files = tables.open()
-    _append(files, groups, AcknowledgementAction.ACKNOWLEDGE, by, now, end, note)
+    _record_acknowledgements(files, groups, AcknowledgementAction.ACKNOWLEDGE, by, now, end, note)
     typer.echo(
         f"acknowledged: {', '.join(groups)}{'' if end is None else f' until {end:%F %R} UTC'}"
     )
@@ -100,7 +101,7 @@ def unacknowledge(
     """Take back the acknowledgement of groups of dead letters: they need attention again."""
     files = tables.open()
     action = AcknowledgementAction.UNACKNOWLEDGE
-    _append(files, groups, action, by, datetime.now(UTC), None, note)
+    _record_acknowledgements(files, groups, action, by, datetime.now(UTC), None, note)
     typer.echo(f"no longer acknowledged: {', '.join(groups)}")
 
 
@@ -170,8 +171,9 @@ def export(
 
 
 def find_members(files: TableFiles, group_id: str, unresolved: bool) -> tuple[int, str]:
-    """Return the number of a group's events, or of its `unresolved` ones, and the predicate that
-    selects their failures in the tables. Exits with code 2 if there is no such group."""
+    """Return the number of a group's events, and the predicate that selects their failures in the
+    tables; with `unresolved`, of its unresolved events only. Exits with code 2 if there is no such
+    group."""
     from knafka_jobs.lookup.groups import find_groups, members_predicate
 
     now = datetime.now(UTC)
@@ -182,7 +184,7 @@ def find_members(files: TableFiles, group_id: str, unresolved: bool) -> tuple[in
     return group.unresolved if unresolved else group.events, predicate
 
 
-def _append(
+def _record_acknowledgements(
     files: TableFiles,
     ids: Sequence[str],
     action: AcknowledgementAction,
@@ -191,7 +193,8 @@ def _append(
     until: datetime | None,
     note: str,
 ) -> None:
-    """Record in the tables that `by` acknowledges groups, or withdraws that (`action`).
+    """Record in the tables that `by` acknowledges the groups with these ids, or withdraws that
+    (`action`); `note` says why.
 
     `until` is the end of the acknowledgement; None: for good. `by` None: the user's name. Exits
     with code 2 if a group doesn't exist, or a text is too long or not UTF-8.

@@ -176,6 +176,7 @@ def replay(
         result = _preview_from_tables(place["tables"], job_options, ids or (), edits)
     if result is None:
         result = run_job("replay", place, kafka_option(data_dir), options, edits)
+    # The tables have none of the events; the topics may still have them.
     if ids and may_send_directly and not result["would_send" if dry_run else "sent"]:
         _replay_directly(data_dir, job_options, ids)
         return
@@ -211,7 +212,7 @@ def _preview_from_tables(
     place: str, job_options: JobArguments, ids: Sequence[str], edits: Mapping[str, Sequence[str]]
 ) -> dict[str, Any] | None:
     """Return the result of a dry run, evaluated here from the tables' files at `place`; None if
-    only the Spark job can evaluate it."""
+    only the Spark job can evaluate it. `ids` are those of the selected events; empty: any."""
     if job_options["where"] is not None:
         return None
     files = dead_letter_tables.open_tables(place, print_error)
@@ -243,8 +244,12 @@ def _id_predicate(ids: Sequence[str], where: str | None) -> str:
 
 
 def _replay_directly(data_dir: Path, job_options: JobArguments, ids: Sequence[str]) -> None:
-    """Send events again straight from their dead-letter topics, without Spark, and print each;
-    exits with code 1 if there is none."""
+    """Send the events with these ids again straight from their dead-letter topics, without Spark,
+    and print each; with the option `dry-run`, only print them.
+
+    Exits with code 1 if no dead letter matches. Raises `NotRunning`, `LogError` and
+    `ReplayNotSent`.
+    """
     running = Installation(data_dir).read_state()
     dry_run, broker, trigger = job_options["dry-run"], job_options["broker"], job_options["trigger"]
     egresses = replaying.select_egresses(running.egresses, broker, trigger)

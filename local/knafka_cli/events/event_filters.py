@@ -13,7 +13,8 @@ from knafka_cli.shared.cesql_calls import missing_functions
 
 
 def expression_predicate(text: str) -> Predicate:
-    """Return the predicate of a CESQL expression.
+    """Return the predicate of a CESQL expression: a function that takes an event's attributes and
+    returns whether the expression is true.
 
     Raises `InvalidDocument` with the position of a syntax error, and for an expression that can
     never be true.

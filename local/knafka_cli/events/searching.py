@@ -18,7 +18,7 @@ from knafka_client.topics.ranges import RangeReader
 SEARCH_CHUNK_OFFSETS: Final = 10_000
 """Number of offsets of each partition that are read at a time, the newest first."""
 SEARCH_QUEUE_KILOBYTES: Final = 8192
-"""The most kilobytes that the client reads ahead; it reads beyond the end of a chunk in vain."""
+"""The most kilobytes that the client reads ahead: what it reads beyond a chunk's end is lost."""
 
 
 @dataclass
@@ -48,8 +48,8 @@ def holds_event_with(id_: str, source: str | None) -> Callable[[Record], bool]:
     encoded_source = None if source is None else source.encode()
 
     def is_same_event(record: Record) -> bool:
-        """Whether a record holds the event: its header `ce_id` decides; if it has none, a
-        structured event is parsed."""
+        """Whether a record holds the event: by its headers `ce_id` and `ce_source`, or, without a
+        `ce_id`, by the structured event in its value."""
         headers = dict(record.headers() or ())
         if (record_id := headers.get("ce_id")) is not None:
             return record_id == encoded_id and encoded_source in (None, headers.get("ce_source"))
@@ -78,9 +78,10 @@ def run_search(
     progress: Callable[[TopicSearch], None],
 ) -> None:
     """Search a topic, from its end back to the time `since` (seconds since the Unix epoch), for
-    records that match; `search` gets the results, and `progress` is called after each chunk.
+    records for which `matches` returns True.
 
-    Raises `LogError`.
+    `connection` is librdkafka's configuration. The results are written into `search`, also those of
+    an interrupted search; `progress` is called with it after each chunk. Raises `LogError`.
     """
     settings = {"queued.max.messages.kbytes": SEARCH_QUEUE_KILOBYTES}
     try:

@@ -132,7 +132,7 @@ def send(
         answer_numbers = itertools.count(1)
 
         def show(answer: sending.SendResult) -> None:
-            """Print an answer: the first ones, and then refusals only."""
+            """Print an answer, if it is one of the first `SHOWN_ANSWERS` or a refusal."""
             if next(answer_numbers) <= SHOWN_ANSWERS or not answer.is_accepted:
                 typer.echo(str(answer))
 
@@ -169,8 +169,12 @@ def _send_target(
     installation: Installation, broker: str | None, url: str | None, account: str | None
 ) -> tuple[str, Callable[[], bytes]]:
     """Return the URL to send to, and a function that makes the `authorization` header line of a
-    request: with a token of `account`, or empty. Exits with code 2 for an unknown Broker, or one
-    that requires no tokens of an `account`."""
+    request: with a token of `account`, or empty without an account.
+
+    The URL is `url`, or else that of the running Broker. Exits with code 2 if there is no such
+    Broker, or if an account is given and the Broker requires no tokens. Raises `NotRunning` and
+    `BadIssuer`.
+    """
     if url is not None:
         return url, bytes
     running = installation.read_state()

@@ -22,13 +22,14 @@ class TraceStep:
     what: str
     """The kind of step: attempt, reply, dead letter or sent again."""
     result: str
-    """The status code or error, as text."""
+    """The status code or error, as text; of a replay, how far the Trigger is with it."""
 
 
 def merge_steps(from_kafka: Iterable[TraceStep], spans: Sequence[TraceStep]) -> Sequence[TraceStep]:
-    """Return the steps from Kafka and from spans in the order of time.
+    """Return the steps that Kafka's records show and those that Zipkin's spans show, in the order
+    of time.
 
-    Of an attempt that both have, the span is kept, since it says more.
+    An attempt that both show is returned once, as its span shows it, since that says more.
     """
     attempt_times = [_step_time(step) for step in spans if step.what == ATTEMPT]
 

@@ -149,8 +149,12 @@ def tail(
 
 
 def _parse_target(target: str | None, trigger: str | None) -> tuple[str | None, str | None]:
-    """Return the names of the Broker and of the Trigger in the argument `target` and the option
-    `trigger`; None for one that isn't named."""
+    """Return the name of the Broker and that of the Trigger in the argument `target` and the option
+    `trigger`; None for one that isn't named.
+
+    `trigger/shop/orders` names a Trigger, `channel/orders` and `shop/default` a Broker. Exits with
+    code 2 if both name a Trigger.
+    """
     kind, slash, name = (target or "").partition("/")
     broker, trigger_name = target, None  # `NAMESPACE/NAME` and `channel/NAME` name a Broker
     if slash and kind in ("trigger", "triggers"):
@@ -167,10 +171,11 @@ def _parse_target(target: str | None, trigger: str | None) -> tuple[str | None, 
 def _find_topics_to_read(
     view: DeclaredView, broker: str | None, trigger: str | None, dead_letters: bool
 ) -> tuple[Ingress | Egress, Sequence[str], Predicate | None]:
-    """Return the Ingress or Egress whose Kafka is read, the topics to read, and the Trigger's
-    filter, if it applies.
+    """Return the Ingress or Egress whose Kafka is read, the topics to read, and the filter of the
+    Trigger to apply; None: no filter.
 
-    Raises `UnknownObject`.
+    With `dead_letters`, the topics are the Trigger's or the Broker's dead-letter topics. Raises
+    `UnknownObject`; exits with code 2 if the Trigger isn't one of the Broker.
     """
     if trigger is None:
         ingress = view.find_ingress(broker)
@@ -196,8 +201,12 @@ def _print_records(
     limit: int | None,
 ) -> None:
     """Print the events that match all predicates as they arrive, until `limit` of them are printed;
-    a record without an event is reported on stderr. Exits with code 1 if none of the topics
-    exists."""
+    None: for ever.
+
+    `owner` is the Broker or Trigger whose Kafka is read; `tail` says which existing events come
+    first. A record without an event is reported on stderr. Exits with code 1 if none of the topics
+    exists.
+    """
     shown = 0
     matches = all_of(predicates)
     try:

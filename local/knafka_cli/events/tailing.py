@@ -59,18 +59,19 @@ class TailStart:
     since: float | None = None
     """Seconds since the Unix epoch."""
     last: int | None = None
-    """Most existing events, the newest ones; None: all since `since`, or none if that is None
-    too."""
+    """The number of existing events to read, the newest ones; None: all since `since`, or no
+    existing event if that is None, too."""
 
 
 def tail_records(
     connection: Mapping[str, Any], topics: Sequence[str], tail: TailStart
 ) -> Iterator[Record]:
-    """Yield existing records of the topics, oldest first, and then each new record, for ever.
+    """Yield the existing records of the topics that `tail` selects, oldest first, and then each new
+    record, for ever.
 
     Beyond `ORDERED_RECORDS`, existing records are in order within each partition only. A topic that
-    doesn't exist is skipped. Raises `LogError` if one can't be read, and `TopicsMissing` if none
-    exists.
+    doesn't exist is skipped. `connection` is librdkafka's configuration. Raises `LogError` if a
+    topic can't be read, and `TopicsMissing` if none exists.
     """
     with RangeReader(connection, "knafka-tail") as reader:
         starts, ends = _offsets_to_read(reader, topics, tail)
@@ -88,6 +89,7 @@ def tail_records(
                 elif not error.retriable():
                     raise log_error_of(error)
             elif existing or unread:
+                # Until the existing records are yielded, new ones are collected and sorted, too.
                 existing.append(cast(Record, message))
             else:
                 yield cast(Record, message)
@@ -104,8 +106,9 @@ TopicAndPartition: TypeAlias = tuple[str, int]
 def _offsets_to_read(
     reader: RangeReader, topics: Sequence[str], tail: TailStart
 ) -> tuple[Mapping[TopicAndPartition, int], Mapping[TopicAndPartition, int]]:
-    """Return for each partition the offset from which it is read, and its end offset now. Raises
-    `LogError` and `TopicsMissing`."""
+    """Return for each partition of these topics the offset from which `tail` reads it, and its end
+    offset now. Topics that don't exist are skipped. Raises `LogError`, and `TopicsMissing` if none
+    exists."""
     starts, ends = dict[TopicAndPartition, int](), dict[TopicAndPartition, int]()
     for topic in topics:
         try:
@@ -129,8 +132,11 @@ def _offsets_to_read(
 def _keep_newest(
     records: list[Record], ends: Mapping[TopicAndPartition, int], count: int | None
 ) -> list[Record]:
-    """Sort the records by time and return them. Of those that existed when `ends` was read, only
-    the newest `count` are returned; None: all."""
+    """Return the records sorted by time (`records` itself is sorted, too).
+
+    `ends` are the end offsets at the start of the command. Of the records before them only the
+    newest `count` are returned, or all if `count` is None; later records are always returned.
+    """
     records.sort(key=lambda record: (record.timestamp()[1], record.offset()))
     if count is None:
         return records

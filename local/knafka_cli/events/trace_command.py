@@ -139,8 +139,8 @@ def trace(
 
 
 def _trace_records(view: DeclaredView, ingress: Ingress, search: TopicSearch) -> Sequence[Trace]:
-    """Return a trace, through the Triggers of the Broker, of each record that a search has found.
-    Raises `LogError` and `KafkaNotReached`."""
+    """Return a trace, through the Triggers of the Broker `ingress`, of each record that a search
+    has found. Raises `LogError` and `KafkaNotReached`."""
     records = [record for record in search.matching_records if tracing.is_traceable(record)]
     if not records:
         return []
@@ -168,7 +168,11 @@ def _trace_records(view: DeclaredView, ingress: Ingress, search: TopicSearch) ->
 def _search_topic(
     view: DeclaredView, ingress: Ingress, id_: str, source: str | None, moment: float
 ) -> TopicSearch:
-    """Search a Broker's topic for an event; Ctrl-C ends the search, but keeps what it has found."""
+    """Search a Broker's topic for the event with this id and source (None: any source), back to the
+    time `moment`, in seconds since the Unix epoch.
+
+    Ctrl-C ends the search, but keeps what it has found. Raises `LogError` and `KafkaNotReached`.
+    """
     search = TopicSearch(ingress.topic)
     is_event = searching.holds_event_with(id_, source)
     with Console(stderr=True).status(f"searching {ingress.topic}") as line:
@@ -239,8 +243,8 @@ def _print_trace(record_trace: Trace, zipkin: str) -> None:
 def _not_found_message(
     view: DeclaredView, id_: str, source: str | None, moment: float, searches: Sequence[TopicSearch]
 ) -> str:
-    """Return why the event may not have been found since `moment` (seconds since the Unix epoch),
-    and which dead letters of it are kept."""
+    """Return an error message: why the event with this id and source may not have been found since
+    `moment` (seconds since the Unix epoch), and which dead letters of it are kept."""
     event = f"event {id_}" + (f" of the source {source}" if source else "")
     topics = ", ".join(search.topic for search in searches) or "no Broker"
     if all(search.covers_topic for search in searches):
@@ -260,7 +264,8 @@ def _not_found_message(
 def _find_dead_letters(
     view: DeclaredView, ingress: Ingress, id_: str
 ) -> Sequence[replaying.ReplayChoice]:
-    """Return the dead letters of events with this id, in the topics of a Broker's Triggers."""
+    """Return the newest dead letter of each event with this id, in the topics of the Triggers of
+    the Broker `ingress`. Raises `LogError` and `KafkaNotReached`."""
     with view.explain_unreached_kafka(ingress):
         return ask_kafka(
             view.connection(ingress),

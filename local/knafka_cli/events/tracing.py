@@ -68,8 +68,10 @@ class TracedReplay:
     """A replay of a dead letter: when it was sent again, and how far the Trigger is with it."""
 
     at: str
+    """When it was sent again, in RFC 3339."""
     state: TracedState
     detail: str
+    """A short explanation of the state; may be empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +121,10 @@ async def trace_record(
     egresses: Sequence[Egress],
     paused: Collection[str] = (),
 ) -> Trace:
-    """Trace a record through the Triggers of its Broker; `paused` names the paused ones.
+    """Trace a record through the Triggers of its Broker: one delivery for each of `egresses`.
 
-    Raises `LogError`, and `InvalidEvent` if the record holds no event.
+    `broker` is the Broker's name, and `paused` are the names of paused Triggers. Raises `LogError`,
+    and `InvalidEvent` if the record holds no event.
     """
     envelope = read(record.headers(), record.value())
     topics = await admin.topics()
@@ -166,8 +169,10 @@ async def _trace_delivery(
     topics: Mapping[str, int],
     paused: Collection[str],
 ) -> TracedDelivery:
-    """Trace one record, whose content is `envelope`, at one Trigger or Subscription. `topics` are
-    all topics of its Kafka. Raises `LogError`."""
+    """Trace one record, whose content is `envelope`, at one Trigger or Subscription.
+
+    `topics` are the number of partitions of every topic in its Kafka, by name. Raises `LogError`.
+    """
     name = trigger_name_of(egress)
     is_same_event = holds_event_with(envelope.attributes["id"], envelope.attributes["source"])
     clauses = why_not(egress.filter, egress.filters, envelope.attributes)
@@ -230,8 +235,8 @@ def _dead_letter_text(dead_letter: StoredDeadLetter) -> str:
 async def _read_group_progress(
     read_commits: ReadCommits, record: Record, egress: Egress
 ) -> tuple[TracedState, str, Sequence[TraceStep]]:
-    """Return how far a Trigger's group is with a record, a short text about it, and the last
-    attempt, if one has failed. Raises `LogError`."""
+    """Return how far a Trigger's consumer group is with a record, a short explanation, and the last
+    attempt as a step, if one has failed. Raises `LogError`."""
     partition, offset = record.partition(), record.offset()
     commits = await asyncio.to_thread(read_commits, egress.group, egress.topic, [partition])
     committed, policy = commits.get(partition), policy_of(egress)
@@ -250,8 +255,9 @@ def offset_state(
 ) -> tuple[TracedState, str]:
     """Return how far a consumer group is with one offset, as a state and a short explanation.
 
-    `committed` is the group's commit, whose metadata lists what is settled or tried after its
-    offset; `policy` is that of the Trigger's delivery (`progress.policy_of`).
+    `committed` is the group's commit, None if it has none; its metadata lists what is settled, or
+    was tried, after its offset. `policy` is the checksum of the Trigger's retry policy
+    (`progress.policy_of`), with which the metadata is decoded.
     """
     if committed is None:
         return TracedState.WAITING, "nothing of its partition is settled"
@@ -273,7 +279,8 @@ def offset_state(
 
 
 def _attempts_text(delivery: DeliveryState) -> str:
-    """Return text about the attempts of an unsettled delivery."""
+    """Return text about the attempts of an unsettled delivery: their number, the destination that
+    is tried now, the last result, and when the next one is due."""
     stage = {
         DeliveryStage.SUBSCRIBER: "",
         DeliveryStage.SINK: ", now at the dead letter sink",
@@ -294,10 +301,11 @@ async def _find_dead_letters(
     egress: Egress,
     topics: Mapping[str, int],
 ) -> tuple[Sequence[Record], bool]:
-    """Return the records of the Trigger's dead letters of this record and of its replays, and
-    whether all dead letters that the Trigger ever had were read.
+    """Return the Trigger's dead letters of this record and of its replays, as records, and whether
+    all dead letters that the Trigger ever had were read.
 
-    `is_same_event` tells whether a record holds the same event. Raises `LogError`.
+    `is_same_event` says whether a record holds the same event; `topics` are the existing topics.
+    Raises `LogError`.
     """
     if egress.dead_letter_topic not in topics:
         return [], True
@@ -310,6 +318,8 @@ async def _find_dead_letters(
         if is_same_event(dead_letter)
     ]
     position_of_record = f"{record.topic()}/{record.partition()}/{record.offset()}"
+    # The same event may be in another record: only if this one has a dead letter of its own can
+    # dead letters of replays be about it.
     if all(position != position_of_record for _, position in of_event):
         return [], all_read
     replay_prefix = f"{replay_egress(egress).topic}/"
@@ -322,8 +332,8 @@ async def _find_dead_letters(
 
 
 def _with_replay_time(record: Record, replays: Sequence[TracedReplay]) -> StoredDeadLetter:
-    """Return the dead letter in a record, with the time of its first replay; empty if it wasn't
-    replayed."""
+    """Return the dead letter in a record, with the time of its first replay since it was written;
+    that time is empty if there was none."""
     written = timestamp(record.timestamp()[1] / 1000)
     return replace(
         parse_dead_letter(record),
@@ -338,7 +348,8 @@ async def _find_replays(
     egress: Egress,
     topics: Mapping[str, int],
 ) -> Sequence[TracedReplay]:
-    """Return the replays of an event to this Trigger, from its replay topic. Raises `LogError`."""
+    """Return the replays of an event to this Trigger, from its replay topic; `is_same_event` says
+    whether a record holds the event. Raises `LogError`."""
     egress_of_replays = replay_egress(egress)
     if egress_of_replays.topic not in topics:
         return []
@@ -351,7 +362,8 @@ async def _find_replays(
 
 
 def is_traceable(record: Record) -> bool:
-    """Whether a record holds a valid event; one with nothing but an event's id can't be traced."""
+    """Whether a record holds a valid event: a search also finds records that have only an event's
+    id."""
     try:
         read(record.headers(), record.value())
     except InvalidEvent:

@@ -33,7 +33,8 @@ class ZipkinError(KnafkaError):
 
 
 def fetch_spans(url: str, trace_id: str) -> Sequence[Span]:
-    """Return the spans of a trace; none if Zipkin doesn't have it. Raises `ZipkinError`."""
+    """Return the spans of a trace, from the Zipkin at this URL; none if Zipkin doesn't have the
+    trace. Raises `ZipkinError`, also if it doesn't answer within `ZIPKIN_TIMEOUT` seconds."""
     address = f"{url.rstrip('/')}/api/v2/trace/{trace_id}"
     try:
         with urllib.request.urlopen(address, timeout=ZIPKIN_TIMEOUT) as answer:
@@ -51,7 +52,8 @@ def fetch_spans(url: str, trace_id: str) -> Sequence[Span]:
 
 
 def steps_of(spans: Sequence[Span], egress: Egress) -> Sequence[TraceStep]:
-    """Return the steps of an event at one Trigger or Subscription, from the spans of its trace."""
+    """Return the attempts, replies and dead letters of an event at the Trigger or Subscription of
+    this Egress, from the spans of the event's trace."""
     destination = f"{egress.kind.lower()}:{egress.trigger}.{egress.namespace}"
     steps = []
     for span in spans:

@@ -35,10 +35,11 @@ class NotStopped(KnafkaError):
 
 
 def start(arguments: Sequence[str], installation: Installation, say: Say) -> int:
-    """Run `knafka up` with these arguments in the background; returns its pid once it is up.
+    """Run `knafka up` with these arguments in the background; returns its pid once it is up,
+    however long that takes.
 
-    `say` shows its output meanwhile. Raises `NotStarted`; an interrupted start leaves no process
-    behind.
+    `say` shows its output meanwhile. Raises `NotStarted` if one runs already or it ends early; an
+    interrupted start leaves no process behind.
     """
     if (running := installation.pid()) is not None:  # its log must not be overwritten
         raise NotStarted(
@@ -75,7 +76,7 @@ def stop(installation: Installation, timeout: float = DETACHED_STOP_TIMEOUT) -> 
     """Stop the running `knafka up` cleanly, and wait until it has ended; returns False if nothing
     runs.
 
-    Raises `NotStopped`.
+    Raises `NotStopped` if it still runs after `timeout` seconds.
     """
     pid = installation.pid()
     if pid is None:

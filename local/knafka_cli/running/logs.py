@@ -32,11 +32,14 @@ class Logs:
         """Offset up to which each log has been returned."""
 
     def names(self, owner: str | None = None) -> Sequence[str]:
-        """Return the sorted names of all logs, or of those of one `owner` (see `is_log_of`)."""
+        """Return the sorted names of all logs, or of those of one `owner`: a process (`receiver`),
+        or a Trigger or Service (`[NAMESPACE/]NAME`)."""
         return sorted(name for name in self._log_files() if owner is None or is_log_of(name, owner))
 
     def last_lines(self, name: str, lines: int) -> Sequence[str]:
-        """Return the last `lines` lines of a log, oldest first; `follow` continues after them."""
+        """Return the last `lines` lines of a log, oldest first, as far as they are in its last
+        `LOG_BLOCK_BYTES`; `follow` continues after them. Raises `KeyError` if there is no log of
+        this name."""
         with self._log_files()[name].open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_BLOCK_BYTES))
             all_lines = file.read().decode(errors="replace").splitlines()
@@ -44,10 +47,11 @@ class Logs:
         return all_lines[-lines:] if lines else []
 
     def follow(self, owner: str | None = None) -> Iterator[tuple[str, str]]:
-        """Yield name of the log and text of each new line, for ever; `owner` as in `names`.
+        """Yield name of the log and text of each new line, for ever; of the logs of one `owner`, or
+        of all if it is None.
 
-        A log that `last_lines` has read continues there, and any other begins with its next line. A
-        log that is created later is read from its start.
+        A log of which `last_lines` has returned lines continues after these, and any other begins
+        with its next line. A log that is created later is read from its start.
         """
         read_until = {
             name: _file_size(path) for name, path in self._log_files().items()
@@ -93,7 +97,8 @@ def _file_size(path: Path) -> int:
 
 
 def _read_lines(path: Path, start: int) -> tuple[Sequence[str], int]:
-    """Return the complete lines after offset `start`, and the offset at which they end."""
+    """Return the complete lines of a file after offset `start`, and the offset at which they end;
+    none and 0 if the file doesn't exist."""
     try:
         with path.open("rb") as file:
             file.seek(start)

@@ -57,7 +57,8 @@ class LineView:
         print(f"{program} | {line}", file=self._out, flush=True)
 
     async def follow(self, snapshot: TakeSnapshot) -> None:
-        """Print the changes between snapshots and a summary, until cancelled."""
+        """Print the changes from one snapshot to the next, and a summary every `SUMMARY_INTERVAL`
+        seconds, until cancelled; calling `snapshot` takes a snapshot."""
         previous, last_summary = Snapshot(""), ""
         since_summary = 0.0  # seconds
         while True:
@@ -81,6 +82,7 @@ class TableView:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._colours: dict[str, str] = {}
+        """Colour of each program's lines, by the program's name."""
 
     def say(self, line: str) -> None:
         """Print one line above the table."""
@@ -93,7 +95,7 @@ class TableView:
 
     async def follow(self, snapshot: TakeSnapshot) -> None:
         """Draw the table anew whenever the snapshot or the terminal's size changes, until
-        cancelled."""
+        cancelled; calling `snapshot` takes a snapshot."""
         previous = None
         with Live(console=self._console, auto_refresh=False) as live:
             while True:
@@ -221,7 +223,7 @@ def summary(snapshot: Snapshot) -> str:
 
 
 def _display_name(row: BrokerRow | TriggerRow) -> str:
-    """Return the object's name, after its kind unless it is a Broker or Trigger."""
+    """Return the object's name; for another kind than Broker and Trigger, with the kind first."""
     return row.name if row.kind in ("Broker", "Trigger") else f"{row.kind} {row.name}"
 
 
@@ -245,7 +247,8 @@ def _counts_text(row: TriggerRow) -> str:
 
 
 def _sum_row(name: str, rows: Sequence[TriggerRow]) -> TriggerRow:
-    """Return a row with the sums of several rows' counts."""
+    """Return a row of this name with the sums of several rows' counts; its lag is None only if none
+    of theirs is known."""
     known_lags = [row.lag for row in rows if row.lag is not None]
     return TriggerRow(
         name,
@@ -263,6 +266,7 @@ class _Column:
 
     title: str
     figure: Callable[[Any], str]
+    """Returns the cell's text for a row."""
     from_width: int = 0
 
 

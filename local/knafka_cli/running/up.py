@@ -26,8 +26,8 @@ EXIT_FORCED: Final = 130
 async def run_until_stopped(options: UpOptions, view: View, send: Path | None = None) -> None:
     """Run everything until SIGINT or SIGTERM stops it cleanly; a second signal kills it.
 
-    `send`: a file whose events are sent once everything is up. Raises `KnafkaError` if it can't
-    start.
+    `view` shows what happens. `send` is a file whose events are sent once everything is up; None:
+    none. Raises `KnafkaError` if it can't start.
     """
     start = time.monotonic()
     supervisor = Supervisor(options, view)
@@ -61,7 +61,8 @@ async def _start_and_run(
         asyncio.TaskGroup() as group,
     ):
         group.create_task(view.follow(supervisor.snapshot))
-        await asyncio.sleep(0)  # let the view show the first snapshot before the lines below
+        # Let the view's task start and show the first snapshot before the lines below.
+        await asyncio.sleep(0)
         if url:
             view.say(f"console at {url}")
         view.say(f"up after {time.monotonic() - start:.1f} s; Ctrl-C stops everything")
@@ -115,8 +116,8 @@ def sender_authorization(state: RunningState, data_folder: Path, url: str) -> Ca
 
 
 async def _send_file(supervisor: Supervisor, data_folder: Path, file: Path, view: View) -> None:
-    """Send the events of an NDJSON file, in order, to the only Broker; the view shows each answer,
-    and why they can't be sent."""
+    """Send the events of an NDJSON file, in order, to the only Broker that is served; the view
+    shows each answer, or why nothing is sent."""
     brokers = [broker.url for broker in supervisor.snapshot().brokers if broker.url]
     if len(brokers) != 1:
         view.say(f"{file} is not sent: that needs exactly one Broker, and there are {len(brokers)}")

@@ -1,5 +1,7 @@
 """Converts Sensors of Argo Events to Knafka's, and lists what can't be converted.
 
+In all functions, `path` says for notes and errors where in Argo's Sensor a value is, and notes are
+added to `converted`: to its `lost` or `changed`.
 Argo's events have the name of the EventSource as `source` and the name of the event as `subject`,
 so a converted dependency filters by these attributes. Pure: returns a document and notes.
 """
@@ -43,7 +45,8 @@ class ArgoConversion:
 def convert_sensor(
     argo: Document, broker: str = "default", channel: str | None = None
 ) -> ArgoConversion:
-    """Convert Argo's Sensor to one on this Broker, or on this KafkaChannel if one is named.
+    """Convert Argo's Sensor to one that evaluates the events of this Broker, or of the KafkaChannel
+    `channel` if one is named.
 
     Raises `InvalidDocument` if `argo` is no valid Sensor.
     """
@@ -207,8 +210,8 @@ def _convert_dependency(argo: Document, converted: ArgoConversion) -> dict[str, 
 
 
 def _convert_trigger(argo: Document, converted: ArgoConversion) -> dict[str, Any] | None:
-    """Convert an HTTP trigger to one with a subscriber; None for a trigger of any other kind. Notes
-    say what is lost or changed. Raises `InvalidDocument`."""
+    """Convert an HTTP trigger of Argo's to one with a subscriber; None for a trigger of any other
+    kind. Notes say what is lost or changed. Raises `InvalidDocument`."""
     template = _object_field(argo, "template", "spec.triggers")
     name = _to_text(template.get("name", ""), "spec.triggers.template.name")
     path = f"trigger {name}"
@@ -351,15 +354,15 @@ def _convert_retries(argo: Document, path: str, converted: ArgoConversion) -> di
 
 
 def _convert_rate_limit(argo: Document, path: str, converted: ArgoConversion) -> dict[str, Any]:
-    """Convert a rate limit, whose fields have the same names here; unknown fields are noted in
-    `converted`."""
+    """Convert a trigger's rate limit, whose fields have the same names here; unknown fields are
+    noted in `converted`. `path` is the trigger's."""
     _note_unknown_fields(argo, {"unit", "requestsPerUnit"}, f"{path}.rateLimit", converted)
     return {name: argo[name] for name in ("unit", "requestsPerUnit") if name in argo}
 
 
 def _to_number(value: Any) -> float:
-    """Return the value of an Amount of Argo's: a number, a text, or an object with a `value`; 1 if
-    it can't be read."""
+    """Return an Amount, Argo's type of a number, as a float: it may be a number, a text, or an
+    object with either as `value`. 1 if it can't be read."""
     if isinstance(value, dict):
         value = value.get("value", 1)
     try:

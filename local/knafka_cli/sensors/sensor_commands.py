@@ -1,6 +1,7 @@
 """`knafka sensor status` and `test`: what Sensors wait for, and what one would have fired.
 
-`test` reads events from a file, or has a Spark job read a topic or an archive."""
+`test` reads events from a file, or starts a Spark job that reads a topic or an archive.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ TOPIC_OPTIONS: Final = ("topic", "bootstrap-servers", "secret")
 """Options of the job that only apply to a topic."""
 
 SHOWN_FIRINGS: Final = 20
-"""The most waiting conditions that are printed."""
+"""The most conditions that still wait for events and are printed."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -199,8 +200,8 @@ def _backtest_topic_options(
 
 
 def _iso_moment(text: str | None) -> str | None:
-    """Return the moment that an option's text names (see `moments`), in ISO 8601; None if the
-    option isn't given. Raises `BadInput`."""
+    """Return the moment that an option's text names (an ISO 8601 time, `12h` ago, or `start`), in
+    ISO 8601; None if the option isn't given. Raises `BadInput`."""
     if text is None:
         return None
     seconds = moments.parse_moment(text, time.time())
@@ -208,7 +209,8 @@ def _iso_moment(text: str | None) -> str | None:
 
 
 def _conditions_document(sensor: Sensor) -> dict[str, Any]:
-    """Return the part of a Sensor that decides when it fires, as JSON for the job."""
+    """Return the part of a Sensor that decides when it fires (dependencies and triggers'
+    conditions), as a JSON object for the job."""
     from knafka.core.sensor.contract import Conditions, SensorTrigger
 
     field_names = SensorTrigger.model_fields.keys()
@@ -225,8 +227,8 @@ def _conditions_document(sensor: Sensor) -> dict[str, Any]:
 
 
 def _test_file(sensor: Conditions, events: Path, as_json: bool) -> None:
-    """Apply the events of a file to the Sensor in memory, and print the firings and the events that
-    still wait."""
+    """Apply the events of an NDJSON file to the Sensor in memory, and print the firings and the
+    events that still wait; with `as_json`, as one JSON object. Raises `BadInput`."""
     # Imported here, as time zones and the operator's models would slow the start of every other
     # command.
     from knafka.core.sensor.backtest import Backtest
@@ -334,17 +336,18 @@ def _event_document(event: HeldEvent) -> Mapping[str, Any]:
 
 
 def _time_text(milliseconds: int) -> str:
-    """Return a time (since the Unix epoch) in RFC 3339."""
+    """Return a time, in milliseconds since the Unix epoch, in RFC 3339."""
     return rfc3339(milliseconds / 1000)
 
 
 def _firing_line(firing: Mapping[str, Any]) -> str:
-    """Return one line of text about a firing, given as by `_firing_document`."""
+    """Return one line of text about a firing: a mapping with `trigger`, `correlation` (None if the
+    trigger has none), `at` and `events`."""
     correlation = firing["correlation"]
     key = firing["trigger"] + ("" if correlation is None else f"/{correlation}")
     return f"{firing['at']} {key} fires with {_event_names(firing['events'])}"
 
 
 def _event_names(events: Sequence[Mapping[str, Any]]) -> str:
-    """Return dependency and id of each event, given as by `_event_document`, as text."""
+    """Return dependency and id of each event, as text; an event is a mapping with these keys."""
     return ", ".join(f"{event['dependency']} {event['id']}" for event in events)

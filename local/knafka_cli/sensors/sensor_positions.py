@@ -53,7 +53,7 @@ class SensorPosition:
     offset: int
     """The committed offset, or the partition's start."""
     metadata: str
-    """The commit's metadata."""
+    """The commit's metadata, which a new commit must keep; empty if nothing was committed."""
     end: int
     """The partition's end offset."""
     record: Record | None
@@ -110,9 +110,11 @@ def unread_positions(
 
 
 def skip(connection: Mapping[str, Any], sensor: SensorPlace, place: str) -> SensorPosition:
-    """Skip the record at a place (`TOPIC/PARTITION/OFFSET`), which must be the next one.
+    """Skip the record at a place (`TOPIC/PARTITION/OFFSET`): store it as a dead letter, then commit
+    the offset after it.
 
-    Returns the Sensor's position before the skip. Raises `CannotSkip` and `LogError`.
+    Returns the Sensor's position before the skip. Raises `CannotSkip` if it isn't the next record
+    of its partition or the Sensor has processes, and `LogError`.
     """
     with _open_reader(connection, sensor) as reader:
         by_place = {position.place: position for position in _read_positions(reader, sensor)}
@@ -122,7 +124,8 @@ def skip(connection: Mapping[str, Any], sensor: SensorPlace, place: str) -> Sens
                 name for name, position in by_place.items() if position.record is not None
             )
             raise CannotSkip(f"{place} is not the next record: that is {next_records or 'none'}")
-        # Commit the same offset first: Kafka refuses it if the Sensor has processes.
+        # Commit the same offset first: if the Sensor has processes, Kafka refuses it, and no dead
+        # letter is stored in vain.
         _commit(reader, sensor, position, position.offset)
         _store_dead_letter(connection, sensor, position.record, position.headers)
         _commit(reader, sensor, position, position.record.offset() + 1)
@@ -135,7 +138,8 @@ def _open_reader(connection: Mapping[str, Any], sensor: SensorPlace) -> RangeRea
 
 
 def _read_positions(reader: RangeReader, sensor: SensorPlace) -> Iterator[SensorPosition]:
-    """Yield the Sensor's position in each partition with unread records."""
+    """Yield the Sensor's position in each partition with unread records; reading the next record of
+    one takes `RECORD_READ_TIMEOUT` seconds at most. Raises `LogError`."""
     for topic in (sensor.topic, sensor.trigger_topic):
         spans = reader.spans(topic)
         committed = reader.committed(topic, spans)
@@ -177,8 +181,8 @@ def _store_dead_letter(
     record: Record,
     headers: RecordHeaders | None,
 ) -> None:
-    """Store a record as a dead letter of the Sensor; `headers` None: they can't be read. Raises
-    `LogError` if it isn't stored."""
+    """Store a record as a dead letter of the Sensor; `headers` are the record's, None if they can't
+    be read. Raises `LogError` if it isn't stored."""
     sensor_contract = SensorContract.model_construct(
         namespace=sensor.namespace, name=sensor.name, bus=sensor.bus
     )

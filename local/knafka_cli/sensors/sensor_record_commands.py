@@ -136,7 +136,8 @@ def _find_sensor(
     """Return the librdkafka configuration for a Sensor's Kafka, and the Sensor's group and topics.
 
     The Sensor is that of `knafka up` on `data_dir`, or of a cluster if a context or kubeconfig is
-    given. Exits with code 2 if there is none of this name. Raises `KnafkaError`.
+    given; the other parameters are the options of the same names, for a cluster. Exits with code 2
+    if there is none of this name. Raises `KnafkaError`.
     """
     source = source_of(
         data_dir, context, kubeconfig, namespace, bootstrap_servers, system_namespace
@@ -172,10 +173,11 @@ def _find_sensor(
 
 
 def sensor_place_of(document: Mapping[str, Any], bus: str, own_name: str) -> SensorPlace:
-    """Return the group and topics of a Sensor in a cluster, by its status; `topic` is left empty.
+    """Return the group and topics of a Sensor in a cluster, by the status of its object `document`.
 
-    `bus` and `own_name` stand for its Broker or channel and for itself in names of topics and
-    groups (`Family.own_name`). Exits with code 2 if the status has no valid names.
+    `topic`, that of its Broker or channel (its bus), is left empty. `bus` and `own_name` are the
+    texts that stand for the bus and for the Sensor in names of topics and groups. Exits with code 2
+    if the status has no valid names.
     """
     from knafka_operator.model.resources import GROUP_STATUS
     from knafka_operator.model.sensors import TOPICS, TRIGGER

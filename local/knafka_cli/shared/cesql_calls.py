@@ -17,8 +17,11 @@ from knafka.core.filters import expressions
 
 
 def missing_functions(filters: Sequence[Filter], path: str) -> Iterator[str]:
-    """Yield a sentence for each call of a function that doesn't exist, or doesn't take this number
-    of arguments; `path` is that of the filters in their document."""
+    """Yield a sentence for each call, in the CESQL of these filters, of a function that doesn't
+    exist or doesn't take this number of arguments.
+
+    `path` is that of the filters in their document (`spec.filters`), for the sentences.
+    """
     for expression_path, text in expressions(filters, path):
         for call in _function_calls(parse(text)):
             if resolve(call.name, len(call.arguments)) is None:

@@ -74,7 +74,9 @@ def is_pyspark_installed() -> bool:
 def run_job_process(arguments: Sequence[str], progress: Callable[[str], None]) -> str:
     """Run one job to its end; returns its result, one line of JSON.
 
-    The job's lines on stderr go to `progress`. Raises `JobFailed` with the job's error message.
+    `arguments` are the job's name and its options, as on a command line. `progress` is called with
+    each line of the job's own on stderr. Raises `JobFailed` with the job's error message, and
+    `LocalKafkaError` if Java or a jar can't be obtained.
     """
     if not is_pyspark_installed():
         raise JobFailed(
@@ -105,14 +107,15 @@ def run_job_process(arguments: Sequence[str], progress: Callable[[str], None]) -
                 progress(line.removeprefix(JOB_PREFIX).strip())
         answer = process.stdout.read()
     finally:
-        # Ctrl-C reaches the job too; whatever else ends us must not leave it behind.
+        # Ctrl-C reaches the job by itself; if another error ends this command, the job must be
+        # ended here.
         if process.poll() is None:
             process.terminate()
         process.wait()
         process.stdout.close()
         process.stderr.close()
     if process.returncode != 0:
-        # Spark may have lines of its own behind the job's.
+        # The last line may be Spark's, so the job's own error has precedence.
         problem = (job_error or last_line).removeprefix(JOB_PREFIX).removeprefix(JOB_ERROR_PREFIX)
         raise JobFailed(problem or f"the job ended with {process.returncode}")
     return answer.strip().rpartition("\n")[2]
@@ -151,8 +154,12 @@ def spark_environment(progress: Callable[[str], None], *, s3: bool = False) -> d
 
 
 def java_home(java: Path, folder: Path) -> Path:
-    """Return a JAVA_HOME with which PySpark can start: that of `java`, or else `folder`, with a
-    script that calls `java` without the module that it lacks."""
+    """Return a JAVA_HOME with which PySpark can start.
+
+    It is that of `java`, if this has the module that PySpark requests. Otherwise it is `folder`, in
+    which a script is written that calls `java` without the request. Raises `OSError` or
+    `subprocess.CalledProcessError` if `java` can't be run.
+    """
     modules = subprocess.run([java, "--list-modules"], capture_output=True, text=True, check=True)
     if _VECTOR_MODULE in modules.stdout:
         return java.resolve().parent.parent

@@ -16,10 +16,10 @@ class BadInput(KnafkaError):
 
 
 def sample_event(attributes: Mapping[str, str], data: bytes | None, number: int) -> Event:
-    """Make the `number`-th event of a series; `{n}` in attributes and data becomes the number.
+    """Make the event with this number in a series; `{n}` in attributes and data becomes the number.
 
-    Attributes that aren't given get sample values. Raises `BadInput` with every rule of CloudEvents
-    that the event breaks (CE-H12).
+    Required attributes that aren't given get sample values, and data its content type. Raises
+    `BadInput` with every rule of CloudEvents that the event breaks (CE-H12).
     """
     numbered = {name: value.replace("{n}", str(number)) for name, value in attributes.items()}
     defaults = {

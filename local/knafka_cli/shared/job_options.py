@@ -94,10 +94,11 @@ def _checking_parser(read: Callable[[str], Any]) -> Callable[[str], str]:
 
 
 def run_job(command: str, *options: Mapping[str, Any]) -> dict[str, Any]:
-    """Run the job `command` in a process with these options, by name; returns its result.
+    """Run the Spark job `command`, such as `compact`, in a process; returns its result, a JSON
+    object.
 
-    Progress is one changing line on a terminal, and a line for each step elsewhere. Raises
-    `JobFailed`.
+    `options` are its options by name, in several mappings. Progress is one changing line on a
+    terminal, and a line for each step elsewhere. Raises `JobFailed`.
     """
     arguments = [command, *(word for mapping in options for word in arguments_of(mapping))]
     console = Console(stderr=True)

@@ -90,9 +90,11 @@ def refuse(problem: str) -> typer.Exit:
 
 
 def read_declared(files: list[Path] | None, data_dir: Path) -> DeclaredObjects:
-    """Return the objects declared in these files, or in those that the running installation uses.
+    """Return the objects declared in these files; without files, in those of the `knafka up` that
+    runs on `data_dir`.
 
-    Problems with a file are printed on stderr.
+    Problems with a file are printed on stderr. Raises `NoManifests`, and `NotRunning` if there are
+    no files and nothing runs.
     """
     paths = files or [Path(path) for path in Installation(data_dir).read_state().manifests]
     declared = Manifests(paths).read()
@@ -192,7 +194,8 @@ def kafka_configuration(running: RunningState) -> dict[str, Any]:
 
 
 def with_kafka(running: RunningState, ask: Callable[[KafkaAdmin], Coroutine[Any, Any, T]]) -> T:
-    """Call `ask` with a client of the running installation's Kafka; returns its result."""
+    """Call `ask` in an event loop of its own, with a client of the running installation's Kafka;
+    returns its result. Raises `LogError`."""
     return ask_kafka(kafka_configuration(running), ask)
 
 
@@ -229,7 +232,8 @@ def arguments_of(options: Mapping[str, Any]) -> list[str]:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], empty_text: str) -> None:
-    """Print rows in aligned columns; print `empty_text` if there are none."""
+    """Print rows in aligned columns under the names of the `columns`; print only `empty_text` if
+    there are no rows."""
     if not rows:
         typer.echo(empty_text)
         return

@@ -39,12 +39,15 @@ RETRIED_STATUSES: Final = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SE
 
 @dataclass(frozen=True, slots=True)
 class SendResult:
-    """The final answer to one event, after all retries; `status` is None if there was no answer."""
+    """The final answer to one event, after all retries."""
 
     event: Event
     status: int | None
+    """HTTP status code; None if there was no answer."""
     text: str
+    """The answer's body, or why there was no answer."""
     attempts: int
+    """Number of requests, the first one included."""
 
     @property
     def is_accepted(self) -> bool:
@@ -52,6 +55,7 @@ class SendResult:
         return self.status == HTTPStatus.ACCEPTED
 
     def __str__(self) -> str:
+        """Return one line: `503 Service Unavailable  order 17: REASON after 3 attempts`."""
         about = f"{self.event.attributes['type']} {self.event.attributes['id']}"
         tried = f" after {self.attempts} attempts" if self.attempts > 1 else ""
         if self.status is None:
@@ -74,6 +78,7 @@ class SendSummary:
         return set(self.statuses) <= {HTTPStatus.ACCEPTED}
 
     def __str__(self) -> str:
+        """Return one line: `98 of 100 accepted, 2 × 503 in 1.2 s (83 a second)`."""
         seconds = max(time.monotonic() - self.began, 1e-6)
         total = sum(self.statuses.values())
         accepted = self.statuses[HTTPStatus.ACCEPTED]
@@ -100,10 +105,11 @@ async def send(
     """Post every event to `url`, at most `rate` events a second; `show` is called with each event's
     final answer.
 
-    `connections` requests are in flight at once. With `batch`, a request has up to that many
-    events, which share its answer (CE-H11). `authorization` returns the `authorization` header line
-    of a request; by default there is none. Raises `InvalidDocument` for an unusable URL, and
-    `BadInput` from `events`.
+    `connections` requests are in flight at once. Without `retry`, each is sent once. With `batch`,
+    a request has up to that many events, which share its answer (CE-H11); 0: each event has a
+    request of its own. `authorization` returns the `authorization` header line of a request; by
+    default there is none. Raises `InvalidDocument` for an unusable URL, and `BadInput` from
+    `events`.
     """
     target = Target.parse(url)
     if target.problem:
@@ -116,7 +122,8 @@ async def send(
 
     async def send_remaining_groups() -> None:
         """Send one group after the other, until no group is left for any worker."""
-        for number_before, request_events in numbered_groups:  # which all workers share
+        # All workers take from this one iterator, so each group is sent by one of them.
+        for number_before, request_events in numbered_groups:
             if rate is not None:
                 await asyncio.sleep(start + number_before / rate - loop.time())
             first = request_events[0]
@@ -140,8 +147,8 @@ async def send(
 
 
 def _split_into_groups(events: Iterable[Event], size: int) -> Iterator[tuple[int, Sequence[Event]]]:
-    """Yield groups of up to `size` consecutive events, each after the number of events before
-    it."""
+    """Yield groups of up to `size` consecutive events, each as a pair: how many events came before
+    it, and the group."""
     source, number_before = iter(events), 0
     while chunk := list(itertools.islice(source, size)):
         yield number_before, chunk
@@ -164,8 +171,8 @@ async def _post_with_retries(
 ) -> SendResult:
     """Post one request, with at most `retries` retries; returns the final answer, for `event`.
 
-    Retries follow a failed connection and `RETRIED_STATUSES`, after the backoff, or later if the
-    answer's Retry-After says so.
+    `head` are its header lines, and `body` its body. It is sent again after a failed connection and
+    after `RETRIED_STATUSES`, once the backoff is over, or later if Retry-After says so.
     """
     backoff = FIRST_SEND_BACKOFF
     attempt = 1

@@ -65,7 +65,11 @@ def source_of(
     system_namespace: str = SYSTEM_NAMESPACE,
 ) -> DeclaredSource:
     """Return the source of declared objects: the cluster if a context or kubeconfig is given, or
-    else what `knafka up` runs on `data_dir`. Raises `ClusterError`."""
+    else what `knafka up` runs on `data_dir`.
+
+    The other parameters are the options of the same names, for a cluster. Raises `ClusterError`;
+    exits with code 2 if `bootstrap_servers` is given without a cluster.
+    """
     if context is None and kubeconfig is None:
         if bootstrap_servers is not None:
             raise refuse("--bootstrap-servers needs a cluster: name its --context")
@@ -83,10 +87,10 @@ def source_of(
 
 
 def view_of(source: DeclaredSource, namespace: str | None, name: str | None) -> DeclaredView:
-    """Read the declared objects of one namespace: the one in `name`, that of a Broker or Trigger,
-    or else `namespace`.
+    """Read the declared objects of one namespace: the one in `name`, a Broker's or Trigger's name,
+    or else `namespace`; None leaves it to the source.
 
-    Problems are printed on stderr.
+    Objects that can't be read are printed on stderr. Raises `KnafkaError` if nothing can be read.
     """
     named_namespace = namespace_in(name) if name else None
     view = source.read(named_namespace or namespace)

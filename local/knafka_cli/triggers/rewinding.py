@@ -1,8 +1,9 @@
 """Rewinds a Trigger: sets its consumer group back to the offsets of an earlier time.
 
 Kafka accepts offsets from outside a group only while the group has no member, so a Trigger with
-dispatchers can't be rewound. The group of a Trigger that shares a dispatcher never has members, so
-the caller must check its state first. A group is never set forward: events would be missed.
+dispatchers can't be rewound. If several Triggers share a dispatcher, their groups never have
+members, so Kafka would accept the offsets; the caller must check first that no dispatcher runs. A
+group is never set forward: events would be missed.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ class TriggerHasDispatchers(KnafkaError):
 
 def rewind(connection: dict[str, Any], egress: Egress, since: float, *, dry_run: bool) -> int:
     """Set a Trigger's group back to the first records since a time; returns how many offsets it
-    will read again.
+    will read again, 0 if it has read none since then.
 
-    `since` is in seconds since the Unix epoch. `dry_run`: change nothing. Raises
-    `TriggerHasDispatchers` and `LogError`.
+    `connection` is librdkafka's configuration; `since` is in seconds since the Unix epoch. With
+    `dry_run`, nothing changes. Raises `TriggerHasDispatchers` and `LogError`.
     """
     topic, rewound_positions, count = egress.topic, list[TopicPartition](), 0
     with RangeReader(connection, egress.group) as reader:

@@ -177,8 +177,8 @@ def rewind(
     elif dry_run:
         typer.echo(f"{name} would read {count} records again")
     else:
-        # The offsets of a group at its topic's end are requested only now and then
-        # (`kafka_groups`).
+        # The scaler caches the offsets of a group that had nothing to read, so it notices the
+        # rewind by the next event, or when the cached offsets expire.
         when = "it begins with the next event, or within a minute"
         typer.echo(f"{name} reads {count} records again; {when}")
 
@@ -187,7 +187,11 @@ def _set_paused(
     trigger: str, files: list[Path] | None, data_dir: Path, state: str, *, paused: bool
 ) -> None:
     """Pause or resume a Trigger by an annotation in the file that declares it, and print a sentence
-    that ends with `state`. Raises `NotAnnotated`."""
+    about that.
+
+    `files` are those to search; None: those of the `knafka up` on `data_dir`. `state` is the
+    sentence's verb: `is paused` or `goes on`. Raises `NotAnnotated` and `NotRunning`.
+    """
     with exit_on_bad_input():
         declared = read_declared(files, data_dir)
         identity = triggers.parse_name(trigger, "Trigger")
@@ -201,7 +205,8 @@ def _set_paused(
 
 
 async def _read_lags(admin: KafkaAdmin, egresses: tuple[Egress, ...]) -> dict[str, int]:
-    """Return the number of waiting records of each Trigger, by `namespace/name`."""
+    """Return the number of waiting records of each Trigger, by `namespace/name`. Raises
+    `LogError`."""
     lags = {}
     for egress in egresses:
         by_group = await admin.lags([egress.group], egress.topic)

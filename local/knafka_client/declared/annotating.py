@@ -30,7 +30,8 @@ class NotAnnotated(KnafkaError):
 
 
 def annotate(file: Path, identity: ObjectIdentity, key: str, value: str) -> None:
-    """Write an annotation into the object in this file. Raises `NotAnnotated`."""
+    """Write the annotation `key: value` into the text of this object in this file. Raises
+    `NotAnnotated`, and leaves the file as it is, if it can't be read, written or edited safely."""
     file = file.resolve()
     try:
         with _folder_locked(file.parent):
@@ -59,9 +60,9 @@ def _folder_locked(folder: Path) -> Iterator[None]:
 
 
 def _annotate_alone(file: Path, identity: ObjectIdentity, key: str, value: str) -> None:
-    """Write an annotation, while nobody else does. Raises `NotAnnotated`, `OSError`,
+    """Write an annotation into a file whose folder is locked. Raises `NotAnnotated`, `OSError`,
     `yaml.YAMLError` and `UnicodeDecodeError`."""
-    # As bytes: text files get other line breaks.
+    # Read and written as bytes, since text mode would change the file's line breaks.
     changed = with_annotation(file.read_bytes().decode(), identity, key, value)
     if changed is None:
         raise NotAnnotated(f"{file}: annotate {identity} by hand, with {key}: {json.dumps(value)}")
@@ -83,7 +84,8 @@ def with_annotation(text: str, identity: ObjectIdentity, key: str, value: str) -
     if metadata is None:
         return None
     changed = _insert_annotation(text, metadata, key, json.dumps(value))
-    # Anchors, say, can make an edit change more than one object: compare with what is wanted.
+    # An edit can change more than this object, as where YAML anchors repeat its text: so compare
+    # the edited documents with what they should be.
     expected, actual = _documents(text), _documents(changed)
     for document in expected:
         if identity_of(document) == identity:

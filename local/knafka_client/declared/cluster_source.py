@@ -156,7 +156,7 @@ class ClusterSource:
         return self._view_of(reading, trigger["metadata"]["namespace"])
 
     def _view_of(self, reading: _NamespaceReading, namespace: str) -> DeclaredView:
-        """Return the view of everything that was read."""
+        """Return the view of what was read; `namespace` is that of names without one."""
         return DeclaredView(
             reading.ingresses,
             reading.egresses,
@@ -168,7 +168,8 @@ class ClusterSource:
         )
 
     def _read_family(self, family: Family, namespace: str, reading: _NamespaceReading) -> bool:
-        """Read the objects of one family; returns False if the cluster doesn't have these kinds.
+        """Read the objects of a family (Brokers and Triggers, or KafkaChannels and Subscriptions)
+        into `reading`; returns False if the cluster doesn't have these kinds.
 
         Raises `NotAllowed` and `ClusterError`.
         """
@@ -309,7 +310,8 @@ class ClusterSource:
 
 
 class _NamespaceReading:
-    """Collects the objects of one read; an object that can't be read becomes a problem."""
+    """Collects what one read finds, for a `DeclaredView`; an object that can't be read becomes a
+    problem. A family is Brokers with their Triggers, or KafkaChannels with their Subscriptions."""
 
     def __init__(self, source: ClusterSource) -> None:
         self._source = source
@@ -323,8 +325,8 @@ class _NamespaceReading:
         self.problems: list[str] = []
 
     def add_broker(self, family: Family, document: Document) -> None:
-        """Add the Ingress and the connection of a Broker or KafkaChannel that Knafka serves; if
-        that fails, add a problem."""
+        """Add the Ingress and the Kafka connection of a Broker or KafkaChannel, unless another
+        implementation serves it; if it can't be read, add a problem."""
         try:
             broker = family.read_broker(document)
             is_channel = family is not BROKERS

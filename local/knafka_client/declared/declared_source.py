@@ -37,10 +37,11 @@ class DeclaredView:
 
     ingresses: Sequence[Ingress]
     egresses: Sequence[Egress]
-    """An Egress for each; topics, group and filters are right, but an unknown subscriber is a
-    placeholder."""
+    """An Egress for each Trigger and Subscription, with its topics, group and filters. Where the
+    subscriber's URL isn't known, a placeholder stands for it."""
     connections: Mapping[str, Mapping[str, Any]]
-    """The librdkafka configuration for each Broker's Kafka, by `broker_name_of`."""
+    """The librdkafka configuration for each Broker's or channel's Kafka, by the name that
+    `broker_name_of` returns."""
     paused: Collection[str] = ()
     """The names (`trigger_name_of`) of paused Triggers."""
     problems: Sequence[str] = ()
@@ -48,11 +49,15 @@ class DeclaredView:
     namespace: str = DEFAULT_NAMESPACE
     """The namespace of names without one."""
     unreached: str = ""
-    """What the user can do if Kafka doesn't answer."""
+    """What the user can do if Kafka doesn't answer; empty if nothing is known."""
 
     def find_ingress(self, broker: str | None) -> Ingress:
-        """Return the Ingress of the named Broker or KafkaChannel; None: of the only one that is
-        declared. Raises `UnknownObject`."""
+        """Return the Ingress of the named Broker (`[NAMESPACE/]NAME`) or KafkaChannel
+        (`channel/[NAMESPACE/]NAME`).
+
+        None means the only one that is declared. Raises `UnknownObject` if there is no such Broker,
+        or, with None, not exactly one.
+        """
         candidates = self.ingresses
         if broker is not None:
             by_name = {broker_name_of(ingress): ingress for ingress in candidates}
@@ -96,8 +101,8 @@ class DeclaredView:
 
     @contextmanager
     def explain_unreached_kafka(self, owner: Ingress | Egress) -> Iterator[None]:
-        """Turn a failure inside to reach the Kafka of `owner` into `KafkaNotReached`, which says
-        what to do."""
+        """Raise `KafkaNotReached` in place of a `LogError` raised inside which means that the Kafka
+        of `owner` wasn't reached; its text says what to do. Other errors pass unchanged."""
         try:
             yield
         except LogError as error:
@@ -119,7 +124,8 @@ class DeclaredSource(Protocol):
     """A source of declared Brokers, Triggers, KafkaChannels and Subscriptions."""
 
     def read(self, namespace: str | None = None) -> DeclaredView:
-        """Read everything in `namespace`, or in the source's default namespace.
+        """Read everything in `namespace`; None leaves the choice to the source (a cluster: the
+        context's namespace; `knafka up`: all).
 
         Raises `KnafkaError`, which says what to do next.
         """
@@ -173,5 +179,5 @@ def namespace_in(name: str) -> str | None:
 
 
 def _prefixed_name(kind: str, name: str) -> str:
-    """Return the name with the prefix of its kind."""
+    """Return `name` with the prefix `subscription/` if `kind` is Subscription."""
     return SUBSCRIPTION_PREFIX + name if kind == "Subscription" else name

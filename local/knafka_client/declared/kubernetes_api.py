@@ -88,7 +88,8 @@ class KubernetesApi:
         return None if answer is None else json.loads(answer)
 
     def annotate(self, objects: Objects, namespace: str, name: str, key: str, value: str) -> bool:
-        """Set an annotation of an object; returns False if the object doesn't exist."""
+        """Set the annotation `key` of an object to `value`; returns False if the object doesn't
+        exist."""
         body = {"metadata": {"annotations": {key: value}}}
         path = _object_path(objects, namespace, name)
         request_text = f"patch {objects.plural} {namespace}/{name}"
@@ -142,13 +143,15 @@ class KubernetesApi:
     ) -> bytes | None:
         """Send a request; returns the body of the answer, or None if it was 404.
 
-        `request_text` describes the request for error messages, and begins with verb and plural.
+        `request_text` describes the request in error messages; its first words are the verb and the
+        kind's plural (`list triggers in shop`). `body` is sent as JSON.
         """
         data = None if body is None else json.dumps(body).encode()
         return request_body(request_text, lambda: self._send(method, path, data, content_type))
 
     def _send(self, method: str, path: str, body: bytes | None, content_type: str) -> Any:
-        """Send a request with the client's credentials. Raises `ApiException`."""
+        """Send a request with the client's credentials; returns urllib3's response. Raises
+        `ApiException` unless its status is 2xx."""
         configuration = self._client.configuration
         headers = {"Content-Type": content_type}
         if token := configuration.auth_settings().get("BearerToken"):

@@ -123,7 +123,7 @@ class Manifests:
     state."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        """Raises `NoManifests` if one of the paths doesn't exist."""
+        """`paths` are files, and folders of files. Raises `NoManifests` if one doesn't exist."""
         for path in paths:
             if not path.exists():
                 raise NoManifests(
@@ -131,9 +131,11 @@ class Manifests:
                 )
         self.paths = [path.absolute() for path in paths]
         self._valid_entries: dict[Path, dict[ObjectIdentity, _ManifestEntry]] = {}
+        """The objects that `read` last returned for each file."""
 
     def read(self) -> DeclaredObjects:
-        """Read all files again; an invalid object is returned as it last was valid."""
+        """Read all files again; an invalid object is returned as it last was valid, and of an
+        object that several files declare, the first declaration."""
         problems: list[ManifestProblem] = []
         entries_by_file = {}
         for file in self._existing_files():
@@ -158,7 +160,7 @@ class Manifests:
         )
 
     def _existing_files(self) -> Iterator[Path]:
-        """Yield the files that exist now, each once."""
+        """Yield each file that exists now, at `paths` or directly in a folder among them, once."""
         seen = set()
         for path in self.paths:
             candidates = sorted(path.iterdir()) if path.is_dir() else [path]
@@ -169,7 +171,7 @@ class Manifests:
                     yield file
 
     def files(self) -> Sequence[Path]:
-        """Return the files that exist now."""
+        """Return the manifest files that exist now."""
         return list(self._existing_files())
 
     async def changes(self) -> AsyncIterator[None]:
@@ -200,7 +202,9 @@ def _read_file(
 ) -> dict[ObjectIdentity, _ManifestEntry]:
     """Return one file's objects by identity.
 
-    An invalid object is added to `problems`, and returned as it is in `previous`.
+    `previous` are those that it had when it was last read. An invalid object is described in a new
+    entry of `problems` and returned as it is in `previous`; if the whole file can't be read, so are
+    all of them.
     """
     try:
         placed_documents = read_documents(file)
@@ -246,7 +250,7 @@ def parse_declared(document: object) -> Resource | None:
     """Parse a declared document; None if its kind doesn't run here. Raises `InvalidDocument`."""
     if isinstance(document, dict):
         version_and_kind = document.get("apiVersion"), document.get("kind")
-        # A file may have a list there, which can't be looked up.
+        # A file may have a list there, which isn't hashable.
         are_texts = all(isinstance(part, str) for part in version_and_kind)
         if are_texts and version_and_kind in _FURTHER_KINDS:
             return decoding.parse(_FURTHER_KINDS[version_and_kind], document)

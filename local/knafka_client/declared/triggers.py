@@ -36,7 +36,8 @@ def parse_name(text: str, kind: str) -> ObjectIdentity:
 
 
 def find_trigger(declared: DeclaredObjects, text: str) -> Trigger:
-    """Return the declared Trigger of this name. Raises `UnknownObject`."""
+    """Return the declared Trigger named `text`: `NAMESPACE/NAME`, or `NAME` in `default`. Raises
+    `UnknownObject`."""
     identity = parse_name(text, "Trigger")
     trigger, _ = declared.resources.get(identity, (None, None))
     if isinstance(trigger, Trigger):
@@ -73,7 +74,8 @@ def triggers_of_broker(declared: DeclaredObjects, broker: str | None) -> Sequenc
 
 
 def refusing_clauses(trigger: Trigger, event: Event) -> Sequence[str]:
-    """Return the filter clauses of a Trigger that don't match the event; empty if all match."""
+    """Return a text for each filter clause of a Trigger that doesn't match the event; empty if all
+    match."""
     return why_not(trigger.spec.filter, trigger.spec.filters, event.attributes)
 
 
@@ -110,7 +112,8 @@ def _filter_text(spec: Filter) -> str:
 
 
 def destination_text(destination: Destination) -> str:
-    """Return a destination's reference or URL, as it is declared."""
+    """Return where a destination points, as it is declared: its URL, or `Service shop`, with the
+    path after it if one is declared."""
     if destination.ref is None:
         return destination.uri or ""
     reference = f"{destination.ref.kind} {destination.ref.name}"
@@ -123,5 +126,6 @@ def is_paused(trigger: Trigger) -> bool:
 
 
 def declared_order(trigger: Trigger) -> str:
-    """Return the order that a Trigger declares; `key` by default."""
+    """Return the delivery order that a Trigger's annotation declares; `key` (order per key) by
+    default."""
     return trigger.metadata.annotations.get(DELIVERY_ORDER, "key")

@@ -17,7 +17,10 @@ from knafka_operator.sensors import waiting as sensor_waiting
 
 
 def broker_row(document: Document) -> BrokerRow:
-    """Return the row of a Broker or KafkaChannel, without counts."""
+    """Return the row of a Broker or KafkaChannel, from its Kubernetes object `document`.
+
+    Its counts are 0, and its URL is empty unless it is Ready.
+    """
     kind = document["kind"]
     row = BrokerRow(
         _full_name(document),
@@ -31,7 +34,10 @@ def broker_row(document: Document) -> BrokerRow:
 
 
 def trigger_row(document: Document) -> TriggerRow:
-    """Return the row of a Trigger, Subscription or Sensor, without lag and counts."""
+    """Return the row of a Trigger, Subscription or Sensor, from its Kubernetes object `document`.
+
+    Its lag is None, and its counts are 0.
+    """
     kind = document["kind"]
     is_sensor = kind == "Sensor"
     # A Sensor's bus is the Broker or KafkaChannel whose events it evaluates.
@@ -51,7 +57,8 @@ def trigger_row(document: Document) -> TriggerRow:
 
 
 def sensor_row(document: Document) -> TriggerRow:
-    """Return the row of a Sensor, with the lag and replicas that its status last recorded."""
+    """Return the row of a Sensor, with the lag and replicas that its status last recorded; without
+    a record, the lag is None and the replicas are 0."""
     annotations = (document.get("status") or {}).get("annotations") or {}
     lag, replicas = annotations.get(LAG, ""), annotations.get(REPLICAS, "")
     return replace(
@@ -88,7 +95,8 @@ def _delivery_warning(document: Document) -> str:
 
 
 def _condition_fields(document: Document) -> dict[str, Any]:
-    """Return the fields of a row that hold the conditions and the generation they describe."""
+    """Return the fields `conditions` and `observed_generation` of a row, by name; the latter is 0
+    if the object has no status yet."""
     fields = ("type", "status", "reason", "message", "severity")
     rows = tuple(
         ConditionRow(**{field: stored[field] for field in fields if field in stored})

@@ -58,10 +58,14 @@ class SensorPlace(Model):
     bus: str
     """The name of its Broker, or `names.of_channel` of its KafkaChannel."""
     topic: str
+    """Topic of the Broker or KafkaChannel whose events the Sensor evaluates."""
     group: str
+    """The Sensor's consumer group."""
     trigger_topic: str
+    """Topic into which the Sensor copies events for those of its triggers that use them."""
     dead_letter_topic: str
     dead_letter_settings: TopicSettings = TopicSettings(config=dict(DEAD_LETTER_TOPIC_CONFIG))
+    """Settings with which its dead-letter topic is created."""
 
 
 class RunningState(Model):
@@ -91,6 +95,7 @@ class Installation:
     """The data folder of one `knafka up`: its paths, its lock and the state that is kept in it."""
 
     def __init__(self, data: Path) -> None:
+        """`data` is the folder, which needn't exist yet; the module's text lists what is in it."""
         self.data = data.absolute()
         self.logs = self.data / "logs"
         self.kafka = self.data / "kafka"
@@ -102,9 +107,10 @@ class Installation:
 
     @contextlib.contextmanager
     def hold_lock(self) -> Iterator[None]:
-        """Hold this data folder's lock, so that only one `knafka up` runs on it.
+        """Hold this data folder's lock inside, so that only one `knafka up` runs on it; the folder
+        is made if it doesn't exist.
 
-        Raises `DataFolderInUse`.
+        Raises `DataFolderInUse` if another process holds the lock or the folder can't be made.
         """
         try:
             self.logs.mkdir(parents=True, exist_ok=True)
@@ -136,7 +142,8 @@ class Installation:
         replace_file(self._status, text)
 
     def read_state(self) -> RunningState:
-        """Return the state of the `knafka up` that runs on this folder. Raises `NotRunning`."""
+        """Return the state of the `knafka up` that runs on this folder. Raises `NotRunning`, also
+        while it starts and has written no state."""
         if self.pid() is not None:
             with contextlib.suppress(OSError, InvalidDocument):
                 return documents.parse_json(RunningState, self._state.read_text())
@@ -175,8 +182,11 @@ class Installation:
 
 
 def _lock_with_retries(descriptor: int) -> bool:
-    """Take the lock, in a few attempts, as other commands hold it for a moment to see whether it is
-    free; returns whether it was taken."""
+    """Try `LOCK_TRIES` times to take the lock of an open file, given by its file descriptor;
+    returns whether it was taken.
+
+    Other commands hold it for a moment to see whether it is free.
+    """
     for _ in range(LOCK_TRIES):
         if _try_lock(descriptor):
             return True
@@ -192,8 +202,8 @@ def replace_file(file: Path, text: str) -> None:
 
 
 def _try_lock(descriptor: int) -> bool:
-    """Take the lock unless another process has it; returns whether it was taken. Closing the file
-    releases it."""
+    """Take the lock of this open file unless another process has it; returns whether it was taken.
+    Closing the file releases it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -22,13 +22,18 @@ class ConditionRow:
 
 @dataclass(frozen=True, slots=True)
 class BrokerRow:
-    """The state of one Broker or KafkaChannel; `refused` says why it isn't Ready, or is empty."""
+    """The state of one Broker or KafkaChannel."""
 
     name: str
+    """`namespace/name`."""
     url: str = ""
+    """Where it takes events; empty while it isn't Ready."""
     accepted: int = 0
+    """Events accepted since the start."""
     rejected: int = 0
+    """Requests answered with an error since the start."""
     refused: str = ""
+    """Why it isn't Ready; empty if it is."""
     conditions: tuple[ConditionRow, ...] = ()
     observed_generation: int = 0
     """The generation that the conditions describe: 1 at first, and 1 more for each change of the
@@ -38,19 +43,22 @@ class BrokerRow:
 
 @dataclass(frozen=True, slots=True)
 class TriggerRow:
-    """The state of one Trigger, Subscription or Sensor; `refused` says why it isn't Ready, or is
-    empty.
+    """The state of one Trigger, Subscription or Sensor.
 
-    Counts are since the start; `delivered` of a Sensor counts its firings.
+    `read` to `dead_lettered` count events since the start; `delivered` of a Sensor counts how often
+    it fired.
     """
 
     name: str
+    """`namespace/name`."""
     broker: str = ""
     """The name of its Broker or KafkaChannel."""
     lag: int | None = None
     """Number of events that wait; None if not known."""
     replicas: int = 0
+    """Dispatchers that run."""
     most_replicas: int = 0
+    """Dispatchers that may run at once."""
     read: int = 0
     filtered: int = 0
     delivered: int = 0
@@ -62,6 +70,7 @@ class TriggerRow:
     """A warning about deliveries; empty if there is none."""
     paused: bool = False
     refused: str = ""
+    """Why it isn't Ready; empty if it is."""
     conditions: tuple[ConditionRow, ...] = ()
     observed_generation: int = 0
     """The generation that the conditions describe: 1 at first, and 1 more for each change of the
@@ -76,6 +85,7 @@ class Snapshot:
     """The state of Kafka, Brokers, Triggers and Sensors at one moment."""
 
     kafka: str
+    """Kafka's address; for `knafka up`, `(up)`, `(down)` or `(not ours)` follows it."""
     brokers: tuple[BrokerRow, ...] = ()
     """Brokers, then KafkaChannels."""
     triggers: tuple[TriggerRow, ...] = ()

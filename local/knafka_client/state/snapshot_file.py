@@ -29,7 +29,8 @@ def write_snapshot(installation: Installation, snapshot: Snapshot) -> None:
 
 
 async def keep_written(installation: Installation, snapshot: Callable[[], Snapshot]) -> None:
-    """Keep the status file up to date until cancelled."""
+    """Keep the status file up to date until cancelled; `snapshot` takes a new snapshot, each
+    `STATUS_WRITE_INTERVAL` seconds."""
     last_written = None
     while True:
         if (current := snapshot()) != last_written:
@@ -40,8 +41,10 @@ async def keep_written(installation: Installation, snapshot: Callable[[], Snapsh
 
 
 def read_snapshot(installation: Installation) -> Snapshot:
-    """Return the last snapshot, at most a second old. Raises `NotRunning`, also while `knafka up`
-    starts."""
+    """Return the last snapshot, at most a second old.
+
+    Raises `NotRunning` if no `knafka up` runs, also while it starts, or if it is another version.
+    """
     if (text := installation.read_status()) is None:
         installation.read_state()  # raises the clearer error if nothing runs
         raise NotRunning(f"what runs on {installation.data} is starting or stopping: try again")
@@ -59,7 +62,7 @@ def snapshot_json(snapshot: Snapshot) -> str:
 
 
 def not_ready_sentences(snapshot: Snapshot) -> list[str]:
-    """Return one sentence for each object that isn't Ready."""
+    """Return one sentence for each object that isn't Ready, then the snapshot's problems."""
     brokers = [f"{row.kind} {row.name}: {row.refused}" for row in snapshot.brokers if row.refused]
     triggers = [f"{row.kind} {row.name}: {row.refused}" for row in snapshot.triggers if row.refused]
     sensors = [f"Sensor {row.name}: {row.refused}" for row in snapshot.sensors if row.refused]

@@ -56,12 +56,16 @@ class StoredDeadLetter:
     code: str
     """HTTP status of the last answer."""
     attempts: str
+    """Number of attempts."""
     first_time: str
     last_time: str
+    """Times of the first and the last attempt, in RFC 3339."""
     destination: str
+    """URL of the last attempt."""
     error: str
     """The subscriber's answer, or why there was none."""
     data: str
+    """The beginning of the event's data, as text."""
     omitted: str
     """The parts of the event that were too large for the dead-letter topic."""
     position: str
@@ -114,6 +118,7 @@ class DeadLetterOverview:
     """Counts the dead letters in the topic of one Trigger, or of a Broker."""
 
     trigger: str
+    """The name that `owner_name` returns: `namespace/trigger`, or a Broker's name."""
     count: int
     """Dead letters that were not sent again; times and reasons are about these only."""
     oldest: str
@@ -155,7 +160,8 @@ class DeadLetterOverview:
 
 
 def preview_lines(preview: Mapping[str, Any]) -> Iterator[str]:
-    """Yield lines of text about a replay's dry run; `preview` is the replay job's result."""
+    """Yield lines of text about a replay's dry run: its events, then how many would be sent to
+    which Trigger. `preview` is the JSON document that the replay job prints."""
     for event in preview["events"]:
         reason = f"{event['reason']} {event['code'] or ''}".strip()
         yield f"{event['trigger']}: {event['type']} {event['id']} from {event['source']} ({reason})"
@@ -168,8 +174,8 @@ def preview_lines(preview: Mapping[str, Any]) -> Iterator[str]:
 
 
 def edit_lines(preview: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the edits of a replay's dry run as a diff of each event that `preview`, the replay
-    job's result, lists."""
+    """Yield a replay's edits of events as a diff of each event: `- ` the old value of an attribute,
+    `+ ` the new one. `preview` is the JSON document that a dry run of the replay job prints."""
     for edited in preview["edits"]:
         before, after = edited["before"], edited["after"]
         yield printable(f"{before['type']} {before['id']} from {before['source']}")
@@ -225,14 +231,14 @@ def dead_letter_key(egress: Egress) -> tuple[str, str, str]:
 
 
 TabledOffsets: TypeAlias = Mapping[tuple[str, int], int]
-"""Of each partition (topic id and number): the first offset that isn't in the tables."""
+"""For each partition (topic id and number): the first offset whose record isn't in the tables."""
 
 
 async def read_dead_letters(
     admin: LogAdmin, egress: Egress, limit: int, tabled: TabledOffsets | None = None
 ) -> Sequence[StoredDeadLetter]:
     """Return those of a Trigger's newest `limit` dead letters that aren't in the tables, oldest
-    first. Raises `LogError`."""
+    first. Without `tabled`, no dead letter counts as being in the tables. Raises `LogError`."""
     records = await _read_untabled(admin, egress.dead_letter_topic, limit, tabled or {})
     sent = await read_replay_times(admin, egress) if records else {}
     return [parse_dead_letter(record, replayed_at(record, sent)) for record in records]
@@ -241,7 +247,8 @@ async def read_dead_letters(
 async def _read_untabled(
     admin: LogAdmin, topic: str, limit: int, tabled: TabledOffsets
 ) -> Sequence[Record]:
-    """Return those of a topic's newest `limit` records that aren't in the tables."""
+    """Return those of a topic's newest `limit` records that aren't in the tables (`tabled`: the
+    offsets up to which they are), oldest first. Raises `LogError`."""
     records = await read_topic(admin, topic, limit)
     if not records or not tabled:
         return records
@@ -258,7 +265,8 @@ async def _read_untabled(
 async def read_overview(
     admin: LogAdmin, egress: Egress, tabled: TabledOffsets | None = None
 ) -> DeadLetterOverview:
-    """Count a Trigger's dead letters that aren't in the tables. Raises `LogError`."""
+    """Count those of a Trigger's newest `MOST_RECORDS_READ` dead letters that aren't in the tables
+    (`tabled`: the offsets up to which they are). Raises `LogError`."""
     dead_letters = await read_dead_letters(admin, egress, MOST_RECORDS_READ, tabled)
     not_replayed = [dead_letter for dead_letter in dead_letters if not dead_letter.replayed]
     times = sorted(dead_letter.last_time for dead_letter in not_replayed)
@@ -275,7 +283,8 @@ async def read_overview(
 
 
 async def read_topic(admin: LogAdmin, topic: str, limit: int) -> Sequence[Record]:
-    """Return the newest `limit` records of a topic; none if the topic doesn't exist yet."""
+    """Return the newest `limit` records of a topic, oldest first; none if the topic doesn't exist
+    yet. Raises `LogError`."""
     try:
         return await admin.read_all(topic, limit)
     except LogError as error:
@@ -290,8 +299,8 @@ event."""
 
 
 async def read_replay_times(admin: LogAdmin, egress: Egress) -> ReplayTimes:
-    """Return when each of a Trigger's dead letters was last sent again, by its replay topic.
-    Raises `LogError`."""
+    """Return when each event was last sent again to a Trigger: the time of its record in the
+    Trigger's replay topic. Raises `LogError`."""
     sent: dict[bytes, int] = {}
     for record in await read_topic(admin, replay_topic(egress), MOST_RECORDS_READ):
         digest = _event_digest(record)
@@ -300,8 +309,8 @@ async def read_replay_times(admin: LogAdmin, egress: Egress) -> ReplayTimes:
 
 
 def replayed_at(record: Record, sent: ReplayTimes) -> int | None:
-    """Return when this dead letter was sent again (ms since the Unix epoch); None if it wasn't
-    since it failed."""
+    """Return when this dead letter was last sent again, by `sent` (ms since the Unix epoch); None
+    if it has not been sent again since it failed."""
     replayed = sent.get(_event_digest(record))
     return replayed if replayed is not None and replayed >= record.timestamp()[1] else None
 

@@ -47,8 +47,9 @@ class RangeReader:
     def __init__(
         self, connection: Mapping[str, Any], group: str, settings: Mapping[str, Any] | None = None
     ) -> None:
-        """`group` is used by `committed` and `commit`; `settings` are librdkafka's, in addition to
-        `connection`."""
+        """`connection` is the librdkafka configuration that reaches Kafka, and `settings` are
+        further librdkafka settings. `group` is the consumer group whose offsets `committed` reads
+        and `commit` sets."""
         self.consumer = open_client(
             Consumer,
             {
@@ -76,7 +77,8 @@ class RangeReader:
             raise log_error_of(error.args[0]) from error
 
     def spans(self, topic: str) -> dict[int, tuple[int, int]]:
-        """Return the first offset and the end offset of each partition."""
+        """Return the first offset of each partition of a topic, and its end offset: the one after
+        its last record. A topic that doesn't exist raises `LogError`, too."""
         try:
             metadata = self.consumer.list_topics(topic, timeout=KAFKA_ANSWER_TIMEOUT).topics[topic]
             if metadata.error is not None:
@@ -89,7 +91,8 @@ class RangeReader:
         """Return the offset of each partition's first record since a time, in seconds since the
         Unix epoch.
 
-        Without such a record it is the partition's end offset.
+        Without such a record it is the partition's end offset. `spans` are the first offset and the
+        end offset of each partition of the topic that is of interest.
         """
         times = [TopicPartition(topic, number, int(since * 1000)) for number in spans]
         starts = {}
@@ -106,7 +109,8 @@ class RangeReader:
         return starts
 
     def committed(self, topic: str, partitions: Collection[int]) -> Commits:
-        """Return the group's committed offset and metadata, for each partition that has one."""
+        """Return the group's committed offset and metadata in a topic, for each of these partitions
+        that has one."""
         topic_partitions = [TopicPartition(topic, number) for number in partitions]
         try:
             positions = self.consumer.committed(topic_partitions, timeout=KAFKA_ANSWER_TIMEOUT)
@@ -122,7 +126,9 @@ class RangeReader:
         }
 
     def commit(self, positions: Sequence[TopicPartition]) -> None:
-        """Set the group's offsets. Raises `GroupHasMembers` if the group has any member.
+        """Commit these offsets for the group, each with its metadata.
+
+        Raises `GroupHasMembers` if the group has any member.
 
         Each offset is committed with the partition's current leader epoch: by it the group's next
         reader notices if the partition has lost its last records meanwhile.
@@ -141,8 +147,11 @@ class RangeReader:
     def records(
         self, topic: str, starts: Mapping[int, int], ends: Mapping[int, int]
     ) -> Iterator[Record]:
-        """Yield the records of each partition in `ends` from its offset in `starts` to before its
-        offset in `ends`."""
+        """Yield the records of each partition in `ends`, from its offset in `starts` to before its
+        offset in `ends`; partitions are mixed.
+
+        Raises `LogError` also if Kafka sends nothing for `KAFKA_ANSWER_TIMEOUT` seconds.
+        """
         unread = {number for number, end in ends.items() if starts[number] < end}
         self.consumer.assign([TopicPartition(topic, number, starts[number]) for number in unread])
         last_answer = time.monotonic()
@@ -173,7 +182,7 @@ class RangeReader:
                     self.consumer.incremental_unassign([TopicPartition(topic, number)])
 
     def first_record(self, topic: str, number: int, offset: int, timeout: float) -> Record | None:
-        """Return the first record of a partition at or after an offset.
+        """Return the first record of partition `number` of a topic at or after an offset.
 
         None if there is none, or if Kafka doesn't send it within `timeout` seconds.
         """

@@ -82,10 +82,11 @@ async def choose_dead_letters(
     ids: Collection[str],
     fields: Mapping[str, str],
 ) -> Sequence[ReplayChoice]:
-    """Return the newest dead letter of each event that has one of these ids.
+    """Return the newest dead letter of each event that has one of these ids, by Trigger.
 
-    `fields` are further fields of a `StoredDeadLetter`, with the values that they must have. Raises
-    `LogError`.
+    Only the dead-letter topics of `egresses` are searched, and of each its newest
+    `MOST_RECORDS_READ` records. `fields` are further fields of a `StoredDeadLetter`, with the
+    values that they must have. Raises `LogError`.
     """
     choices = []
     for egress in egresses:
@@ -137,7 +138,7 @@ async def _ensure_replay_topic(admin: LogAdmin, egress: Egress) -> str:
     """Return the name of the Trigger's replay topic, which is created if it doesn't exist.
 
     A new one has as many partitions as the Broker's or the dead-letter topic, whichever has more,
-    and the replication factor of the dead-letter topic.
+    and the replication factor of the dead-letter topic. Raises `LogError`.
     """
     name = replay_topic(egress)
     partitions_by_topic = await admin.topics()

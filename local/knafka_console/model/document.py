@@ -24,19 +24,23 @@ class Action(StrEnum):
     PAUSE = "pause"
     """Pause or resume the Trigger."""
     REPLAY = "replay"
+    """Send dead letters again."""
 
 
 class Health(StrEnum):
     """The state of a Trigger in one word: the worst that applies."""
 
     NOT_READY = "not-ready"
+    """The condition `Ready` isn't True."""
     UNAVAILABLE = "unavailable"
     """The circuit is open: a few events probe the subscriber, the others wait."""
     TROUBLED = "troubled"
+    """Another warning about deliveries than an open circuit."""
     PAUSED = "paused"
     DELIVERING = "delivering"
+    """At least one dispatcher runs."""
     RESTING = "resting"
-    """Scaled to zero."""
+    """Scaled to zero: no dispatcher runs."""
 
 
 class ConsoleBroker(Model):
@@ -86,6 +90,7 @@ class ConsoleState(Model):
     place: str
     """The name of this data folder or cluster."""
     kafka: str
+    """Kafka's address, as text for the viewer."""
     brokers: tuple[ConsoleBroker, ...] = ()
     """Brokers and KafkaChannels."""
     triggers: tuple[ConsoleTrigger, ...] = ()
@@ -93,6 +98,7 @@ class ConsoleState(Model):
     archives: bool = False
     """Whether this place has DeadLetterArchives."""
     problems: tuple[str, ...] = ()
+    """A sentence for each thing that can't be shown, or isn't right."""
 
 
 class ConsoleCondition(Model):
@@ -116,10 +122,13 @@ class TriggerDetails(Model):
     delivery: str
     """`spec.delivery` in YAML; empty if the Broker's applies."""
     order: str
+    """The order of its deliveries, such as `key`."""
     max_in_flight: str = ""
+    """The most events that are delivered at once, as declared; empty if it declares none."""
     reply: str = ""
     """Where a Subscription's replies go; empty if they are discarded, or go back to the Broker."""
     declared_in: str = ""
+    """The file and document of its manifest; empty in a cluster."""
     conditions: tuple[ConsoleCondition, ...] = ()
 
 
@@ -135,22 +144,31 @@ class FilterVerdict(Model):
 
 
 class ConsoleFailure(Model):
-    """One dead letter."""
+    """One dead letter: an event that could not be delivered. Unknown fields are empty."""
 
     id: str
     type: str
     source: str
     reason: str
+    """Why the delivery was given up."""
     code: str
+    """HTTP status of the last answer."""
     attempts: str
     first_time: str
+    """Time of the first attempt, in RFC 3339."""
     last_time: str
+    """Time of the last attempt, in RFC 3339."""
     destination: str
     error: str
+    """The subscriber's answer, or why there was none."""
     data: str
+    """The beginning of the event's data, as text."""
     omitted: str
+    """The parts of the event that were too large to be kept."""
     position: str
+    """`topic/partition/offset` of the event in its Broker's topic."""
     replayed: str = ""
+    """When the event was last sent again, in RFC 3339."""
     of_broker: bool = False
     """Whether it belongs to the Broker and no Trigger, since the record holds no event."""
 
@@ -186,7 +204,9 @@ class ReportRow(Model):
     made: str = ""
     """When the report was made; empty if there is none."""
     unresolved: int | None = None
+    """Dead letters that were not sent again with success; None if not known."""
     groups: int | None = None
+    """Groups of dead letters that failed alike; None if not known."""
     waiting: int | None = None
     """Number of dead letters that aren't in its tables yet; None if not known."""
     problem: str = ""
@@ -201,8 +221,8 @@ class Reports(Model):
 
 
 class ReplaySelect(Model):
-    """A selection of failures, like `spec.select` of a DeadLetterReplay: all given fields must
-    match."""
+    """A selection of dead letters, as `spec.select` of a DeadLetterReplay: those with all the given
+    values; None, or no `ids`, selects any."""
 
     trigger: str
     destination: str | None = None
@@ -214,11 +234,13 @@ class ReplaySelect(Model):
 
 
 class ReplayCreation(Model):
-    """The request of a report's button: replay the failures of a group."""
+    """The request of a report's button: replay the dead letters of one group of the report, which
+    failed alike."""
 
     request: Annotated[str, Field(pattern=r"^[0-9a-f]{10}$")]
     """An id of the request: sent twice, it creates one DeadLetterReplay only."""
     group: Annotated[str, Field(pattern=r"^[0-9a-f]{12}$")]
+    """The group's id in the report."""
     select: ReplaySelect
 
 
@@ -234,7 +256,9 @@ class ArchiveReplay(Model):
     phase: str = ""
     message: str = ""
     selected: int | None = None
+    """Number of dead letters that it selected; None until its Job has counted them."""
     sent: int | None = None
+    """Number of events that it has sent again; None until its Job has sent any."""
 
 
 class ArchiveReplays(Model):
@@ -243,6 +267,7 @@ class ArchiveReplays(Model):
     may: bool
     """Whether the viewer may create one."""
     all: tuple[ArchiveReplay, ...] = ()
+    """Empty, too, if the viewer may not list them."""
 
 
 class EventName(Model):
@@ -260,12 +285,14 @@ class ReplayRequest(Model):
     name: str
     events: tuple[EventName, ...]
     dry_run: bool = False
+    """Only say what would be sent."""
 
 
 class ChosenEvent(Model):
     """Whether a requested dead letter is sent."""
 
     about: str
+    """The Trigger, the event and why it failed, as one line for the viewer."""
     obstacle: str = ""
     """Why it isn't sent; empty if it is."""
 

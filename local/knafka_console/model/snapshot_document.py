@@ -40,7 +40,8 @@ DELIVERING: Final = "Delivering"
 
 
 def state_document(snapshot: Snapshot, declared: Iterable[Trigger], place: str) -> ConsoleState:
-    """Return the console's state, from a snapshot and the declared Triggers and Subscriptions."""
+    """Return the console's state, from a snapshot and the declared Triggers and Subscriptions (as
+    Triggers). `place` is the name of the data folder or cluster."""
     specs = {(trigger.kind, trigger.id): trigger for trigger in declared}
     return ConsoleState(
         place=place,
@@ -100,7 +101,8 @@ def _filters_text(declared: Trigger | None) -> str:
 
 
 def health_of(row: TriggerRow) -> tuple[Health, str]:
-    """Return the worst health that applies to a Trigger or Subscription, and a text about it."""
+    """Return the worst health that applies to a Trigger or Subscription, and why: a condition's
+    text, or the scaler's last decision."""
     if row.refused:
         return Health.NOT_READY, row.refused
     if row.error:
@@ -121,10 +123,11 @@ def details_document(
     may: Iterable[Action] = (),
     reply: Destination | None = None,
 ) -> TriggerDetails:
-    """Return the details of a Trigger, or of a Subscription as a Trigger.
+    """Return the details of a Trigger, or of a Subscription that was converted to a Trigger.
 
-    `declared_in` is the place of its manifest, or empty. `may` are the actions that the viewer may
-    do, and `reply` is where a Subscription's replies go.
+    `conditions` are those of its status. `declared_in` is the place of its manifest, or empty.
+    `may` are the actions that the viewer may do, and `reply` is where a Subscription's replies go
+    (None: it names no such place).
     """
     annotations = trigger.metadata.annotations
     spec = documents.dump(trigger.spec)
@@ -175,10 +178,11 @@ def verdicts(declared: Iterable[Trigger], event: Event) -> tuple[FilterVerdict, 
 def failures_document(
     letters: Sequence[StoredDeadLetter], limit: int, commands: Mapping[str, str], report: str = ""
 ) -> Failures:
-    """Return the document of a Trigger's newest dead letters; `letters` are oldest first, and at
-    most `limit`.
+    """Return the document of a Trigger's newest dead letters.
 
-    `commands` and `report` are as in `Failures`.
+    `letters` are these, oldest first; if they are fewer than the `limit` with which they were read,
+    the Trigger has no others. `commands` are commands for a terminal, by what they do; `report` is
+    the URL of the last report, empty if there is none.
     """
     newest_first = tuple(
         ConsoleFailure(**{name: getattr(letter, name) for name in ConsoleFailure.model_fields})

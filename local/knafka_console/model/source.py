@@ -1,6 +1,7 @@
 """Source: the Protocol by which the console reads state and acts, for one viewer.
 
-It refuses requests for which its viewer lacks the right.
+It refuses requests for which its viewer lacks the right. An archive (DeadLetterArchive) is a
+cluster's object whose Jobs copy dead letters into tables and write reports about them.
 """
 
 from __future__ import annotations
@@ -92,7 +93,8 @@ class ArchiveReports(Protocol):
         ...
 
     async def replay(self, archive: ArchiveName, creation: ReplayCreation) -> ArchiveReplay:
-        """Create a replay of some of an archive's failures."""
+        """Create the replay of an archive's failures that `creation` selects; returns it. A second
+        call with the same `creation.request` returns the same replay."""
         ...
 
 
@@ -119,7 +121,8 @@ class Source(Protocol):
         ...
 
     async def verdicts(self, event: Event) -> Sequence[FilterVerdict]:
-        """Return for each Trigger whether it would get an event."""
+        """Return for each Trigger whether it would get an event; Subscriptions, which have no
+        filters, are left out."""
         ...
 
     async def pause(self, trigger: TriggerName, *, paused: bool) -> str:
@@ -132,8 +135,8 @@ class Source(Protocol):
     async def replay(
         self, trigger: TriggerName, events: Sequence[EventName], *, dry_run: bool
     ) -> ReplayResult:
-        """Send a Trigger's dead letters of these events again. Raises `NotFound` and
-        `Forbidden`."""
+        """Send a Trigger's dead letters of these events again; returns which were sent. With
+        `dry_run` none is, and the result says which would be. Raises `NotFound` and `Forbidden`."""
         ...
 
     async def report(self) -> bytes | None:

@@ -94,8 +94,10 @@ class ClusterConsole:
         topics: ReportTopics | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`letters` and `topics` connect to Kafka for dead letters and for reports; None: they
-        connect to real Kafkas. `clock` returns seconds of any monotonic clock."""
+        """`api` sends requests with the viewer's token; `figures` returns lag, replicas and counts;
+        `kafka` finds the Kafka of an object. `letters` and `topics` connect to Kafka for dead
+        letters and for reports; None: to real Kafkas. `clock` returns seconds of any monotonic
+        clock."""
         self._api = api
         self._figures = figures
         self._kafka = kafka
@@ -104,6 +106,7 @@ class ClusterConsole:
         self._clock = clock
         self._lock = asyncio.Lock()
         self._stored: tuple[float, StoredObjects] | None = None
+        """When objects were last listed, by `clock`, and these; None: they must be listed anew."""
         self._reports = ClusterReports(
             api,
             kafka,
@@ -134,8 +137,8 @@ class ClusterConsole:
         return state.model_copy(update={"archives": True})
 
     async def details(self, trigger: TriggerName) -> TriggerDetails:
-        """Return the details of a Trigger or Subscription, with the actions that the viewer may
-        do."""
+        """Return the details of a Trigger or Subscription, with the actions that the viewer may do.
+        Raises `NotFound`, `Forbidden` and `NotSignedIn`."""
         document = await self._read_trigger(trigger)
         family = family_of(trigger.kind)
         declared_trigger = family.read_trigger(document)
@@ -155,7 +158,9 @@ class ClusterConsole:
         )
 
     async def failures(self, trigger: TriggerName) -> Failures:
-        """Return the latest dead letters, if the viewer may get them."""
+        """Return the latest dead letters of a Trigger or Subscription. Raises `NotFound`,
+        `NotSignedIn`, `Forbidden` if the viewer lacks the right, and `LogError` or
+        `KafkaNotReached`."""
         document = await self._read_trigger(trigger)
         await self._require_right("get", trigger, DEAD_LETTERS_SUBRESOURCE)
         with self._explain_unreached_kafka():
@@ -191,8 +196,12 @@ class ClusterConsole:
     async def replay(
         self, trigger: TriggerName, events: Sequence[EventName], *, dry_run: bool
     ) -> ReplayResult:
-        """Send dead letters of these events again, if the viewer may create replays. Raises
-        `NotFound` and `Forbidden`."""
+        """Send a Trigger's dead letters of these events again; returns which were sent, or with
+        `dry_run` which would be.
+
+        Raises `NotFound`, and `Forbidden` if the viewer may not read dead letters and create
+        replays.
+        """
         document = await self._read_trigger(trigger)
         await self._require_right("get", trigger, DEAD_LETTERS_SUBRESOURCE)
         await self._require_right("create", trigger, REPLAYS_SUBRESOURCE)
@@ -206,7 +215,8 @@ class ClusterConsole:
 
     @contextlib.contextmanager
     def _explain_unreached_kafka(self) -> Iterator[None]:
-        """Turn a failure inside to reach Kafka into `KafkaNotReached`, which says what to do."""
+        """Raise `KafkaNotReached`, which says what to do, in place of a `LogError` raised inside
+        which means that Kafka wasn't reached. Other errors pass unchanged."""
         try:
             yield
         except LogError as error:
@@ -215,7 +225,8 @@ class ClusterConsole:
             raise KafkaNotReached(f"{error}: {self._scope.unreached_hint}") from error
 
     async def _read_trigger(self, trigger: TriggerName) -> Document:
-        """Return the Trigger or Subscription. Raises `NotFound`, `Forbidden` and `NotSignedIn`."""
+        """Read a Trigger or Subscription from the API server. Raises `NotFound`, `Forbidden` and
+        `NotSignedIn`."""
         kind = OBJECTS_BY_KIND[trigger.kind]
         document = await _translate_refusals(
             asyncio.to_thread(self._api.get, kind, trigger.namespace, trigger.name)
@@ -245,7 +256,8 @@ class ClusterConsole:
             raise Forbidden(f"you may not {verb} {plural}/{subresource} in {trigger.namespace}")
 
     async def _has_right(self, verb: str, trigger: TriggerName, subresource: str = "") -> bool:
-        """Whether the viewer has a right to a Trigger, by the API server's review."""
+        """Whether the viewer may do `verb` with a Trigger or its `subresource`, by the API server's
+        review."""
         target = OBJECTS_BY_KIND[trigger.kind], trigger.namespace, trigger.name, subresource
         return await asyncio.to_thread(self._api.is_allowed, verb, *target)
 

@@ -35,7 +35,8 @@ class StoredObjects:
     """A sentence for each kind that could not be listed."""
 
     def without_foreign(self) -> StoredObjects:
-        """Return the objects without those of other Broker and channel implementations."""
+        """Return the objects without those of other Broker and channel implementations, and without
+        the Triggers and Subscriptions of these."""
         foreign = {_object_key(broker) for broker in self.brokers if not _is_ours(broker)}
         return StoredObjects(
             [broker for broker in self.brokers if _object_key(broker) not in foreign],
@@ -45,9 +46,10 @@ class StoredObjects:
 
 
 def cluster_state(stored: StoredObjects, figures: Figures | None, place: str) -> ConsoleState:
-    """Return the console's state of the cluster that it calls `place`.
+    """Return the console's state of a cluster; `place` is the cluster's name on the page.
 
-    `stored` holds only objects that Knafka handles. Without `figures`, lag and counts aren't known.
+    `stored` holds only objects that Knafka handles. `figures` are lag, replicas and counts; None:
+    they aren't known.
     """
     kafkas = {_status_annotation(broker, BOOTSTRAP_SERVERS) for broker in stored.brokers} - {""}
     snapshot = Snapshot(
@@ -77,8 +79,8 @@ def readable_triggers(triggers: Sequence[Document]) -> Sequence[Trigger]:
 
 
 def _without_rejected(broker: ConsoleBroker) -> ConsoleBroker:
-    """Return the Broker without a count of rejected requests: only the receiver's metrics have it,
-    and they aren't read."""
+    """Return the Broker with an unknown count of rejected requests (None): only the receiver's
+    metrics have it, and they aren't read."""
     return broker.model_copy(update={"rejected": None})
 
 
@@ -91,7 +93,8 @@ def _broker_row(document: Document, figures: Figures | None) -> BrokerRow:
 
 
 def _trigger_row(document: Document, figures: Figures | None) -> TriggerRow:
-    """Return the row of a Trigger or Subscription, with its figures."""
+    """Return the row of a Trigger or Subscription, with its lag, replicas and counts in `figures`;
+    if these are None or lack it, the lag is None and the others are 0."""
     row, metadata = trigger_row(document), document["metadata"]
     assert row.kind != "Sensor", "a cluster's console shows none"
     key = TriggerKey(row.kind, metadata["namespace"], metadata["name"])

@@ -51,7 +51,8 @@ class ClusterKafka:
         """Return the Egress of a Trigger or Subscription, and the librdkafka configuration for its
         Kafka.
 
-        Raises `NotFound` if its Broker doesn't exist, and `KnafkaError`.
+        Raises `NotFound` if its Broker or channel doesn't exist, and another `KnafkaError` if the
+        viewer may not read an object or one can't be used.
         """
         family = family_of(trigger["kind"])
         identity = family.broker_of(trigger)
@@ -62,8 +63,9 @@ class ClusterKafka:
         return await asyncio.to_thread(self._read_egress, family, broker, trigger)
 
     async def find_for_broker(self, namespace: str, broker: str) -> dict[str, Any]:
-        """Return the librdkafka configuration for a Broker's Kafka. Raises `NotFound` and
-        `KnafkaError`."""
+        """Return the librdkafka configuration for a Broker's Kafka. Raises `NotFound` if there is
+        no such Broker, and another `KnafkaError` if the viewer may not read an object or one can't
+        be used."""
         document = await asyncio.to_thread(self._api.get, BROKER_OBJECTS, namespace, broker)
         if document is None:
             raise NotFound(f"there is no Broker {namespace}/{broker}")
@@ -79,7 +81,8 @@ class ClusterKafka:
         self, family: Family, broker: Document, trigger: Document
     ) -> tuple[Egress, dict[str, Any]]:
         """Return the Egress of a Trigger of this Broker, and the librdkafka configuration for its
-        Kafka."""
+        Kafka; blocks. `family` is Brokers and Triggers, or KafkaChannels and Subscriptions. Raises
+        `ClusterError`."""
         version_and_kind = {"apiVersion": family.broker_version, "kind": family.broker}
         view = self._source.view(family, {**version_and_kind, **broker}, trigger)
         if not view.egresses:

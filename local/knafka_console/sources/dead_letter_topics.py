@@ -30,7 +30,7 @@ class DeadLetterTopics:
     async def read_latest(
         self, egress: Egress, kafka: dict[str, Any]
     ) -> Sequence[StoredDeadLetter]:
-        """Return the newest `SHOWN_DEAD_LETTERS` of a Trigger, oldest first.
+        """Return a Trigger's newest dead letters, at most `SHOWN_DEAD_LETTERS`, oldest first.
 
         The Broker's own dead letters, records that hold no event, are among them. `kafka` is the
         librdkafka configuration. Raises `LogError`.
@@ -51,7 +51,9 @@ class DeadLetterTopics:
     ) -> ReplayResult:
         """Send the dead letters of these events again to the Trigger, and return which were sent.
 
-        `kafka` is the librdkafka configuration. `dry_run`: send nothing. Raises `KnafkaError`.
+        `kafka` is the librdkafka configuration. With `dry_run`, send nothing, and return which
+        would be sent. Events without a dead letter are left out. Raises `LogError`, and
+        `ReplayNotSent` if Kafka doesn't accept one; those before it are sent.
         """
         requested = {(event.id, event.source) for event in events}
         admin = self.connect(kafka)

@@ -47,7 +47,7 @@ class TriggerFigures:
     """Number of events that wait; None if not known."""
     replicas: int = 0
     outcomes: dict[str, int] = field(default_factory=dict)
-    """Number of events by outcome."""
+    """Number of events by outcome: `read`, `filtered`, `delivered`, `retried`, `dead_lettered`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,8 @@ class InstallationConsole:
         data: Path,
         letters: DeadLetterTopics | None = None,
     ) -> None:
-        """`data` is the installation's data folder; `letters` None: connect to the real Kafka."""
+        """`data` is the installation's data folder; `letters` reads and replays dead letters; None:
+        those in the real Kafka."""
         self._running = running
         self._data = data
         self._letters = letters or DeadLetterTopics()
@@ -87,7 +88,8 @@ class InstallationConsole:
         )
 
     async def details(self, trigger: TriggerName) -> TriggerDetails:
-        """Return the details of a Trigger or Subscription; every action is allowed."""
+        """Return the details of a Trigger or Subscription; every action is allowed. Raises
+        `NotFound`."""
         declared_trigger, place = self._declared_trigger(trigger)
         document, _ = self._running.declared.documents[_identity(trigger)]
         reply = family_of(trigger.kind).reply_of(document)
@@ -104,7 +106,8 @@ class InstallationConsole:
         )
 
     async def failures(self, trigger: TriggerName) -> Failures:
-        """Return the latest dead letters, with commands that show more."""
+        """Return the latest dead letters of a Trigger or Subscription, with commands that show
+        more. Raises `NotFound` and `LogError`."""
         letters = await self._letters.read_latest(
             self._egress_of(trigger), self._kafka_configuration()
         )
@@ -136,14 +139,15 @@ class InstallationConsole:
     async def replay(
         self, trigger: TriggerName, events: Sequence[EventName], *, dry_run: bool
     ) -> ReplayResult:
-        """Send a Trigger's dead letters of these events again; with `dry_run`, only say which.
-        Raises `NotFound`."""
+        """Send a Trigger's dead letters of these events again; returns which were sent, or with
+        `dry_run` which would be. Raises `NotFound` and `KnafkaError`."""
         return await self._letters.replay(
             self._egress_of(trigger), self._kafka_configuration(), events, dry_run=dry_run
         )
 
     async def report(self) -> bytes | None:
-        """Return the report of `knafka dead-letters report`, as HTML; None if there is none."""
+        """Return the report of `knafka dead-letters report`, as HTML; None if there is none. Raises
+        `KnafkaError` if its file can't be read."""
         try:
             return await asyncio.to_thread((self._data / REPORT_FILE).read_bytes)
         except FileNotFoundError:

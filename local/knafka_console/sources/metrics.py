@@ -57,6 +57,7 @@ class ProxiedMetrics:
     """
 
     def __init__(self, api: KubernetesApi, namespace: str) -> None:
+        """`api` has the viewer's rights; `namespace` is the operator's."""
         self._api = api
         self._namespace = namespace
 
@@ -92,7 +93,8 @@ class DirectMetrics:
     """Reads metrics from all addresses of a host name, such as a headless Service's."""
 
     def __init__(self, host: str, port: int = METRICS_PORT, token: str = "") -> None:
-        """`token`: what the operator requires for its metrics; empty if it requires none."""
+        """`host` resolves to the address of each replica of the operator. `token` is the one that
+        the operator requires for its metrics; empty if it requires none."""
         self._headers = {"authorization": f"Bearer {token}"} if token else {}
         self._host = host
         self._port = port
@@ -116,7 +118,8 @@ class DirectMetrics:
         return texts
 
     def _fetch(self, address: str) -> str:
-        """Return the metrics at one address. Raises `OSError` and `HTTPException`."""
+        """Return the metrics at one address. Raises `OSError`, also after `METRICS_TIMEOUT`
+        seconds, and `HTTPException` unless the status is 200."""
         connection = http.client.HTTPConnection(address, self._port, timeout=METRICS_TIMEOUT)
         try:
             connection.request("GET", "/metrics", headers=self._headers)
@@ -133,6 +136,7 @@ class SharedFigures:
     """Figures that all viewers share: fetched only when one asks, and once for all of them."""
 
     def __init__(self, metrics: Metrics, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` returns seconds of any monotonic clock."""
         self._metrics = metrics
         self._clock = clock
         self._lock = asyncio.Lock()
@@ -155,5 +159,5 @@ class SharedFigures:
         return result
 
     def _fetch_figures(self) -> Figures:
-        """Fetch the figures; blocks."""
+        """Fetch the figures from the operator; blocks. Raises `KnafkaError`."""
         return figures.parse_figures(self._metrics.read())

@@ -1,5 +1,6 @@
 """ClusterReports: the reports of DeadLetterArchives in a cluster, for one viewer.
 
+An archive is an object whose Jobs copy a Broker's dead letters into tables and report on them.
 Archives and replays are read and created with the viewer's rights. The reports themselves are in
 Kafka, written by the archives' Jobs: where another account reads Kafka, the viewer needs the right
 `get` of the archive's subresource `report`. Topic and key are computed, never taken from a status.
@@ -117,8 +118,12 @@ class ClusterReports:
         explain_unreached_kafka: Callable[[], AbstractContextManager[None]],
         topics: ReportTopics | None = None,
     ) -> None:
-        """`translate_refusals` turns errors of the API server into errors for the viewer, and
-        `explain_unreached_kafka` those of Kafka."""
+        """`api` sends requests with the viewer's token; `kafka` finds a Broker's Kafka.
+
+        `translate_refusals` awaits a request, and raises `NotSignedIn` or `Forbidden` in place of
+        the API server's refusals. `explain_unreached_kafka` is a context that adds to an error of
+        Kafka what to do. `topics` reads reports from Kafka; None: from the real one.
+        """
         self._api = api
         self._kafka = kafka
         self._scope = scope
@@ -153,7 +158,8 @@ class ClusterReports:
     async def json(self, archive: ArchiveName) -> bytes:
         """Return the last report of an archive, as JSON.
 
-        Raises `Forbidden`, and `NotFound`, which says how a report is made.
+        Raises `NotSignedIn`, `Forbidden`, `LogError`, and `NotFound` if there is no such archive,
+        or no report: its text says how one is made.
         """
         document = await self._translate_refusals(
             asyncio.to_thread(self._api.get, ARCHIVE_OBJECTS, archive.namespace, archive.name)
@@ -175,7 +181,11 @@ class ClusterReports:
         return report
 
     async def page(self, archive: ArchiveName) -> ReportPage:
-        """Return the last report of an archive, as a page. Raises the same errors as `json`."""
+        """Return the last report of an archive, as a page.
+
+        Raises `NotSignedIn`, `Forbidden`, `LogError`, and `NotFound` if there is no such archive or
+        no report that can be read.
+        """
         return await asyncio.to_thread(self._render, archive, await self.json(archive))
 
     def _render(self, archive: ArchiveName, text: bytes) -> ReportPage:
@@ -197,7 +207,11 @@ class ClusterReports:
         return ReportPage(served_page.html, served_page.policy)
 
     async def replays(self, archive: ArchiveName) -> ArchiveReplays:
-        """Return the replays of an archive, newest first, and whether the viewer may create one."""
+        """Return the replays of an archive, newest first, and whether the viewer may create one.
+
+        There are none if the viewer may not list them or the cluster doesn't have the kind. Raises
+        `NotSignedIn`.
+        """
         may_create = await self._is_allowed("create", archive, REPLAY_OBJECTS)
         # A viewer may have the right to create replays but not to list them.
         with contextlib.suppress(Forbidden):
@@ -216,7 +230,8 @@ class ClusterReports:
         return ArchiveReplays(may=may_create)
 
     async def replay(self, archive: ArchiveName, creation: ReplayCreation) -> ArchiveReplay:
-        """Create a DeadLetterReplay, at most once for each `creation.request`.
+        """Create a DeadLetterReplay, at most once for each `creation.request`; returns it, also the
+        one that an earlier call created.
 
         Raises `Forbidden`, and `NotFound` if the cluster has no DeadLetterReplays.
         """
@@ -248,8 +263,9 @@ class ClusterReports:
     async def _is_allowed(
         self, verb: str, archive: ArchiveName, objects: Objects, subresource: str = ""
     ) -> bool:
-        """Whether the viewer may do `verb` with the archive (or its subresource), or with replays
-        in its namespace."""
+        """Whether the viewer may do `verb` with these objects: with the archive, or its
+        subresource, if they are `ARCHIVE_OBJECTS`; else with any object of the kind in its
+        namespace."""
         name = archive.name if objects is ARCHIVE_OBJECTS else ""
         review = asyncio.to_thread(
             self._api.is_allowed, verb, objects, archive.namespace, name, subresource
@@ -258,7 +274,8 @@ class ClusterReports:
 
 
 def _report_row(document: Document) -> ReportRow:
-    """Return the row of an archive, with the totals in its status."""
+    """Return the row of an archive, from its object: with the totals of the last report that its
+    status has."""
     metadata, status = document["metadata"], document.get("status") or {}
     report = status.get("report") or {}
 
@@ -280,7 +297,7 @@ def _report_row(document: Document) -> ReportRow:
 
 
 def _missing_report_reason(archive: ArchiveName, document: Document) -> str:
-    """Return why an archive has no report, and what to do."""
+    """Return why an archive, of which `document` is the object, has no report, and what to do."""
     report = (document.get("status") or {}).get("report") or {}
     if problem := report.get("notServed"):
         return f"the report of {archive} could not be put into Kafka: {problem:.400}"

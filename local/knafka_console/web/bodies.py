@@ -14,8 +14,10 @@ M = TypeVar("M", bound=Model)
 
 
 async def read_document(model: type[M], request: web.Request) -> M:
-    """Read a request's body as a document. JSON is UTF-8, whatever the request's charset says.
-    Raises `InvalidDocument`."""
+    """Read a request's body, which is JSON, as a document of this class. Raises `InvalidDocument`.
+
+    JSON is UTF-8, whatever charset the request names.
+    """
     try:
         text = (await request.read()).decode()
     except UnicodeDecodeError:

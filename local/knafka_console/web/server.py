@@ -145,7 +145,7 @@ class ConsoleServer:
 def application(
     hosts: Collection[str] | None, source_of: SourceOf, sign_in: SignIn | None = None
 ) -> web.Application:
-    """Return a console's web application, with the routes of `sign_in`; `hosts` None: any host."""
+    """Return a console's web application. `sign_in` adds its routes; `hosts` None: any host."""
     handlers = _Handlers(source_of)
     app = web.Application(middlewares=[_guard_middleware(hosts)], client_max_size=LARGEST_BODY)
     if sign_in is not None:
@@ -268,7 +268,7 @@ class _Handlers:
 
     async def page(self, request: web.Request) -> web.Response:
         """Return the console's page."""
-        self._source_of(request)  # raises without a token: then the sign-in page is shown
+        self._source_of(request)  # without a token it raises, and the sign-in page is shown
         return _page_answer(console_page())
 
     async def report(self, request: web.Request) -> web.Response:

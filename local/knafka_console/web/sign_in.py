@@ -50,6 +50,7 @@ class Viewer(NamedTuple):
     """Empty: all namespaces."""
 
     def __repr__(self) -> str:
+        """Leave the token out, so that no log or traceback shows it."""
         return f"Viewer(namespaces={self.namespaces!r})"
 
 
@@ -67,7 +68,8 @@ class SignInForm(Model):
 
 
 def viewer_of_request(headers: Mapping[str, str], cookies: Mapping[str, str]) -> Viewer | None:
-    """Return the viewer of a request, from its headers and cookies; None if it carries no token."""
+    """Return the viewer of a request, from its headers (found in any case) and cookies; None if it
+    carries no token, or a malformed one."""
     scheme, _, credentials = headers.get("Authorization", "").partition(" ")
     token = credentials.strip() if scheme.lower() == "bearer" else cookies.get(TOKEN_COOKIE, "")
     if not token or _LEGAL_TOKEN(token) is None:
@@ -82,7 +84,8 @@ class SignIn:
     """Finds the source of signed-in viewers, and serves the routes to sign in and out."""
 
     def __init__(self, source_of: Callable[[Viewer], Source], *, plain_http: bool = False) -> None:
-        """`plain_http`: whether to accept a token from a page without TLS."""
+        """`source_of` returns a viewer's source; `plain_http` says whether to accept a token from a
+        page without TLS."""
         self._source_of = source_of
         self._plain_http = plain_http
 
@@ -101,8 +104,9 @@ class SignIn:
         return self._source_of(viewer)
 
     async def _sign_in(self, request: web.Request) -> web.Response:
-        """Set the cookies, once the cluster accepts the token. Raises `Forbidden` over plain HTTP,
-        `InvalidDocument` and `NotSignedIn`."""
+        """Answer with the cookies, once the cluster has accepted the token of the form. Raises
+        `Forbidden` over plain HTTP, `InvalidDocument` for a malformed form, and `NotSignedIn` if
+        the cluster refuses the token."""
         is_secure = _is_secure(request)
         if not is_secure and not self._plain_http:
             raise Forbidden(NEEDS_TLS)

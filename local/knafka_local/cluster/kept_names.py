@@ -39,17 +39,19 @@ class KeptNames:
     """The kept names of one Kafka cluster, in `file`; without a file, in memory only."""
 
     def __init__(self, file: Path | None = None, cluster_id: str = "") -> None:
-        """Read the kept names of the Kafka cluster `cluster_id`. Raises `OSError` or `ValueError`
-        for a file that can't be read."""
+        """Read the kept names of the Kafka cluster `cluster_id`; none if `file` doesn't exist yet.
+        Raises `OSError` or `ValueError` for a file that can't be read."""
         self._file = file
         self._clusters: dict[str, dict[str, dict[str, str]]] = {}
+        """Kept annotations by cluster id and owner (`Broker default/shop`): what `file` holds."""
         if file is not None and file.exists():
             self._clusters = json.loads(file.read_text())
         self._names = self._clusters.setdefault(cluster_id, {})
+        """The part of `_clusters` for this Kafka cluster: kept annotations by owner."""
 
     def annotations_of(self, owner: str) -> Mapping[str, str] | None:
-        """Return the kept annotations of an object (`Broker default/shop`); None if it is new
-        here."""
+        """Return the kept annotations of an object (`Broker default/shop`); None if none are kept,
+        as for a new object."""
         return self._names.get(owner)
 
     def owners_of_kind(self, kind: str) -> Sequence[str]:
@@ -58,15 +60,15 @@ class KeptNames:
         return [key.partition(" ")[2] for key in self._names if key.startswith(f"{kind} ")]
 
     def put(self, owner: str, annotations: Mapping[str, str]) -> None:
-        """Keep an object's annotations whose keys are in `KEPT_ANNOTATIONS`; they are on disk when
-        this returns."""
+        """Keep those annotations of an object (`Broker default/shop`) whose keys are in
+        `KEPT_ANNOTATIONS`; they are on disk when this returns. Raises `OSError`."""
         kept = {key: value for key, value in annotations.items() if key in KEPT_ANNOTATIONS}
         if kept and self._names.get(owner) != kept:
             self._names[owner] = kept
             self._write()
 
     def drop(self, owner: str) -> None:
-        """Drop the kept annotations of an object."""
+        """Drop the kept annotations of an object (`Broker default/shop`), if there are any."""
         if self._names.pop(owner, None) is not None:
             self._write()
 

@@ -4,11 +4,13 @@
                              |
                              +--> LocalServing: a Knative Service becomes a process
 
-It stands in for what only a real cluster has, so that the operator reconciles as it does there:
-the installation's ConfigMap and Knative's own ones, addresses that need no DNS, and a status that
-outlives the process (`localize`, `kept_names`).
+It provides what otherwise only a real cluster has, so that the operator reconciles as it does
+there: the installation's ConfigMaps and Knative's own, addresses that need no DNS, and a status
+that outlives the process (`localize`, `kept_names`). An object's kept names are the status
+annotations with the names of its topics and its consumer group; they are kept from run to run.
 
-Not here: reading files (`manifests`), starting anything (`serving`), reconciling (`controller`).
+Not here: reading files (`manifests`), starting anything (`local_serving`), reconciling
+(`local_controller`).
 """
 
 from __future__ import annotations
@@ -56,7 +58,8 @@ _DRAINING_ROLES: Final = (
     services.REPLAYER_ROLE,
     SENSOR_ROLE,
 )
-"""Roles of Services that only run while they drain."""
+"""Roles of Services that only run while they drain: while they deliver, or evaluate, events that
+wait in Kafka."""
 
 _INSTALLATION_CONFIG_MAPS: Final = tuple(
     (localize.LOCAL_OPERATOR_SETTINGS.namespace, name)
@@ -72,15 +75,17 @@ class LocalCluster(MemoryCluster):
     """Keeps Kubernetes objects in memory, with what one machine has differently.
 
     `url` is the address of all Brokers and `channels_url` that of all KafkaChannels.
-    `requires_auth`: senders must show tokens.
+    `requires_auth` says whether senders must show tokens.
     """
 
     def __init__(self, url: str, channels_url: str, *, requires_auth: bool = False) -> None:
         super().__init__()
         self.requires_auth = requires_auth
         self._urls = {"Broker": url.rstrip("/"), CHANNELS.broker: channels_url.rstrip("/")}
+        """The URL below which the addresses of a kind's objects are."""
         self._bootstrap_servers = ""
         self._names = KeptNames()
+        """Empty, and in memory only, until `connect`."""
         self.adopts = False
         """Whether a new object takes over an existing topic or group of its name: true for data
         that was written before Knafka kept names."""
@@ -127,8 +132,8 @@ class LocalCluster(MemoryCluster):
         return self.find(version_of(kind), kind, namespace, name)
 
     def undeclared(self, kind: str) -> list[str]:
-        """Return `namespace/name` of objects with kept names that no file declares any more; `kind`
-        is one of `DECLARED_KINDS`."""
+        """Return `namespace/name` of objects of a kind that have kept names though no file declares
+        them any more; the kind is one of `DECLARED_KINDS`."""
         declared = {"/".join(_namespace_and_name(document)) for document in self.of(kind)}
         return [owner for owner in self._names.owners_of_kind(kind) if owner not in declared]
 
@@ -138,8 +143,8 @@ class LocalCluster(MemoryCluster):
         self._names.drop(name_of(document))
 
     async def get(self, api_version: str, kind: str, namespace: str, name: str) -> Document | None:
-        """Return the stored document, with what only a real cluster has: ConfigMaps of Knative and
-        of the installation."""
+        """Return the stored document; None if there is none. ConfigMaps that a real cluster always
+        has, Knative's and the installation's, are made here if no file declares them."""
         stored = await super().get(_stored_version(api_version, kind), kind, namespace, name)
         if (api_version, kind) != (CORE, "ConfigMap"):
             return stored
@@ -153,19 +158,22 @@ class LocalCluster(MemoryCluster):
         return stored
 
     def _stored(self, document: dict[str, Any]) -> None:
-        """Called with each object that was written, before any watch sees it: set the status of a
-        Service that only runs while it drains, and keep a Sensor's generation with its names."""
+        """Complete an object that was written; `MemoryCluster` calls this before any watch sees it.
+
+        A Service that only runs while it drains gets the status of a Ready one; a Sensor's
+        generation is kept with its names.
+        """
         if document["kind"] == SENSOR:
             kept_annotations = self._names.annotations_of(name_of(document))
             if kept_annotations is not None:
                 self._names.put(name_of(document), _with_generation(document, kept_annotations))
-        # Nothing has to be started for such a Service, so it serves at once.
+        # Nothing has to be started for such a Service before it drains, so it is Ready at once.
         if role_of(document) in _DRAINING_ROLES:
             document["status"] = service_status(document, Condition(SERVES, Status.TRUE))
 
     async def apply(self, manifest: Document) -> Document:
-        """Apply a manifest as an API server does; a new Trigger or Subscription gets its kept
-        names."""
+        """Apply the operator's manifest as an API server does (server-side apply); returns the
+        stored object. A new Trigger or Subscription gets its kept names."""
         if manifest["kind"] in RECONCILED:  # a Trigger or Subscription that a Sensor owns
             metadata = {
                 **localize.with_local_scaling(manifest["metadata"]),
@@ -181,7 +189,8 @@ class LocalCluster(MemoryCluster):
         return await super().apply(manifest)
 
     async def write_status(self, document: Document, status: Document) -> None:
-        """Write an object's status, with a local address, and keep its names."""
+        """Merge `status` into an object's status, with an address on this machine, and keep the
+        names in it."""
         if (url := self._urls.get(document["kind"])) is not None:
             status = localize.with_local_address(status, url)
         # Before the write, so that nobody acts on a status first: a topic whose id is kept nowhere
@@ -224,8 +233,8 @@ def role_of(document: Document) -> str | None:
 
 
 def service_status(document: Document, condition: Condition, **more: Any) -> dict[str, Any]:
-    """Return a Service's status with this condition, by Knative's rules; each generation is one
-    Revision. `more` are further fields of the status."""
+    """Return the status of a Service, `document`, with this condition and `Ready` by Knative's
+    rules; each generation is one Revision. `more` are further fields of the status."""
     metadata = document["metadata"]
     revision = f"{metadata['name']}-{metadata['generation']:05}"
     previous = document.get("status") or {}
@@ -243,7 +252,8 @@ def service_status(document: Document, condition: Condition, **more: Any) -> dic
 
 
 def name_of(document: Document) -> str:
-    """Return an object's name in messages: `Broker default/shop`."""
+    """Return an object's kind and name as one text, `Broker default/shop`: for messages, and as the
+    key of its kept names."""
     return f"{document['kind']} {'/'.join(_namespace_and_name(document))}"
 
 
@@ -275,7 +285,7 @@ def _restore_kept_names(new: dict[str, Any], kept_annotations: Mapping[str, str]
     gets the UID that it had then, or a new one, and a Sensor a later generation than it had."""
     annotations = dict(kept_annotations)
     if (generation := annotations.pop(GENERATION_KEY, None)) is not None:
-        # It may have been edited meanwhile.
+        # The Sensor may have been edited since it was last known, which makes another generation.
         new["metadata"]["generation"] = int(generation) + 1
     new["status"] = {"annotations": annotations}
     if new["kind"] == CHANNELS.trigger:

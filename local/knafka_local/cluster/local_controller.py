@@ -1,10 +1,13 @@
 """The operator's controller on a LocalCluster, for Brokers and for KafkaChannels.
 
-    watch --> work queue --> one object (`knafka_operator.engine`): at once, and now and then
+    watch: an object that changes goes through the work queue of `knafka_operator.engine`, which
+           reconciles it at once, and again from time to time
     apply: remove what no file declares, then declare each kind after those it depends on
 
-Not here: reconciling (`knafka_operator`), reading files (`manifests`), running what was made
-(`serving`).
+A family is a kind of Broker with its kind of Trigger: Brokers and Triggers, or KafkaChannels and
+Subscriptions; each has an `Operator`.
+Not here: reconciling (`knafka_operator`), reading files (`manifests`), running processes
+(`local_serving`).
 """
 
 from __future__ import annotations
@@ -71,8 +74,10 @@ _IN_ORDER: Final = (
 
 
 class _LocalStore:
-    """The LocalCluster as the controller's store: it reports every change, so nothing needs
-    tracking."""
+    """The LocalCluster as the controller's store of objects.
+
+    A store may have to track keys so that no change is missed; LocalCluster reports every change.
+    """
 
     def __init__(self, cluster: LocalCluster) -> None:
         self._cluster = cluster
@@ -107,7 +112,8 @@ class LocalController(Controller):
         open_writer: Callable[[Mapping[str, Any]], LogWriter] = KafkaWriter,
     ) -> None:
         """`drains` runs dispatchers; `served` are the receivers of Brokers and of KafkaChannels;
-        `connect` and `open_writer` make Kafka clients from a librdkafka configuration."""
+        `say` shows a message to the user; `connect` and `open_writer` make Kafka clients from a
+        librdkafka configuration."""
         self._cluster = cluster
         self._say = say
 
@@ -122,6 +128,7 @@ class LocalController(Controller):
             cluster,
             clients_of(served[BROKERS]),
         )
+        # Beside the first one: this operator reconciles KafkaChannels, with the same queue.
         channel_operator = Operator(
             localize.LOCAL_OPERATOR_SETTINGS,
             cluster,
@@ -190,8 +197,8 @@ class LocalController(Controller):
         await self._withdraw_undeclared()
 
     def _apply_policies(self, declared: DeclaredObjects) -> None:
-        """Pass changed EventPolicies to the operator, before it reconciles the Brokers that they
-        name."""
+        """Pass EventPolicies that were added, changed or removed to the operator, before it
+        reconciles the Brokers that they name."""
         policies = [
             localize.localized_document(document)
             for identity, (document, _) in declared.documents.items()
@@ -319,13 +326,14 @@ class LocalController(Controller):
                     self._operator.queue.enqueue(key_of(trigger))
 
     def _show_topic_deletion(self, document: Document) -> None:
-        """Tell the user that a deleted object's topic is deleted, too."""
+        """Tell the user that a deleted Broker's or KafkaChannel's topic is deleted, too, unless it
+        is external."""
         if EXTERNAL_TOPIC not in _annotations(document):
             self._say(f"{name_of(document)} has left the files, so its topic is deleted")
 
     def _post(self, document: Document, type_: EventType, reason: str, message: str) -> None:
-        """Show a Kubernetes Event to the user only if no status says the same: what was left in
-        Kafka."""
+        """Called with each Kubernetes Event that the controller would send: show the user only the
+        one about topics and groups that were left in Kafka, since no status says that."""
         if reason == LEFT_IN_KAFKA:
             self._say(f"{name_of(document)}: {message}")
 
@@ -370,7 +378,8 @@ class LocalController(Controller):
 
 
 async def _wake(url: str) -> None:
-    """Wake a dispatcher: nothing to do, since its process starts with its first request."""
+    """Do nothing where the operator wakes a dispatcher's Pod: here its process starts with its
+    first request."""
 
 
 def _annotations(document: Document) -> Mapping[str, str]:

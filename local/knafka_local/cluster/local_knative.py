@@ -77,11 +77,16 @@ class LocalKnative:
         self._observer: Observer
         self._serving_task: asyncio.Task[None]
         self._answered: RequestCounts = RequestCounts()
+        """Requests to Brokers answered since the start, as last read from the receiver."""
         self._answered_by_channels: RequestCounts = RequestCounts()
+        """The same for KafkaChannels."""
 
     @contextlib.asynccontextmanager
     async def serving(self, declared: DeclaredObjects) -> AsyncIterator[None]:
-        """Run the declared programs inside; all processes have ended on exit."""
+        """Run the programs of the declared Services inside; all processes have ended on exit.
+
+        Other objects than Services wait for `apply`, since they need Kafka.
+        """
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._programs.close)
             stack.push_async_callback(self._receiver.stop)
@@ -98,8 +103,9 @@ class LocalKnative:
     def connect(self, bootstrap_servers: str, names: KeptNames, *, adopt: bool) -> None:
         """Connect to the Kafka that has started.
 
-        `names` are the topic and group names of earlier runs. `adopt`: the first `apply` takes over
-        existing topics and groups, which were made before names were kept.
+        `names` are the topic and group names of earlier runs. With `adopt`, the first `apply` takes
+        over existing topics and groups of the same names: an older Knafka made them, which kept no
+        names.
         """
         self._cluster.connect(bootstrap_servers, names)
         self._cluster.adopts = adopt
@@ -129,7 +135,8 @@ class LocalKnative:
         self._answered_by_channels = await self._channels.request_counts()
 
     def snapshot(self, problems: Sequence[str], kafka: str) -> Snapshot:
-        """Return a snapshot of everything; `problems` are those of the manifest files."""
+        """Return a snapshot of everything; `problems` are those of the manifest files, and `kafka`
+        is the text that says where Kafka is and whether it runs."""
         return self._observer.take_snapshot(
             self._answered, self._answered_by_channels, problems, kafka
         )
@@ -146,5 +153,5 @@ class LocalKnative:
 
     @property
     def sensor_places(self) -> tuple[SensorPlace, ...]:
-        """Which topics each Sensor uses."""
+        """Which topics and group each Sensor that is ready to run uses."""
         return tuple(self._controller.sensor_places())

@@ -3,11 +3,13 @@
     of a receiver     one process serves all Brokers, behind the installation's port, and another
                       serves all KafkaChannels, behind a second port; each follows a contract topic,
                       so it keeps running when a Broker or KafkaChannel is added or removed
-    of a dispatcher   Ready at once: a drain that is held starts its process (`dispatchers`)
+    of a dispatcher   Ready at once: its process starts only when the scaler sends a drain, the
+                      request by which it delivers events (`dispatchers`)
     declared          its command is kept running (`programs`); Ready while its port is open
 
 All Brokers share one address, so they share a receiver process: a process for each would need a
 proxy in front. KafkaChannels have an address of their own, since one may have the name of a Broker.
+A family is Brokers with their Triggers, or KafkaChannels with their Subscriptions.
 
 A Service has an address from the first time it is Ready, as with Knative; while its command is
 restarted, events wait.
@@ -103,7 +105,8 @@ class LocalServing:
         brokers: LocalReceiver,
         channels: LocalReceiver,
     ) -> None:
-        """`brokers` is the receiver of all Brokers, and `channels` that of all KafkaChannels."""
+        """`programs` runs the commands of declared Services; `brokers` is the receiver of all
+        Brokers, and `channels` that of all KafkaChannels."""
         self._cluster = cluster
         self._programs = programs
         self.served = {BROKERS: ServedFamily(brokers), CHANNELS: ServedFamily(channels)}
@@ -111,6 +114,7 @@ class LocalServing:
         """Set for a family (Brokers or KafkaChannels) when one of its receiver Services changes."""
         self._conditions: dict[Identity, Condition] = {}
         """The last condition of each Service's program."""
+        # `Programs` calls this whenever a program starts, opens its port or ends.
         programs.report = self._report_program
 
     async def run(self) -> None:
@@ -122,7 +126,8 @@ class LocalServing:
             group.create_task(self._programs.follow_sources(), name="sources")
 
     async def _follow(self) -> None:
-        """Start, restart and stop processes as Services change."""
+        """Watch Services for ever: run the programs of declared ones, and note when a receiver's
+        Service changes. A dispatcher's needs nothing here."""
         async for event in self._cluster.watch(SERVING, "Service"):
             role = role_of(event.document)
             if role == services.RECEIVER_ROLE:
@@ -188,8 +193,8 @@ class LocalServing:
                 await self._write_status(document, condition)
 
     async def _write_status(self, document: Document, condition: Condition, **fields: Any) -> None:
-        """Write a Service's status, unless a newer generation of it has been declared; `fields` are
-        further fields of the status."""
+        """Write a Service's status with this condition, unless a newer generation of the Service
+        has been declared; `fields` are further fields of the status."""
         metadata = document["metadata"]
         stored = self._cluster.find(SERVING, "Service", *_namespace_and_name(document))
         if stored is None or stored["metadata"]["generation"] != metadata["generation"]:
@@ -198,8 +203,8 @@ class LocalServing:
 
 
 def dispatcher_of(cluster: LocalCluster, trigger: Document) -> Document | None:
-    """Return the Service that delivers the events of a Trigger, Subscription or Sensor, which
-    several Triggers may share; None if there is none."""
+    """Return the Service of the dispatcher that delivers the events of a Trigger, Subscription or
+    Sensor (`trigger`); None if there is none. Several Triggers may share one."""
     trigger_id = identity.Identity.of(trigger)
     if trigger["kind"] == SENSOR:
         family = bus_of(trigger).family
@@ -212,8 +217,8 @@ def dispatcher_of(cluster: LocalCluster, trigger: Document) -> Document | None:
 
 
 def most_replicas(dispatcher: Document | None) -> int:
-    """Return the most processes that a dispatcher's Service may have: 1 if shared, 0 if there is no
-    Service."""
+    """Return the most processes that a dispatcher's Service may have: 1 if several Triggers share
+    it, 0 if there is no Service (None), else what its annotation says."""
     if dispatcher is None:
         return 0
     if role_of(dispatcher) == services.SHARD_ROLE:

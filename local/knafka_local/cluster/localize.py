@@ -4,11 +4,12 @@
     KafkaChannel  is stored in one version, with one copy of each event
     Trigger, Subscription
                   its lag is read every second, and ten idle seconds end a dispatcher
-    ConfigMap     one copy of everything; neither another Kafka nor its credentials; senders show
-                  tokens where `knafka up` is asked for it
+    ConfigMap     one copy of each record; neither another Kafka's address nor its credentials;
+                  senders must show tokens only after `knafka up --require-auth`
     address       a Broker's is a path below one URL of this machine, a KafkaChannel's below another
 
-A cluster's webhooks fill declared documents in, too, so the operator knows of none of this.
+On a cluster, webhooks change declared documents in the same place; so the operator needn't know
+that it runs on one machine.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ cluster."""
 
 
 def localized_document(document: Document) -> dict[str, Any]:
-    """Return a declared document as this cluster stores it: with defaults, and without a status."""
+    """Return a declared document as `LocalCluster` stores it: with defaults, without a status, and
+    without the metadata that only an API server sets."""
     declared_metadata = _set_fields(document.get("metadata"))
     # All other fields that `kubectl get -o yaml` shows are set by the API server.
     kept_fields = {
@@ -110,8 +112,12 @@ def with_local_scaling(metadata: Mapping[str, Any]) -> dict[str, Any]:
 def installation_config_map(
     name: str, declared: Document | None, bootstrap_servers: str
 ) -> Document:
-    """Return the ConfigMap with the defaults of all Brokers or KafkaChannels, over what users
-    declared under its name."""
+    """Return the installation's ConfigMap of this name, which has the defaults of all Brokers or of
+    all KafkaChannels.
+
+    `declared` is the ConfigMap that a file declares under the name, None if none does. Its data has
+    precedence, except over Kafka's address and the external topics that Brokers may use: here all.
+    """
     namespace = LOCAL_OPERATOR_SETTINGS.namespace
     data = {
         desired.PARTITIONS_KEY: LOCAL_PARTITIONS,
@@ -126,9 +132,10 @@ def installation_config_map(
 
 
 def features_config_map(declared: Document | None, *, requires_auth: bool) -> Document:
-    """Return Knative Eventing's `config-features`, over what users declared under that name.
+    """Return Knative Eventing's ConfigMap `config-features`, with the data of the one that a file
+    declares (None if none does).
 
-    `requires_auth` decides whether senders must show tokens, since only then an issuer runs.
+    `requires_auth` alone decides whether senders must show tokens, since only then an issuer runs.
     """
     data = {**(declared or {}).get("data", {}), OIDC: "enabled" if requires_auth else "disabled"}
     return config_map(*LOCAL_OPERATOR_SETTINGS.features_config, data)
@@ -141,8 +148,8 @@ def config_map(namespace: str, name: str, data: Mapping[str, str]) -> Document:
 
 
 def with_local_address(status: Document, url: str) -> Document:
-    """Return a Broker's or KafkaChannel's status with an address below `url` in place of its
-    Service's address."""
+    """Return a Broker's or KafkaChannel's status with an address below `url`, a URL of this
+    machine, in place of its Service's address; unchanged if it has no address."""
     address = status.get("address")
     if not address:
         return status

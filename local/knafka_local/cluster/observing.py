@@ -33,7 +33,9 @@ class _ObservedTrigger:
 
     document: Document
     is_ours: bool
+    """Whether Knafka handles it, and no other implementation of Brokers."""
     service: Document | None
+    """The Service of its dispatcher; None if there is none."""
     status: ScalingStatus | None
     row: TriggerRow
 
@@ -58,7 +60,8 @@ class Observer:
         """Take a snapshot of all objects.
 
         `answered` counts requests to Brokers and `channels_answered` those to KafkaChannels, since
-        both may have the same name. `problems` are those of the files, `kafka` describes Kafka.
+        both may have the same name. `problems` are sentences about the manifest files; `kafka` says
+        where Kafka is and whether it runs.
         """
         cluster, is_ours = self._cluster, self._controller.is_ours
         kinds = [*(family.trigger for family in FAMILIES), SENSOR]
@@ -85,8 +88,8 @@ class Observer:
         )
 
     def _shown_objects(self, kind: str) -> Iterator[Document]:
-        """Return the objects of a kind that a snapshot shows: not those being deleted, nor those
-        without a status yet."""
+        """Return the objects of a kind that a snapshot shows: not those being deleted, nor those of
+        ours that have no status yet. Another implementation's are shown, as such."""
         return (
             document
             for document in self._cluster.of(kind)
@@ -117,8 +120,11 @@ class Observer:
 
 
 def _broker_row(document: Document, is_ours: bool, answered: RequestCounts) -> BrokerRow:
-    """Return the row of a Broker or KafkaChannel, with the number of accepted and rejected
-    events."""
+    """Return the row of a Broker or KafkaChannel, with the number of accepted and rejected events.
+
+    `is_ours` is False if another implementation serves it; `answered` counts answered requests by
+    namespace, name and status code.
+    """
     metadata, kind = document["metadata"], document["kind"]
     if not is_ours:
         name = f"{metadata['namespace']}/{metadata['name']}"
@@ -149,7 +155,8 @@ def _trigger_row(
 ) -> TriggerRow:
     """Return the row of a Trigger, Subscription or Sensor, with the scaler's counts.
 
-    `service` is the Service of its dispatcher; `scaling_status` is None if it isn't scaled.
+    `is_ours` is False if its Broker or channel is another implementation's. `service` is the
+    Service of its dispatcher; `scaling_status` is None if it isn't scaled.
     """
     kind = document["kind"]
     if not is_ours:
@@ -180,7 +187,8 @@ def _with_counts(row: TriggerRow, status: ScalingStatus) -> TriggerRow:
 
 
 def _service_problem(document: Document) -> str:
-    """Return why a declared Service isn't Ready; empty if it is, or isn't declared."""
+    """Return why a Service isn't Ready (its `Ready` is False), with its name; empty if it is Ready
+    or starting, or if the operator made it."""
     declared = FOLDER_ANNOTATION in (document["metadata"].get("annotations") or {})
     failed = condition(document, READY).get("status") == "False"
     return f"{name_of(document)}: {not_ready_reason(document)}" if declared and failed else ""

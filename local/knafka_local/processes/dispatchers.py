@@ -1,9 +1,10 @@
-"""Dispatchers as child processes: one for each drain that is held.
+"""Dispatchers as child processes: one for each drain.
 
-The local mode's `Drains`. A drain is a held HTTP request by which a dispatcher delivers events. In
-a cluster, Knative starts a Pod for it; here we start a process, send it the same request, and end
-the process with the drain. A request that ends only because its time is up (`Ended.BUDGET`) ends no
-drain: its process waits for the next request. A shard's process has the drains of many Triggers.
+This is the local mode's `Drains`. A drain is a long HTTP request by which a dispatcher delivers
+events; to hold it is to keep it open and read the progress that it streams. In a cluster, Knative
+starts a Pod for it; here we start a process, send it the same request, and end the process with the
+drain. If a request ends only because its time is up (`Ended.BUDGET`), its process waits for the
+next one. A shard is a dispatcher that many Triggers share: one process has the drains of all.
 Not here: opening a failed drain again, which the scaler does.
 """
 
@@ -86,7 +87,8 @@ class DispatcherProcesses:
     """Runs dispatchers as child processes, one for each drain; their logs are files in `logs`."""
 
     def __init__(self, logs: Path, environment: Mapping[str, str] | None = None) -> None:
-        """`environment`: variables that every dispatcher gets in addition."""
+        """`logs` is the folder of log files; `environment` are variables that every dispatcher gets
+        in addition to ours."""
         self._logs = logs
         self._environment = environment or {}
         self._tokens = FunctionTokens((secrets.token_bytes(32),))
@@ -99,10 +101,12 @@ class DispatcherProcesses:
     def hold(
         self, trigger_id: str, egress: Egress, request: DrainRequest, stop: asyncio.Event
     ) -> ProgressStream[DrainProgress]:
-        """Hold one drain open in a process of its own; closing the iterator ends the drain cleanly.
+        """Hold the drain of a Trigger or Subscription open in a process of its own; yields its
+        progress.
 
-        Raises `OSError` if the process can't be started or dies (`kill -9`), and the errors of
-        `HttpDrains`.
+        Setting `stop`, or closing the iterator, ends the drain cleanly. `trigger_id` is the id by
+        which the scaler knows it. Raises `OSError` if the process can't be started or dies
+        (`kill -9`), and what `HttpDrains` raises for other failures of the request.
         """
 
         def ask(url: str) -> tuple[HttpDrains, ProgressStream[DrainProgress]]:
@@ -115,7 +119,11 @@ class DispatcherProcesses:
     def hold_shard(
         self, shard: Shard, request: DrainRequest, stop: asyncio.Event
     ) -> ProgressStream[ShardProgress]:
-        """Hold the drains of a shard's Triggers open, all in one process."""
+        """Hold the drains of a shard's Triggers open, all in one process; yields their progress.
+
+        Setting `stop`, or closing the iterator, ends them cleanly. Raises `OSError` if the process
+        can't be started or dies.
+        """
 
         def ask(url: str) -> tuple[HttpDrains, ProgressStream[ShardProgress]]:
             """Send the drain request to the process at `url`."""
@@ -127,7 +135,11 @@ class DispatcherProcesses:
     def hold_sensor(
         self, sensor_id: str, sensor: SensorContract, request: DrainRequest, stop: asyncio.Event
     ) -> ProgressStream[DrainProgress]:
-        """Hold a Sensor's drain open in a process of its own."""
+        """Hold a Sensor's drain open in a process of its own; yields its progress.
+
+        Setting `stop`, or closing the iterator, ends it cleanly. `sensor_id` is the id by which the
+        scaler knows it. Raises `OSError` if the process can't be started or dies.
+        """
 
         def ask(url: str) -> tuple[HttpDrains, ProgressStream[DrainProgress]]:
             """Send the drain request to the process at `url`."""
@@ -144,8 +156,8 @@ class DispatcherProcesses:
         """Hold a drain open in an idle process of this function, or in a new one; yields its
         progress.
 
-        `ask` sends the drain request to a process at a URL, and returns the client, to be closed
-        here, with the stream of progress. Raises `OSError`.
+        `ask` sends the drain request to the process at a URL, and returns the HTTP client, which is
+        closed here, and the stream of progress. Raises `OSError`.
         """
         log = self._logs / f"{function.log_name}.log"
         dispatcher = self._take_idle(function) or await self._start(function, log)
@@ -179,7 +191,8 @@ class DispatcherProcesses:
         await asyncio.gather(*(dispatcher.child.stop() for dispatcher, _ in idle))
 
     async def _start(self, function: _DispatcherFunction, log: Path) -> _DispatcherProcess:
-        """Start a dispatcher process on a free port; it accepts only requests with our tokens."""
+        """Start a dispatcher process on a free port, with its output in `log`; it accepts only
+        requests with our tokens. Raises `OSError`."""
         with listen() as listener:
             callers = self._tokens.verifiers(_url(port_of(listener)))
             child = await Child.start(

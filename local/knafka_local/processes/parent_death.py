@@ -15,7 +15,8 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def die_with_parent() -> Callable[[], None] | None:
-    """Make a `preexec_fn` that has the kernel kill the child as soon as its parent is gone.
+    """Return a `preexec_fn` (for `subprocess`) that makes the kernel kill the child as soon as its
+    parent is gone.
 
     The child gets SIGKILL however the parent ends, `kill -9` included: a child that ignored a
     milder signal would keep its port and its files. None where the system has no such call (macOS).

@@ -2,8 +2,8 @@
 
     started --its port is open--> serving --it ends--> not serving, started again after a while
 
-A program whose sources change is started anew. What it prints to stdout is shown as it comes, since
-that is where one sees events arrive; what it prints to stderr lies in its log file.
+A program whose sources change is started anew. What it prints to stdout is shown at once, since
+that is how a user sees events arrive; what it prints to stderr is only in its log file.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ Identity: TypeAlias = tuple[str, str]
 OnPrinted: TypeAlias = Callable[[str, str], None]
 """Called with a program's name and one line that it printed."""
 ReportStatus: TypeAlias = Callable[[Identity, Status, str], Awaitable[None]]
-"""Called with a Service, whether its program serves (Unknown: it was just started), and the reason
-if not."""
+"""Called with a Service, whether its program serves (UNKNOWN: it was just started), and why it
+doesn't; that text is empty if it does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,7 @@ class Program:
     folder: Path
     """The manifest's folder: relative paths in the command start there."""
     environment: Mapping[str, str]
+    """The variables that the Service's container declares."""
 
     def source_files(self) -> Iterator[Path]:
         """Yield the existing files that the command names by relative paths."""
@@ -76,18 +77,21 @@ class Programs:
     """Keeps the commands of Services running, and reports their state to `report`."""
 
     def __init__(self, logs: Path, say: Say, printed: OnPrinted) -> None:
-        """`logs` is the folder of the programs' logs; `printed` is called with each line that a
-        program prints to stdout."""
+        """`logs` is the folder of the programs' logs; `say` shows a message to the user; `printed`
+        is called with each line that a program prints to stdout."""
         self._logs = logs
         self._say = say
         self._printed = printed
         self._ports: dict[Identity, int] = {}
+        """The port of each Service's program, kept while it doesn't run."""
         self._running: dict[Identity, tuple[Program, Supervised]] = {}
+        """The programs that are kept running, by Service."""
         self._sources_changed = asyncio.Event()
         """Set when a program was started or stopped, so that other files are its sources."""
         self._changing = asyncio.Lock()
         """Held while programs are started or stopped."""
         self.report: ReportStatus = _ignore_report
+        """Called whenever a program's state changes; `LocalServing` sets it."""
 
     def url(self, service: Identity) -> str:
         """Return the URL of a Service's program, which stays the same as long as we run."""
@@ -140,7 +144,8 @@ class Programs:
                 await self._restart_changed({Path(path) for _, path in changed})
 
     async def _restart_changed(self, changed: set[Path]) -> None:
-        """Restart every program of which a changed file is a source (see `follow_sources`)."""
+        """Restart every program of which a changed file is a source: one that its command names, or
+        one beside it with the same suffix."""
         async with self._changing:
             for service, (program, _) in list(self._running.items()):
                 sources = {(file.parent, file.suffix) for file in program.source_files()}
@@ -157,7 +162,8 @@ class Programs:
             await self._running.pop(service)[1].stop()
 
     async def _start_program(self, service: Identity, program: Program) -> None:
-        """Start a program and keep it running, on the port of its Service."""
+        """Start a program and keep it running, on the port of its Service, which it finds in the
+        variable PORT as in Knative."""
         log = self._logs / f"service-{service[0]}-{service[1]}.log"
         port = self._port(service)
         command = Command(
@@ -195,6 +201,7 @@ class _ReportingChild:
     def __init__(
         self, child: Child, service: Identity, port: int, log: Path, report: ReportStatus
     ) -> None:
+        """`port` is the one that the process opens; `log` is named in reports."""
         self._child = child
         self._service = service
         self._log = log

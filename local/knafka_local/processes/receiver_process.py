@@ -69,7 +69,7 @@ class ReceiverProcess:
         self._environment = environment or {}
         self._process: Supervised | None = None
         self._contract: Mapping[str, str] = {}
-        """Environment variables that tell the process which contract to follow."""
+        """Environment variables that tell the process which contract topic to follow."""
         self._tally = CounterTotals()
         self._url = f"http://{HOST}:{port_of(listener)}"
         self._tokens = FunctionTokens((secrets.token_bytes(32),))
@@ -85,10 +85,11 @@ class ReceiverProcess:
             await self._start_with({settings.INGRESSES: "[]"})
 
     async def follow(self, contract: Receiver) -> bool:
-        """Serve the Brokers or KafkaChannels in a contract topic; returns True once the receiver
-        has read the topic up to its end.
+        """Serve the Brokers or KafkaChannels that a contract topic lists, and no others; `contract`
+        says which topic.
 
-        False: the receiver doesn't answer yet; call this again to check once more.
+        Returns True once the receiver has read the topic up to its end. Returns False if it doesn't
+        answer yet, for a new process after `RECEIVER_READY_TIMEOUT` seconds: then call this again.
         """
         return await self._start_with({settings.RECEIVER: json.dumps(documents.dump(contract))})
 
@@ -126,7 +127,8 @@ class ReceiverProcess:
         return True
 
     async def _is_ready(self) -> bool:
-        """Whether the receiver answers and has read the contract topic that it follows."""
+        """Whether the receiver answers and has read the contract topic that it follows, if it
+        follows one."""
         return await self._get("/health/readiness") is not None and (
             settings.RECEIVER not in self._contract or await self.position() is not None
         )
@@ -151,7 +153,8 @@ class ReceiverProcess:
         return self._tally.add(Counter(dict(_request_counters(metrics))))
 
     async def _get(self, path: str, headers: Mapping[str, str] | None = None) -> str | None:
-        """Return the body of the receiver's answer to a GET; None unless the answer is 200."""
+        """Return the body of the receiver's answer to a GET; None unless the answer is 200 and
+        comes within `RECEIVER_ANSWER_TIMEOUT` seconds."""
         url, timeout = self._url + path, aiohttp.ClientTimeout(total=RECEIVER_ANSWER_TIMEOUT)
         with suppress(aiohttp.ClientError, TimeoutError):
             async with aiohttp.request("GET", url, headers=headers, timeout=timeout) as response:
@@ -167,13 +170,15 @@ class ReceiverProcess:
 class CounterTotals:
     """Adds up counters of a process across its restarts, which set them to zero.
 
-    A restart shows in a counter that falls, or if no earlier counter is left. A single missing one
-    shows none: its Broker or KafkaChannel was deleted.
+    The process has restarted if a counter is lower than before, or if all earlier counters are
+    missing. If only some are missing, their Brokers or KafkaChannels were deleted.
     """
 
     def __init__(self) -> None:
         self.total: RequestCounts = Counter()
+        """The counts since this object was made."""
         self._last: RequestCounts = Counter()
+        """The counters at the last reading."""
 
     def add(self, counters: RequestCounts) -> RequestCounts:
         """Add a new reading of the counters; returns the totals."""
@@ -185,7 +190,8 @@ class CounterTotals:
 
 
 def _request_counters(text: str) -> Iterator[tuple[tuple[str, str, int], int]]:
-    """Yield the request counters in the receiver's metrics, by namespace, name and status code."""
+    """Yield the request counters in the receiver's metrics (`text`, Prometheus' format): namespace,
+    Broker or KafkaChannel and status code, then the count."""
     for line in text.splitlines():
         if sample := _COUNTER_LINE(line):
             broker, code, namespace, count = sample.groups()

@@ -46,18 +46,19 @@ class Issuer:
     """Signs service accounts' tokens with one key."""
 
     def __init__(self, key: rsa.RSAPrivateKey) -> None:
-        """Create the issuer that signs with `key`."""
+        """Create the issuer that signs with `key`, which only its owner may know."""
         self._key = key
         public = key.public_key().public_bytes(
             serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
         )
         digest = hashlib.sha256(public).digest()
         self._key_id = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
-        """Derived from the key as the API server derives it."""
+        """Names the key in tokens and in the JWKS (`kid`); derived as the API server derives it."""
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Load the issuer whose key is in `folder`. Raises `BadIssuer`."""
+        """Load the issuer whose key is in `folder`. Raises `BadIssuer` if there is no key or it
+        can't be used."""
         try:
             return cls(_read_key(folder / KEY_FILE))
         except FileNotFoundError:
@@ -67,8 +68,8 @@ class Issuer:
 
     @classmethod
     def load_or_create(cls, folder: Path) -> Self:
-        """Load the issuer whose key is in `folder`, making a key if there is none. Raises
-        `BadIssuer`."""
+        """Load the issuer whose key is in `folder`; without a key, make one. Raises `BadIssuer` if
+        the folder can't be written or its key can't be used."""
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
             if not (folder / KEY_FILE).exists():
@@ -130,8 +131,11 @@ class TokenProvider:
     """Seconds for which a token is valid."""
 
     def __init__(self, issuer: Issuer, account: ServiceAccount, audience: str) -> None:
+        """Provide tokens of `account` that `audience` accepts, signed by `issuer`."""
         self._issuer, self._account, self._audience = issuer, account, audience
-        self._line, self._renewal_time = b"", 0.0  # seconds since the Unix epoch
+        # The header line with the current token, and when to make another (seconds since the Unix
+        # epoch).
+        self._line, self._renewal_time = b"", 0.0
 
     def header(self) -> bytes:
         """Return the `authorization` header line of a request, with CRLF, as bytes."""

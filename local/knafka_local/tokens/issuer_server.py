@@ -60,9 +60,10 @@ class _TokenRequest(msgspec.Struct):
 
 @contextlib.asynccontextmanager
 async def serve_issuer(folder: Path) -> AsyncIterator[Mapping[str, str]]:
-    """Serve the issuer of this folder, making a key if there is none.
+    """Serve the issuer whose key is in `folder` while the context is open; without a key, make one.
 
-    Yields the environment variables by which functions find it. Raises `BadIssuer`.
+    Yields the environment variables by which functions (receivers and dispatchers) find it. Raises
+    `BadIssuer`.
     """
     issuer = Issuer.load_or_create(folder)
     answers = {DISCOVERY: issuer.discovery, JWKS: issuer.jwks}
@@ -76,7 +77,8 @@ async def serve_issuer(folder: Path) -> AsyncIterator[Mapping[str, str]]:
     )
 
     async def issue_token(request: web.Request) -> web.Response:
-        """Answer a TokenRequest with a token; 401 unless the functions' token is shown."""
+        """Answer a TokenRequest with 201 and a token; 401 unless the functions' token is shown, 400
+        if the body is no TokenRequest."""
         authorization = request.headers.get("authorization", "")
         if not hmac.compare_digest(authorization.encode(), f"Bearer {functions_token}".encode()):
             raise web.HTTPUnauthorized
