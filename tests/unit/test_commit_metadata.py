@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from confluent_kafka import Uuid
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,6 +36,18 @@ def test_metadata_come_out_of_their_mark_as_they_went_in(metadata: str) -> None:
     marked = mark(metadata, short_id(ID))
     assert len(marked) == len(metadata) + MARK_LENGTH
     assert unmark(marked) == (short_id(ID), metadata)
+
+
+def test_clients_that_write_ids_with_different_letters_agree_on_the_mark() -> None:
+    other = ID.replace("/", "_").replace("+", "-")
+    assert ID != other
+    assert short_id(ID) == short_id(other)
+    assert unmark(f"@{ID[:11]}:x") == unmark(f"@{other[:11]}:x") == (short_id(ID), "x")
+
+
+@pytest.mark.parametrize("topic_id", ["", str(Uuid(0, 0))])
+def test_an_id_that_kafka_did_not_send_names_no_topic(topic_id: str) -> None:
+    assert short_id(topic_id) == ""
 
 
 @pytest.mark.parametrize("topic", ["", short_id(ID)])

@@ -22,11 +22,16 @@ _ID_LENGTH: Final = MARK_LENGTH - len("@:")
 """Characters of an id in a mark: 66 bits, nearly all of them random."""
 _MARK: Final = re.compile(rf"@([\w+/-]{{{_ID_LENGTH}}}):", re.ASCII)
 """librdkafka writes ids in base64 with + and /, other clients with - and _."""
+_BASE64_TO_URL: Final = str.maketrans("+/", "-_")
+_ZERO_ID: Final = "A" * _ID_LENGTH
+"""The beginning of Kafka's id zero, which librdkafka returns if a node of Kafka sends no id."""
 
 
 def short_id(topic_id: str) -> str:
-    """Return the part of a topic's id that a mark has; empty for an unknown id, which is empty."""
-    return topic_id[:_ID_LENGTH]
+    """Return the part of a topic's id that a mark has, with - and _; empty for an unknown id, which
+    is empty or zero."""
+    topic = topic_id[:_ID_LENGTH].translate(_BASE64_TO_URL)
+    return "" if topic == _ZERO_ID else topic
 
 
 def mark(metadata: str, topic: str) -> str:
@@ -42,7 +47,7 @@ def unmark(metadata: str) -> tuple[str, str]:
     empty topic if they have none."""
     if (found := _MARK.match(metadata)) is None:
         return "", metadata
-    return found[1], metadata[found.end() :]
+    return short_id(found[1]), metadata[found.end() :]
 
 
 def is_of_another(committed: str, present: str) -> bool:
