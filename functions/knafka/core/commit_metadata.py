@@ -60,7 +60,7 @@ def mark_after_restart(former: str, known: str) -> str:
     """Return the mark of a partition that is read from its start, of which the former mark and that
     of the topic that is known now are given; empty if it isn't known whether the topic is another
     one than before."""
-    return "" if known == former else known
+    return known if is_of_another(former, known) else ""
 
 
 def described_until(offset: int, metadata: str) -> int | None:
