@@ -9,6 +9,7 @@ docs/decisions/0018-shared-dispatchers.md. Real Kafka and memory pass one contra
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
@@ -85,9 +86,9 @@ class GroupOffsets(Protocol):
         none."""
         ...
 
-    def known_topic(self, topic: str) -> str:
-        """Return the mark of a topic as it was read last, also by its readers; empty if it isn't
-        known."""
+    def known_topic(self, topic: str, since: float = -math.inf) -> str:
+        """Return the mark of a topic as it was read last, also by its readers; empty if it wasn't
+        read by a request that was sent at `since` (`time.monotonic`) or later."""
         ...
 
     async def close(self) -> None:

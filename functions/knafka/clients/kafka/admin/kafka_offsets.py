@@ -8,6 +8,7 @@ of the group (see `kafka_groups`), once for each assignment.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Collection, Mapping
 from typing import Final
@@ -95,8 +96,8 @@ class KafkaOffsets:
     async def present_topic(self, topic: str) -> str:
         return short_id(await self.topic_ids.read(topic))
 
-    def known_topic(self, topic: str) -> str:
-        return short_id(self.topic_ids.current.get(topic, ""))
+    def known_topic(self, topic: str, since: float = -math.inf) -> str:
+        return short_id(self.topic_ids.known_id(topic, since))
 
     async def _all_partitions(self, topic: str) -> list[TopicPartition]:
         """Return all partitions of a topic."""
