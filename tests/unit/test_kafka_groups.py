@@ -18,13 +18,16 @@ from knafka.clients.kafka.admin.kafka_admin import (
     _DescribedTopic,
 )
 from knafka.clients.kafka.admin.kafka_groups import MAX_CACHE_SECONDS, KafkaGroups, cache_seconds
+from knafka.clients.kafka.consumers.kafka_replaced_topics import UNKNOWN_TOPIC_ID
 from knafka.clients.kafka.kafka_requests import AdminCalls
+from knafka.core.commit_metadata import mark, short_id
 from knafka.core.errors import LogError
 from knafka.ports.log import Commits, OffsetAndMetadata, Positions
 
 GROUPS = [f"group-{number}" for number in range(300)]
 PARTITIONS = [TopicPartition("topic", 0), TopicPartition("topic", 1)]
 ENDS = {0: 10, 1: 0}
+OLD_ID = "U/MGQ+ZUTR2_-xyzABCDEF"
 
 
 def set_time(monkeypatch: pytest.MonkeyPatch, now: float) -> None:
@@ -130,6 +133,28 @@ async def test_nothing_is_kept_of_groups_that_are_gone(monkeypatch: pytest.Monke
     set_time(monkeypatch, now + MAX_CACHE_SECONDS * 1.01)
     await groups.commits_of_groups([], "id", PARTITIONS, ENDS)
     assert groups._known == {}
+
+
+class Marked(KafkaGroups):
+    """The group has committed in partition 0, with the mark of a topic."""
+
+    async def committed_partitions(
+        self, group: str, partitions: Sequence[TopicPartition]
+    ) -> Sequence[TopicPartition]:
+        return [TopicPartition("topic", 0, 7, mark("", short_id(OLD_ID)))]
+
+
+@pytest.mark.parametrize(
+    ("topic_id", "offsets"),
+    [(OLD_ID, [7]), (OLD_ID[::-1], []), ("", [7]), (UNKNOWN_TOPIC_ID, [7])],
+)
+async def test_commits_of_another_topic_do_not_count_once_the_id_is_known(
+    topic_id: str, offsets: list[int]
+) -> None:
+    connection = {"bootstrap.servers": "127.0.0.1:1"}
+    groups = Marked(connection, AdminCalls(connection, 1.0))
+    commits = await groups.committed("group", PARTITIONS, topic_id)
+    assert [commit.offset for commit in commits.values()] == offsets
 
 
 async def test_the_first_error_ends_the_look() -> None:

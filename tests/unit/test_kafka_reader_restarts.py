@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from queue import SimpleQueue
 from typing import Any
@@ -24,6 +25,7 @@ from knafka.clients.kafka.consumers import (
 )
 from knafka.clients.kafka.consumers.kafka_positioned import KafkaPositionedReader
 from knafka.clients.kafka.consumers.kafka_reader import KafkaReader
+from knafka.core.commit_metadata import mark, short_id
 from knafka.core.contract import Conversion, Egress, Kafka, Sink
 from knafka.core.errors import LogError
 from knafka.dispatcher import connecting
@@ -44,7 +46,12 @@ class ScriptedConsumer:
         """Partitions that were assigned, and where their reading starts."""
         self.refuses_assignment = self.is_closed = False
         self.committed_offsets: list[int] = []
+        self.committed_metadata: list[str | None] = []
+        self.group_metadata = ""
+        """Metadata of the group's commits."""
         self.asked_for_ids: list[str] = []
+        self.sends_ids = asyncio.Event()
+        self.sends_ids.set()
         self._on_assign: Any = None
 
     def subscribe(self, topics: list[str], on_assign: Any, **callbacks: Any) -> None:
@@ -64,13 +71,15 @@ class ScriptedConsumer:
         return []
 
     def committed(self, partitions: list[TopicPartition], timeout: float) -> list[TopicPartition]:
-        return [TopicPartition(each.topic, each.partition, 7) for each in partitions]
+        metadata = self.group_metadata
+        return [TopicPartition(each.topic, each.partition, 7, metadata) for each in partitions]
 
     def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
         return partitions
 
     def commit(self, offsets: list[TopicPartition], asynchronous: bool) -> list[TopicPartition]:
         self.committed_offsets += [each.offset for each in offsets]
+        self.committed_metadata += [each.metadata for each in offsets]
         return []
 
     def incremental_assign(self, partitions: list[TopicPartition]) -> None:
@@ -85,6 +94,7 @@ class ScriptedConsumer:
     async def read_topic_id(self, calls: object, topic: str) -> str:
         """Take the place of the request for a topic's id."""
         self.asked_for_ids.append(topic)
+        await self.sends_ids.wait()
         return "id"
 
     def close(self) -> None:
@@ -145,7 +155,8 @@ class Notes:
 @pytest.fixture
 def consumer(monkeypatch: pytest.MonkeyPatch) -> ScriptedConsumer:
     scripted = ScriptedConsumer()
-    monkeypatch.setattr(kafka_replaced_topics, "FIRST_TOPIC_ID_DELAY", 3600.0)  # no real client
+    for seconds in ("FIRST_TOPIC_ID_DELAY", "TOPIC_ID_INTERVAL"):  # no id unless it is hastened
+        monkeypatch.setattr(kafka_replaced_topics, seconds, 3600.0)
     monkeypatch.setattr(kafka_replaced_topics, "AdminCalls", lambda *arguments: Client())
     monkeypatch.setattr(kafka_replaced_topics, "read_topic_id", scripted.read_topic_id)
     for module in (kafka_group_consumer, kafka_positioned):
@@ -234,6 +245,59 @@ async def test_a_partition_assigned_soon_after_its_topic_was_replaced_is_read_fr
     assert len(await reader.read(1, 1)) == 1
     assert consumer.starts == [(0, 7), (0, OFFSET_BEGINNING), (1, 7), (1, OFFSET_BEGINNING)]
     assert assignment.calls == ["assigned", *["lost", "assigned"], "assigned", "lost", "assigned"]
+
+
+async def test_commits_of_a_partition_assigned_soon_after_its_topic_was_replaced_name_the_topic(
+    reader: KafkaReader, consumer: ScriptedConsumer
+) -> None:
+    consumer.messages.put(None)
+    await reader.read(1, 1)
+    replace_topic(reader)
+    for message in (1, None):
+        consumer.messages.put(message)
+    await reader.read(1, 1)
+    await reader.commit_now({0: OffsetAndMetadata(1), 1: OffsetAndMetadata(1)})
+    assert consumer.committed_metadata == [mark("", "new id")] * 2
+
+
+async def test_commits_after_a_lost_log_name_the_topic_once_its_id_was_read_again(
+    reader: KafkaReader, consumer: ScriptedConsumer
+) -> None:
+    """The log may be lost as the topic was replaced, or as its retention is over."""
+
+    async def commit_after(message: FakeMessage | None) -> None:
+        consumer.messages.put(message)
+        await reader.read(1, 1)
+        await reader.commit_now({0: OffsetAndMetadata(1)})
+
+    reader._replaced._ids._note(TOPIC, "id")
+    await commit_after(None)
+    consumer.sends_ids.clear()
+    began = time.monotonic()
+    for message in (LostOffset(), LostOffset(), None):
+        await commit_after(message)
+    consumer.sends_ids.set()
+    await until(lambda: bool(reader._replaced.id(TOPIC, began)))
+    answered = time.monotonic()  # it may be a request that was sent before the second loss
+    reader._replaced.hasten()
+    await until(lambda: bool(reader._replaced.id(TOPIC, answered)))
+    await commit_after(None)
+    assert consumer.committed_metadata == [mark("", "id"), "", "", "", mark("", "id")]
+
+
+async def test_a_commit_of_a_topic_that_was_never_read_makes_the_topics_id_be_compared_at_once(
+    reader: KafkaReader, consumer: ScriptedConsumer
+) -> None:
+    """Another member may know of a newer topic before this one does."""
+    consumer.messages.put(None)
+    await reader.read(1, 1)
+    reader._replaced._ids._note(TOPIC, "id")
+    consumer.group_metadata = mark("", short_id("idOfNewerTopic"))
+    for message in (1, None):
+        consumer.messages.put(message)
+    await reader.read(1, 1)
+    assert consumer.starts == [(0, 7), (1, OFFSET_BEGINNING)]
+    await until(lambda: consumer.asked_for_ids == [TOPIC])
 
 
 @pytest.mark.parametrize("conversion", [None, Conversion(source="s")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -88,6 +89,39 @@ async def test_only_an_id_that_was_never_read_before_counts_as_a_replacement(
     await until(lambda: kafka.asked > len(answers) + 1)
     assert list(topics.pop()) == [TOPIC] * replacements
     assert not topics.pop()
+
+
+async def test_an_earlier_id_that_a_node_sends_again_is_not_the_present_one(
+    kafka: ScriptedKafka,
+) -> None:
+    kafka.answers = ["old", "new", "old", UNKNOWN_TOPIC_ID, "new"]
+    ids = TopicIds({})
+    assert [await ids.read(TOPIC) for _ in kafka.answers] == ["old", "new", "new", "", "new"]
+
+
+async def test_only_an_answer_to_a_later_request_confirms_an_id(kafka: ScriptedKafka) -> None:
+    kafka.answers = ["old", "new", "old", "new"]
+    ids = TopicIds({})
+    assert ids.known_id(TOPIC) == ""
+    for _ in range(2):
+        await ids.read(TOPIC)
+    since = time.monotonic()
+    known: list[str] = []
+    for _ in range(3):
+        known.append(ids.known_id(TOPIC, since))
+        await ids.read(TOPIC)
+    assert known == ["", "", "new"]
+    assert ids.known_id(TOPIC) == "new"
+
+
+async def test_the_marks_of_all_ids_that_were_read_are_known(
+    kafka: ScriptedKafka, topics: ReplacedTopics
+) -> None:
+    kafka.answers = ["old", "new"]
+    topics.start()
+    await until(lambda: topics.id(TOPIC) == "new")
+    assert [topics.was_read(TOPIC, mark) for mark in ("old", "new", "newer")] == [True, True, False]
+    assert not topics.was_read("other", "new")
 
 
 @pytest.mark.parametrize("error", [LogError("refused"), OSError("no such certificate")], ids=str)

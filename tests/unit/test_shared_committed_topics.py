@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
 
@@ -13,7 +15,7 @@ from support.memory.log import MemoryLog
 from support.memory.shared import MemoryMember, MemoryOffsets, MemoryPositionedReader
 
 from knafka.core.errors import LogError
-from knafka.dispatcher.shared.topic import SharedTopic
+from knafka.dispatcher.shared.topic import GROUP_COMMITS_TIMEOUT, SharedTopic
 from knafka.ports.log import OffsetAndMetadata
 from knafka.ports.shared_log import Commit
 
@@ -52,6 +54,8 @@ class MarkedOffsets(MemoryOffsets):
         self._mark, self._present = mark, present
         self.made: list[Commit] = []
         self.known = ""
+        self.read_at = 0.0
+        """When the id was read last (`time.monotonic`)."""
 
     async def committed(
         self, group: str, topic: str, partitions: Collection[int]
@@ -64,8 +68,8 @@ class MarkedOffsets(MemoryOffsets):
     async def present_topic(self, topic: str) -> str:
         return await self._present()
 
-    def known_topic(self, topic: str) -> str:
-        return self.known
+    def known_topic(self, topic: str, since: float = -math.inf) -> str:
+        return self.known if self.read_at >= since else ""
 
 
 async def open_topic(offsets: MarkedOffsets, memory: MemoryLog) -> SharedTopic:
@@ -106,6 +110,58 @@ async def test_only_a_commit_of_another_topic_is_passed_over(
     reader.commit({0: OffsetAndMetadata(END)})
     await asyncio.sleep(1)
     assert [commit.topic for commit in offsets.made] == [next_mark]
+    await reader.close(5)
+    await shared.close()
+
+
+@pytest.mark.parametrize(
+    ("mark", "known", "read_again"),
+    [("old", "new", [*range(END)]), ("old", "old", []), ("", "new", [])],
+)
+async def test_a_commit_is_compared_with_the_topic_once_that_is_known(
+    mark: str, known: str, read_again: list[int]
+) -> None:
+    """A start doesn't wait for the topic's id, however long Kafka takes to send it."""
+    memory, owner = MemoryLog(), Owner()
+    offsets = MarkedOffsets(memory, mark, unanswered)
+    shared = await open_topic(offsets, memory)
+    reader = shared.open_reader("group", owner)
+    records = await reader.read(END, GROUP_COMMITS_TIMEOUT / 2)
+    assert [record.offset() for record in records] == [3, 4]
+    reader.commit({0: OffsetAndMetadata(END)})
+    await asyncio.sleep(1)
+    reader.commit({0: OffsetAndMetadata(END)})
+    offsets.known = known
+    records = await reader.read(END, 1.0)
+    assert [record.offset() for record in records] == read_again
+    assert owner.losses == ([[0]] if read_again else [])
+    reader.commit({0: OffsetAndMetadata(END)})
+    await asyncio.sleep(1)
+    assert {commit.topic for commit in offsets.made[:1]} == {mark}
+    assert {commit.topic for commit in offsets.made[1:]} == {known}
+    await reader.close(5)
+    await shared.close()
+
+
+async def test_commits_after_a_lost_log_name_the_topic_once_its_id_was_read_again() -> None:
+    memory, owner = MemoryLog(), Owner()
+    offsets = MarkedOffsets(memory, "old", old)
+    offsets.known = "old"
+    shared = await open_topic(offsets, memory)
+    reader = shared.open_reader("group", owner)
+    await reader.read(END, 10.0)
+    await MemoryAdmin(memory).delete_topic(TOPIC)
+    memory.create(TOPIC)
+    memory.store(TOPIC, b"k", b"v", None)
+    async with asyncio.timeout(100):
+        while not await reader.read(END, 1.0):
+            pass
+    for _ in range(2):
+        reader.commit({0: OffsetAndMetadata(1)})
+        await asyncio.sleep(1)
+        offsets.known, offsets.read_at = "new", time.monotonic()
+    await asyncio.sleep(1)
+    assert [commit.topic for commit in offsets.made] == ["", "new"]
     await reader.close(5)
     await shared.close()
 

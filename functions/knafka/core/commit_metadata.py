@@ -22,12 +22,16 @@ _ID_LENGTH: Final = MARK_LENGTH - len("@:")
 """Characters of an id in a mark: 66 bits, nearly all of them random."""
 _MARK: Final = re.compile(rf"@([\w+/-]{{{_ID_LENGTH}}}):", re.ASCII)
 """librdkafka writes ids in base64 with + and /, other clients with - and _."""
+_BASE64_TO_URL: Final = str.maketrans("+/", "-_")
+_ZERO_ID: Final = "A" * _ID_LENGTH
+"""The beginning of Kafka's id zero, which librdkafka returns if a node of Kafka sends no id."""
 
 
 def short_id(topic_id: str) -> str:
-    """Return the first characters of a topic's id, which are its mark; empty if the id isn't known,
-    and so is empty."""
-    return topic_id[:_ID_LENGTH]
+    """Return the part of a topic's id that a mark has, with - and _; empty for an unknown id, which
+    is empty or zero."""
+    topic = topic_id[:_ID_LENGTH].translate(_BASE64_TO_URL)
+    return "" if topic == _ZERO_ID else topic
 
 
 def mark(metadata: str, topic: str) -> str:
@@ -43,7 +47,7 @@ def unmark(metadata: str) -> tuple[str, str]:
     without it; an empty mark if they have none."""
     if (found := _MARK.match(metadata)) is None:
         return "", metadata
-    return found[1], metadata[found.end() :]
+    return short_id(found[1]), metadata[found.end() :]
 
 
 def is_of_another(committed: str, present: str) -> bool:
@@ -57,10 +61,10 @@ def mark_after_restart(former: str, known: str) -> str:
     """Return the mark for the commits of a partition that is read from its start again. `former`:
     its mark until now; `known`: the `short_id` of the topic, from Kafka's last answer.
 
-    Empty if both are equal: the topic may have been replaced since that answer, and a commit with
-    the old mark would be taken for one of the old topic.
+    Empty if they don't differ: the topic may have been replaced since that answer, and a commit
+    with the old mark would be taken for one of the old topic.
     """
-    return "" if known == former else known
+    return known if is_of_another(former, known) else ""
 
 
 def described_until(offset: int, metadata: str) -> int | None:

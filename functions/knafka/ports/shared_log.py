@@ -9,6 +9,7 @@ docs/decisions/0018-shared-dispatchers.md. Real Kafka and memory pass one contra
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
@@ -87,9 +88,9 @@ class GroupOffsets(Protocol):
         (`Commit.topic`); empty if there is no such topic."""
         ...
 
-    def known_topic(self, topic: str) -> str:
-        """Return the mark (`Commit.topic`) of the topic with this name, from the last answer of
-        Kafka to this process, without asking again; empty if it isn't known."""
+    def known_topic(self, topic: str, since: float = -math.inf) -> str:
+        """Return the mark of a topic as it was read last, also by its readers; empty if it wasn't
+        read by a request that was sent at `since` (`time.monotonic`) or later."""
         ...
 
     async def close(self) -> None:

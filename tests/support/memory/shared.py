@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Collection, Mapping, Sequence
 
 from support.memory.log import MemoryLog, MemoryReader
@@ -48,7 +49,7 @@ class MemoryOffsets:
     async def present_topic(self, topic: str) -> str:
         return ""
 
-    def known_topic(self, topic: str) -> str:
+    def known_topic(self, topic: str, since: float = -math.inf) -> str:
         return ""
 
     async def close(self) -> None: ...

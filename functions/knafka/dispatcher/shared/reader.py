@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, Protocol
 
-from knafka.core.commit_metadata import mark_after_restart
+from knafka.core.commit_metadata import is_of_another, mark_after_restart
 from knafka.core.drain import COMMIT_INTERVAL, MAX_COMMIT_INTERVAL
 from knafka.core.errors import LogError
 from knafka.core.progress import MAX_METADATA
@@ -108,7 +110,10 @@ class GroupReader:
         """Leader epochs that commits have at least (`Commit.end_epoch`); positions don't have them,
         as those are of records that were read."""
         self._marks: dict[int, str] = {}
-        """By partition, the start of the id of the topic that was read (`Commit.topic`)."""
+        """Mark of the topic that each partition's offsets are of (`Commit.topic`)."""
+        self._unchecked: dict[int, float] = {}
+        """Partitions that began before the topic's id was known, or that lost their log; since when
+        the id must be read to count for them (`time.monotonic`)."""
         self._settled: dict[int, int] = {}
         """Offset below which the drain has settled everything, by assigned partition."""
         self._to_commit: dict[int, OffsetAndMetadata] = {}
@@ -296,6 +301,7 @@ class GroupReader:
         """Add partitions, with the group's commits (None: nothing committed); call `begin` for each
         next. `topic`: the start of the present topic's id, which marks commits; empty: unknown."""
         for number, commit in committed.items():
+            self._note_unchecked(number, None if topic else -math.inf)
             self._marks[number] = topic or ("" if commit is None else commit.topic)
             self._epochs[number] = NO_EPOCH if commit is None else commit.epoch
             self._end_epochs[number] = NO_EPOCH if commit is None else commit.end_epoch
@@ -332,12 +338,35 @@ class GroupReader:
         self._end_epochs.pop(number, None)
         if start.offset == BEGINNING:
             known = self._offsets.known_topic(self._topic.name)
-            self._marks[number] = mark_after_restart(self._marks.get(number, ""), known)
+            mark = self._marks[number] = mark_after_restart(self._marks.get(number, ""), known)
+            self._note_unchecked(number, None if mark else time.monotonic())
         self._settled[number] = start.offset
         self.committed.pop(number, None)
         self._restarted.add(number)
         self._assignment.on_lost([number])
         self._assignment.on_assigned({number: None})
+
+    def _note_unchecked(self, number: int, since: float | None) -> None:
+        """Note since when an id must be read to check a partition's mark; None: it is right."""
+        if since is None:
+            self._unchecked.pop(number, None)
+        else:
+            self._unchecked[number] = since
+
+    def check_topic(self) -> None:
+        """Check the marks of partitions whose topic's id is known only now; those that began at a
+        commit of an earlier topic are read from their beginning."""
+        for number, since in list(self._unchecked.items()):
+            cursor = self.cursors.get(number)
+            if cursor is None or self.is_closing:
+                del self._unchecked[number]  # its last commits keep the mark
+            elif present := self._offsets.known_topic(self._topic.name, since):
+                if is_of_another(self._marks[number], present):
+                    self._topic.leave(cursor)
+                    self.restart(cursor, Position(BEGINNING))
+                    self.begin(number, None)
+                self._marks[number] = present
+                self._note_unchecked(number, None)
 
     async def release_partitions(self, numbers: Collection[int]) -> None:
         """Release partitions that go to another process: stop reading them, wait until the attempts

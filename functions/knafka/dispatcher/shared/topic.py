@@ -15,7 +15,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Final, TypeVar
 
 from knafka.core.commit_metadata import is_of_another
 from knafka.core.errors import LogError
@@ -32,6 +32,8 @@ from knafka.ports.shared_log import (
 )
 
 log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 COMMIT_ROUND_SECONDS: Final = 0.1
 """Seconds of one round of commits: a commit is made at most so much later than its group asked for
@@ -77,7 +79,7 @@ class SharedTopic:
         """Partitions that the consumer group has assigned to this process."""
         self._serving: asyncio.Task[None] | None = None
         """The membership in the consumer group, while there are readers."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[object]] = set()
         """Tasks in the background, such as the fetchers'."""
 
     def open_reader(self, group: str, assignment: Assignment) -> GroupReader:
@@ -143,6 +145,8 @@ class SharedTopic:
         """Make the waiting commits, if Kafka confirms that the partitions still belong to this
         process. Lasts `COMMIT_ROUND_SECONDS`, over which the commits are spread."""
         loop = asyncio.get_running_loop()
+        for reader in list(self._readers):
+            reader.check_topic()
         # A reader whose last commit is still under way asks again when it has ended.
         committing_readers = [reader for reader in self._committing_readers if reader.to_commit]
         self._committing_readers = dict.fromkeys(committing_readers)
@@ -185,18 +189,20 @@ class SharedTopic:
         for reader in self._readers:
             reader.lose_partitions(partitions)
 
-    def _start_task(self, work: Coroutine[None, None, None]) -> None:
-        """Run the coroutine `work` in the background; `close` waits for its end."""
+    def _start_task(self, work: Coroutine[None, None, _T]) -> asyncio.Task[_T]:
+        """Run this coroutine in the background until `close`; returns its task."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _assign_readers(self, readers: Sequence[GroupReader], numbers: Sequence[int]) -> None:
-        """Start readers at their groups' commits of the partitions `numbers`, or at the beginning
-        if a commit is of an earlier topic of this name; groups near each other share a buffer."""
+        """Start readers at their groups' committed offsets, or at the beginning if these are of an
+        earlier topic of the name; groups near each other share a buffer. Doesn't wait for the
+        topic's id: once it is known, the readers check whose commits they began at."""
         if not readers:
             return
-        reading_mark = asyncio.create_task(self._read_mark())
+        reading_mark = self._start_task(self._read_mark())
         readers_by_task = {
             asyncio.create_task(reader.fetch_committed(numbers)): reader for reader in readers
         }
@@ -207,7 +213,7 @@ class SharedTopic:
                 timeout=GROUP_COMMITS_TIMEOUT,
                 return_when=asyncio.ALL_COMPLETED,
             )
-            present = await reading_mark
+            present = reading_mark.result() if reading_mark.done() else ""
             starts: list[tuple[int, int, int, GroupReader, Commit | None]] = []
             for task in done:
                 reader = readers_by_task[task]

@@ -8,6 +8,7 @@ of the group (see `kafka_groups`), once for each assignment.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Collection, Mapping
 from typing import Final
@@ -98,9 +99,10 @@ class KafkaOffsets:
         """Return the short id of the topic that has this name now, read from Kafka."""
         return short_id(await self.topic_ids.read(topic))
 
-    def known_topic(self, topic: str) -> str:
-        """Return the short id of the topic as it was last read; empty: it wasn't read yet."""
-        return short_id(self.topic_ids.current.get(topic, ""))
+    def known_topic(self, topic: str, since: float = -math.inf) -> str:
+        """Return the short id of the topic as it was last read; empty: not by a request that was
+        sent at `since` (`time.monotonic`) or later."""
+        return short_id(self.topic_ids.known_id(topic, since))
 
     async def _all_partitions(self, topic: str) -> list[TopicPartition]:
         """Return all partitions of a topic. Raises `LogError`."""

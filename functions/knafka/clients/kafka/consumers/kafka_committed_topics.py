@@ -15,6 +15,8 @@ All of it is used on the thread that polls the consumer.
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Sequence
 from typing import Final, TypeAlias
 
@@ -53,8 +55,9 @@ class CommittedTopics:
         self._marks: dict[_PartitionKey, str] = {}
         """The mark that the next commit of a partition gets; empty: none. A revoked partition keeps
         its mark, for its last commit."""
-        self._unchecked: set[_PartitionKey] = set()
-        """Partitions that began before the id of their topic was known."""
+        self._unchecked: dict[_PartitionKey, float] = {}
+        """Partitions that began before the id of their topic was known, or that lost their log;
+        since when the id must be read to count for them (`time.monotonic`)."""
 
     def start(
         self, consumer: Consumer, partitions: list[TopicPartition], timeout: float
@@ -82,25 +85,37 @@ class CommittedTopics:
         another topic."""
         key = committed.topic, committed.partition
         present, mark = self._present(committed.topic), topic_mark_of(committed)
-        self._marks[key] = present or mark
-        (self._unchecked.discard if present else self._unchecked.add)(key)
+        self._note(key, present or mark, None if present else -math.inf)
         if commit_metadata.is_of_another(mark, present):
+            if self._replaced is not None and not self._replaced.was_read(key[0], mark):
+                self._replaced.hasten()  # the commit may be of a newer topic than the known one
             log.warning(OF_ANOTHER_TOPIC, committed.partition, committed.topic)
             return TopicPartition(*key, OFFSET_INVALID)
         return committed
 
-    def _present(self, topic: str) -> str:
-        """Return the mark of the present topic of this name; empty if its id isn't known."""
-        return "" if self._replaced is None else commit_metadata.short_id(self._replaced.id(topic))
+    def _note(self, key: _PartitionKey, mark: str, unchecked_since: float | None) -> None:
+        """Note a partition's mark, and since when an id must be read to check it; None: it is
+        right."""
+        self._marks[key] = mark
+        if unchecked_since is None:
+            self._unchecked.pop(key, None)
+        else:
+            self._unchecked[key] = unchecked_since
+
+    def _present(self, topic: str, since: float = -math.inf) -> str:
+        """Return the mark of the present topic of this name; empty if its id wasn't read since
+        then."""
+        if self._replaced is None:
+            return ""
+        return commit_metadata.short_id(self._replaced.id(topic, since))
 
     def find_others(self) -> Sequence[_PartitionKey]:
-        """Return the partitions of which it has become known since the last call that they began at
-        a commit of another topic. The caller must read those that it owns from their start, and
-        call `restart`."""
+        """Return the partitions that began at a commit of another topic, as far as that is known
+        only now; those that are owned must be read from their start, and `restart` be called."""
         others: list[_PartitionKey] = []
-        for key in list(self._unchecked):
-            if present := self._present(key[0]):
-                self._unchecked.discard(key)
+        for key, since in list(self._unchecked.items()):
+            if present := self._present(key[0], since):
+                del self._unchecked[key]
                 if commit_metadata.is_of_another(self._marks[key], present):
                     others.append(key)
                 else:
@@ -112,14 +127,14 @@ class CommittedTopics:
         mark = topic_mark_of(committed)
         return bool(mark) and mark == self._present(committed.topic)
 
-    def restart(self, key: _PartitionKey) -> None:
-        """Note that a partition (topic, number) is read from its start: its next commits get the
-        mark of the present topic, or none while that topic's id may be outdated."""
-        present = self._present(key[0])
-        # A log may be lost as its topic was replaced, before the new id is known.
-        self._marks[key] = commit_metadata.mark_after_restart(self._marks.get(key, ""), present)
-        if not present:
-            self._unchecked.add(key)
+    def restart(self, key: _PartitionKey, is_of_present: bool = False) -> None:
+        """Note that a partition is read from its start; `is_of_present`: surely in the topic whose
+        id is known."""
+        mark = self._present(key[0])
+        if not is_of_present:
+            # A log may be lost as its topic was replaced, before the new id is known.
+            mark = commit_metadata.mark_after_restart(self._marks.get(key, ""), mark)
+        self._note(key, mark, None if mark else time.monotonic())
 
     def mark(self, key: _PartitionKey, metadata: str) -> str:
         """Return the metadata of a commit for a partition (topic, number), with the mark of the

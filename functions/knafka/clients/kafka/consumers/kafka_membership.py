@@ -133,7 +133,7 @@ class Membership(GroupConsumer):
         if restart.offset >= 0:
             self._commits.begin(number, OffsetAndMetadata(restart.offset))
         else:
-            self._committed_topics.restart((restart.topic, restart.partition))
+            self._committed_topics.restart((restart.topic, restart.partition), message is None)
         self._owned_anew.add(number)
         self._restarts[number] = restarts = self._restarts.get(number, 0) + 1
         self._loop.call_soon_threadsafe(self._begin_new_log, number, restarts)

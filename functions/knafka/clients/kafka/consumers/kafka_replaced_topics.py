@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -20,6 +22,7 @@ from confluent_kafka import TopicCollection, Uuid
 from knafka.clients.kafka.kafka_client import Connection
 from knafka.clients.kafka.kafka_requests import AdminCalls
 from knafka.clients.kafka.kafka_statistics import without_statistics
+from knafka.core.commit_metadata import short_id
 from knafka.core.errors import LogError
 
 if TYPE_CHECKING:
@@ -42,7 +45,7 @@ UNKNOWN_TOPIC_ID: Final = str(Uuid(0, 0))
 
 class TopicIds:
     """Reads the ids of the topics of its followers, with one admin client; used on one event loop,
-    except `current` and `hasten`."""
+    except `known_id` and `hasten`."""
 
     def __init__(self, connection: Connection, calls: AdminCalls | None = None) -> None:
         """Begin without ids; nothing is asked before a follower starts. `calls`: an open client to
@@ -54,7 +57,10 @@ class TopicIds:
         """All ids that were read, by topic: a node of Kafka that lags behind may return an earlier
         one again."""
         self.current: dict[str, str] = {}
-        """The newest id of each topic: of all its ids, the one that was noticed last."""
+        """The id of each topic that was read for the first time last."""
+        self._read_at: dict[str, float] = {}
+        """When the last request that returned the id in `current` was sent, by topic
+        (`time.monotonic`)."""
         self.followers: list[ReplacedTopics] = []
         """The consumers' lists of replaced topics, which are told of each replacement."""
         self._comparing: asyncio.Task[None] | None = None
@@ -106,12 +112,22 @@ class TopicIds:
                     log.error("the id of %s can't be read", topic, exc_info=error)
 
     async def read(self, topic: str) -> str:
-        """Read and return the topic's present id; empty if Kafka sends none. Raises `LogError`."""
+        """Read and return the topic's present id, not the earlier one that a node of Kafka that
+        lags behind may send; empty if Kafka sends none. Raises `LogError`."""
+        asked_at = time.monotonic()
         topic_id = await read_topic_id(self._open(), topic)
         if topic_id == UNKNOWN_TOPIC_ID:
             return ""
         self._note(topic, topic_id)
-        return topic_id
+        if topic_id == self.current[topic]:
+            self._read_at[topic] = asked_at
+        return self.current[topic]
+
+    def known_id(self, topic: str, since: float = -math.inf) -> str:
+        """Return the topic's present id; empty if no request that was sent at `since`
+        (`time.monotonic`) or later has returned it; from any thread."""
+        is_known = self._read_at.get(topic, -math.inf) >= since
+        return self.current.get(topic, "") if is_known else ""
 
     def _open(self) -> AdminCalls:
         """Return the shared client or, opened at its first use, an own one. Raises `LogError`."""
@@ -138,7 +154,7 @@ class TopicIds:
 
 class ReplacedTopics:
     """The topics of one consumer that were replaced, as its `TopicIds` notice; used on their event
-    loop, except `pop`, `id` and `hasten`."""
+    loop, except `pop`, `id`, `was_read` and `hasten`."""
 
     def __init__(self, ids: TopicIds, topics: Sequence[str]) -> None:
         """Follow these topics (none: it never asks); nothing is asked before `start`."""
@@ -166,10 +182,15 @@ class ReplacedTopics:
             replaced.append(self._replaced.popleft())
         return replaced
 
-    def id(self, topic: str) -> str:
-        """Return the id of the present topic of this name; empty if it isn't known yet; from any
-        thread."""
-        return self._ids.current.get(topic, "")
+    def id(self, topic: str, since: float = -math.inf) -> str:
+        """Return the id of the present topic of this name; empty if it wasn't read since then, a
+        `time.monotonic`; from any thread."""
+        return self._ids.known_id(topic, since)
+
+    def was_read(self, topic: str, mark: str) -> bool:
+        """Whether an id with this mark was read of a topic, now or earlier; from any thread."""
+        known_ids = tuple(self._ids.known.get(topic, ()))  # the set may grow meanwhile
+        return mark in map(short_id, known_ids)
 
     def hasten(self) -> None:
         """Compare the ids now, as a log was lost: its topic may have been replaced; from any
