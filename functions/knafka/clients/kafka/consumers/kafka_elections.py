@@ -49,6 +49,8 @@ class LeaderElection(NamedTuple):
     holds: bool | None
     """Whether the commit's metadata speak only of records that are still there; None: Kafka doesn't
     say."""
+    is_answered: bool = True
+    """False: Kafka has not answered in time, so it may say more when it is asked again."""
 
     def commit(self, committed: TopicPartition) -> OffsetAndMetadata | None:
         """Return the commit, with its metadata if they hold; None: the group has committed
@@ -62,11 +64,14 @@ NO_ELECTION: Final = LeaderElection(NO_EPOCH, True)
 
 
 def elections_since(
-    consumer: Consumer, connection: Connection, committed: Sequence[TopicPartition]
+    consumer: Consumer,
+    connection: Connection,
+    committed: Sequence[TopicPartition],
+    reach_timeout: float = REACH_TIMEOUT,
 ) -> Mapping[_Place, LeaderElection]:
     """Return the partitions, of these commits of a group, since which a leader was or may have been
     elected. Commits without a leader epoch are left out, and those that say nothing of records
-    above their offsets. Blocks for `ELECTION_TIMEOUT` and `REACH_TIMEOUT` seconds at most."""
+    above their offsets. Blocks for `ELECTION_TIMEOUT` and `reach_timeout` seconds at most."""
     reaches: dict[_Place, int | None] = {}
     asked: list[TopicPartition] = []
     for entry in committed:
@@ -83,24 +88,26 @@ def elections_since(
         end, reach = ends.get(key, NO_EPOCH), reaches[entry.topic, entry.partition]
         if end == epoch:
             continue
-        elections[key] = LeaderElection(end, None if end == NO_EPOCH else False)
+        elections[key] = LeaderElection(end, None if end == NO_EPOCH else False, key in ends)
         if end > epoch and reach is not None:
             places.append(TopicPartition(*key, reach, "", epoch))
     if places:
-        answers = _reached(connection, places)
+        answers = _reached(connection, places, reach_timeout)
         for place in places:
             key = place.topic, place.partition
-            elections[key] = LeaderElection(ends[key], answers.get(key))
+            elections[key] = LeaderElection(ends[key], answers.get(key), key in answers)
     return elections
 
 
-def _reached(connection: Connection, places: Sequence[TopicPartition]) -> dict[_Place, bool]:
+def _reached(
+    connection: Connection, places: Sequence[TopicPartition], timeout: float
+) -> dict[_Place, bool]:
     """Return whether the leader epochs of these positions end there or later, as far as a new
-    consumer hears of it within `REACH_TIMEOUT` seconds. Raises nothing."""
+    consumer hears of it within `timeout` seconds. Raises nothing."""
     group = f"{PROBE_GROUP_PREFIX}-{uuid.uuid4().hex[:8]}"
     configuration = {**READING, **connection, "group.id": group, "log_level": 0}
     reached: dict[_Place, bool] = {}
-    deadline = time.monotonic() + REACH_TIMEOUT
+    deadline = time.monotonic() + timeout
     try:
         with closing(open_client(Consumer, configuration)) as consumer:
             assign_checked(consumer, places)
