@@ -336,6 +336,8 @@ class TransactionalMember(GroupConsumer):
 
     def _own(self, decided: Sequence[tuple[TopicPartition, LeaderElection]]) -> None:
         """Own the partitions of these commits, which were started, and report them to `Claims`."""
+        if not decided:
+            return
         self._stalled.begin(start_position_of(entry) for entry, _ in decided)
         commits: dict[Partition, OffsetAndMetadata | None] = {}
         for entry, election in decided:
@@ -343,8 +345,7 @@ class TransactionalMember(GroupConsumer):
             self._epochs[place] = max(epoch_of(entry), election.end_epoch)
             commits[place] = election.commit(entry)
         self.owned.update(commits)
-        if commits:
-            self._call_claims(self._claims.on_assigned, commits)
+        self._call_claims(self._claims.on_assigned, commits)
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Forget revoked partitions, and report them to `Claims`."""
