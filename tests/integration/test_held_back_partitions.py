@@ -17,6 +17,7 @@ from support.transactions import Holder, KafkaCluster, values
 
 from knafka.clients.kafka.consumers import kafka_elections, kafka_undecided_partitions
 from knafka.clients.kafka.consumers.kafka_group_consumer import GroupProtocol
+from knafka.clients.kafka.kafka_commits import end_epochs
 from knafka.core.sensor.order import Place, Taken
 from knafka.core.sensor.records import commit_metadata
 from knafka.ports.log import OffsetAndMetadata
@@ -68,7 +69,7 @@ def read_all_waiting(member: TransactionalLog, is_done: Callable[[], object]) ->
 def test_what_is_held_back_is_read_from_its_commit_once_kafka_has_answered(
     kafka_cluster: KafkaCluster, trigger_topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    end_epochs, silent = kafka_elections.end_epochs, [True]
+    silent = [True]
     monkeypatch.setattr(
         kafka_elections,
         "end_epochs",
@@ -93,7 +94,6 @@ def test_what_is_held_back_is_read_from_its_commit_once_kafka_has_answered(
 def test_what_is_held_back_goes_to_another_member_and_is_read_there(
     kafka_cluster: KafkaCluster, trigger_topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    end_epochs = kafka_elections.end_epochs
     monkeypatch.setattr(kafka_elections, "end_epochs", lambda *arguments: {})
     holder, other_holder = Holder(), Holder()
     member = kafka_cluster.member(trigger_topic, claims=holder)
