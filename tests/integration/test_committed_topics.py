@@ -8,12 +8,14 @@ the new topic's first records would never be delivered (BRK-14).
 from __future__ import annotations
 
 import asyncio
+import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
+from support.drains import World
 from support.kafka import Kafka, MakeTopic
 from support.logs import SOON, Owner, shared_kafka
 from support.transactions import Holder
@@ -30,7 +32,7 @@ from knafka.core.errors import LogError
 from knafka.core.progress import Progress, encode
 from knafka.ports.log import OffsetAndMetadata
 from knafka.ports.transactions import Partition
-from knafka_client.topics.ranges import RangeReader
+from knafka_cli.triggers.rewinding import rewind
 
 pytestmark = pytest.mark.kafka
 
@@ -310,11 +312,13 @@ async def test_a_group_that_delivers_at_most_once_goes_on_at_its_position(
 async def test_a_commit_that_names_no_topic_is_trusted(
     kafka: Kafka, topic: MakeTopic, admin: KafkaAdmin, late_comparisons: None, kind: str
 ) -> None:
-    """As that of a rewind."""
+    """As that of Kafka's own tools."""
     name = topic()
     await end_in_new_topic(kafka, admin, name, KINDS[kind])
-    with RangeReader({"bootstrap.servers": kafka.bootstrap_servers}, name) as rewinding:
-        rewinding.commit([TopicPartition(name, 0, 5)])
+    tool = Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": name})
+    place = TopicPartition(name, 0, 5)
+    await asyncio.to_thread(tool.commit, offsets=[place], asynchronous=False)
+    tool.close()
     process = KINDS[kind](kafka.bootstrap_servers, name)
     await until_found(lambda: read_more(process))
     await until(process.knows_id)
@@ -328,6 +332,32 @@ async def read_more(process: Process) -> bool:
     values = await process.read_some()
     assert values in ([], NEW[5:])
     return bool(values)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_rewind_makes_no_position_of_an_earlier_topic_one_of_this_topic(
+    kafka: Kafka, topic: MakeTopic, admin: KafkaAdmin, late_comparisons: None, kind: str
+) -> None:
+    name = topic()
+    await end_in_new_topic(kafka, admin, name, KINDS[kind])
+    egress = World().egress.model_copy(update={"topic": name, "group": name})
+    connection = {"bootstrap.servers": kafka.bootstrap_servers}
+    since, late = time.time(), [b"late", b"later"]
+    await asyncio.to_thread(produce, kafka.bootstrap_servers, name, late)
+    stale = Consumer({**connection, "group.id": name})
+    (committed,) = await asyncio.to_thread(stale.committed, [TopicPartition(name, 0)])
+    end = TopicPartition(name, 0, len(NEW) + 2, committed.metadata, committed.leader_epoch)
+    await asyncio.to_thread(stale.commit, offsets=[end], asynchronous=False)
+    stale.close()
+
+    assert await asyncio.to_thread(rewind, connection, egress, since, dry_run=False) == 0
+    process = KINDS[kind](kafka.bootstrap_servers, name)
+    assert await process.read(len(NEW) + 2) == [*NEW, *late]
+    await process.close()
+    assert await asyncio.to_thread(rewind, connection, egress, since, dry_run=False) == 2
+    process = KINDS[kind](kafka.bootstrap_servers, name)
+    assert await process.read(2) == late
+    await process.close()
 
 
 async def test_what_is_known_above_a_commit_survives_its_mark(

@@ -16,17 +16,23 @@ from typing import TypeVar
 from uuid import uuid4
 
 import pytest
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from support.scaling import NoSensors
 from support.second_broker import NODE_ID, second_broker
+from support.transactions import Holder
 from support.waiting import until
 
 from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
+from knafka.clients.kafka.producers.kafka_transactions import KafkaTransactions
 from knafka.core.contract import Egress, Kafka, Shard, Sink
 from knafka.core.drain import DrainProgress, DrainRequest, Ended, ShardProgress
 from knafka.core.errors import LogError
+from knafka.core.sensor.order import Place, Taken
+from knafka.core.sensor.records import commit_metadata
+from knafka.ports.log import OffsetAndMetadata
+from knafka.ports.transactions import Partition
 from knafka_local.kafka.kafka_distribution import KafkaDistribution
 from knafka_local.kafka.kafka_server import KafkaServer
 from knafka_operator.kafka.clusters import KafkaClusters
@@ -167,3 +173,31 @@ async def test_a_partition_without_a_leader_delays_no_other_topics_drains(halved
         assert time.monotonic() - began < 0.75 * TIMEOUT  # mostly half a second, as without it
     finally:
         await kafkas.close()
+
+
+async def test_a_partition_without_a_leader_holds_up_no_other_of_its_sensor(halved: Halved) -> None:
+    """Of it, Kafka can't say whether its log has lost the records that its commit speaks of."""
+    connection = {"bootstrap.servers": halved.bootstrap_servers, "log_level": 0}
+    metadata = commit_metadata({}, None, Taken(5, Place(7, 0, 4)))
+    consumer = Consumer({**connection, "group.id": "first"})
+    commits = [TopicPartition(halved.topic, number, 3, metadata, 0) for number in (0, 1)]
+    await asyncio.to_thread(consumer.commit, offsets=commits, asynchronous=False)
+    consumer.close()
+    holder = Holder()
+
+    def read_first() -> list[int]:
+        """Read as a Sensor until it holds a partition, and what waits there."""
+        log = KafkaTransactions(connection, "first", [halved.topic], holder, "sensor")
+        try:
+            offsets: list[int] = []
+            give_up_at = time.monotonic() + 60
+            while len(offsets) < 2 and time.monotonic() < give_up_at:
+                offsets += [record.offset() for record in log.read(10, 0.5)]
+            return offsets
+        finally:
+            committed.update(holder.committed)
+            log.close(TIMEOUT)
+
+    committed: dict[Partition, OffsetAndMetadata | None] = {}
+    assert await asyncio.to_thread(read_first) == [3, 4]
+    assert committed == {Partition(halved.topic, 0): OffsetAndMetadata(3, metadata)}

@@ -5,10 +5,14 @@ from __future__ import annotations
 from concurrent.futures import Future
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
+from knafka.core.commit_metadata import mark, short_id
 from knafka_jobs.io import kafka
+from knafka_jobs.io.kafka import KafkaClient
+from knafka_jobs.io.kafka_connection import KafkaConnection
 from knafka_jobs.job_errors import JobError
+from knafka_jobs.topic_offsets import OffsetSpan, TopicState
 
 
 @pytest.mark.parametrize(
@@ -42,3 +46,27 @@ def test_a_request_that_kafka_refuses_fails_at_once() -> None:
     answer.set_exception(KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)))
     with pytest.raises(JobError, match="Topic authorization failed"):
         kafka._request_results(lambda: {"orders": answer})
+
+
+def test_a_commit_of_an_earlier_topic_of_the_name_settles_nothing_of_this_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An event would count as delivered, and never be replayed again."""
+    present, earlier = "Jx3k9sPq2aBcDeFgHiJkLm", "m0WqZ8r_T4cDeFgHiJkLmN"
+    marks = {0: earlier, 1: present, 2: ""}
+
+    class Committed:
+        def committed(
+            self, partitions: list[TopicPartition], timeout: float
+        ) -> list[TopicPartition]:
+            return [
+                TopicPartition("replay", number, 5, mark("x", short_id(topic_id)))
+                for number, topic_id in marks.items()
+            ]
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(KafkaClient, "consumer", lambda self, **_: Committed())
+    client = KafkaClient(KafkaConnection("localhost:1"))
+    topic = TopicState("replay", present, dict.fromkeys(marks, OffsetSpan(0, 9)), 1)
+    assert client.committed("replay", topic) == {1: 5, 2: 5}

@@ -33,13 +33,19 @@ class Answers:
         self.closed = True
 
 
-def reader(monkeypatch: pytest.MonkeyPatch, consumer: Answers) -> RangeReader:
+PRESENT, EARLIER = "present-901", "earlier-901"
+"""Marks of topics named t."""
+
+
+def reader(monkeypatch: pytest.MonkeyPatch, consumer: Any) -> RangeReader:
     monkeypatch.setattr(ranges, "open_client", lambda *_: consumer)
+    monkeypatch.setattr(ranges, "open_admin", lambda *_: None)
+    monkeypatch.setattr(ranges, "read_topic_mark", lambda *_: PRESENT)
     return RangeReader({"bootstrap.servers": "kafka:9092"}, "a-group")
 
 
-def place(partition: int, offset: int) -> TopicPartition:
-    return TopicPartition("t", partition, offset)
+def place(partition: int, offset: int, metadata: str = "") -> TopicPartition:
+    return TopicPartition("t", partition, offset, metadata)
 
 
 def test_a_time_is_the_first_offset_since_it_within_what_is_left_of_the_log(
@@ -58,6 +64,28 @@ def test_partitions_without_a_committed_offset_are_left_out(
 ) -> None:
     with reader(monkeypatch, Answers(committed=[place(0, 7), place(1, -1001)])) as ranges_reader:
         assert ranges_reader.committed("t", (0, 1)) == {0: (7, "")}
+
+
+def test_an_offset_of_an_earlier_topic_of_the_name_is_none_of_this_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    of_topics = [place(0, 7, f"@{EARLIER}:x"), place(1, 7, f"@{PRESENT}:y"), place(2, 7, "z")]
+    with reader(monkeypatch, Answers(committed=of_topics)) as ranges_reader:
+        assert ranges_reader.committed("t", (0, 1, 2)) == {1: (7, "y"), 2: (7, "z")}
+
+
+def test_a_commit_says_of_which_topic_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a position in an earlier topic would be one in this topic from then on."""
+    made: list[TopicPartition] = []
+
+    class Consumer(Answers):
+        def commit(self, offsets: list[TopicPartition], asynchronous: bool) -> None:
+            made.extend(offsets)
+
+    consumer = Consumer(offsets_for_times=[place(0, 9)])
+    with reader(monkeypatch, consumer) as ranges_reader:
+        ranges_reader.commit([place(0, 7, "x")])
+    assert [(each.offset, each.metadata) for each in made] == [(7, f"@{PRESENT}:x")]
 
 
 @pytest.mark.parametrize("code", [KafkaError.UNKNOWN_MEMBER_ID, KafkaError.NON_EMPTY_GROUP])

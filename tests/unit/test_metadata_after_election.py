@@ -90,6 +90,9 @@ class ElectedConsumer:
             raise end
         return [TopicPartition(TOPIC, each.partition, 90, "", end) for each in partitions]
 
+    def list_topics(self, topic: str, timeout: float) -> None:
+        raise AWAY
+
     def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
         return self.positions or partitions
 

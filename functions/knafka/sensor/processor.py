@@ -114,7 +114,7 @@ class Processor:
             sensor.action_topic,
         ):
             try:
-                self._log.ends(topic)
+                self._log.reachable_ends(topic)  # also if a partition has no leader
             except LogError as error:
                 if not error.unknown_topic:
                     raise

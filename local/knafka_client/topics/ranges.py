@@ -9,16 +9,21 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from knafka.clients.kafka.kafka_client import log_error_of, open_client
-from knafka.clients.kafka.kafka_commits import metadata_of, with_epochs
+from knafka.clients.kafka.consumers.kafka_topic_marks import read_topic_mark
+from knafka.clients.kafka.kafka_client import log_error_of, open_admin, open_client
+from knafka.clients.kafka.kafka_commits import metadata_of, topic_mark_of, with_epochs
 from knafka.clients.kafka.kafka_requests import read_watermarks
+from knafka.core.commit_metadata import is_of_another, mark
 from knafka.core.errors import LogError
 from knafka.ports.log import Commits, OffsetAndMetadata, Record
 from knafka.ports.shared_log import GroupHasMembers
+
+if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient
 
 KAFKA_ANSWER_TIMEOUT: Final = 15.0
 """Seconds for one request to Kafka."""
@@ -50,6 +55,10 @@ class RangeReader:
         """`connection` is the librdkafka configuration that reaches Kafka, and `settings` are
         further librdkafka settings. `group` is the consumer group whose offsets `committed` reads
         and `commit` sets."""
+        self._connection = connection
+        self._admin: AdminClient | None = None
+        self._marks: dict[str, str] = {}
+        """Marks of topics, as they were when they were first needed."""
         self.consumer = open_client(
             Consumer,
             {
@@ -109,10 +118,11 @@ class RangeReader:
         return starts
 
     def committed(self, topic: str, partitions: Collection[int]) -> Commits:
-        """Return the group's committed offset and metadata in a topic, for each of these partitions
-        that has one."""
+        """Return the group's committed offset and metadata, for each partition that has one of the
+        present topic, not of an earlier one of that name."""
         topic_partitions = [TopicPartition(topic, number) for number in partitions]
         try:
+            present = self._mark_of(topic)
             positions = self.consumer.committed(topic_partitions, timeout=KAFKA_ANSWER_TIMEOUT)
         except KafkaException as error:
             raise log_error_of(error.args[0]) from error
@@ -122,8 +132,17 @@ class RangeReader:
         return {
             position.partition: OffsetAndMetadata(position.offset, metadata_of(position))
             for position in positions
-            if position.offset >= 0
+            if position.offset >= 0 and not is_of_another(topic_mark_of(position), present)
         }
+
+    def _mark_of(self, topic: str) -> str:
+        """Return the mark of the topic that had this name when this was first called. Raises
+        `KafkaException`."""
+        if topic not in self._marks:
+            if self._admin is None:
+                self._admin = open_admin(self._connection, lambda error: None)
+            self._marks[topic] = read_topic_mark(self._admin, topic, KAFKA_ANSWER_TIMEOUT)
+        return self._marks[topic]
 
     def commit(self, positions: Sequence[TopicPartition]) -> None:
         """Commit these offsets for the group, each with its metadata.
@@ -131,10 +150,20 @@ class RangeReader:
         Raises `GroupHasMembers` if the group has any member.
 
         Each offset is committed with the partition's current leader epoch: by it the group's next
-        reader notices if the partition has lost its last records meanwhile.
+        reader notices if the partition has lost its last records meanwhile. And it has the mark of
+        its topic, by which the reader notices that the topic was deleted and created again.
         """
         try:
-            offsets = with_epochs(self.consumer, positions, KAFKA_ANSWER_TIMEOUT)
+            marked = [
+                TopicPartition(
+                    entry.topic,
+                    entry.partition,
+                    entry.offset,
+                    mark(entry.metadata or "", self._mark_of(entry.topic)),
+                )
+                for entry in positions
+            ]
+            offsets = with_epochs(self.consumer, marked, KAFKA_ANSWER_TIMEOUT)
             for position in self.consumer.commit(offsets=offsets, asynchronous=False) or ():
                 if position.error is not None:
                     raise KafkaException(position.error)

@@ -26,6 +26,7 @@ from confluent_kafka.admin._listoffsets import OffsetSpec
 from confluent_kafka.admin._resource import ResourceType
 from confluent_kafka.cimpl import NewTopic
 
+from knafka.core.commit_metadata import is_of_another, short_id, unmark
 from knafka.core.kafka_settings.connection_errors import ConnectionErrors
 from knafka_jobs.io.kafka_connection import KafkaConnection
 from knafka_jobs.job_errors import JobError
@@ -177,14 +178,20 @@ class KafkaClient:
         return self._list_offsets(partitions, OffsetSpec.for_timestamp(int(moment * 1000)))
 
     def committed(self, group: str, topic: TopicState) -> dict[int, int]:
-        """Return a group's committed offsets in a topic, by partition that it has committed."""
+        """Return a group's committed offsets in a topic, by partition with a commit, without
+        those of an earlier topic of the name."""
         partitions = [TopicPartition(topic.name, partition) for partition in topic.spans]
         consumer = self.consumer(**{"group.id": group})
         try:
             answers = _with_retries(lambda: consumer.committed(partitions, JOB_REQUEST_TIMEOUT))
         finally:
             consumer.close()
-        return {answer.partition: answer.offset for answer in answers if answer.offset >= 0}
+        return {
+            answer.partition: answer.offset
+            for answer in answers
+            if answer.offset >= 0
+            and not is_of_another(unmark(answer.metadata or "")[0], short_id(topic.id))
+        }
 
     def commit(self, group: str, topics: Mapping[str, TopicState]) -> None:
         """Commit the ends of the spans of these topics for a consumer group without members. The

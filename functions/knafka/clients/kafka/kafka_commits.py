@@ -211,15 +211,43 @@ def end_epochs(
     deadline = time.monotonic() + timeout
     epochs: dict[tuple[str, int], int] = {}
     missing = [TopicPartition(entry.topic, entry.partition, OFFSET_END) for entry in partitions]
+    requests = [missing]
+    request_timeout = timeout if len(missing) < 2 else timeout / 2
     while True:
-        with suppress(KafkaException):
-            for end in consumer.offsets_for_times(missing, max(0.1, deadline - time.monotonic())):
-                if end.error is None:
-                    epochs[end.topic, end.partition] = epoch_of(end)
+        for request in requests:
+            with suppress(KafkaException):
+                for end in consumer.offsets_for_times(request, max(0.1, request_timeout)):
+                    if end.error is None:
+                        epochs[end.topic, end.partition] = epoch_of(end)
         missing = [entry for entry in missing if (entry.topic, entry.partition) not in epochs]
         if not missing or time.monotonic() + COMMIT_RETRY_INTERVAL > deadline:
             return epochs
         time.sleep(COMMIT_RETRY_INTERVAL)
+        # librdkafka's request fails as a whole if one partition has no leader, or one no answer.
+        requests = _by_leader(consumer, missing, deadline - time.monotonic())
+        request_timeout = (deadline - time.monotonic()) / max(1, len(requests))
+
+
+def _by_leader(
+    consumer: Consumer, partitions: Sequence[TopicPartition], timeout: float
+) -> list[list[TopicPartition]]:
+    """Return these partitions, those with the same leader together, without those that have none;
+    all together if there is only one, or if Kafka doesn't say within half of `timeout` seconds.
+    Raises nothing."""
+    if len(partitions) < 2:
+        return [list(partitions)]
+    groups: dict[int, list[TopicPartition]] = {}
+    try:
+        for topic in dict.fromkeys(entry.topic for entry in partitions):
+            described = consumer.list_topics(topic, max(0.1, timeout / 2)).topics[topic].partitions
+            for entry in partitions:
+                if entry.topic == topic and entry.partition in described:
+                    leader = described[entry.partition].leader
+                    groups.setdefault(leader, []).append(entry)
+    except KafkaException:
+        return [list(partitions)]
+    groups.pop(-1, None)
+    return list(groups.values())
 
 
 def partition(numbering: Numbering, number: int) -> TopicPartition:

@@ -20,6 +20,7 @@ from confluent_kafka import (
 )
 
 from knafka.clients.kafka.consumers.kafka_group_consumer import committed_of
+from knafka.clients.kafka.consumers.kafka_topic_marks import read_topic_mark
 from knafka.clients.kafka.kafka_client import (
     READING,
     TRANSIENT_ERRORS,
@@ -28,8 +29,9 @@ from knafka.clients.kafka.kafka_client import (
     open_admin,
     open_client,
 )
-from knafka.clients.kafka.kafka_commits import metadata_of
+from knafka.clients.kafka.kafka_commits import metadata_of, topic_mark_of
 from knafka.clients.kafka.kafka_requests import MOVING_ERRORS, NO_ANSWER, REQUEST_RETRY_INTERVAL
+from knafka.core.commit_metadata import is_of_another
 from knafka.core.errors import LogError
 from knafka.core.kafka_settings.connection_errors import ConnectionErrors
 from knafka.ports.log import OffsetAndMetadata, Positions, Record
@@ -46,6 +48,9 @@ SINGLE_REQUEST_TIMEOUT: Final = 5.0
 """Seconds for one try of a request, as an answer may be lost."""
 PARTITIONS_VALID_SECONDS: Final = 10.0
 """Seconds for which a topic's partitions are cached."""
+OTHER_MARK_VALID_SECONDS: Final = 1.0
+"""Seconds for which a topic's mark is cached while a commit has another one; else it is
+`PARTITIONS_VALID_SECONDS`."""
 QUICK_REQUEST_TIMEOUT: Final = 1.0
 """Seconds for a request that is soon made again."""
 READ_BATCH_RECORDS: Final = 5_000
@@ -91,6 +96,8 @@ class BoundedReader:
         self._opened_uncommitted_consumer: Consumer | None = None
         self._cached_partitions_by_topic: dict[str, tuple[_Partitions, float]] = {}
         """Partitions of topics, and when they were requested (`time.monotonic`)."""
+        self._cached_marks: dict[str, tuple[str, float]] = {}
+        """Marks of topics, and when they were requested (`time.monotonic`)."""
 
     @property
     def _consumer(self) -> Consumer:
@@ -273,8 +280,8 @@ class BoundedReader:
         return partitions
 
     def committed_now(self, topic: str) -> Mapping[int, OffsetAndMetadata]:
-        """Return the group's commits by partition, without those of transactions under way, for
-        which `committed` waits. Raises `LogError`."""
+        """Return the group's commits of the present topic, by partition, without those of
+        transactions under way, for which `committed` waits. Raises `LogError`."""
         if self._opened_uncommitted_consumer is None:
             # A consumer that reads only committed records would wait for transactions under way.
             group_settings = {"isolation.level": "read_uncommitted", "group.id": self._group}
@@ -287,8 +294,20 @@ class BoundedReader:
         return {
             partition.partition: OffsetAndMetadata(partition.offset, metadata_of(partition))
             for partition in topic_partitions
-            if partition.offset >= 0
+            if partition.offset >= 0 and not self._is_of_another(partition)
         }
+
+    def _is_of_another(self, committed: TopicPartition) -> bool:
+        """Whether a commit is of an earlier topic of the name. Raises `LogError`."""
+        topic, mark = committed.topic, topic_mark_of(committed)
+        present, read_at = self._cached_marks.get(topic, ("", -PARTITIONS_VALID_SECONDS))
+        valid_seconds = PARTITIONS_VALID_SECONDS if mark == present else OTHER_MARK_VALID_SECONDS
+        if mark and time.monotonic() - read_at > valid_seconds:
+            present = self._ask_until_answered(
+                lambda timeout: read_topic_mark(self._admin, topic, timeout)
+            )
+            self._cached_marks[topic] = present, time.monotonic()
+        return is_of_another(mark, present)
 
     def _ends(self, partitions: Sequence[TopicPartition]) -> Positions:
         """Return the end offset of each partition, by number; it lies behind the records of open

@@ -49,6 +49,8 @@ class LeaderElection(NamedTuple):
     holds: bool | None
     """Whether the commit's metadata speak only of records that are still there; None: Kafka doesn't
     say."""
+    is_answered: bool = True
+    """False: Kafka has not answered in time, so it may say more when it is asked again."""
 
     def commit(self, committed: TopicPartition) -> OffsetAndMetadata | None:
         """Return the commit, with its metadata if they hold; None: the group has committed
@@ -63,12 +65,15 @@ NO_ELECTION: Final = LeaderElection(NO_EPOCH, True)
 
 
 def elections_since(
-    consumer: Consumer, connection: Connection, committed: Sequence[TopicPartition]
+    consumer: Consumer,
+    connection: Connection,
+    committed: Sequence[TopicPartition],
+    reach_timeout: float = REACH_TIMEOUT,
 ) -> Mapping[_PartitionKey, LeaderElection]:
     """Return, by topic and partition, for which of a group's commits (`committed`, read by
     `consumer`) a leader was or may have been elected since. Left out are commits without a leader
     epoch, and those whose metadata say nothing of records above their offsets. Blocks for
-    `ELECTION_TIMEOUT` and `REACH_TIMEOUT` seconds at most. Raises nothing."""
+    `ELECTION_TIMEOUT` and `reach_timeout` seconds at most. Raises nothing."""
     reaches: dict[_PartitionKey, int | None] = {}
     asked: list[TopicPartition] = []
     for entry in committed:
@@ -85,26 +90,28 @@ def elections_since(
         end, reach = ends.get(key, NO_EPOCH), reaches[entry.topic, entry.partition]
         if end == epoch:
             continue
-        elections[key] = LeaderElection(end, None if end == NO_EPOCH else False)
+        elections[key] = LeaderElection(end, None if end == NO_EPOCH else False, key in ends)
         if end > epoch and reach is not None:
             # The epoch has ended: its log may end below the records that the metadata describe.
             probes.append(TopicPartition(*key, reach, "", epoch))
     if probes:
-        answers = _reached(connection, probes)
+        answers = _reached(connection, probes, reach_timeout)
         for probe in probes:
             key = probe.topic, probe.partition
-            elections[key] = LeaderElection(ends[key], answers.get(key))
+            elections[key] = LeaderElection(ends[key], answers.get(key), key in answers)
     return elections
 
 
-def _reached(connection: Connection, probes: Sequence[TopicPartition]) -> dict[_PartitionKey, bool]:
+def _reached(
+    connection: Connection, probes: Sequence[TopicPartition], timeout: float
+) -> dict[_PartitionKey, bool]:
     """Return, by topic and partition, whether the leader epoch of each position in `probes` ends at
     that offset or later, so that all records below it are still there. Left out: what a new
-    consumer doesn't learn within `REACH_TIMEOUT` seconds. Raises nothing."""
+    consumer doesn't learn within `timeout` seconds. Raises nothing."""
     group = f"{PROBE_GROUP_PREFIX}-{uuid.uuid4().hex[:8]}"
     configuration = {**READING, **connection, "group.id": group, "log_level": 0}
     reached: dict[_PartitionKey, bool] = {}
-    deadline = time.monotonic() + REACH_TIMEOUT
+    deadline = time.monotonic() + timeout
     try:
         with closing(open_client(Consumer, configuration)) as consumer:
             assign_checked(consumer, probes)

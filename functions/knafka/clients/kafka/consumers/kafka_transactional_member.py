@@ -27,7 +27,7 @@ from knafka.clients.kafka.consumers.kafka_committed_topics import (
     CommittedTopics,
 )
 from knafka.clients.kafka.consumers.kafka_cut_logs import restart_of
-from knafka.clients.kafka.consumers.kafka_elections import NO_ELECTION, elections_since
+from knafka.clients.kafka.consumers.kafka_elections import LeaderElection
 from knafka.clients.kafka.consumers.kafka_group_consumer import (
     HEARTBEAT_INTERVAL,
     GroupConsumer,
@@ -38,6 +38,7 @@ from knafka.clients.kafka.consumers.kafka_group_consumer import (
 )
 from knafka.clients.kafka.consumers.kafka_replaced_topics import ReplacedTopicsThread
 from knafka.clients.kafka.consumers.kafka_stalled_partitions import StalledPartitions, names_of
+from knafka.clients.kafka.consumers.kafka_undecided_partitions import UndecidedPartitions
 from knafka.clients.kafka.kafka_client import (
     LOST_OFFSET_ERRORS,
     TRANSIENT_ERRORS,
@@ -102,6 +103,7 @@ class TransactionalMember(GroupConsumer):
         self._refusal: LogError | None = None
         """The error that every read raises from now on."""
         self._stalled = StalledPartitions(connection)
+        self._undecided = UndecidedPartitions(connection)
         super().__init__({**CONSUMER_SETTINGS, **connection}, group, topics, protocol)
         self._ids_thread = ReplacedTopicsThread(connection, topics)
         self._replaced = self._ids_thread.replaced
@@ -114,6 +116,7 @@ class TransactionalMember(GroupConsumer):
         if self._refusal is not None:
             raise LogError(str(self._refusal))
         self._restart_replaced()
+        self._own(self._undecided.begin_decided(self.consumer))
         deadline = time.monotonic() + timeout
         while True:
             self.send_due_heartbeat()
@@ -138,18 +141,12 @@ class TransactionalMember(GroupConsumer):
             self.go_back()
             raise failure
         self.check(heard=bool(records or self.reached))
-        if len(records) < limit:  # no other partition's records wait in the consumer's queue
-            self._check_stalled()
+        # With fewer records, no other partition's wait in the consumer's queue.
+        if len(records) < limit and (stalled := self._stalled.find(self.consumer)):
+            reason = f"the consumer stands still in {names_of(stalled)}: a new one goes on"
+            self._refusal = LogError(reason)
+            raise LogError(reason)
         return records
-
-    def _check_stalled(self) -> None:
-        """Raise `LogError` if the consumer has stalled in a partition (`kafka_stalled_partitions`):
-        its owner has to open another log."""
-        if stalled := self._stalled.find(self.consumer):
-            self._refusal = LogError(
-                f"the consumer stands still in {names_of(stalled)}: a new one goes on"
-            )
-            raise LogError(str(self._refusal))
 
     def _poll(self, limit: int, timeout: float) -> None:
         """Poll up to `limit` messages for `timeout` seconds; keep records, ends and errors."""
@@ -200,7 +197,7 @@ class TransactionalMember(GroupConsumer):
         to be of another topic."""
         replaced = self._replaced.pop()
         others = self._committed_topics.find_others()
-        for partition in list(self.owned):
+        for partition in [*self.owned, *self._undecided.places]:
             if partition.topic in replaced or partition in others:
                 log.warning(OF_ANOTHER_TOPIC, partition.number, partition.topic)
                 self._restart(partition, TopicPartition(*partition, OFFSET_BEGINNING))
@@ -227,7 +224,10 @@ class TransactionalMember(GroupConsumer):
         """Read a partition from another position; `Claims` is told that it was assigned anew."""
         self.consumer.incremental_unassign([restart])
         self.consumer.incremental_assign([restart])
-        self._call_claims(self._claims.on_revoked, self.forget_owned([partition]))
+        if self._undecided.drop([restart]):
+            self.consumer.resume([restart])  # librdkafka keeps a pause beyond an assignment
+        else:
+            self._call_claims(self._claims.on_revoked, self.forget_owned([partition]))
         self._stalled.begin([restart])
         # Assigned without a commit: the group's commit is of records that are gone.
         self.owned[partition] = None if restart.offset < 0 else OffsetAndMetadata(restart.offset)
@@ -332,22 +332,20 @@ class TransactionalMember(GroupConsumer):
         except LogError as error:
             self._refusal = error
             return
-        elections = elections_since(consumer, self._connection, committed)
-        if any(election.holds is None for election in elections.values()):
-            # Without what they say of records that are still there, events would count twice.
-            self._refusal = LogError("Kafka doesn't say whether logs have lost their ends")
-            consumer.pause(partitions)
+        self._own(self._undecided.begin(consumer, committed))
+
+    def _own(self, decided: Sequence[tuple[TopicPartition, LeaderElection]]) -> None:
+        """Own the partitions of these commits, which were started, and report them to `Claims`."""
+        if not decided:
             return
-        self._stalled.begin(map(start_position_of, committed))
+        self._stalled.begin(start_position_of(entry) for entry, _ in decided)
         commits: dict[Partition, OffsetAndMetadata | None] = {}
-        for entry in committed:
+        for entry, election in decided:
             partition = Partition(entry.topic, entry.partition)
-            election = elections.get(partition, NO_ELECTION)
             self._epochs[partition] = max(epoch_of(entry), election.end_epoch)
             commits[partition] = election.commit(entry)
         self.owned.update(commits)
-        if commits:
-            self._call_claims(self._claims.on_assigned, commits)
+        self._call_claims(self._claims.on_assigned, commits)
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Forget revoked or lost partitions, and report them to `Claims`."""
@@ -356,6 +354,7 @@ class TransactionalMember(GroupConsumer):
         )
         if disowned:
             self._call_claims(self._claims.on_revoked, disowned)
+        self._undecided.drop(partitions)
         consumer.incremental_unassign(partitions)
 
     _on_lost = _on_revoke

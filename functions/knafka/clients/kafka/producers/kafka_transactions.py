@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from threading import Thread
 
 from knafka.clients.kafka.consumers.kafka_bounded_reader import BoundedReader
@@ -59,13 +60,17 @@ class KafkaTransactions:
         `writing`: the producer's connection; None: that of the consumer. Raises `LogError`."""
         self.reached = {}
         self._claims = claims
-        self._producer = TransactionalProducer(writing or connection, transactional_id)
-        # The client id is the transactional id, so that other members see from the group's members
-        # which ids are taken.
-        member_connection = {**connection, "client.id": transactional_id}
-        self._member = TransactionalMember(member_connection, group, topics, claims, protocol)
-        # Reads up to a point, without the group's rebalances.
-        self._bounded = BoundedReader(connection, group)
+        with ExitStack() as opened:
+            self._producer = TransactionalProducer(writing or connection, transactional_id)
+            opened.callback(self._producer.close)
+            # The client id is the transactional id, so that other members see from the group's
+            # members which ids are taken.
+            member_connection = {**connection, "client.id": transactional_id}
+            self._member = TransactionalMember(member_connection, group, topics, claims, protocol)
+            opened.callback(self._member.close)
+            # Reads up to a point, without the group's rebalances.
+            self._bounded = BoundedReader(connection, group)
+            opened.pop_all()
         self._broken: LogError | None = None
         """The error that all further calls raise; None: there is none."""
 

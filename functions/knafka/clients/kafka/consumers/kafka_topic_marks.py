@@ -1,0 +1,23 @@
+"""Reads the marks of topics (`core.commit_metadata`), for clients that block their thread."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from confluent_kafka import TopicCollection
+
+from knafka.clients.kafka.consumers.kafka_replaced_topics import UNKNOWN_TOPIC_ID
+from knafka.core.commit_metadata import short_id
+
+if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient
+
+
+def read_topic_mark(admin: AdminClient, topic: str, timeout: float) -> str:
+    """Return the mark that commits of the topic with this name have now; empty if Kafka sends no
+    id. Blocks for `timeout` seconds at most. Raises `KafkaException`, also if there is no such
+    topic."""
+    names = TopicCollection([topic])
+    description = admin.describe_topics(names, request_timeout=timeout)[topic].result()
+    topic_id = str(description.topic_id)
+    return "" if topic_id == UNKNOWN_TOPIC_ID else short_id(topic_id)

@@ -1,0 +1,123 @@
+"""Holds back partitions while it isn't known whether their commits' metadata hold.
+
+A Sensor can't begin without the metadata, or events would count twice, nor with metadata that speak
+of lost records, or events in their place would be skipped (`kafka_elections`). If Kafka doesn't
+answer in time, as for a partition without a leader, the partition stays assigned, but it is paused
+and its member doesn't own it yet. Kafka is asked again between reads, less and less often, while
+the other partitions are read.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Sequence
+from typing import Final, TypeAlias
+
+from confluent_kafka import Consumer, TopicPartition
+
+from knafka.clients.kafka.consumers.kafka_cut_logs import assign_checked
+from knafka.clients.kafka.consumers.kafka_elections import (
+    NO_ELECTION,
+    REACH_TIMEOUT,
+    LeaderElection,
+    elections_since,
+)
+from knafka.clients.kafka.consumers.kafka_group_consumer import start_position_of
+from knafka.clients.kafka.consumers.kafka_stalled_partitions import names_of
+from knafka.clients.kafka.kafka_client import Connection, raising_log_errors
+from knafka.ports.transactions import Partition
+
+log = logging.getLogger(__name__)
+
+MIN_ASK_INTERVAL: Final = 1.0
+"""Seconds until Kafka is asked again for the first time; the interval doubles each time."""
+MAX_ASK_INTERVAL: Final = 60.0
+"""Seconds until Kafka is asked again at most."""
+MAX_REACH_TIMEOUT: Final = 15.0
+"""Seconds for which a repeated question may wait for a new consumer's answers, as one over a slow
+connection needs. Other partitions aren't read meanwhile."""
+
+_Decided: TypeAlias = Sequence[tuple[TopicPartition, LeaderElection]]
+"""Commits of which it is known whether their metadata hold."""
+
+
+class UndecidedPartitions:
+    """The assigned partitions of one consumer that it may not read yet; used on its thread."""
+
+    def __init__(self, connection: Connection) -> None:
+        """Begin without partitions; `connection` is that of the consumer."""
+        self._connection = connection
+        self._commits: dict[Partition, TopicPartition] = {}
+        self._interval = MIN_ASK_INTERVAL
+        self._ask_at = 0.0
+        """When Kafka is asked again (`time.monotonic`)."""
+
+    @property
+    def places(self) -> Sequence[Partition]:
+        """The partitions that are held back."""
+        return list(self._commits)
+
+    def begin(self, consumer: Consumer, committed: Sequence[TopicPartition]) -> _Decided:
+        """Return those of these commits, whose partitions were just started, that are decided;
+        pause the partitions of the others."""
+        self.drop(committed)
+        decided = self._ask(consumer, committed, REACH_TIMEOUT)
+        undecided = [entry for entry in committed if _place_of(entry) in self._commits]
+        for entry in undecided:
+            log.warning(
+                "partition %d of %s isn't read yet: Kafka doesn't say whether its log has lost its "
+                "end; it is asked again",
+                *(entry.partition, entry.topic),
+            )
+        if undecided:
+            consumer.pause([TopicPartition(*_place_of(entry)) for entry in undecided])
+            self._interval = MIN_ASK_INTERVAL
+            self._ask_at = time.monotonic() + self._interval
+        return decided
+
+    def begin_decided(self, consumer: Consumer) -> _Decided:
+        """Ask Kafka again, if it is time to, and return the commits that are decided now, after
+        starting their partitions. Blocks as `elections_since`. Raises `LogError` if a partition
+        can't be started; it stays held back."""
+        if not self._commits or time.monotonic() < self._ask_at:
+            return []
+        timeout = min(REACH_TIMEOUT + self._interval, MAX_REACH_TIMEOUT)
+        self._interval = min(2 * self._interval, MAX_ASK_INTERVAL)
+        decided = self._ask(consumer, list(self._commits.values()), timeout)
+        self._ask_at = time.monotonic() + self._interval
+        starts = [start_position_of(entry) for entry, _ in decided]
+        if starts:
+            with raising_log_errors():
+                consumer.incremental_unassign([TopicPartition(*_place_of(each)) for each in starts])
+            assign_checked(consumer, starts)
+            log.info("Kafka has answered: %s are read now", names_of(starts))
+            self.drop(starts)
+        return decided
+
+    def drop(self, partitions: Iterable[TopicPartition]) -> bool:
+        """Forget these partitions; returns whether one was held back. librdkafka keeps its pause
+        until the partition is resumed."""
+        dropped = [self._commits.pop(_place_of(partition), None) for partition in partitions]
+        return any(entry is not None for entry in dropped)
+
+    def _ask(
+        self, consumer: Consumer, committed: Sequence[TopicPartition], reach_timeout: float
+    ) -> _Decided:
+        """Return the decided ones of these commits, and keep the others."""
+        elections = elections_since(consumer, self._connection, committed, reach_timeout)
+        decided: list[tuple[TopicPartition, LeaderElection]] = []
+        for entry in committed:
+            election = elections.get(_place_of(entry), NO_ELECTION)
+            if not election.is_answered:
+                self._commits[_place_of(entry)] = entry
+                continue
+            # A Kafka that answers without leader epochs will never say more.
+            holds = True if election.holds is None else election.holds
+            decided.append((entry, election._replace(holds=holds)))
+        return decided
+
+
+def _place_of(partition: TopicPartition) -> Partition:
+    """Return topic and number of a partition."""
+    return Partition(partition.topic, partition.partition)
