@@ -6,8 +6,8 @@ metadata begin with a mark, the first characters of Kafka's id of the topic:
 
     "@" + 11 characters of the id + ":" + metadata of `progress` or `sensor.records`, or nothing
 
-A commit without a mark is trusted: other tools make such commits, rewinds do, and readers that
-don't know the id yet.
+A commit without a mark is trusted: other tools make such commits, and readers that don't know the
+id yet.
 """
 
 from __future__ import annotations

@@ -61,8 +61,8 @@ class ServedEgress:
         return self._earlier_counts + self._drain.counts
 
     def growth_since(self, reported: ReportedCounts) -> dict[str, Any]:
-        """Return by how much the counts of all drains so far have grown since an earlier request
-        `reported` them, as fields of a `DrainProgress`."""
+        """Return by how much the counts of all drains so far have grown since `reported`, which
+        an earlier request has reported; the keys are fields of a `DrainProgress`."""
         if self._drain is None:
             return self._earlier_counts.growth_since(reported)
         self._drain.catch_up()
@@ -169,8 +169,8 @@ _HISTOGRAMS: Final[Sequence[tuple[str, str, Callable[[DrainCounts], Histogram]]]
         lambda total: total.latency,
     ),
 )
-
 """Name and help text of each histogram, and the function that finds it in an Egress's counts."""
+
 _COUNTERS: Final[Sequence[tuple[str, str, Callable[[DrainCounts], int]]]] = (
     (
         "knafka_dispatcher_commits_total",

@@ -54,8 +54,8 @@ class _NewType:
 
 
 class _PathTypes:
-    """The event types of one Broker or KafkaChannel: `known` are those that need not be listed any
-    more or are listed now, `new` those that are listed now."""
+    """The event types of one Broker or KafkaChannel: `new` are those that answers list now, `known`
+    those that must not be added again."""
 
     __slots__ = ("known", "new")
 
@@ -64,7 +64,7 @@ class _PathTypes:
         """Hashes of the pairs of type and source that were listed, or never will be. If two pairs
         have the same hash, the second one gets no EventType."""
         self.new: list[_NewType] = []
-        """The pairs that are listed now, those first that come next into an answer."""
+        """The pairs that are listed now, in the order in which they go into the next answers."""
 
 
 class SeenTypes:

@@ -419,7 +419,7 @@ class ReceiverProtocol(asyncio.Protocol):
             self._find_route(self._url)
         if len(self._headers) > self._max_headers:
             self._refusal = answers.TOO_MANY_HEADERS
-        # HTTP/1.0 may leave out the header.
+        # Exactly one Host is wanted; HTTP/1.0 may leave it out.
         if self._hosts != 1 and (self._hosts or self._parser.get_http_version() == "1.1"):
             self._refusal = answers.NO_HOST
         if self._refusal is not None:

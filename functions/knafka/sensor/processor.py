@@ -59,15 +59,15 @@ class MissingTopics(LogError):
 
     def __init__(self, topics: Sequence[str]) -> None:
         super().__init__(
-            f"missing topics: {', '.join(topics)}; the operator makes a Sensor's own again, and the"
-            " bus is its Broker's",
+            f"missing topics: {', '.join(topics)}; the operator creates a Sensor's own topics"
+            " again, and its Broker's or channel's topic comes back with that",
             unknown_topic=True,
         )
 
 
 class Processor:
-    """One process's part of a Sensor, and the `Claims` of its log. One thread calls `step` again
-    and again."""
+    """One process's part of a Sensor. It is the `Claims` of its log, which tells it what partitions
+    it is assigned. One thread calls `step` again and again."""
 
     def __init__(
         self,
@@ -89,7 +89,8 @@ class Processor:
         """Outputs that are known to be too large for their topic, until the records that cause them
         are committed."""
         self._is_compressed = sensor.kafka.producer.get("compression.type", "none") != "none"
-        """Whether a record that is larger than another may be smaller in its topic."""
+        """Whether records are compressed, so that a larger one may take fewer bytes in its topic
+        than a smaller one."""
         self._has_dead_letter_topic = False
         """Whether the topic of dead letters exists, as far as is known."""
         self._now = 0
@@ -124,9 +125,12 @@ class Processor:
 
     def step(self, now: int, patience: float = GATHERING_SECONDS) -> int:
         """Handle the records that come within `patience` seconds, and the timers due at `now` (ms
-        since the Unix epoch), in one transaction. Returns how many records and keys were handled; 0
-        if the drain may count as idle. Keys whose timers ran out count only if more of them wait.
-        Raises `LogError` if the log can't be used any more."""
+        since the Unix epoch), in one transaction. Raises `LogError` if the log can't be used any
+        more.
+
+        Returns the number of handled records, and of keys whose timers ran out if more such keys
+        are still waiting. 0: the drain may count as idle.
+        """
         if now < self._now - MAX_STEP_BACK:
             # The times up to which everything was read, as noted before, would now lie in the
             # future.
@@ -234,7 +238,8 @@ class Processor:
 
     @property
     def stalled(self) -> Collection[int]:
-        """Partitions of the bus that are no longer waited for."""
+        """Partitions of the bus that have returned nothing for so long that events of the others
+        are handled without them."""
         return self._ordering.stalled
 
     def holding(self) -> Holding:

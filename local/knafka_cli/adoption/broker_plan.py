@@ -167,8 +167,9 @@ def _plan_trigger(seen: SeenBroker, trigger: Document, is_adopted: bool) -> Plan
 
 
 def _is_adopted(seen: SeenBroker) -> bool:
-    """Whether every step of the adoption is done: eventing-kafka-broker has no finalizer on the
-    Broker, and the Broker's status names its topic, unless that is external."""
+    """Whether the last step of the Broker's adoption is done: eventing-kafka-broker has no
+    finalizer on it, and its status has the id of its present topic, unless that is external. The
+    Triggers' steps come before, so they aren't checked."""
     if is_claimed_by_peer(seen.broker):
         return False
     recorded_id = annotations_of(seen.broker).get(TOPIC_ID)

@@ -49,7 +49,8 @@ def merge_certificates(config_maps: Iterable[Mapping[str, Any]]) -> Bundle:
     merged, problems, size = dict[str, None](), dict[str, str](), 0
     for document in sorted(config_maps, key=lambda config_map: str(config_map["metadata"]["name"])):
         name = str(document["metadata"]["name"])
-        data = document.get("data") or {}  # items of a list have no kind, so they aren't parsed
+        # The items of a list have no kind, so they are no parsed models, and `data` may be null.
+        data = document.get("data") or {}
         found_certificates = [
             certificate for key in sorted(data) for certificate in _CERTIFICATE.findall(data[key])
         ]

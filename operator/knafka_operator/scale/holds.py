@@ -1,6 +1,6 @@
 """Holds: keeps open the drain requests of one unit.
 
-    open --one drain after another, with pauses--> stop --> ending --> ended
+    open (one drain after another, with pauses) --stop--> ending --> ended
 
 A unit has its own processes: a Trigger, a shard of many Triggers, or a Sensor. A drain ends by
 itself when it has been idle. Consecutive requests hold it and share its budget; a drain that is not
@@ -129,7 +129,7 @@ class Unit(Protocol[Reported]):
 
     def on_end(self, ended: Ended, last: Reported | None, error: str | None) -> None:
         """Handle the outcome of a request, with its last line and an error message for users. Not
-        called if the drain was stopped without our request."""
+        called if somebody else stopped the drain."""
         ...
 
 
@@ -245,7 +245,7 @@ class Holds(Generic[Line]):
                 budget = min(request_limit, over_at - began)
                 ended = await self._request(hold, stop, ask, budget)
                 lasted = loop.time() - began
-                # A request that ends long before its budget isn't repeated at once.
+                # A process may end its request early: then the next drain comes after a pause.
                 is_over = ended is not Ended.BUDGET or lasted < budget / 2
                 if is_over or stop.is_set() or over_at - loop.time() < STOP_DECISION_SECONDS:
                     return ended

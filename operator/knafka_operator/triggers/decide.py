@@ -104,7 +104,8 @@ class _TriggerSteps(Generic[K]):
 def decide(
     observed: ObservedTrigger[K], taken: Container[str], settings: Settings
 ) -> TriggerDecision[K]:
-    """Decide a Trigger's conditions, status and effects, which keep `TRIGGER_ORDER`.
+    """Decide a Trigger's conditions, status and effects, in the order in which they must
+    run (`TRIGGER_ORDER` of the effects).
 
     `taken` has the consumer groups of other Triggers.
     """

@@ -272,7 +272,8 @@ class Checkpoints:
 
 
 def _read_state(stored: int | list[Any]) -> ReadState:
-    """Read a partition's offsets as `save_offsets` wrote them; earlier versions wrote a number."""
+    """Read what `save_offsets` wrote of a partition: a list of next offset, mark and cuts, or only
+    the next offset if it has neither."""
     if isinstance(stored, int):
         return ReadState(stored)
     next_, mark, cuts = stored

@@ -22,8 +22,8 @@ SPEC_VERSIONS: Final = frozenset({"0.3", "1.0"})
 """Accepted values of `specversion`; a version is never upgraded on the way (KN-DP-14)."""
 
 MAX_ATTRIBUTES: Final = 128
-"""Most attributes of an event from a sender or from a structured document: as headers, together
-with those of a connection, servers accept hardly more."""
+"""Most attributes of an event from a sender or from a structured document: they are sent
+as HTTP headers, and with a request's other headers most servers accept hardly more."""
 
 MAX_NAMED_PROBLEMS: Final = 16
 """Most problems of an event that an error names."""
@@ -170,7 +170,8 @@ def replace_forbidden(text: str) -> str:
 
 
 def is_media_type(text: str) -> bool:
-    """Whether a text is a valid `datacontenttype`."""
+    """Whether a text may be a `datacontenttype`: printable ASCII without a space at either end. Its
+    syntax isn't checked further."""
     return _MEDIA_TYPE(text) is not None
 
 

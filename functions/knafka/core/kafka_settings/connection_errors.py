@@ -62,7 +62,8 @@ class ConnectionErrors:
         self.is_unreachable = False
         """Whether the last connection failed because no server accepted it, so that Kafka may just
         be unavailable. (A connection that ends without a reason may be due to a wrong setting.)
-        `forget` keeps it, as librdkafka doesn't repeat the error."""
+        `forget` clears only the error's text: the cause counts as unchanged until librdkafka
+        reports another error, as it doesn't repeat one."""
 
     def record(self, error: ClientError) -> None:
         """Record an error, and whether no server accepted the connection; usable as librdkafka's

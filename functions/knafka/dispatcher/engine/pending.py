@@ -360,8 +360,9 @@ class PendingEvent:
 
     def resume(self, state: DeliveryState, *, same_policy: bool) -> None:
         """Continue the delivery where an earlier owner stopped. If the retry policy or a
-        destination has changed (`same_policy` False), start with the subscriber and no retries,
-        unless the event has failed for good and only its dead letter has to be stored."""
+        destination has changed (`same_policy` False), begin again at the subscriber, with no try
+        counted yet, unless the event has failed for good and only its dead letter has to be
+        stored."""
         self.attempts = state.attempts
         self.first_attempt = state.first_attempt
         self.last_attempt = state.last_attempt

@@ -176,9 +176,8 @@ class PartitionBuffer:
         fastest = max((cursor.pending[0] for cursor in self.pending_cursors), default=0)
         return self.end_index - max(plain, self.first_index, fastest)
 
-    def holds(self, count: int) -> bool:
-        """Whether the buffer must hold `count` records or more, counted from the first one that
-        some group hasn't taken."""
+    def has_untaken(self, count: int) -> bool:
+        """Whether the slowest group has still to take `count` records or more."""
         return len(self.records) >= count and self.end_index - self.slowest_index >= count
 
     @property

@@ -265,7 +265,7 @@ class Fetcher:
         """Return those of the buffers `active` that may take no more records until their slowest
         groups have taken some."""
         limits = self._limits
-        full_buffers = [buffer for buffer in active if buffer.holds(limits.records)]
+        full_buffers = [buffer for buffer in active if buffer.has_untaken(limits.records)]
         if not full_buffers and self.size >= limits.size:
             full_buffers = [max(active, key=lambda buffer: buffer.size)]
         return full_buffers

@@ -49,8 +49,8 @@ MIN_CACHE_SECONDS: Final = 15.0
 MAX_CACHE_SECONDS: Final = 1800.0
 """Bounds, in seconds, of the time that `cache_seconds` returns."""
 MAX_REPORTED_SECONDS: Final = 24 * 3600.0
-"""Most seconds for which a dispatcher may have made a group's commits; `note` ignores reports of
-longer ones."""
+"""Longest drain, in seconds, whose reported commits `note` believes; it ignores the report of a
+longer one."""
 
 
 DETACHING_SUFFIX: Final = ".detaching"

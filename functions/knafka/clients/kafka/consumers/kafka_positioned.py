@@ -129,8 +129,8 @@ class KafkaPositionedReader:
     # On the thread
 
     def _begin(self, positions: Mapping[int, Position]) -> None:
-        """Start to read partitions at these positions, on the consumer's thread; a negative offset
-        means the beginning. The next `_read` raises its error."""
+        """Start to read partitions at these positions, on the consumer's thread; `BEGINNING`,
+        or an offset below it, means the beginning. The next `_read` raises its error."""
         start_positions = [
             TopicPartition(
                 self._topic, number, max(position.offset, OFFSET_BEGINNING), "", position.epoch

@@ -91,7 +91,7 @@ class KafkaWriter:
         self._gather_until = 0.0  # by the loop's clock
         self._timer: asyncio.TimerHandle | None = None
         self._busy = False
-        """Whether the next planned poll comes after `POLL_BUSY`."""
+        """Whether the next poll is planned after `POLL_BUSY` seconds, the shorter pause."""
         self._in_flight = 0  # records that were appended and not reported
         self._stored: dict[str, _Counts] = {}
         """Number of stored records, by topic and partition."""
