@@ -47,11 +47,17 @@ async def unanswered() -> str:
 
 
 class MarkedOffsets(MemoryOffsets):
-    """The group has committed the offset 3, with a mark or without one."""
+    """The group has committed an offset, with a mark or without one."""
 
-    def __init__(self, memory: MemoryLog, mark: str, present: Callable[[], Awaitable[str]]) -> None:
+    def __init__(
+        self,
+        memory: MemoryLog,
+        mark: str,
+        present: Callable[[], Awaitable[str]],
+        committed: int = 3,
+    ) -> None:
         super().__init__(memory)
-        self._mark, self._present = mark, present
+        self._mark, self._present, self._offset = mark, present, committed
         self.made: list[Commit] = []
         self.known = ""
         self.read_at = 0.0
@@ -60,7 +66,7 @@ class MarkedOffsets(MemoryOffsets):
     async def committed(
         self, group: str, topic: str, partitions: Collection[int]
     ) -> Mapping[int, Commit]:
-        return {0: Commit(3, topic=self._mark)}
+        return {0: Commit(self._offset, topic=self._mark)}
 
     async def commit(self, group: str, topic: str, commits: Mapping[int, Commit]) -> None:
         self.made += commits.values()
@@ -131,7 +137,7 @@ async def test_a_commit_is_compared_with_the_topic_once_that_is_known(
     reader.commit({0: OffsetAndMetadata(END)})
     await asyncio.sleep(1)
     reader.commit({0: OffsetAndMetadata(END)})
-    offsets.known = known
+    offsets.known, offsets.read_at = known, time.monotonic()
     records = await reader.read(END, 1.0)
     assert [record.offset() for record in records] == read_again
     assert owner.losses == ([[0]] if read_again else [])
@@ -139,6 +145,39 @@ async def test_a_commit_is_compared_with_the_topic_once_that_is_known(
     await asyncio.sleep(1)
     assert {commit.topic for commit in offsets.made[:1]} == {mark}
     assert {commit.topic for commit in offsets.made[1:]} == {known}
+    await reader.close(5)
+    await shared.close()
+
+
+async def test_an_id_that_was_read_before_the_commit_restarts_nothing() -> None:
+    """This process may not know yet that the topic was replaced, as the one that committed did."""
+    memory, owner = MemoryLog(), Owner()
+    offsets = MarkedOffsets(memory, "new", unanswered)
+    offsets.known, offsets.read_at = "old", time.monotonic()
+    shared = await open_topic(offsets, memory)
+    reader = shared.open_reader("group", owner)
+    assert [record.offset() for record in await reader.read(END, 1.0)] == [3, 4]
+    offsets.known, offsets.read_at = "new", time.monotonic()
+    assert list(await reader.read(END, 1.0)) == []
+    assert owner.losses == []
+    await reader.close(5)
+    await shared.close()
+
+
+async def test_a_restart_forgets_the_end_that_the_read_under_way_has_reached() -> None:
+    """Else the drain would settle all records below it, which it hasn't read."""
+    memory, owner = MemoryLog(), Owner()
+    offsets = MarkedOffsets(memory, "old", unanswered, END)
+    shared = await open_topic(offsets, memory)
+    reader = shared.open_reader("group", owner)
+    assert list(await reader.read(2, 1.0)) == []
+    assert reader.ends == {0: END}
+    offsets.known, offsets.read_at = "new", time.monotonic()
+    reader.check_topic()  # as the topic does in each of its rounds
+    assert owner.losses == [[0]]
+    assert reader.ends == {}
+    assert [record.offset() for record in await reader.read(2, 1.0)] == [0, 1]
+    assert reader.ends == {}
     await reader.close(5)
     await shared.close()
 

@@ -16,8 +16,10 @@ STALLED_PARTITION_TIMEOUT: Final = 120_000
 """Milliseconds to wait for a partition that isn't read on, or has no leader: longer than a group
 takes to give a killed process's partitions to another (45 s), and that one to start. Its events
 count as late afterwards."""
-FORGET_AFTER: Final = 5_000
-"""Milliseconds without `note_reads` after which earlier notes are discarded."""
+FORGET_AFTER: Final = 30_000
+"""Milliseconds without `note_reads` after which earlier notes are discarded: longer than a read may
+take that asks Kafka about logs that may have lost their ends (17 s, `kafka_undecided_partitions`).
+"""
 
 
 class Stalls:

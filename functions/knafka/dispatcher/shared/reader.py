@@ -297,11 +297,18 @@ class GroupReader:
         """Return the group's commits of these partitions, read from Kafka. Raises `LogError`."""
         return await self._offsets.committed(self.group, self._topic.name, numbers)
 
-    def assign_partitions(self, committed: Mapping[int, Commit | None], topic: str = "") -> None:
-        """Add partitions, with the group's commits (None: nothing committed); call `begin` for each
-        next. `topic`: the start of the present topic's id, which marks commits; empty: unknown."""
+    def assign_partitions(
+        self,
+        committed: Mapping[int, Commit | None],
+        topic: str = "",
+        asked_at: float = -math.inf,
+    ) -> None:
+        """Add partitions, with the group's commits (None: nothing committed), which were asked for
+        at `asked_at` (`time.monotonic`); call `begin` for each next. `topic`: the start of the
+        present topic's id, which marks commits; empty: unknown."""
         for number, commit in committed.items():
-            self._note_unchecked(number, None if topic else -math.inf)
+            # An id that was read before may be older than the commit.
+            self._note_unchecked(number, None if topic else asked_at)
             self._marks[number] = topic or ("" if commit is None else commit.topic)
             self._epochs[number] = NO_EPOCH if commit is None else commit.epoch
             self._end_epochs[number] = NO_EPOCH if commit is None else commit.end_epoch
@@ -329,6 +336,7 @@ class GroupReader:
         """Start a partition anew, as its log is another one from `shared` on: there, or earlier if
         the drain hasn't settled all records below. Drops the commits that are not made yet."""
         number = cursor.number
+        self._forget_news(number)
         start = Position(min(shared.offset, self._settled.get(number, BEGINNING)), shared.epoch)
         if start.offset < 0:
             start = Position(BEGINNING)
@@ -346,6 +354,12 @@ class GroupReader:
         self._assignment.on_lost([number])
         self._assignment.on_assigned({number: None})
 
+    def _forget_news(self, number: int) -> None:
+        """Forget what the read under way has found in a partition: the drain, which is assigned
+        the partition anew, would take the end of the earlier log for one that it has reached."""
+        self.ends = {other: end for other, end in self.ends.items() if other != number}
+        self._partitions_with_news.pop(number, None)
+
     def _note_unchecked(self, number: int, since: float | None) -> None:
         """Note since when an id must be read to check a partition's mark; None: it is right."""
         if since is None:
@@ -356,6 +370,8 @@ class GroupReader:
     def check_topic(self) -> None:
         """Check the marks of partitions whose topic's id is known only now; those that began at a
         commit of an earlier topic are read from their beginning."""
+        if self._unchecked and not self._offsets.known_topic(self._topic.name):
+            return
         for number, since in list(self._unchecked.items()):
             cursor = self.cursors.get(number)
             if cursor is None or self.is_closing:
@@ -377,6 +393,7 @@ class GroupReader:
         epochs = self._epochs_of(owned)
         for number in owned:
             self._topic.leave(self.cursors.pop(number))
+            self._forget_news(number)
         if self._last_commits is None:
             commits = await self._assignment.on_revoked(owned)
         else:
@@ -405,6 +422,7 @@ class GroupReader:
         owned = sorted(self.cursors.keys() & set(numbers))
         for number in owned:
             self._topic.leave(self.cursors.pop(number))
+            self._forget_news(number)
             self._to_commit.pop(number, None)
             self.committed.pop(number, None)
         if owned and not self.is_closing:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, TypeVar
@@ -202,6 +203,7 @@ class SharedTopic:
         topic's id: once it is known, the readers check whose commits they began at."""
         if not readers:
             return
+        asked_at = time.monotonic()
         reading_mark = self._start_task(self._read_mark())
         readers_by_task = {
             asyncio.create_task(reader.fetch_committed(numbers)): reader for reader in readers
@@ -233,7 +235,7 @@ class SharedTopic:
                     number: _of_topic(present, group_commits.get(number)) for number in new_numbers
                 }
                 if committed:
-                    reader.assign_partitions(committed, present)
+                    reader.assign_partitions(committed, present, asked_at)
                 for number, commit in committed.items():
                     start = Commit(-1) if commit is None else commit
                     starts.append((number, start.offset, start.epoch, reader, commit))
