@@ -281,6 +281,8 @@ async def test_an_id_that_is_known_late_makes_the_topic_be_read_from_its_start_t
 
     await asyncio.to_thread(produce, kafka.bootstrap_servers, name, [b"b"])
     monkeypatch.setattr(kafka_replaced_topics, "FIRST_TOPIC_ID_DELAY", 1.0)
+    # A request that fails is repeated.
+    monkeypatch.setattr(kafka_replaced_topics, "TOPIC_ID_INTERVAL", 1.0)
     process = KINDS[kind](kafka.bootstrap_servers, name)
     values: list[bytes | None] = []
     async with asyncio.timeout(SOON):
