@@ -370,6 +370,7 @@ async def test_what_is_known_above_a_commit_survives_its_mark(
     process = OwnDispatcher(servers, name)
     await process.read(len(OLD))
     await until(process.knows_id)
+    assert await process.read_some() == []  # commits are marked from then on
     metadata, _ = encode(2, Progress([(4, 6)]), 0)
     await process.reader.commit_now({0: OffsetAndMetadata(2, metadata)})
     await process.close()
