@@ -12,11 +12,15 @@ id yet.
 
 from __future__ import annotations
 
+import math
 import re
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, Generic, TypeVar
 
 from knafka.core.progress import MARK_LENGTH, MAX_METADATA, PROGRESS_PREFIX, decode
 from knafka.core.sensor.records import parse_taken
+
+K = TypeVar("K")
 
 _ID_LENGTH: Final = MARK_LENGTH - len("@:")
 """Characters of an id in a mark: 66 bits, nearly all of them random."""
@@ -65,6 +69,71 @@ def mark_after_restart(former: str, known: str) -> str:
     with the old mark would be taken for one of the old topic.
     """
     return known if is_of_another(former, known) else ""
+
+
+class CommitMarks(Generic[K]):
+    """The mark that the next commit of each partition of one reader gets; `K` identifies a
+    partition.
+
+    A start doesn't wait for a topic's id. So a partition may begin at a commit whose mark can't be
+    compared yet. Once the id is known, the commit may turn out to be of another topic, and then the
+    partition must be read from its start. Until then its commits keep that mark.
+    """
+
+    def __init__(self, present: Callable[[K, float], str]) -> None:
+        """Begin without partitions. `present` returns the mark of the present topic of a partition;
+        empty if its id wasn't read by a request that was sent at this `time.monotonic` or later."""
+        self._present = present
+        self._marks: dict[K, str] = {}
+        self._unchecked_since: dict[K, float] = {}
+        """Partitions that began before the id of their topic was known, or that lost their log;
+        when the request for an id must have been sent at the earliest to count for them."""
+
+    def get(self, key: K) -> str:
+        """Return the mark that the next commit of a partition gets; empty: none. A revoked
+        partition keeps its mark, for its last commit."""
+        return self._marks.get(key, "")
+
+    def begin(self, key: K, committed: str, present: str, asked_at: float = -math.inf) -> None:
+        """Note that a partition begins at a commit with the mark `committed`, or at its start if
+        that is of another topic than `present`. `present` empty: the id isn't known; only one that
+        is requested at `asked_at` or later counts then."""
+        self._note(key, present or committed, None if present else asked_at)
+
+    def restart(self, key: K, now: float, *, is_of_present: bool = False) -> None:
+        """Note that a partition is read from its start; `is_of_present`: surely in the topic whose
+        id is known. `now`: `time.monotonic`."""
+        mark = self._present(key, -math.inf)
+        if not is_of_present:
+            # A log may be lost as its topic was replaced, before the new id is known.
+            mark = mark_after_restart(self.get(key), mark)
+        self._note(key, mark, None if mark else now)
+
+    def find_others(self) -> Sequence[K]:
+        """Check the partitions whose topic's id has become known. Return those that began at a
+        commit of another topic: the caller must read them from their start, and call `restart`."""
+        others: list[K] = []
+        for key, since in list(self._unchecked_since.items()):
+            if present := self._present(key, since):
+                if is_of_another(self._marks[key], present):
+                    others.append(key)
+                    self.stop_checking(key)
+                else:
+                    self._note(key, present, None)
+        return others
+
+    def stop_checking(self, key: K) -> None:
+        """Leave a partition its mark, as it belongs to another reader now."""
+        self._unchecked_since.pop(key, None)
+
+    def _note(self, key: K, mark: str, unchecked_since: float | None) -> None:
+        """Note a partition's mark, and since when an id must be requested to check it; None: it is
+        right."""
+        self._marks[key] = mark
+        if unchecked_since is None:
+            self.stop_checking(key)
+        else:
+            self._unchecked_since[key] = unchecked_since
 
 
 def described_until(offset: int, metadata: str) -> int | None:

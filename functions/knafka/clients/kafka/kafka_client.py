@@ -26,6 +26,8 @@ log.addFilter(RateLimitedFilter())  # a client's queue may hold hundreds of the 
 _librdkafka = logging.getLogger("librdkafka")
 _librdkafka.addFilter(RateLimitedFilter())
 
+PartitionKey: TypeAlias = tuple[str, int]
+"""Topic and number of a partition."""
 Connection: TypeAlias = Mapping[str, Any]
 """librdkafka's configuration that reaches the cluster: bootstrap.servers, security (also our own
 keys of `knafka.tokens`), and the settings of a Broker or Trigger."""

@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, Protocol
 
-from knafka.core.commit_metadata import is_of_another, mark_after_restart
+from knafka.core.commit_metadata import CommitMarks
 from knafka.core.drain import COMMIT_INTERVAL, MAX_COMMIT_INTERVAL
 from knafka.core.errors import LogError
 from knafka.core.progress import MAX_METADATA
@@ -109,11 +109,10 @@ class GroupReader:
         self._end_epochs: dict[int, int] = {}
         """Leader epochs that commits have at least (`Commit.end_epoch`); positions don't have them,
         as those are of records that were read."""
-        self._marks: dict[int, str] = {}
+        self._marks: CommitMarks[int] = CommitMarks(
+            lambda number, since: offsets.known_topic(topic.name, since)
+        )
         """Mark of the topic that each partition's offsets are of (`Commit.topic`)."""
-        self._unchecked: dict[int, float] = {}
-        """Partitions that began before the topic's id was known, or that lost their log; since when
-        the id must be read to count for them (`time.monotonic`)."""
         self._settled: dict[int, int] = {}
         """Offset below which the drain has settled everything, by assigned partition."""
         self._to_commit: dict[int, OffsetAndMetadata] = {}
@@ -307,9 +306,8 @@ class GroupReader:
         at `asked_at` (`time.monotonic`); call `begin` for each next. `topic`: the start of the
         present topic's id, which marks commits; empty: unknown."""
         for number, commit in committed.items():
-            # An id that was read before may be older than the commit.
-            self._note_unchecked(number, None if topic else asked_at)
-            self._marks[number] = topic or ("" if commit is None else commit.topic)
+            # An id that was requested before `asked_at` may be older than the commit.
+            self._marks.begin(number, "" if commit is None else commit.topic, topic, asked_at)
             self._epochs[number] = NO_EPOCH if commit is None else commit.epoch
             self._end_epochs[number] = NO_EPOCH if commit is None else commit.end_epoch
             offset = 0 if commit is None else commit.offset
@@ -345,9 +343,7 @@ class GroupReader:
         self._epochs[number] = start.epoch
         self._end_epochs.pop(number, None)
         if start.offset == BEGINNING:
-            known = self._offsets.known_topic(self._topic.name)
-            mark = self._marks[number] = mark_after_restart(self._marks.get(number, ""), known)
-            self._note_unchecked(number, None if mark else time.monotonic())
+            self._marks.restart(number, time.monotonic())
         self._settled[number] = start.offset
         self.committed.pop(number, None)
         self._restarted.add(number)
@@ -360,29 +356,16 @@ class GroupReader:
         self.ends = {other: end for other, end in self.ends.items() if other != number}
         self._partitions_with_news.pop(number, None)
 
-    def _note_unchecked(self, number: int, since: float | None) -> None:
-        """Note since when an id must be read to check a partition's mark; None: it is right."""
-        if since is None:
-            self._unchecked.pop(number, None)
-        else:
-            self._unchecked[number] = since
-
     def check_topic(self) -> None:
         """Check the marks of partitions whose topic's id is known only now; those that began at a
         commit of an earlier topic are read from their beginning."""
-        if self._unchecked and not self._offsets.known_topic(self._topic.name):
-            return
-        for number, since in list(self._unchecked.items()):
-            cursor = self.cursors.get(number)
-            if cursor is None or self.is_closing:
-                del self._unchecked[number]  # its last commits keep the mark
-            elif present := self._offsets.known_topic(self._topic.name, since):
-                if is_of_another(self._marks[number], present):
-                    self._topic.leave(cursor)
-                    self.restart(cursor, Position(BEGINNING))
-                    self.begin(number, None)
-                self._marks[number] = present
-                self._note_unchecked(number, None)
+        if self.is_closing:
+            return  # the last commits keep their marks
+        for number in self._marks.find_others():
+            cursor = self.cursors[number]
+            self._topic.leave(cursor)
+            self.restart(cursor, Position(BEGINNING))
+            self.begin(number, None)
 
     async def release_partitions(self, numbers: Collection[int]) -> None:
         """Release partitions that go to another process: stop reading them, wait until the attempts
@@ -394,6 +377,7 @@ class GroupReader:
         for number in owned:
             self._topic.leave(self.cursors.pop(number))
             self._forget_news(number)
+            self._marks.stop_checking(number)
         if self._last_commits is None:
             commits = await self._assignment.on_revoked(owned)
         else:
@@ -423,6 +407,7 @@ class GroupReader:
         for number in owned:
             self._topic.leave(self.cursors.pop(number))
             self._forget_news(number)
+            self._marks.stop_checking(number)
             self._to_commit.pop(number, None)
             self.committed.pop(number, None)
         if owned and not self.is_closing:
@@ -487,7 +472,7 @@ class GroupReader:
         """Commit these offsets, with these leader epochs, and wait. Raises `LogError`."""
         full_commits = {
             number: Commit(
-                commit.offset, commit.metadata, epochs[number], topic=self._marks.get(number, "")
+                commit.offset, commit.metadata, epochs[number], topic=self._marks.get(number)
             )
             for number, commit in commits.items()
         }

@@ -84,7 +84,7 @@ class SharedTopic:
         """Tasks in the background, such as the fetchers'."""
 
     def open_reader(self, group: str, assignment: Assignment) -> GroupReader:
-        """Open the reader of one more group; `assignment`, its drain, is told of its partitions."""
+        """Open the reader of one more group; `assignment` is its drain, which takes partitions."""
         reader = GroupReader(self, group, assignment, self._offsets)
         self._readers.append(reader)
         if self._owned:
@@ -146,8 +146,9 @@ class SharedTopic:
         """Make the waiting commits, if Kafka confirms that the partitions still belong to this
         process. Lasts `COMMIT_ROUND_SECONDS`, over which the commits are spread."""
         loop = asyncio.get_running_loop()
-        for reader in list(self._readers):
-            reader.check_topic()
+        if self._offsets.known_topic(self.name):
+            for reader in list(self._readers):
+                reader.check_topic()
         # A reader whose last commit is still under way asks again when it has ended.
         committing_readers = [reader for reader in self._committing_readers if reader.to_commit]
         self._committing_readers = dict.fromkeys(committing_readers)

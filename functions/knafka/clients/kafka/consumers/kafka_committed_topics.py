@@ -18,7 +18,7 @@ import logging
 import math
 import time
 from collections.abc import Sequence
-from typing import Final, TypeAlias
+from typing import Final
 
 from confluent_kafka import OFFSET_INVALID, Consumer, TopicPartition
 
@@ -29,6 +29,7 @@ from knafka.clients.kafka.consumers.kafka_group_consumer import (
     start_position_of,
 )
 from knafka.clients.kafka.consumers.kafka_replaced_topics import ReplacedTopics
+from knafka.clients.kafka.kafka_client import PartitionKey
 from knafka.clients.kafka.kafka_commits import topic_mark_of
 from knafka.core import commit_metadata
 from knafka.core.errors import LogError
@@ -41,9 +42,6 @@ OF_ANOTHER_TOPIC: Final = (
 )
 """Log message: partition and topic."""
 
-_PartitionKey: TypeAlias = tuple[str, int]
-"""Topic and partition."""
-
 
 class CommittedTopics:
     """The marks of the topics of one consumer's commits, by partition."""
@@ -52,12 +50,9 @@ class CommittedTopics:
         """Begin without partitions; `replaced` knows the present topics. None: all commits are
         trusted, and get no marks."""
         self._replaced = replaced
-        self._marks: dict[_PartitionKey, str] = {}
-        """The mark that the next commit of a partition gets; empty: none. A revoked partition keeps
-        its mark, for its last commit."""
-        self._unchecked: dict[_PartitionKey, float] = {}
-        """Partitions that began before the id of their topic was known, or that lost their log;
-        since when the id must be read to count for them (`time.monotonic`)."""
+        self._marks = commit_metadata.CommitMarks[PartitionKey](
+            lambda key, since: self._present(key[0], since)
+        )
 
     def start(
         self, consumer: Consumer, partitions: list[TopicPartition], timeout: float
@@ -85,22 +80,13 @@ class CommittedTopics:
         another topic."""
         key = committed.topic, committed.partition
         present, mark = self._present(committed.topic), topic_mark_of(committed)
-        self._note(key, present or mark, None if present else -math.inf)
+        self._marks.begin(key, mark, present)
         if commit_metadata.is_of_another(mark, present):
             if self._replaced is not None and not self._replaced.was_read(key[0], mark):
                 self._replaced.hasten()  # the commit may be of a newer topic than the known one
             log.warning(OF_ANOTHER_TOPIC, committed.partition, committed.topic)
             return TopicPartition(*key, OFFSET_INVALID)
         return committed
-
-    def _note(self, key: _PartitionKey, mark: str, unchecked_since: float | None) -> None:
-        """Note a partition's mark, and since when an id must be read to check it; None: it is
-        right."""
-        self._marks[key] = mark
-        if unchecked_since is None:
-            self._unchecked.pop(key, None)
-        else:
-            self._unchecked[key] = unchecked_since
 
     def _present(self, topic: str, since: float = -math.inf) -> str:
         """Return the mark of the present topic of this name; empty if its id wasn't read since
@@ -109,36 +95,24 @@ class CommittedTopics:
             return ""
         return commit_metadata.short_id(self._replaced.id(topic, since))
 
-    def find_others(self) -> Sequence[_PartitionKey]:
+    def find_others(self) -> Sequence[PartitionKey]:
         """Return the partitions that began at a commit of another topic, as far as that is known
         only now; those that are owned must be read from their start, and `restart` be called."""
-        others: list[_PartitionKey] = []
-        for key, since in list(self._unchecked.items()):
-            if present := self._present(key[0], since):
-                del self._unchecked[key]
-                if commit_metadata.is_of_another(self._marks[key], present):
-                    others.append(key)
-                else:
-                    self._marks[key] = present
-        return others
+        return self._marks.find_others()
 
     def is_sure(self, committed: TopicPartition) -> bool:
         """Whether a commit is surely of the present topic: it has that topic's mark."""
         mark = topic_mark_of(committed)
         return bool(mark) and mark == self._present(committed.topic)
 
-    def restart(self, key: _PartitionKey, is_of_present: bool = False) -> None:
+    def restart(self, key: PartitionKey, is_of_present: bool = False) -> None:
         """Note that a partition is read from its start; `is_of_present`: surely in the topic whose
         id is known."""
-        mark = self._present(key[0])
-        if not is_of_present:
-            # A log may be lost as its topic was replaced, before the new id is known.
-            mark = commit_metadata.mark_after_restart(self._marks.get(key, ""), mark)
-        self._note(key, mark, None if mark else time.monotonic())
+        self._marks.restart(key, time.monotonic(), is_of_present=is_of_present)
 
-    def mark(self, key: _PartitionKey, metadata: str) -> str:
+    def mark(self, key: PartitionKey, metadata: str) -> str:
         """Return the metadata of a commit for a partition (topic, number), with the mark of the
         topic whose log was read."""
         if self._replaced is None:
             return metadata
-        return commit_metadata.mark(metadata, self._marks.get(key, ""))
+        return commit_metadata.mark(metadata, self._marks.get(key))
