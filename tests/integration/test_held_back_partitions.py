@@ -7,16 +7,15 @@ real Kafka (`kafka_undecided_partitions`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
-from support.kafka import Kafka, MakeTopic
+from support.kafka import MakeTopic
 from support.logs import SOON
 from support.transactions import Holder, KafkaCluster, values
 
 from knafka.clients.kafka.consumers import kafka_elections, kafka_undecided_partitions
-from knafka.clients.kafka.consumers.kafka_group_consumer import GroupProtocol
 from knafka.clients.kafka.kafka_commits import end_epochs
 from knafka.core.sensor.order import Place, Taken
 from knafka.core.sensor.records import commit_metadata
@@ -29,13 +28,6 @@ RECORDS = 6
 TAKEN = commit_metadata({}, None, Taken(RECORDS, Place(7, 0, RECORDS - 1)))
 COMMITS = {0: 0, 1: 3, 2: 3}
 """Committed offsets; the last partition's commit has no metadata."""
-
-
-@pytest.fixture(params=GroupProtocol)
-def kafka_cluster(kafka: Kafka, request: pytest.FixtureRequest) -> Iterator[KafkaCluster]:
-    made = KafkaCluster(kafka.bootstrap_servers, request.param)
-    yield made
-    made.close()
 
 
 @pytest.fixture

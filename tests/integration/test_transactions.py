@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -41,13 +40,6 @@ pytestmark = pytest.mark.kafka
 
 SOON = 5.0
 """Seconds, less than `TRANSACTION_TIMEOUT`."""
-
-
-@pytest.fixture(params=GroupProtocol)
-def kafka_cluster(kafka: Kafka, request: pytest.FixtureRequest) -> Iterator[KafkaCluster]:
-    made = KafkaCluster(kafka.bootstrap_servers, request.param)
-    yield made
-    made.close()
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """The implementations of `ports.transactions` behind one face.
 
-`transactions` is the fixture; `Holder` is a `Claims` that notes what it hears. Registered by
-`pytest_plugins` in tests/conftest.py.
+`transactions` is the fixture, and `kafka_cluster` the one of the real Kafka alone; `Holder` is a
+`Claims` that notes what it hears. Registered by `pytest_plugins` in tests/conftest.py.
 """
 
 from __future__ import annotations
@@ -251,3 +251,11 @@ def wait_until(condition: Callable[[], object], *members: TransactionalLog) -> N
         for each in members:
             assert list(each.read(100, 0.05)) == []
     assert condition()
+
+
+@pytest.fixture(params=GroupProtocol)
+def kafka_cluster(kafka: Kafka, request: pytest.FixtureRequest) -> Iterator[KafkaCluster]:
+    """Transactions on the real Kafka, once by each group protocol."""
+    made = KafkaCluster(kafka.bootstrap_servers, request.param)
+    yield made
+    made.close()

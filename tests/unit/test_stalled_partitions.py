@@ -15,7 +15,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from knafka.clients.kafka.consumers import kafka_stalled_partitions
+from knafka.clients.kafka.consumers import kafka_new_consumer, kafka_stalled_partitions
 from knafka.clients.kafka.consumers.kafka_stalled_partitions import StalledPartitions
 
 TOPIC = "events"
@@ -51,7 +51,7 @@ class World:
         self.heard_by_new: list[Heard] = []
         monkeypatch.setattr(kafka_stalled_partitions, "STALL_CHECK_INTERVAL", 0.0)
         monkeypatch.setattr(kafka_stalled_partitions, "SUSPECT_CHECK_INTERVAL", 0.0)
-        monkeypatch.setattr(kafka_stalled_partitions, "open_client", lambda *arguments: self)
+        monkeypatch.setattr(kafka_new_consumer, "open_client", lambda *arguments: self)
         self.stalled = StalledPartitions({})
         self.stalled.begin([TopicPartition(TOPIC, 0, OFFSET_BEGINNING)])
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from knafka.clients.kafka.kafka_client import PartitionKey
 from knafka.clients.kafka.producers import kafka_timed_out_topics
 from knafka.clients.kafka.producers.kafka_timed_out_topics import (
     MAX_REPLACEMENTS,
-    Partition,
     TimedOutTopics,
 )
 from knafka.core.errors import LogError
@@ -23,7 +23,7 @@ class World:
         monkeypatch.setattr(kafka_timed_out_topics, "ids_of_led_topics", self._ids)
         self.topics = TimedOutTopics({}, self._replace)
 
-    def _ids(self, connection: object, partitions: set[Partition]) -> dict[str, str]:
+    def _ids(self, connection: object, partitions: set[PartitionKey]) -> dict[str, str]:
         if self.is_away:
             raise LogError("Kafka is away")
         return {topic: self.ids[topic] for topic, _ in partitions if topic in self.ids}

@@ -224,7 +224,7 @@ class KafkaShard:
         """Return the function that opens the Egress's reader in its shared topic."""
 
         def open_reader(assignment: Assignment) -> LogReader:
-            """Open the group's reader; `assignment`, the drain, is told of its partitions."""
+            """Open the group's reader; `assignment` is its drain, which takes partitions."""
             return self._open_topic(egress.topic).open_reader(egress.group, assignment)
 
         return open_reader

@@ -18,8 +18,8 @@ record."""
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much a receiver holds at most; together the limits bound its memory. What has no room is
-    refused, and the sender is told to send it again."""
+    """How much a receiver holds at most; together the limits bound its memory. An event without
+    room is refused with a status that asks its sender to send it again."""
 
     in_flight: int = 10_000
     """Events that wait for Kafka: about those of one second at full speed."""

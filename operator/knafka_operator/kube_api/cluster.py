@@ -239,8 +239,8 @@ class ApiCluster:
         )
 
     async def merge_cluster_scoped(self, manifest: Document) -> None:
-        """Create a cluster-scoped object, or merge these fields into an existing one. Lists are
-        replaced as a whole, whoever wrote them. Raises `ClusterError`."""
+        """Create a cluster-scoped object, or merge these fields into an existing one. A list
+        replaces the former one, also one that somebody else wrote. Raises `ClusterError`."""
 
         def ask() -> None:
             """Patch the object, or create it if it doesn't exist."""

@@ -14,6 +14,7 @@ from typing import Final, TypeAlias
 
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
+from knafka.clients.kafka.kafka_client import PartitionKey
 from knafka.core.commit_metadata import unmark
 from knafka.core.numbering import Numbering, partition_of
 from knafka.ports.log import Commits, OffsetAndMetadata
@@ -44,7 +45,7 @@ REBALANCING_ERRORS: Final = frozenset(
 Epochs = Mapping[int, int]
 """Leader epoch of the last commit, by partition that may be committed."""
 
-Mark: TypeAlias = Callable[[tuple[str, int], str], str]
+Mark: TypeAlias = Callable[[PartitionKey, str], str]
 """Adds to the metadata of a commit the mark of its topic (`core.commit_metadata`), for a topic and
 partition."""
 
@@ -204,12 +205,12 @@ def with_epochs(
 
 def end_epochs(
     consumer: Consumer, partitions: Sequence[TopicPartition], timeout: float
-) -> dict[tuple[str, int], int]:
+) -> dict[PartitionKey, int]:
     """Return the leader epochs in which the logs of these partitions end now, by topic and
     partition, as far as Kafka says so within `timeout` seconds; a request that fails is repeated
     until then. Raises nothing."""
     deadline = time.monotonic() + timeout
-    epochs: dict[tuple[str, int], int] = {}
+    epochs: dict[PartitionKey, int] = {}
     missing = [TopicPartition(entry.topic, entry.partition, OFFSET_END) for entry in partitions]
     requests = [missing]
     request_timeout = timeout if len(missing) < 2 else timeout / 2

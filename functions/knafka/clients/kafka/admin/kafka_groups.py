@@ -31,7 +31,7 @@ from confluent_kafka import (
 
 from knafka.clients.kafka.consumers.kafka_elections import LeaderElection, elections_since
 from knafka.clients.kafka.kafka_acls import explain_denials
-from knafka.clients.kafka.kafka_client import ASKING, Connection, open_client
+from knafka.clients.kafka.kafka_client import ASKING, Connection, PartitionKey, open_client
 from knafka.clients.kafka.kafka_commits import metadata_of, topic_mark_of
 from knafka.clients.kafka.kafka_requests import MAX_BLOCKING_CALLS, AdminCalls
 from knafka.core.commit_metadata import is_of_another, short_id
@@ -148,11 +148,11 @@ class KafkaGroups:
 
     async def committed_since(
         self, group: str, partitions: Sequence[TopicPartition]
-    ) -> tuple[Sequence[TopicPartition], Mapping[tuple[str, int], LeaderElection]]:
+    ) -> tuple[Sequence[TopicPartition], Mapping[PartitionKey, LeaderElection]]:
         """Return the group's commits of these partitions and, by topic and partition, where a
         leader was or may have been elected since the commit. Raises `LogError`."""
         requested = list(partitions)
-        elections: dict[tuple[str, int], LeaderElection] = {}
+        elections: dict[PartitionKey, LeaderElection] = {}
 
         def read(consumer: Consumer, timeout: float) -> list[TopicPartition]:
             """Read the commits within `timeout` seconds, and store in `elections` where a leader

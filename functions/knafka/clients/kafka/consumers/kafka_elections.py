@@ -13,16 +13,15 @@ Not here: whether the log reaches up to the commit's own offset (`kafka_cut_logs
 
 from __future__ import annotations
 
-import time
-import uuid
 from collections.abc import Mapping, Sequence
-from contextlib import closing
-from typing import Final, NamedTuple, TypeAlias
+from contextlib import suppress
+from typing import Final, NamedTuple
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from knafka.clients.kafka.consumers.kafka_cut_logs import assign_checked
-from knafka.clients.kafka.kafka_client import LOST_OFFSET_ERRORS, READING, Connection, open_client
+from knafka.clients.kafka.consumers.kafka_new_consumer import ask_new_consumer
+from knafka.clients.kafka.kafka_client import LOST_OFFSET_ERRORS, Connection, PartitionKey
 from knafka.clients.kafka.kafka_commits import NO_EPOCH, end_epochs, epoch_of, metadata_of
 from knafka.core.commit_metadata import described_until
 from knafka.core.errors import LogError
@@ -34,11 +33,6 @@ takes milliseconds."""
 REACH_TIMEOUT: Final = 3.0
 """Seconds in which a consumer must learn whether logs still have all records that the commits'
 metadata describe."""
-PROBE_GROUP_PREFIX: Final = "knafka-election-probe"
-"""Prefix of the group id that librdkafka requires; Kafka never sees it."""
-
-_PartitionKey: TypeAlias = tuple[str, int]
-"""Topic and partition."""
 
 
 class LeaderElection(NamedTuple):
@@ -69,12 +63,12 @@ def elections_since(
     connection: Connection,
     committed: Sequence[TopicPartition],
     reach_timeout: float = REACH_TIMEOUT,
-) -> Mapping[_PartitionKey, LeaderElection]:
+) -> Mapping[PartitionKey, LeaderElection]:
     """Return, by topic and partition, for which of a group's commits (`committed`, read by
     `consumer`) a leader was or may have been elected since. Left out are commits without a leader
     epoch, and those whose metadata say nothing of records above their offsets. Blocks for
     `ELECTION_TIMEOUT` and `reach_timeout` seconds at most. Raises nothing."""
-    reaches: dict[_PartitionKey, int | None] = {}
+    reaches: dict[PartitionKey, int | None] = {}
     asked: list[TopicPartition] = []
     for entry in committed:
         if entry.error is None and metadata_of(entry) and epoch_of(entry) != NO_EPOCH:
@@ -83,7 +77,7 @@ def elections_since(
                 asked.append(entry)
                 reaches[entry.topic, entry.partition] = reach
     ends = end_epochs(consumer, asked, ELECTION_TIMEOUT) if asked else {}
-    elections: dict[_PartitionKey, LeaderElection] = {}
+    elections: dict[PartitionKey, LeaderElection] = {}
     probes: list[TopicPartition] = []
     for entry in asked:
         key, epoch = (entry.topic, entry.partition), epoch_of(entry)
@@ -104,25 +98,21 @@ def elections_since(
 
 def _reached(
     connection: Connection, probes: Sequence[TopicPartition], timeout: float
-) -> dict[_PartitionKey, bool]:
+) -> dict[PartitionKey, bool]:
     """Return, by topic and partition, whether the leader epoch of each position in `probes` ends at
     that offset or later, so that all records below it are still there. Left out: what a new
     consumer doesn't learn within `timeout` seconds. Raises nothing."""
-    group = f"{PROBE_GROUP_PREFIX}-{uuid.uuid4().hex[:8]}"
-    configuration = {**READING, **connection, "group.id": group, "log_level": 0}
-    reached: dict[_PartitionKey, bool] = {}
-    deadline = time.monotonic() + timeout
-    try:
-        with closing(open_client(Consumer, configuration)) as consumer:
-            assign_checked(consumer, probes)
-            while len(reached) < len(probes) and (left := deadline - time.monotonic()) > 0:
-                if (message := consumer.poll(left)) is None:
-                    break
-                error, key = message.error(), (str(message.topic()), message.partition() or 0)
-                is_lost = error is not None and error.code() in LOST_OFFSET_ERRORS
-                if error is None or is_lost or error.code() == KafkaError._PARTITION_EOF:
-                    reached.setdefault(key, not is_lost)
-                    consumer.pause([TopicPartition(*key)])  # its other records hide the others
-    except (LogError, KafkaException):
-        pass
-    return reached
+    positions = {(probe.topic, probe.partition): probe for probe in probes}
+    with suppress(LogError, KafkaException):
+        return ask_new_consumer(connection, positions, timeout, assign_checked, _is_reached)
+    return {}
+
+
+def _is_reached(key: PartitionKey, message: Message) -> bool | None:
+    """Return whether a new consumer has found a position's epoch to reach up to it, by a message of
+    its partition: a record or the partition's end, or the error of a cut log. None: another
+    error."""
+    error = message.error()
+    if error is None or error.code() == KafkaError._PARTITION_EOF:
+        return True
+    return False if error.code() in LOST_OFFSET_ERRORS else None

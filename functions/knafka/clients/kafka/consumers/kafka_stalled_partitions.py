@@ -13,9 +13,7 @@ Not here: replacing the consumer (`kafka_membership`, `kafka_positioned`).
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing
 from typing import Final, TypeAlias
 
 from confluent_kafka import (
@@ -28,12 +26,8 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from knafka.clients.kafka.kafka_client import (
-    LOST_OFFSET_ERRORS,
-    READING,
-    Connection,
-    open_client,
-)
+from knafka.clients.kafka.consumers.kafka_new_consumer import ask_new_consumer
+from knafka.clients.kafka.kafka_client import LOST_OFFSET_ERRORS, Connection, PartitionKey
 from knafka.clients.kafka.kafka_commits import NO_EPOCH, epoch_of
 from knafka.core.errors import LogError
 
@@ -50,11 +44,7 @@ STALL_REQUEST_TIMEOUT: Final = 2.0
 """Seconds that Kafka may take to say where partitions end; it takes milliseconds."""
 NEW_CONSUMER_TIMEOUT: Final = 3.0
 """Seconds in which a new consumer must get something of a partition that counts as stalled."""
-PROBE_GROUP_PREFIX: Final = "knafka-stall-probe"
-"""Prefix of the group id that librdkafka requires; Kafka never sees it."""
 
-_Key: TypeAlias = tuple[str, int]
-"""Topic and partition."""
 _State: TypeAlias = tuple[int, int | None]
 """A partition's position and the end that the consumer has reported last."""
 
@@ -65,14 +55,14 @@ class StalledPartitions:
     def __init__(self, connection: Connection) -> None:
         """Begin without partitions; `connection` is that of the consumer."""
         self._connection = connection
-        self._starts: dict[_Key, TopicPartition] = {}
+        self._starts: dict[PartitionKey, TopicPartition] = {}
         """Where the consumer began, by partition that it reads."""
-        self._paused: set[_Key] = set()
-        self._ends: dict[_Key, int] = {}
+        self._paused: set[PartitionKey] = set()
+        self._ends: dict[PartitionKey, int] = {}
         """The end that the consumer has reported last."""
-        self._states: dict[_Key, _State] = {}
+        self._states: dict[PartitionKey, _State] = {}
         """State of each partition at the last look."""
-        self._suspects: set[_Key] = set()
+        self._suspects: set[PartitionKey] = set()
         """Partitions that had another end than their position at the last look."""
         self._interval = STALL_CHECK_INTERVAL
         """Seconds between two looks at present."""
@@ -164,11 +154,11 @@ class StalledPartitions:
         self._interval = min(2 * self._interval, MAX_STALL_CHECK_INTERVAL)
         self._check_at = time.monotonic() + self._interval
 
-    def _positions_without_news(self, consumer: Consumer) -> dict[_Key, TopicPartition]:
+    def _positions_without_news(self, consumer: Consumer) -> dict[PartitionKey, TopicPartition]:
         """Return the positions of the partitions that gave the consumer neither a record nor
         another end since the last look."""
         watched = [start for key, start in self._starts.items() if key not in self._paused]
-        unmoved: dict[_Key, TopicPartition] = {}
+        unmoved: dict[PartitionKey, TopicPartition] = {}
         for start, position in zip(watched, _positions(consumer, watched), strict=True):
             key = _key(start)
             state = (position.offset, self._ends.get(key))
@@ -178,8 +168,8 @@ class StalledPartitions:
         return unmoved
 
     def _with_another_end(
-        self, consumer: Consumer, positions: Mapping[_Key, TopicPartition]
-    ) -> dict[_Key, TopicPartition]:
+        self, consumer: Consumer, positions: Mapping[PartitionKey, TopicPartition]
+    ) -> dict[PartitionKey, TopicPartition]:
         """Return the positions from which more should have been read: Kafka names another end of
         the partition, or another leader epoch, than the consumer knows, or none. Raises
         `KafkaException`."""
@@ -193,38 +183,28 @@ class StalledPartitions:
             or NO_EPOCH < epoch_of(answer) < epoch_of(positions[key])
         }
 
-    def _known_end(self, key: _Key, position: TopicPartition) -> int:
+    def _known_end(self, key: PartitionKey, position: TopicPartition) -> int:
         """Return the partition's end as far as the consumer knows. It may be higher than the
         position, as markers of transactions are no records. Negative if the consumer has got
         neither a record nor an end."""
         return max(position.offset, self._ends.get(key, position.offset))
 
     def _heard_by_new_consumer(
-        self, positions: Mapping[_Key, TopicPartition]
+        self, positions: Mapping[PartitionKey, TopicPartition]
     ) -> list[TopicPartition]:
         """Return the partitions of which a new consumer, begun at these positions, gets a record,
         an end or an error that the watched consumer didn't get, within `NEW_CONSUMER_TIMEOUT`
         seconds. Raises `LogError` if no consumer can be opened."""
-        group = f"{PROBE_GROUP_PREFIX}-{uuid.uuid4().hex[:8]}"
-        configuration = {**READING, **self._connection, "group.id": group, "log_level": 0}
-        heard: set[_Key] = set()
-        with closing(open_client(Consumer, configuration)) as consumer:
-            consumer.assign(list(positions.values()))
-            deadline = time.monotonic() + NEW_CONSUMER_TIMEOUT
-            while (
-                len(heard) < len(positions)
-                and (remaining_seconds := deadline - time.monotonic()) > 0
-            ):
-                message = consumer.poll(remaining_seconds)
-                if message is None:
-                    break
-                for key in positions.keys() & {(message.topic(), message.partition())}:
-                    if self._is_new(message, key, positions[key]):
-                        heard.add(key)
-                        consumer.pause([TopicPartition(*key)])  # its other records hide the others
+        heard = ask_new_consumer(
+            self._connection,
+            positions,
+            NEW_CONSUMER_TIMEOUT,
+            lambda consumer, starts: consumer.assign(starts),
+            lambda key, message: self._is_new(message, key, positions[key]) or None,
+        )
         return [TopicPartition(*key) for key in heard]
 
-    def _is_new(self, message: Message, key: _Key, position: TopicPartition) -> bool:
+    def _is_new(self, message: Message, key: PartitionKey, position: TopicPartition) -> bool:
         """Whether the watched consumer should have got this message of the new one, too: a record,
         a lost offset, or another end of the partition `key` than it knows; `position` is where it
         stands."""
@@ -239,7 +219,7 @@ def names_of(partitions: Iterable[TopicPartition]) -> str:
     return ", ".join(f"{partition.topic}/{partition.partition}" for partition in partitions)
 
 
-def _key(partition: TopicPartition) -> _Key:
+def _key(partition: TopicPartition) -> PartitionKey:
     """Return topic and number of a partition."""
     return partition.topic, partition.partition
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import TopicCollection
 
-from knafka.clients.kafka.consumers.kafka_replaced_topics import UNKNOWN_TOPIC_ID
 from knafka.core.commit_metadata import short_id
 
 if TYPE_CHECKING:
@@ -19,5 +18,4 @@ def read_topic_mark(admin: AdminClient, topic: str, timeout: float) -> str:
     topic."""
     names = TopicCollection([topic])
     description = admin.describe_topics(names, request_timeout=timeout)[topic].result()
-    topic_id = str(description.topic_id)
-    return "" if topic_id == UNKNOWN_TOPIC_ID else short_id(topic_id)
+    return short_id(str(description.topic_id))

@@ -197,7 +197,7 @@ class TransactionalMember(GroupConsumer):
         to be of another topic."""
         replaced = self._replaced.pop()
         others = self._committed_topics.find_others()
-        for partition in [*self.owned, *self._undecided.places]:
+        for partition in [*self.owned, *self._undecided.partitions]:
             if partition.topic in replaced or partition in others:
                 log.warning(OF_ANOTHER_TOPIC, partition.number, partition.topic)
                 self._restart(partition, TopicPartition(*partition, OFFSET_BEGINNING))
@@ -221,7 +221,7 @@ class TransactionalMember(GroupConsumer):
         self._restart(partition, restart)
 
     def _restart(self, partition: Partition, restart: TopicPartition) -> None:
-        """Read a partition from another position; `Claims` is told that it was assigned anew."""
+        """Read a partition from another position, and report it to `Claims` as assigned anew."""
         self.consumer.incremental_unassign([restart])
         self.consumer.incremental_assign([restart])
         if self._undecided.drop([restart]):

@@ -54,7 +54,7 @@ class UndecidedPartitions:
         """When Kafka is asked again (`time.monotonic`)."""
 
     @property
-    def places(self) -> Sequence[Partition]:
+    def partitions(self) -> Sequence[Partition]:
         """The partitions that are held back."""
         return list(self._commits)
 
@@ -63,7 +63,7 @@ class UndecidedPartitions:
         pause the partitions of the others."""
         self.drop(committed)
         decided = self._ask(consumer, committed, REACH_TIMEOUT)
-        undecided = [entry for entry in committed if _place_of(entry) in self._commits]
+        undecided = [entry for entry in committed if _partition_of(entry) in self._commits]
         for entry in undecided:
             log.warning(
                 "partition %d of %s isn't read yet: Kafka doesn't say whether its log has lost its "
@@ -71,7 +71,7 @@ class UndecidedPartitions:
                 *(entry.partition, entry.topic),
             )
         if undecided:
-            consumer.pause([TopicPartition(*_place_of(entry)) for entry in undecided])
+            consumer.pause([TopicPartition(*_partition_of(entry)) for entry in undecided])
             self._interval = MIN_ASK_INTERVAL
             self._ask_at = time.monotonic() + self._interval
         return decided
@@ -89,7 +89,9 @@ class UndecidedPartitions:
         starts = [start_position_of(entry) for entry, _ in decided]
         if starts:
             with raising_log_errors():
-                consumer.incremental_unassign([TopicPartition(*_place_of(each)) for each in starts])
+                consumer.incremental_unassign(
+                    [TopicPartition(*_partition_of(each)) for each in starts]
+                )
             assign_checked(consumer, starts)
             log.info("Kafka has answered: %s are read now", names_of(starts))
             self.drop(starts)
@@ -98,7 +100,7 @@ class UndecidedPartitions:
     def drop(self, partitions: Iterable[TopicPartition]) -> bool:
         """Forget these partitions; returns whether one was held back. librdkafka keeps its pause
         until the partition is resumed."""
-        dropped = [self._commits.pop(_place_of(partition), None) for partition in partitions]
+        dropped = [self._commits.pop(_partition_of(partition), None) for partition in partitions]
         return any(entry is not None for entry in dropped)
 
     def _ask(
@@ -108,9 +110,9 @@ class UndecidedPartitions:
         elections = elections_since(consumer, self._connection, committed, reach_timeout)
         decided: list[tuple[TopicPartition, LeaderElection]] = []
         for entry in committed:
-            election = elections.get(_place_of(entry), NO_ELECTION)
+            election = elections.get(_partition_of(entry), NO_ELECTION)
             if not election.is_answered:
-                self._commits[_place_of(entry)] = entry
+                self._commits[_partition_of(entry)] = entry
                 continue
             # A Kafka that answers without leader epochs will never say more.
             holds = True if election.holds is None else election.holds
@@ -118,6 +120,6 @@ class UndecidedPartitions:
         return decided
 
 
-def _place_of(partition: TopicPartition) -> Partition:
+def _partition_of(partition: TopicPartition) -> Partition:
     """Return topic and number of a partition."""
     return Partition(partition.topic, partition.partition)

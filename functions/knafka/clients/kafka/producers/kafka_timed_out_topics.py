@@ -16,11 +16,11 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
-from typing import Final, TypeAlias
+from typing import Final
 
 from confluent_kafka import KafkaException, TopicCollection
 
-from knafka.clients.kafka.kafka_client import Connection, log_error_of, open_admin
+from knafka.clients.kafka.kafka_client import Connection, PartitionKey, log_error_of, open_admin
 from knafka.core.errors import LogError
 
 log = logging.getLogger(__name__)
@@ -35,9 +35,6 @@ REPLACEMENT_INTERVAL: Final = 30.0
 MAX_REPLACEMENTS: Final = 2
 """Replacements for one topic's id: the first may have come before all brokers knew the topic."""
 
-Partition: TypeAlias = tuple[str, int]
-"""Topic and partition."""
-
 
 class TimedOutTopics:
     """Notes partitions whose records time out, and has the producers replaced if that may help. All
@@ -48,7 +45,7 @@ class TimedOutTopics:
         can't."""
         self._connection = connection
         self._replace = replace
-        self._timed_out: set[Partition] = set()
+        self._timed_out: set[PartitionKey] = set()
         self._replacements: dict[str, tuple[str, int]] = {}
         """By topic: its id, and how often the producers were replaced for this id."""
         self._next_replacement_at = 0.0
@@ -105,7 +102,7 @@ class TimedOutTopics:
 
 
 def ids_of_led_topics(
-    connection: Connection, partitions: Collection[Partition]
+    connection: Connection, partitions: Collection[PartitionKey]
 ) -> Mapping[str, str]:
     """Return the ids of the topics of those partitions that have a leader, by name; blocks. Raises
     `LogError` if Kafka doesn't answer."""
