@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 import uvloop
-from support.gate import only_chaos
+from support.gate import IN_CI
 
 from knafka import serving, settings
 from knafka.core.errors import InvalidDocument
@@ -48,10 +48,16 @@ SMALL = Profile(
 )
 
 
+def by_go(test: Callable[..., None]) -> Callable[..., None]:
+    """Mark a test of Go's pprof, which Go compiles when it is first called: that takes minutes."""
+    return pytest.mark.go(pytest.mark.timeout(300)(test))
+
+
 def pprof(tmp_path: Path, profile: bytes, *options: str) -> str:
     """What Go's own tool makes of it: nothing of ours has a part in reading."""
     go = shutil.which("go")
     if go is None:
+        assert not IN_CI, "needs Go"
         pytest.skip("needs Go")
     file = tmp_path / "profile.pb.gz"
     file.write_bytes(profile)
@@ -92,7 +98,7 @@ def idle_wait(stop: threading.Event) -> None:
     stop.wait()
 
 
-@only_chaos
+@by_go
 def test_gos_pprof_reads_what_was_written(tmp_path: Path) -> None:
     raw = pprof(tmp_path, encode(SMALL), "-raw")
     assert "PeriodType: cpu nanoseconds" in raw
@@ -108,6 +114,7 @@ def test_gos_pprof_reads_what_was_written(tmp_path: Path) -> None:
     assert re.search(r"30ms 75.00% .* Ünï\.hot", top)
 
 
+@by_go
 def test_an_empty_profile_is_one_as_well(tmp_path: Path) -> None:
     empty = Profile(SMALL.types, {}, SMALL.period_type, 1, "cpu")
     assert "cpu/nanoseconds" in pprof(tmp_path, encode(empty), "-raw")
@@ -121,6 +128,7 @@ def test_a_hot_function_has_most_of_the_cpu_time() -> None:
     assert share(found, "wall", "idle_wait") > 0.2
 
 
+@by_go
 def test_the_cpu_profile_is_seen_by_gos_pprof(tmp_path: Path) -> None:
     with running(busy_loop):
         found = encode(cpu.profile(SECONDS))

@@ -12,6 +12,8 @@ import pytest
 from support.failures import markers_by
 
 ROOT = Path(__file__).parents[2]
+# The timeout isn't for the failing test, which ends at once: on a busy machine a short one passes
+# within pytest itself, whose worker then ends with an internal error and reports no test.
 TESTS = """
 import pytest, threading
 
@@ -20,7 +22,7 @@ def never_ending():
     yield
     threading.Event().wait()
 
-@pytest.mark.timeout(0.5)
+@pytest.mark.timeout(8)
 def test_hangs(never_ending):
     assert False
 
@@ -37,8 +39,7 @@ def test_a_test_that_fails_and_then_hangs_ends_its_worker_alone(
     (tmp_path / "test_it.py").write_text(TESTS)
     (tmp_path / "conftest.py").write_text(
         "from support import watchdog\n"
-        # For the worker to have said which test it began, on a busy machine, too.
-        "watchdog.OVERTIME = 5.0\n"
+        "watchdog.OVERTIME = 0.5\n"
         'pytest_plugins = ["support.once_a_run", "support.watchdog", "support.failures"]\n'
     )
     done = subprocess.run(
@@ -52,6 +53,7 @@ def test_a_test_that_fails_and_then_hangs_ends_its_worker_alone(
         text=True,
         timeout=90,
     )  # fmt: skip
+    print(done.stdout, done.stderr)  # whole: an assertion's text is cut
     assert "crashed while running 'test_it.py::test_hangs'" in done.stdout
     assert "2 failed, 1 passed" in done.stdout
     # Whole files are handed out anew, from the test that has no end.
