@@ -43,7 +43,7 @@ class Intake:
         # record would miss the CPU's cache.
         self._head = b"prefer: reply\r\n" + delivery_head(egress)
         self._format: Format = "batch" if egress.batch else egress.delivery.format
-        self._record_position = egress.record_position
+        self._has_position = egress.record_position
         self._parser = parser
         self._tracing = tracing
         self._partitions = partitions
@@ -79,8 +79,9 @@ class Intake:
                 if is_preselected or passes(envelope.attributes):
                     event = PendingEvent(record, headers, partition, self._lane_of(record.key()))
                     event.head, event.body = request_of(
-                        record, envelope, self._format, self._head, self._record_position
-                    )
+                        record, envelope, self._format, self._head,
+                        partition.kafka_number if self._has_position else None,
+                    )  # fmt: skip
                     event.size = len(event.head) + len(event.body)
                 if trace is not None:
                     trace.end_filter_span(passes=event is not None)

@@ -10,7 +10,6 @@ from typing import Literal, Protocol, TypeAlias
 from knafka.core.contract import Egress
 from knafka.core.events.http_binding import located_request_of, request_of
 from knafka.core.events.kafka_binding import Envelope, RecordHeaders, read
-from knafka.core.numbering import partition_of
 from knafka.ports.log import Record
 
 Format: TypeAlias = Literal["json", "binary", "batch"] | None
@@ -27,11 +26,13 @@ class Parser(Protocol):
         ...
 
     def request(
-        self, record: Record, envelope: Envelope, format_: Format, prefix: bytes, located: bool
-    ) -> tuple[bytes, bytes]:
+        self, record: Record, envelope: Envelope, format_: Format, prefix: bytes,
+        partition: int | None,
+    ) -> tuple[bytes, bytes]:  # fmt: skip
         """Encode the request that delivers the event, in the mode `format_` (None: its record's);
-        returns its header lines, after those of `prefix`, and its body. `located`: include the
-        attributes with the record's partition and offset."""
+        returns its header lines, after those of `prefix`, and its body. `partition`: Kafka's number
+        of the record's partition, to include the attributes with it and the record's offset; None:
+        leave them out."""
         ...
 
 
@@ -43,25 +44,26 @@ class OwnParser:
         return read(headers, record.value())
 
     def request(
-        self, record: Record, envelope: Envelope, format_: Format, prefix: bytes, located: bool
-    ) -> tuple[bytes, bytes]:
+        self, record: Record, envelope: Envelope, format_: Format, prefix: bytes,
+        partition: int | None,
+    ) -> tuple[bytes, bytes]:  # fmt: skip
         """Encode the request that delivers the event, in the mode `format_` (None: its record's);
-        returns its header lines, after those of `prefix`, and its body. `located`: include the
-        attributes with the record's partition and offset."""
-        head, body = encode_request(record, envelope, format_, located)
+        returns its header lines, after those of `prefix`, and its body. `partition`: Kafka's number
+        of the record's partition, to include the attributes with it and the record's offset; None:
+        leave them out."""
+        head, body = encode_request(record, envelope, format_, partition)
         return prefix + head, body
 
 
 def encode_request(
-    record: Record, envelope: Envelope, format_: Format, located: bool
+    record: Record, envelope: Envelope, format_: Format, partition: int | None
 ) -> tuple[bytes, bytes]:
     """Encode the request that delivers a record's event, in the mode `format_` (None: its
-    record's); returns its header lines and its body. `located`: include the attributes with the
-    record's partition and offset."""
-    if located:
-        partition = partition_of(record.partition())
-        return located_request_of(envelope, partition, record.offset(), format_)
-    return request_of(envelope, format_)
+    record's); returns its header lines and its body. `partition`: Kafka's number of the record's
+    partition, to include the attributes with it and the record's offset; None: leave them out."""
+    if partition is None:
+        return request_of(envelope, format_)
+    return located_request_of(envelope, partition, record.offset(), format_)
 
 
 def delivery_head(egress: Egress) -> bytes:

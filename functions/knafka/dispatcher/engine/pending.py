@@ -15,6 +15,7 @@ from knafka.core.dead_letter import LOGGED_ATTEMPTS, Attempt
 from knafka.core.delivery import Outcome
 from knafka.core.events.hops import hops_of
 from knafka.core.events.kafka_binding import Draft, RecordHeaders
+from knafka.core.numbering import partition_of
 from knafka.core.offsets import OffsetTracker
 from knafka.core.progress import (
     MAX_DELIVERIES,
@@ -57,6 +58,7 @@ class AssignedPartition:
         "held_bytes",
         "in_flight",
         "initial_offset",
+        "kafka_number",
         "lanes",
         "matching_from",
         "number",
@@ -74,6 +76,8 @@ class AssignedPartition:
         """Begin without events; `progress` None: no earlier owner has stored any."""
         progress = progress or Progress()
         self.number = number
+        self.kafka_number = partition_of(number)
+        """Kafka's own number of the partition in its topic (`core.numbering`)."""
         self.initial_offset = initial_offset
         self.tracker: OffsetTracker[PendingEvent] = OffsetTracker(progress.settled)
         """Knows which offsets are settled, and holds the unsettled events by offset."""

@@ -23,7 +23,6 @@ from knafka.core.errors import LogError
 from knafka.core.events.hops import HOPS, MAX_HOPS
 from knafka.core.events.http_binding import request_of
 from knafka.core.events.kafka_binding import Draft, RecordHeaders, read
-from knafka.core.numbering import partition_of
 from knafka.core.progress import DeliveryStage
 from knafka.dispatcher.engine.clients import Clients
 from knafka.dispatcher.engine.counts import DrainCounts
@@ -243,7 +242,7 @@ class DeadLetterDelivery:
             egress.name_of_broker,
             egress.trigger if is_of_trigger else "",
             record.topic(),
-            partition_of(record.partition()),
+            event.partition.kafka_number,
             record.offset(),
         )
         try:
