@@ -13,7 +13,7 @@ from typing import cast
 
 from knafka.core.contract import Egress
 from knafka.core.errors import InvalidEvent
-from knafka.core.events.kafka_binding import RecordHeaders
+from knafka.core.events.kafka_binding import RecordHeaders, headers_of
 from knafka.core.filters import compile_trigger
 from knafka.dispatcher.engine.counts import DrainCounts
 from knafka.dispatcher.engine.lanes import lane_function
@@ -23,7 +23,7 @@ from knafka.dispatcher.engine.selecting import SelectedRecord
 from knafka.dispatcher.engine.sending.sender import Sender
 from knafka.dispatcher.engine.tracing import EgressTracing
 from knafka.dispatcher.engine.workers import Workers
-from knafka.ports.log import Record, headers_of
+from knafka.ports.log import Record
 
 
 class Intake:
