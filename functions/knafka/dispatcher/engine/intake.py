@@ -13,13 +13,15 @@ from typing import cast
 
 from knafka.core.contract import Egress
 from knafka.core.errors import InvalidEvent
-from knafka.core.events.kafka_binding import RecordHeaders, headers_of
+from knafka.core.events.http_binding import located_request_of, request_of
+from knafka.core.events.kafka_binding import Envelope, RecordHeaders, headers_of, read
 from knafka.core.filters import compile_trigger
+from knafka.dispatcher.engine.clients import Format, Parser
 from knafka.dispatcher.engine.counts import DrainCounts
 from knafka.dispatcher.engine.lanes import lane_function
-from knafka.dispatcher.engine.parsing import Format, Parser, delivery_head
 from knafka.dispatcher.engine.pending import HeldPartitions, PendingEvent
 from knafka.dispatcher.engine.selecting import SelectedRecord
+from knafka.dispatcher.engine.sending.destinations import delivery_head
 from knafka.dispatcher.engine.sending.sender import Sender
 from knafka.dispatcher.engine.tracing import EgressTracing
 from knafka.dispatcher.engine.workers import Workers
@@ -30,11 +32,12 @@ class Intake:
     """Parses and filters the records of one drain, and queues the matching events."""
 
     def __init__(
-        self, egress: Egress, parser: Parser, tracing: EgressTracing | None,
+        self, egress: Egress, parser: Parser | None, tracing: EgressTracing | None,
         partitions: HeldPartitions, sender: Sender, workers: Workers, counts: DrainCounts,
     ) -> None:  # fmt: skip
-        """Compile the filter. `tracing`: None if spans are not recorded; matching events go to
-        `workers`, records without an event to `sender` as dead letters."""
+        """Compile the filter. `parser`: None if records are parsed for this drain alone; `tracing`:
+        None if spans are not recorded; matching events go to `workers`, records without an event to
+        `sender` as dead letters."""
         self._matches_filter = compile_trigger(
             egress.filter, egress.filters, counts.count_filter_error
         )
@@ -44,7 +47,8 @@ class Intake:
         self._head = b"prefer: reply\r\n" + delivery_head(egress)
         self._format: Format = "batch" if egress.batch else egress.delivery.format
         self._has_position = egress.record_position
-        self._parser = parser
+        self._envelope_of = _parse if parser is None else parser.envelope
+        self._request_of = encode_request if parser is None else parser.request
         self._tracing = tracing
         self._partitions = partitions
         self._sender = sender
@@ -55,7 +59,7 @@ class Intake:
         """Parse and filter records; track the matching ones, encode the request that all attempts
         of an event share (KN-DP-06, KN-DP-11), and queue them in their lanes."""
         passes, counts, tracing = self._matches_filter, self._counts, self._tracing
-        envelope_of, request_of = self._parser.envelope, self._parser.request
+        envelope_of, encode = self._envelope_of, self._request_of
         partition_of, touched = self._partitions.get, self._partitions.touched
         for record in records:
             partition = partition_of(record.partition())
@@ -78,7 +82,7 @@ class Intake:
                 trace = None if tracing is None or is_preselected else tracing.begin(envelope)
                 if is_preselected or passes(envelope.attributes):
                     event = PendingEvent(record, headers, partition, self._lane_of(record.key()))
-                    event.head, event.body = request_of(
+                    event.head, event.body = encode(
                         record, envelope, self._format, self._head,
                         partition.kafka_number if self._has_position else None,
                     )  # fmt: skip
@@ -116,3 +120,22 @@ class Intake:
                 self._workers.add_later(event, wait)
             else:
                 self._workers.add(event)
+
+
+def _parse(record: Record, headers: RecordHeaders | None) -> Envelope:
+    """Parse the record's event; `headers` are the record's. Raises `InvalidEvent`."""
+    return read(headers, record.value())
+
+
+def encode_request(
+    record: Record, envelope: Envelope, format_: Format, prefix: bytes, partition: int | None
+) -> tuple[bytes, bytes]:
+    """Encode the request that delivers a record's event, in the mode `format_` (None: its
+    record's); returns its header lines, after those of `prefix`, and its body. `partition`: Kafka's
+    number of the record's partition, to include the attributes with it and the record's offset;
+    None: leave them out."""
+    if partition is None:
+        head, body = request_of(envelope, format_)
+    else:
+        head, body = located_request_of(envelope, partition, record.offset(), format_)
+    return prefix + head, body

@@ -6,7 +6,8 @@ from typing import Final, cast
 
 from knafka.core.errors import InvalidEvent
 from knafka.core.events.kafka_binding import Envelope, RecordHeaders, read
-from knafka.dispatcher.engine.parsing import Format, encode_request
+from knafka.dispatcher.engine.clients import Format
+from knafka.dispatcher.engine.intake import encode_request
 from knafka.ports.log import Record
 
 OVERHEAD_BYTES: Final = 1000
@@ -102,6 +103,6 @@ class SharedParser:
         requests = cast(SharedRecord, record).requests
         encoded = requests.get((format_, prefix, partition))
         if encoded is None:
-            head, body = encode_request(record, envelope, format_, partition)
-            encoded = requests[format_, prefix, partition] = prefix + head, body
+            encoded = encode_request(record, envelope, format_, prefix, partition)
+            requests[format_, prefix, partition] = encoded
         return encoded

@@ -34,13 +34,13 @@ from knafka.core.events.http_binding import reply_of, request_of
 from knafka.core.events.kafka_binding import Draft, read
 from knafka.dispatcher.engine.clients import Clients
 from knafka.dispatcher.engine.counts import DrainCounts
-from knafka.dispatcher.engine.parsing import delivery_head
 from knafka.dispatcher.engine.pending import PendingEvent, PendingReply
 from knafka.dispatcher.engine.sending.appending import append
+from knafka.dispatcher.engine.sending.destinations import delivery_head, target_of
 from knafka.dispatcher.engine.tracing import DeliveryTrace, log_ids
 from knafka.observability import RateLimitedFilter
 from knafka.ports.log import LogWriter
-from knafka.ports.subscriber import Response, Subscriber, Target
+from knafka.ports.subscriber import Response, Subscriber
 
 log = logging.getLogger(__name__)
 log.addFilter(RateLimitedFilter(by_wording=True))
@@ -181,7 +181,7 @@ class SentReplies(_RetriedReplies):
         """Parse the reply destination's URL; replies are posted by `subscriber`. Raises
         `InvalidDocument`."""
         super().__init__(egress, counts)
-        self._target = Target.parse(destination.url, destination.ca_certs, destination.audience)
+        self._target = target_of(destination)
         self._delivery: Delivery = egress.delivery
         self._subscriber = subscriber
         self._now = now

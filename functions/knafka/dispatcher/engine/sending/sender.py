@@ -45,8 +45,8 @@ from knafka.dispatcher.engine.pending import PendingEvent
 from knafka.dispatcher.engine.sending.dead_letter_delivery import (
     NO_TOKEN_DELAY,
     DeadLetterDelivery,
-    target_of,
 )
+from knafka.dispatcher.engine.sending.destinations import target_of
 from knafka.dispatcher.engine.sending.replying import make_reply_handler
 from knafka.observability import REPEAT_INTERVAL, RateLimitedFilter
 from knafka.ports.subscriber import Target
