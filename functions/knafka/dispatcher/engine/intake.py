@@ -1,15 +1,18 @@
-"""Intake: parses and filters each record that was read, and queues the events to send.
+"""Intake: which partitions may be read, and what becomes of each record that was read.
 
 record --settled before--> skipped
        --filter--no------> settled
                  \\--yes-> event, with its request --lane--> workers
        --no event--------> dead letter
+
+To bound memory, a partition that holds more than its share of unsettled records is not read until
+it has caught up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, cast
 
 from knafka.core.contract import Egress
 from knafka.core.errors import InvalidEvent
@@ -18,14 +21,115 @@ from knafka.core.events.kafka_binding import Envelope, RecordHeaders, headers_of
 from knafka.core.filters import compile_trigger
 from knafka.dispatcher.engine.clients import Format, Parser
 from knafka.dispatcher.engine.counts import DrainCounts
-from knafka.dispatcher.engine.lanes import lane_function
-from knafka.dispatcher.engine.pending import HeldPartitions, PendingEvent
+from knafka.dispatcher.engine.pending import AssignedPartition, PendingEvent, lane_function
 from knafka.dispatcher.engine.selecting import SelectedRecord
 from knafka.dispatcher.engine.sending.destinations import delivery_head
 from knafka.dispatcher.engine.sending.sender import Sender
 from knafka.dispatcher.engine.tracing import EgressTracing
 from knafka.dispatcher.engine.workers import Workers
 from knafka.ports.log import Record
+
+READ_LIMIT: Final = 500
+"""Records that one read returns at most: enough to make the thread switch cheap, few enough to be
+fair."""
+JOIN_PATIENCE: Final = 50.0
+"""Seconds that a drain waits for partitions at least: the group may have to notice a dead member
+first, which takes a session's 45 s (docs/decisions/0013)."""
+FIRST_READ_PATIENCE: Final = 10.0
+"""Seconds that a drain waits at least for a first record, or the end, of each of its partitions."""
+MIN_IDLE: Final = 1.0
+"""Seconds without work after which a drain ends at the earliest."""
+MAX_UNSETTLED: Final = 10_000
+"""Records held at once over all partitions: how far others may overtake a slow key."""
+
+
+class HeldPartitions(dict[int, AssignedPartition]):
+    """The partitions that the group has assigned to one drain, by number: what they hold, and which
+    of them may be read."""
+
+    def __init__(self, max_held_bytes: Callable[[], int]) -> None:
+        """`max_held_bytes` returns the most bytes of requests that may be held."""
+        super().__init__()
+        self.max_records = MAX_UNSETTLED
+        """Unsettled records that all partitions may hold together, in equal shares."""
+        self.min_share = READ_LIMIT
+        """Unsettled records that each partition may hold at least."""
+        self.may_read: Callable[[], bool] = lambda: True
+        """Returns whether any partition may be read now."""
+        self.touched: set[AssignedPartition] = set()
+        """Partitions with records for this drain since their last commit, or with unsettled
+        ones."""
+        self._max_held_bytes = max_held_bytes
+
+    def those_of(self, numbers: Iterable[int]) -> list[AssignedPartition]:
+        """Return the partitions with these numbers, as far as they are assigned."""
+        return [self[number] for number in numbers if number in self]
+
+    @property
+    def unsettled(self) -> int:
+        """The number of unsettled records."""
+        return sum([len(partition.tracker.unsettled) for partition in self.values()])
+
+    @property
+    def held_bytes(self) -> int:
+        """The bytes of the requests for unsettled records."""
+        return sum(partition.held_bytes for partition in self.values())
+
+    @property
+    def min_idle(self) -> float:
+        """The seconds without work after which a drain may end at the earliest. A drain that has
+        neither a record nor the end of each partition doesn't know yet whether there is work."""
+        if not self:
+            return JOIN_PATIENCE
+        positions = [partition.tracker.position for partition in self.values()]
+        return FIRST_READ_PATIENCE if None in positions else MIN_IDLE
+
+    @property
+    def has_attempts(self) -> bool:
+        """Whether any attempt is under way."""
+        return any(partition.in_flight for partition in self.values())
+
+    @property
+    def has_paused(self) -> bool:
+        """Whether reading any partition is paused."""
+        return any(partition.paused for partition in self.values())
+
+    @property
+    def unpaused(self) -> list[AssignedPartition]:
+        """The partitions that are read."""
+        return [partition for partition in self.values() if not partition.paused]
+
+    @property
+    def full(self) -> list[AssignedPartition]:
+        """The partitions that must be paused, as they hold too many records or bytes."""
+        if not self.may_read() or self.held_bytes >= self._max_held_bytes():
+            return self.unpaused
+        share = self._share
+        return [
+            partition
+            for partition in self.unpaused
+            if len(partition.tracker.unsettled) >= share or not partition.may_read
+        ]
+
+    def has_room(self, partition: AssignedPartition) -> bool:
+        """Whether a paused partition may be read again: it holds half of its share at most."""
+        return (
+            self.may_read()
+            and len(partition.tracker.unsettled) <= self._share // 2
+            and partition.may_read
+            and self.held_bytes <= self._max_held_bytes() // 2
+        )
+
+    @property
+    def _share(self) -> int:
+        """The number of records that one partition may hold."""
+        return max(self.min_share, self.max_records // max(1, len(self)))
+
+    def forget(self, number: int) -> None:
+        """Forget a partition that belongs to another dispatcher now."""
+        if partition := self.pop(number, None):
+            partition.close()
+            self.touched.discard(partition)
 
 
 class Intake:

@@ -12,7 +12,7 @@ to take it.
 If there is no token for a destination that requires one, the event is not sent but waits in its
 stage, and no attempt is counted (decision 0040).
 
-Not here: order (`lanes`), offsets (`drain`), and waiting (`workers`).
+Not here: order (`pending`), offsets (`drain`), and waiting (`workers`).
 """
 
 from __future__ import annotations
