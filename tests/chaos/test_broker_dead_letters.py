@@ -24,7 +24,7 @@ from knafka.core import names
 from knafka.core.contract import Egress
 from knafka.core.dead_letter import origin_of
 from knafka.core.drain import DrainProgress, DrainRequest
-from knafka.ports.log import headers_of
+from knafka.core.events.kafka_binding import headers_of
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1200), only_chaos]
 

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from knafka.dispatcher.engine.lanes import Lane, Lanes
+from knafka.dispatcher.engine.pending import Lane, Lanes
 
 LANES: list[Lane] = [b"a", b"b", b"c", None]
 STEPS = st.lists(

@@ -13,7 +13,7 @@ from knafka.core.contract import Delivery
 from knafka.core.drain import Ended
 from knafka.core.errors import LogError
 from knafka.dispatcher.engine.drain import DRAIN_REVOKE_TIMEOUT
-from knafka.dispatcher.engine.pending import FIRST_READ_PATIENCE, JOIN_PATIENCE
+from knafka.dispatcher.engine.intake import FIRST_READ_PATIENCE, JOIN_PATIENCE
 from knafka.ports.log import Commits, OffsetAndMetadata, Record
 from knafka.ports.subscriber import Response
 

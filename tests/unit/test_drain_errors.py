@@ -15,7 +15,7 @@ from knafka.core.contract import Delivery
 from knafka.core.dead_letter import ATTEMPT_LOG, dead_letter_of, logged_attempts
 from knafka.core.events.kafka_binding import RecordHeaders
 from knafka.core.offsets import OffsetTracker
-from knafka.dispatcher.engine import parsing
+from knafka.dispatcher.engine import intake
 from knafka.dispatcher.engine.pending import PendingEvent
 from knafka.dispatcher.engine.sending import dead_letter_delivery
 from knafka.ports.subscriber import Response
@@ -97,9 +97,9 @@ async def test_an_event_that_a_bug_breaks_is_dead_lettered_and_the_others_go_on(
 
     world = world_with_a_bad_event(answer=answer, sink=sink)
     if step == "read":
-        breaks(monkeypatch, parsing, "read")
+        breaks(monkeypatch, intake, "read")
     elif step == "prepare":
-        breaks(monkeypatch, parsing, "located_request_of")
+        breaks(monkeypatch, intake, "located_request_of")
         breaks(monkeypatch, dead_letter_delivery, "request_of")
     running = world.drain()
     if step == "filter":

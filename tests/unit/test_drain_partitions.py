@@ -23,7 +23,7 @@ from support.memory.log import MemoryReader
 
 from knafka.core.contract import Delivery, Order
 from knafka.core.drain import Ended
-from knafka.dispatcher.engine import clients, pending, workers
+from knafka.dispatcher.engine import clients, intake, workers
 from knafka.dispatcher.engine import drain as drains
 from knafka.dispatcher.engine.drain import DRAIN_REVOKE_TIMEOUT
 from knafka.ports.log import Record
@@ -191,9 +191,9 @@ async def test_records_that_arrive_after_their_partition_went_are_not_taken() ->
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Room for 20 records, read by fives."""
-    for module in (drains, pending):
+    for module in (drains, intake):
         monkeypatch.setattr(module, "READ_LIMIT", 5)
-    monkeypatch.setattr(pending, "MAX_UNSETTLED", 20)
+    monkeypatch.setattr(intake, "MAX_UNSETTLED", 20)
 
 
 @pytest.mark.usefixtures("small")
@@ -236,7 +236,7 @@ async def test_a_drain_with_neighbours_holds_less_of_a_partition_in_its_order(
     monkeypatch: pytest.MonkeyPatch, *, neighbours: bool, held: int
 ) -> None:
     """Nothing may pass there; what a backlog holds costs its neighbours time."""
-    for module in (drains, pending):
+    for module in (drains, intake):
         monkeypatch.setattr(module, "READ_LIMIT", 40)
     monkeypatch.setattr(drains, "SHARED_LOOP_LIMIT", 10)
     hanging = asyncio.Event()
@@ -298,7 +298,7 @@ async def test_no_more_is_read_while_enough_events_could_go_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Held records cost memory, and looking after them time; only those that wait pay for it."""
-    for module in (drains, pending):
+    for module in (drains, intake):
         monkeypatch.setattr(module, "READ_LIMIT", 5)
     monkeypatch.setattr(workers, "MAX_READY_FOR_READING", 10)
 
@@ -322,7 +322,7 @@ async def test_no_more_is_read_while_enough_events_could_go_at_once(
 async def test_a_subscriber_that_hangs_does_not_end_the_reading_that_keeps_it_in_its_group(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for module in (drains, pending):
+    for module in (drains, intake):
         monkeypatch.setattr(module, "READ_LIMIT", 5)
     monkeypatch.setattr(workers, "MAX_READY_FOR_READING", 10)
 
@@ -343,7 +343,7 @@ async def test_a_subscriber_that_hangs_does_not_end_the_reading_that_keeps_it_in
 async def test_in_partition_order_little_is_read_ahead_since_nothing_may_pass(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for module in (drains, pending):
+    for module in (drains, intake):
         monkeypatch.setattr(module, "READ_LIMIT", 5)
     world = World(slow({"0": FAR}), order=Order.PARTITION)
     for number in range(100):
@@ -356,7 +356,7 @@ async def test_in_partition_order_little_is_read_ahead_since_nothing_may_pass(
 
 
 async def test_bytes_are_bounded_as_well_as_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (drains, pending):
+    for module in (drains, intake):
         monkeypatch.setattr(module, "READ_LIMIT", 1)
     monkeypatch.setattr(clients, "MAX_UNSETTLED_BYTES", 10_000)
     hanging = asyncio.Event()
@@ -375,7 +375,7 @@ async def test_bytes_are_bounded_as_well_as_records(monkeypatch: pytest.MonkeyPa
 async def test_bytes_that_can_not_be_dead_lettered_are_bounded_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for module in (drains, pending):
+    for module in (drains, intake):
         monkeypatch.setattr(module, "READ_LIMIT", 1)
     monkeypatch.setattr(clients, "MAX_UNSETTLED_BYTES", 10_000)
     world = World()

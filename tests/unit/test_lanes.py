@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from knafka.core.contract import Order
-from knafka.dispatcher.engine.lanes import Lanes, lane_function
+from knafka.dispatcher.engine.pending import Lanes, lane_function
 
 
 def test_the_first_event_of_a_lane_may_go_at_once() -> None:

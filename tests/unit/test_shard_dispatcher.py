@@ -34,7 +34,7 @@ from knafka.core.contract import Delivery, Egress
 from knafka.core.documents import dump
 from knafka.core.drain import STOP, Ended
 from knafka.core.errors import LogError
-from knafka.dispatcher.engine.pending import JOIN_PATIENCE
+from knafka.dispatcher.engine.intake import JOIN_PATIENCE
 from knafka.dispatcher.shared.drain import IDLE_CHECK_INTERVAL
 from knafka.ports.log import Record
 from knafka.ports.subscriber import Response

@@ -19,7 +19,7 @@ from support.memory.shared import MemoryMember, MemoryOffsets, MemoryPositionedR
 
 from knafka.dispatcher.shared.fetcher import FetchLimits
 from knafka.dispatcher.shared.topic import SharedTopic
-from knafka.ports.log import LogReader, Record
+from knafka.ports.log import LogReader, OffsetAndMetadata, Record
 from knafka.ports.shared_log import BEGINNING, Commit, EpochStart, Position
 
 pytestmark = pytest.mark.looptime
@@ -83,6 +83,14 @@ class CutSource(MemoryPositionedReader):
 class EpochOffsets(MemoryOffsets):
     """Commits with leader epochs."""
 
+    def __init__(self, memory: MemoryLog) -> None:
+        super().__init__(memory)
+        self.made: list[Commit] = []
+
+    async def commit(self, group: str, topic: str, commits: Mapping[int, Commit]) -> None:
+        self.made += commits.values()
+        await super().commit(group, topic, commits)
+
     async def committed(
         self, group: str, topic: str, partitions: Collection[int]
     ) -> Mapping[int, Commit]:
@@ -120,3 +128,24 @@ async def test_each_group_is_given_every_record_that_it_has_not_delivered(
         assert offsets == list(range(STARTS[group][1], END)), group
     await asyncio.gather(*(reader.close(5) for reader in readers.values()))
     await shared.close()
+
+
+async def test_a_commit_has_the_leader_epoch_of_the_last_record_that_was_read() -> None:
+    """Else the next owner would take the records read since for those of another log."""
+    memory = MemoryLog()
+    memory.create(TOPIC)
+    for _ in EPOCHS:
+        memory.store(TOPIC, b"k", b"v", None)
+    offsets = EpochOffsets(memory)
+    shared = SharedTopic(
+        TOPIC,
+        partial(MemoryMember, memory, "shard", TOPIC),
+        partial(CutSource, memory, TOPIC),
+        offsets,
+    )
+    reader = shared.open_reader("before", Owner())
+    await offsets_of(reader, STARTS["before"][1])
+    reader.commit({0: OffsetAndMetadata(END)})
+    await reader.close(5)
+    await shared.close()
+    assert [(commit.offset, commit.epoch) for commit in offsets.made] == [(END, EPOCHS[-1])]

@@ -28,11 +28,11 @@ from bench.world import PYTHON, BenchError, World, listens
 from knafka.core.documents import dump, parse
 from knafka.core.events import json_format
 from knafka.core.events.event import Event
-from knafka.core.events.kafka_binding import read, to_record
+from knafka.core.events.kafka_binding import headers_of, read, to_record
 from knafka.core.sensor import records
 from knafka.core.sensor.contract import SensorContract
 from knafka.core.sensor.held import HeldEvent
-from knafka.ports.log import Record, headers_of
+from knafka.ports.log import Record
 from knafka.settings import DRAIN_AT_START, SENSOR
 from knafka_client.sockets import HOST, free_port
 from knafka_local.processes.children import Child

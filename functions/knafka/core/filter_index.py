@@ -198,9 +198,6 @@ class FilterIndex(Generic[T]):
         self._others: dict[_Entry[T], None] = {}
         """Entries without a key, which are evaluated for each event."""
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
     def add(self, owner: T, selection: Selection) -> None:
         """Add a new owner with its filter, `selection`, under the keys that fewest entries have
         already."""

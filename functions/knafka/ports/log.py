@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
-from knafka.core.errors import InvalidEvent, LogError
+from knafka.core.errors import LogError
 from knafka.core.events.kafka_binding import Draft, RecordHeaders
 from knafka.core.progress import settled_ahead
 
@@ -59,21 +59,12 @@ class Record(Protocol):
     def value(self) -> bytes | None: ...
     def headers(self) -> RecordHeaders | None:
         """Return the headers; None: it has none. Raises `SystemError` or another error if they
-        can't be read, so call `headers_of` instead."""
+        can't be read, so call `kafka_binding.headers_of` instead."""
         ...
 
     def timestamp(self) -> tuple[int, int]:
         """Return the kind of the timestamp, and milliseconds since the Unix epoch."""
         ...
-
-
-def headers_of(record: Record) -> RecordHeaders | None:
-    """Return the record's headers. Raises `InvalidEvent` for headers that can't be read."""
-    try:
-        return record.headers()
-    except Exception as error:  # a SystemError for a name that isn't UTF-8
-        cause = error.__cause__ or error
-        raise InvalidEvent(f"the record's headers can't be read: {cause}") from error
 
 
 class LogWriter(Protocol):

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from knafka.core.errors import InvalidEvent, LogError
 from knafka.core.events import json_format
-from knafka.core.events.kafka_binding import RecordHeaders, read
+from knafka.core.events.kafka_binding import RecordHeaders, headers_of, read
 from knafka.core.sensor import duplicates, letters, records, rules
 from knafka.core.sensor.contract import SensorContract
 from knafka.core.sensor.held import Firing, Held, HeldEvent
@@ -24,7 +24,7 @@ from knafka.core.sensor.records import TriggerTopicRecord
 from knafka.core.sensor.routing import Router
 from knafka.core.sensor.rules import Rule, RuleStep
 from knafka.core.times import taken_at, written_at
-from knafka.ports.log import Record, headers_of
+from knafka.ports.log import Record
 from knafka.sensor.batch import Batch
 from knafka.sensor.bus import BusPartitions
 from knafka.sensor.giving_up import dead_letter_held, fire_or_dead_letter, give_up

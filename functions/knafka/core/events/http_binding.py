@@ -167,15 +167,11 @@ def _batch_error_text(problems: Mapping[int, str], count: int) -> str:
     return f"{len(problems)} of the batch's {count} events are not valid, none is stored: {text}"
 
 
-def reply_of(headers: HttpHeaders, body: bytes) -> Draft | None:
-    """Return the record of the event in a response; None if the response doesn't claim to hold one.
-
-    Any `ce-` header or a CloudEvents content type claims an event; then `InvalidEvent` is raised
-    for a malformed event or a batch (CE-H13, KN-DP-08), and for an encoded body, as no attribute of
-    an event says that its data are compressed (a receiver answers 415).
+def reply_of(headers: HttpHeaders, body: bytes) -> Draft:
+    """Return the record of the event that a response claims to hold (`claims_event`). Raises
+    `InvalidEvent` for a malformed event or a batch (CE-H13, KN-DP-08), and for an encoded body, as
+    no attribute of an event says that its data are compressed (a receiver answers 415).
     """
-    if not claims_event(headers):
-        return None
     for name, value in headers:
         coding = value.strip().lower()
         if (plain := _NEUTRAL_ENCODINGS.get(name.lower())) is not None and coding not in plain:
@@ -185,7 +181,8 @@ def reply_of(headers: HttpHeaders, body: bytes) -> Draft | None:
 
 
 def claims_event(headers: HttpHeaders) -> bool:
-    """Whether a response claims to hold an event, by a `ce-` header or its content type."""
+    """Whether a response claims to hold an event, by any `ce-` header or a CloudEvents content
+    type."""
     for name, value in headers:
         record_header = _HEADER_NAMES[name]
         if record_header.startswith(("ce_", _NOT_AN_ATTRIBUTE)) or (

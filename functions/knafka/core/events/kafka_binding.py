@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from enum import Enum
-from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from knafka.core.errors import InvalidEvent, UnsupportedContentMode
 from knafka.core.events import json_format
@@ -154,6 +154,24 @@ def in_structured_mode(record: Draft) -> Draft:
         document = json_format.write(envelope.event)
     headers = [(CONTENT_TYPE, json_format.MEDIA_TYPE.encode()), *envelope.passed]
     return Draft(record.key, headers, document)
+
+
+class HasHeaders(Protocol):
+    """A record of confluent-kafka's, as far as `headers_of` needs it."""
+
+    def headers(self) -> RecordHeaders | None:
+        """Return the headers; None: it has none. Raises some error if they can't be read."""
+        ...
+
+
+def headers_of(record: HasHeaders) -> RecordHeaders | None:
+    """Return the record's headers, for `read`. Raises `InvalidEvent` for headers that can't be
+    read, as such a record holds no event (CE-K8)."""
+    try:
+        return record.headers()
+    except Exception as error:  # a SystemError for a name that isn't UTF-8
+        cause = error.__cause__ or error
+        raise InvalidEvent(f"the record's headers can't be read: {cause}") from error
 
 
 def read(headers: Iterable[tuple[str, bytes | None]] | None, value: bytes | None) -> Envelope:

@@ -25,7 +25,8 @@ from knafka.core.offsets import OffsetRange
 from knafka.core.progress import Progress, decode, encode, policy_of
 from knafka.dispatcher.engine.clients import Clients, OpenReader
 from knafka.dispatcher.engine.drain import DRAIN_REVOKE_TIMEOUT, READ_TIMEOUT, Drain
-from knafka.dispatcher.engine.pending import READ_LIMIT, AssignedPartition
+from knafka.dispatcher.engine.intake import READ_LIMIT
+from knafka.dispatcher.engine.pending import AssignedPartition
 from knafka.dispatcher.engine.tracing import EgressTracing
 from knafka.ports.log import (
     Assignment,

@@ -3,20 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from dataclasses import dataclass
+from typing import Final, Literal, Protocol, TypeAlias
 
-from knafka.dispatcher.engine.parsing import OwnParser, Parser
+from knafka.core.events.kafka_binding import Envelope, RecordHeaders
 from knafka.dispatcher.engine.sending.broker_letters import BrokerDeadLetters
-from knafka.ports.log import Assignment, LogReader, LogWriter, TopicMaker
+from knafka.ports.log import Assignment, LogReader, LogWriter, Record, TopicMaker
 from knafka.ports.subscriber import Subscriber
 
 MAX_UNSETTLED_BYTES: Final = 32 * 1024 * 1024
 """Bytes of requests that a drain may hold in a dispatcher of its own."""
 
+Format: TypeAlias = Literal["json", "binary", "batch"] | None
+"""How the request holds the event: in structured or binary mode, or its data as a JSON batch; None:
+in the mode of its record."""
+
 OpenReader: TypeAlias = Callable[[Assignment], LogReader]
 """Opens a drain's reader; the `Assignment` (the drain) learns which partitions it gets and
 loses."""
+
+
+class Parser(Protocol):
+    """Parses records and encodes requests, once for many drains."""
+
+    def envelope(self, record: Record, headers: RecordHeaders | None) -> Envelope:
+        """Parse the record's event; `headers` are the record's, as these may be read only once.
+        Raises `InvalidEvent`."""
+        ...
+
+    def request(
+        self, record: Record, envelope: Envelope, format_: Format, prefix: bytes,
+        partition: int | None,
+    ) -> tuple[bytes, bytes]:  # fmt: skip
+        """Encode the request that delivers the event, as `intake.encode_request` does."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +53,9 @@ class Clients:
     """Creates the dead-letter topic when it is first needed."""
     broker_dead_letters: BrokerDeadLetters | None = None
     """None: the Egress names no topic for its Broker's dead letters."""
-    parser: Parser = field(default_factory=OwnParser)
-    """Parses records and encodes requests; in a shard, once for all Egresses."""
+    parser: Parser | None = None
+    """Parses records and encodes requests once for all Egresses of a shard; None: the drain does so
+    for itself."""
     held_bytes: Callable[[], int] = lambda: MAX_UNSETTLED_BYTES
     """Returns the bytes of requests that the Egress may hold."""
     max_in_flight: Callable[[], int] | None = None

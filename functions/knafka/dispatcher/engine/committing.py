@@ -15,7 +15,8 @@ from zlib import crc32
 
 from knafka.core.drain import COMMIT_INTERVAL
 from knafka.dispatcher.engine.counts import DrainCounts
-from knafka.dispatcher.engine.pending import AssignedPartition, HeldPartitions
+from knafka.dispatcher.engine.intake import HeldPartitions
+from knafka.dispatcher.engine.pending import AssignedPartition
 from knafka.dispatcher.engine.selecting import SharedReader
 from knafka.dispatcher.engine.workers import Workers
 from knafka.ports.log import LogReader, OffsetAndMetadata

@@ -33,8 +33,8 @@ from knafka.dispatcher.engine.clients import Clients
 from knafka.dispatcher.engine.committing import CommitLoop
 from knafka.dispatcher.engine.congestion import CongestionControl
 from knafka.dispatcher.engine.counts import DrainCounts, ReportedCounts
-from knafka.dispatcher.engine.intake import Intake
-from knafka.dispatcher.engine.pending import READ_LIMIT, AssignedPartition, HeldPartitions
+from knafka.dispatcher.engine.intake import READ_LIMIT, HeldPartitions, Intake
+from knafka.dispatcher.engine.pending import AssignedPartition
 from knafka.dispatcher.engine.reserve import Reserve
 from knafka.dispatcher.engine.selecting import SharedReader
 from knafka.dispatcher.engine.sending.sender import Sender

@@ -1,40 +1,147 @@
-"""Intake: parses and filters each record that was read, and queues the events to send.
+"""Intake: which partitions may be read, and what becomes of each record that was read.
 
 record --settled before--> skipped
        --filter--no------> settled
                  \\--yes-> event, with its request --lane--> workers
        --no event--------> dead letter
+
+To bound memory, a partition that holds more than its share of unsettled records is not read until
+it has caught up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, cast
 
 from knafka.core.contract import Egress
 from knafka.core.errors import InvalidEvent
-from knafka.core.events.kafka_binding import RecordHeaders
+from knafka.core.events.http_binding import located_request_of, request_of
+from knafka.core.events.kafka_binding import Envelope, RecordHeaders, headers_of, read
 from knafka.core.filters import compile_trigger
+from knafka.dispatcher.engine.clients import Format, Parser
 from knafka.dispatcher.engine.counts import DrainCounts
-from knafka.dispatcher.engine.lanes import lane_function
-from knafka.dispatcher.engine.parsing import Format, Parser, delivery_head
-from knafka.dispatcher.engine.pending import HeldPartitions, PendingEvent
+from knafka.dispatcher.engine.pending import AssignedPartition, PendingEvent, lane_function
 from knafka.dispatcher.engine.selecting import SelectedRecord
+from knafka.dispatcher.engine.sending.destinations import delivery_head
 from knafka.dispatcher.engine.sending.sender import Sender
 from knafka.dispatcher.engine.tracing import EgressTracing
 from knafka.dispatcher.engine.workers import Workers
-from knafka.ports.log import Record, headers_of
+from knafka.ports.log import Record
+
+READ_LIMIT: Final = 500
+"""Records that one read returns at most: enough to make the thread switch cheap, few enough to be
+fair."""
+JOIN_PATIENCE: Final = 50.0
+"""Seconds that a drain waits for partitions at least: the group may have to notice a dead member
+first, which takes a session's 45 s (docs/decisions/0013)."""
+FIRST_READ_PATIENCE: Final = 10.0
+"""Seconds that a drain waits at least for a first record, or the end, of each of its partitions."""
+MIN_IDLE: Final = 1.0
+"""Seconds without work after which a drain ends at the earliest."""
+MAX_UNSETTLED: Final = 10_000
+"""Records held at once over all partitions: how far others may overtake a slow key."""
+
+
+class HeldPartitions(dict[int, AssignedPartition]):
+    """The partitions that the group has assigned to one drain, by number: what they hold, and which
+    of them may be read."""
+
+    def __init__(self, max_held_bytes: Callable[[], int]) -> None:
+        """`max_held_bytes` returns the most bytes of requests that may be held."""
+        super().__init__()
+        self.max_records = MAX_UNSETTLED
+        """Unsettled records that all partitions may hold together, in equal shares."""
+        self.min_share = READ_LIMIT
+        """Unsettled records that each partition may hold at least."""
+        self.may_read: Callable[[], bool] = lambda: True
+        """Returns whether any partition may be read now."""
+        self.touched: set[AssignedPartition] = set()
+        """Partitions with records for this drain since their last commit, or with unsettled
+        ones."""
+        self._max_held_bytes = max_held_bytes
+
+    def those_of(self, numbers: Iterable[int]) -> list[AssignedPartition]:
+        """Return the partitions with these numbers, as far as they are assigned."""
+        return [self[number] for number in numbers if number in self]
+
+    @property
+    def unsettled(self) -> int:
+        """The number of unsettled records."""
+        return sum([len(partition.tracker.unsettled) for partition in self.values()])
+
+    @property
+    def held_bytes(self) -> int:
+        """The bytes of the requests for unsettled records."""
+        return sum(partition.held_bytes for partition in self.values())
+
+    @property
+    def min_idle(self) -> float:
+        """The seconds without work after which a drain may end at the earliest. A drain that has
+        neither a record nor the end of each partition doesn't know yet whether there is work."""
+        if not self:
+            return JOIN_PATIENCE
+        positions = [partition.tracker.position for partition in self.values()]
+        return FIRST_READ_PATIENCE if None in positions else MIN_IDLE
+
+    @property
+    def has_attempts(self) -> bool:
+        """Whether any attempt is under way."""
+        return any(partition.in_flight for partition in self.values())
+
+    @property
+    def has_paused(self) -> bool:
+        """Whether reading any partition is paused."""
+        return any(partition.paused for partition in self.values())
+
+    @property
+    def unpaused(self) -> list[AssignedPartition]:
+        """The partitions that are read."""
+        return [partition for partition in self.values() if not partition.paused]
+
+    @property
+    def full(self) -> list[AssignedPartition]:
+        """The partitions that must be paused, as they hold too many records or bytes."""
+        if not self.may_read() or self.held_bytes >= self._max_held_bytes():
+            return self.unpaused
+        share = self._share
+        return [
+            partition
+            for partition in self.unpaused
+            if len(partition.tracker.unsettled) >= share or not partition.may_read
+        ]
+
+    def has_room(self, partition: AssignedPartition) -> bool:
+        """Whether a paused partition may be read again: it holds half of its share at most."""
+        return (
+            self.may_read()
+            and len(partition.tracker.unsettled) <= self._share // 2
+            and partition.may_read
+            and self.held_bytes <= self._max_held_bytes() // 2
+        )
+
+    @property
+    def _share(self) -> int:
+        """The number of records that one partition may hold."""
+        return max(self.min_share, self.max_records // max(1, len(self)))
+
+    def forget(self, number: int) -> None:
+        """Forget a partition that belongs to another dispatcher now."""
+        if partition := self.pop(number, None):
+            partition.close()
+            self.touched.discard(partition)
 
 
 class Intake:
     """Parses and filters the records of one drain, and queues the matching events."""
 
     def __init__(
-        self, egress: Egress, parser: Parser, tracing: EgressTracing | None,
+        self, egress: Egress, parser: Parser | None, tracing: EgressTracing | None,
         partitions: HeldPartitions, sender: Sender, workers: Workers, counts: DrainCounts,
     ) -> None:  # fmt: skip
-        """Compile the filter. `tracing`: None if spans are not recorded; matching events go to
-        `workers`, records without an event to `sender` as dead letters."""
+        """Compile the filter. `parser`: None if records are parsed for this drain alone; `tracing`:
+        None if spans are not recorded; matching events go to `workers`, records without an event to
+        `sender` as dead letters."""
         self._matches_filter = compile_trigger(
             egress.filter, egress.filters, counts.count_filter_error
         )
@@ -43,8 +150,9 @@ class Intake:
         # record would miss the CPU's cache.
         self._head = b"prefer: reply\r\n" + delivery_head(egress)
         self._format: Format = "batch" if egress.batch else egress.delivery.format
-        self._record_position = egress.record_position
-        self._parser = parser
+        self._has_position = egress.record_position
+        self._envelope_of = _parse if parser is None else parser.envelope
+        self._request_of = encode_request if parser is None else parser.request
         self._tracing = tracing
         self._partitions = partitions
         self._sender = sender
@@ -55,7 +163,7 @@ class Intake:
         """Parse and filter records; track the matching ones, encode the request that all attempts
         of an event share (KN-DP-06, KN-DP-11), and queue them in their lanes."""
         passes, counts, tracing = self._matches_filter, self._counts, self._tracing
-        envelope_of, request_of = self._parser.envelope, self._parser.request
+        envelope_of, encode = self._envelope_of, self._request_of
         partition_of, touched = self._partitions.get, self._partitions.touched
         for record in records:
             partition = partition_of(record.partition())
@@ -78,9 +186,10 @@ class Intake:
                 trace = None if tracing is None or is_preselected else tracing.begin(envelope)
                 if is_preselected or passes(envelope.attributes):
                     event = PendingEvent(record, headers, partition, self._lane_of(record.key()))
-                    event.head, event.body = request_of(
-                        record, envelope, self._format, self._head, self._record_position
-                    )
+                    event.head, event.body = encode(
+                        record, envelope, self._format, self._head,
+                        partition.kafka_number if self._has_position else None,
+                    )  # fmt: skip
                     event.size = len(event.head) + len(event.body)
                 if trace is not None:
                     trace.end_filter_span(passes=event is not None)
@@ -115,3 +224,22 @@ class Intake:
                 self._workers.add_later(event, wait)
             else:
                 self._workers.add(event)
+
+
+def _parse(record: Record, headers: RecordHeaders | None) -> Envelope:
+    """Parse the record's event; `headers` are the record's. Raises `InvalidEvent`."""
+    return read(headers, record.value())
+
+
+def encode_request(
+    record: Record, envelope: Envelope, format_: Format, prefix: bytes, partition: int | None
+) -> tuple[bytes, bytes]:
+    """Encode the request that delivers a record's event, in the mode `format_` (None: its
+    record's); returns its header lines, after those of `prefix`, and its body. `partition`: Kafka's
+    number of the record's partition, to include the attributes with it and the record's offset;
+    None: leave them out."""
+    if partition is None:
+        head, body = request_of(envelope, format_)
+    else:
+        head, body = located_request_of(envelope, partition, record.offset(), format_)
+    return prefix + head, body

@@ -1,20 +1,27 @@
-"""Pending events: records that were read and are not settled yet, and their partitions.
+"""Pending events: records that were read and are not settled yet, in their partitions and lanes.
 
-To bound memory, a partition that holds more than its share of unsettled records is not read until
-it has caught up.
+Events of one lane go one at a time, in the order they were admitted; lanes are independent of each
+other. The Trigger's order decides what a lane is: a key's events, a partition's, or (lane None) a
+single event, which may go at once.
+
+A lane exists only while one of its events is under way, and needs a queue only when another one
+waits behind it: a topic of a million keys needs only as many lanes as keys are in flight.
 """
 
 from __future__ import annotations
 
 from asyncio import TimerHandle
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 from math import inf
-from typing import Final
+from typing import Final, Generic, TypeAlias, TypeVar
 
+from knafka.core.contract import Order
 from knafka.core.dead_letter import LOGGED_ATTEMPTS, Attempt
 from knafka.core.delivery import Outcome
 from knafka.core.events.hops import hops_of
 from knafka.core.events.kafka_binding import Draft, RecordHeaders
+from knafka.core.numbering import partition_of
 from knafka.core.offsets import OffsetTracker
 from knafka.core.progress import (
     MAX_DELIVERIES,
@@ -24,22 +31,62 @@ from knafka.core.progress import (
     Progress,
     encode,
 )
-from knafka.dispatcher.engine.lanes import Lane, Lanes
 from knafka.dispatcher.engine.tracing import DeliveryTrace, log_ids
 from knafka.ports.log import OffsetAndMetadata, Record
 
-READ_LIMIT: Final = 500
-"""Records that one read returns at most: enough to make the thread switch cheap, few enough to be
-fair."""
-JOIN_PATIENCE: Final = 50.0
-"""Seconds that a drain waits for partitions at least: the group may have to notice a dead member
-first, which takes a session's 45 s (docs/decisions/0013)."""
-FIRST_READ_PATIENCE: Final = 10.0
-"""Seconds that a drain waits at least for a first record, or the end, of each of its partitions."""
-MIN_IDLE: Final = 1.0
-"""Seconds without work after which a drain ends at the earliest."""
-MAX_UNSETTLED: Final = 10_000
-"""Records held at once over all partitions: how far others may overtake a slow key."""
+Lane: TypeAlias = bytes | None
+"""A record's key, or `WHOLE_PARTITION`; None: the event waits for no other one."""
+T = TypeVar("T")
+"""The type of the events."""
+
+WHOLE_PARTITION: Final = b""
+"""The one lane of a partition whose events keep the order of their offsets."""
+
+
+def lane_function(order: Order) -> Callable[[bytes | None], Lane]:
+    """Return the function from a record's key to its lane, for this order; lanes are kept by
+    partition."""
+    if order is Order.PARTITION:
+        return lambda key: WHOLE_PARTITION
+    if order is Order.NONE:
+        return lambda key: None
+    return lambda key: key or None
+
+
+class Lanes(Generic[T]):
+    """The lanes of one partition."""
+
+    __slots__ = ("_waiting",)
+
+    def __init__(self) -> None:
+        self._waiting: dict[bytes, deque[T] | None] = {}
+        """The waiting events of each lane that has an event under way; None: no event waits."""
+
+    def admit(self, lane: Lane, event: T) -> bool:
+        """Add an event to its lane; returns True if it may be sent now, else a later `release`
+        returns it."""
+        if lane is None:
+            return True
+        queues = self._waiting
+        if lane not in queues:
+            queues[lane] = None
+            return True
+        queue = queues[lane]
+        if queue is None:
+            queue = queues[lane] = deque()
+        queue.append(event)
+        return False
+
+    def release(self, lane: Lane) -> T | None:
+        """Note that the lane's event is settled; returns the event that may be sent next, if one
+        waits."""
+        if lane is None:
+            return None
+        queue = self._waiting[lane]
+        if queue:
+            return queue.popleft()
+        del self._waiting[lane]
+        return None
 
 
 class AssignedPartition:
@@ -57,6 +104,7 @@ class AssignedPartition:
         "held_bytes",
         "in_flight",
         "initial_offset",
+        "kafka_number",
         "lanes",
         "matching_from",
         "number",
@@ -74,6 +122,8 @@ class AssignedPartition:
         """Begin without events; `progress` None: no earlier owner has stored any."""
         progress = progress or Progress()
         self.number = number
+        self.kafka_number = partition_of(number)
+        """Kafka's own number of the partition in its topic (`core.numbering`)."""
         self.initial_offset = initial_offset
         self.tracker: OffsetTracker[PendingEvent] = OffsetTracker(progress.settled)
         """Knows which offsets are settled, and holds the unsettled events by offset."""
@@ -144,95 +194,6 @@ class AssignedPartition:
         return OffsetAndMetadata(position, metadata)
 
 
-class HeldPartitions(dict[int, AssignedPartition]):
-    """The partitions that the group has assigned to one drain, by number: what they hold, and which
-    of them may be read."""
-
-    def __init__(self, max_held_bytes: Callable[[], int]) -> None:
-        """`max_held_bytes` returns the most bytes of requests that may be held."""
-        super().__init__()
-        self.max_records = MAX_UNSETTLED
-        """Unsettled records that all partitions may hold together, in equal shares."""
-        self.min_share = READ_LIMIT
-        """Unsettled records that each partition may hold at least."""
-        self.may_read: Callable[[], bool] = lambda: True
-        """Returns whether any partition may be read now."""
-        self.touched: set[AssignedPartition] = set()
-        """Partitions with records for this drain since their last commit, or with unsettled
-        ones."""
-        self._max_held_bytes = max_held_bytes
-
-    def those_of(self, numbers: Iterable[int]) -> list[AssignedPartition]:
-        """Return the partitions with these numbers, as far as they are assigned."""
-        return [self[number] for number in numbers if number in self]
-
-    @property
-    def unsettled(self) -> int:
-        """The number of unsettled records."""
-        return sum([len(partition.tracker.unsettled) for partition in self.values()])
-
-    @property
-    def held_bytes(self) -> int:
-        """The bytes of the requests for unsettled records."""
-        return sum(partition.held_bytes for partition in self.values())
-
-    @property
-    def min_idle(self) -> float:
-        """The seconds without work after which a drain may end at the earliest. A drain that has
-        neither a record nor the end of each partition doesn't know yet whether there is work."""
-        if not self:
-            return JOIN_PATIENCE
-        positions = [partition.tracker.position for partition in self.values()]
-        return FIRST_READ_PATIENCE if None in positions else MIN_IDLE
-
-    @property
-    def has_attempts(self) -> bool:
-        """Whether any attempt is under way."""
-        return any(partition.in_flight for partition in self.values())
-
-    @property
-    def has_paused(self) -> bool:
-        """Whether reading any partition is paused."""
-        return any(partition.paused for partition in self.values())
-
-    @property
-    def unpaused(self) -> list[AssignedPartition]:
-        """The partitions that are read."""
-        return [partition for partition in self.values() if not partition.paused]
-
-    @property
-    def full(self) -> list[AssignedPartition]:
-        """The partitions that must be paused, as they hold too many records or bytes."""
-        if not self.may_read() or self.held_bytes >= self._max_held_bytes():
-            return self.unpaused
-        share = self._share
-        return [
-            partition
-            for partition in self.unpaused
-            if len(partition.tracker.unsettled) >= share or not partition.may_read
-        ]
-
-    def has_room(self, partition: AssignedPartition) -> bool:
-        """Whether a paused partition may be read again: it holds half of its share at most."""
-        return (
-            self.may_read()
-            and len(partition.tracker.unsettled) <= self._share // 2
-            and partition.may_read
-            and self.held_bytes <= self._max_held_bytes() // 2
-        )
-
-    @property
-    def _share(self) -> int:
-        """The number of records that one partition may hold."""
-        return max(self.min_share, self.max_records // max(1, len(self)))
-
-    def forget(self, number: int) -> None:
-        """Forget a partition that belongs to another dispatcher now."""
-        if partition := self.pop(number, None):
-            partition.close()
-            self.touched.discard(partition)
-
-
 class PendingReply:
     """A reply that its topic or destination has not taken yet."""
 
@@ -290,7 +251,7 @@ class PendingEvent:
         self.partition = partition
         self.offset = record.offset()
         self.lane = lane
-        """The lane whose events go one at a time (`lanes`); None: it waits for no other event."""
+        """The lane whose events go one at a time (`Lanes`); None: it waits for no other event."""
         self.head = b""
         self.body = b""
         """Header lines and body of the request of its stage; empty until it is encoded."""

@@ -11,7 +11,7 @@ fifths of the places, other attempts begin so slowly that the remaining places l
 the oldest slow attempt has taken so far. In the long run, as many events are delivered as without a
 reserve.
 
-Not here: which event is next (`lanes`, `workers`). Times are Unix time, in seconds.
+Not here: which event is next (`pending`, `workers`). Times are Unix time, in seconds.
 """
 
 from __future__ import annotations

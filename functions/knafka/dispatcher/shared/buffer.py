@@ -153,6 +153,7 @@ class PartitionBuffer:
         """Approximate bytes of the records."""
         self.paused = False  # whether the fetcher doesn't read the partition now
         self.cursors: set[Cursor] = set()
+        """All cursors: the plain and the selective ones."""
         self.plain_cursors: set[Cursor] = set()
         self.pending_cursors: set[Cursor] = set()
         """Selective cursors that have pending records."""
@@ -170,7 +171,8 @@ class PartitionBuffer:
     def untaken(self) -> int:
         """Number of records that no group has taken; 0 if some group has taken all of its records,
         or there is none."""
-        if len(self.index) > len(self.pending_cursors) or not self.cursors:
+        selective = len(self.cursors) - len(self.plain_cursors)
+        if selective > len(self.pending_cursors) or not self.cursors:
             return 0  # some cursor has taken all its records
         plain = max((cursor.index for cursor in self.plain_cursors), default=0)
         fastest = max((cursor.pending[0] for cursor in self.pending_cursors), default=0)
@@ -251,9 +253,9 @@ class PartitionBuffer:
         self.records.extend(records)
         self.end = records[-1].offset() + 1
         self.size += sum(record.size for record in records)
-        notified_cursors = self._note_matches(first_new_index, records) if len(self.index) else []
-        notified_cursors += self.plain_cursors
-        return notified_cursors
+        if len(self.cursors) == len(self.plain_cursors):
+            return [*self.plain_cursors]  # none is selective
+        return [*self._note_matches(first_new_index, records), *self.plain_cursors]
 
     def _note_matches(self, first_new_index: int, records: Sequence[SharedRecord]) -> list[Cursor]:
         """Add the records' indexes, from `first_new_index` on, to the selective cursors that they

@@ -27,7 +27,7 @@ from knafka.core.restarts import LAST_RESTART, restart_after
 from knafka.dispatcher.engine.clients import Clients, OpenReader
 from knafka.dispatcher.engine.counts import ReportedCounts
 from knafka.dispatcher.engine.drain import DRAIN_REVOKE_TIMEOUT, Drain
-from knafka.dispatcher.engine.pending import JOIN_PATIENCE
+from knafka.dispatcher.engine.intake import JOIN_PATIENCE
 from knafka.dispatcher.served import ServedEgress
 from knafka.dispatcher.shared.reader import GroupReader
 from knafka.ports.log import Assignment, LogReader, Positions

@@ -8,7 +8,7 @@ epoch            0 | 2              records from 5 to 19 have replaced those tha
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from knafka.ports.shared_log import NO_EPOCH, EpochStart, Position
 
@@ -18,17 +18,15 @@ class KnownEpochs:
 
     def __init__(self, start: int, epoch: int) -> None:
         """Begin at `start`, below which records have the leader epoch `epoch` or earlier ones."""
+        self.last = epoch
+        """Leader epoch of the last record."""
         self._starts = [EpochStart(-1, epoch)]
         self._begins_at_zero = start == 0
 
-    @property
-    def last(self) -> int:
-        """Leader epoch of the last record."""
-        return self._starts[-1].epoch
-
-    def note(self, starts: Iterable[EpochStart]) -> None:
-        """Note the leader epochs that begin in records that were read."""
+    def note(self, starts: Sequence[EpochStart]) -> None:
+        """Note the leader epochs, one or more, that begin in records that were read."""
         self._starts += starts
+        self.last = starts[-1].epoch
 
     def allow(self, position: Position) -> bool:
         """Whether a group may continue at this position: the record before it has the position's

@@ -166,7 +166,8 @@ class Fetcher:
             by_partition[record.partition()].append(SharedRecord(record))
         for number, partition_records in by_partition.items():
             if (buffer := self._unchanged_buffer(number, reading)) is not None:
-                buffer.epochs.note(self._source.new_epochs.get(number, ()))
+                if starts := self._source.new_epochs.get(number):
+                    buffer.epochs.note(starts)
                 concerned += buffer.append(partition_records)
         for number, end in self._source.ends.items():
             if (buffer := self._unchanged_buffer(number, reading)) is not None:

@@ -6,7 +6,8 @@ from typing import Final, cast
 
 from knafka.core.errors import InvalidEvent
 from knafka.core.events.kafka_binding import Envelope, RecordHeaders, read
-from knafka.dispatcher.engine.parsing import Format, encode_request
+from knafka.dispatcher.engine.clients import Format
+from knafka.dispatcher.engine.intake import encode_request
 from knafka.ports.log import Record
 
 OVERHEAD_BYTES: Final = 1000
@@ -36,8 +37,8 @@ class SharedRecord:
         """Whether every drain gets the record and applies its own filter."""
         self.parsed: Envelope | InvalidEvent | None = None
         """The event, or why the record holds none; None: not parsed yet."""
-        self.requests: dict[tuple[Format, bytes, bool], tuple[bytes, bytes]] = {}
-        """Encoded requests (head and body) by format, prefix and `located` (`SharedParser`)."""
+        self.requests: dict[tuple[Format, bytes, int | None], tuple[bytes, bytes]] = {}
+        """Encoded requests (head and body) by format, prefix and partition (`SharedParser`)."""
 
     def topic(self) -> str:
         return self._record.topic()
@@ -93,14 +94,15 @@ class SharedParser:
         return envelope_of(cast(SharedRecord, record))
 
     def request(
-        self, record: Record, envelope: Envelope, format_: Format, prefix: bytes, located: bool
-    ) -> tuple[bytes, bytes]:
+        self, record: Record, envelope: Envelope, format_: Format, prefix: bytes,
+        partition: int | None,
+    ) -> tuple[bytes, bytes]:  # fmt: skip
         """Return the header lines, after those of `prefix`, and the body of the record's request,
-        which is encoded once for each format, prefix and value of `located` (whether it has the
-        attributes with the record's partition and offset)."""
+        which is encoded once for each format, prefix and `partition` (None: it has no attributes
+        with the record's partition and offset)."""
         requests = cast(SharedRecord, record).requests
-        encoded = requests.get((format_, prefix, located))
+        encoded = requests.get((format_, prefix, partition))
         if encoded is None:
-            head, body = encode_request(record, envelope, format_, located)
-            encoded = requests[format_, prefix, located] = prefix + head, body
+            encoded = encode_request(record, envelope, format_, prefix, partition)
+            requests[format_, prefix, partition] = encoded
         return encoded

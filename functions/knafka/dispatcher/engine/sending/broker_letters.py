@@ -33,9 +33,10 @@ from weakref import WeakValueDictionary
 from knafka.core.dead_letter import origin_of
 from knafka.core.delivery import Done, Retry
 from knafka.core.errors import InvalidEvent, LogError
+from knafka.core.events.kafka_binding import headers_of
 from knafka.dispatcher.engine.sending.appending import DeadLetterTopic
 from knafka.observability import RateLimitedFilter
-from knafka.ports.log import Record, TopicTail, headers_of
+from knafka.ports.log import Record, TopicTail
 
 log = logging.getLogger(__name__)
 log.addFilter(RateLimitedFilter(by_wording=True))

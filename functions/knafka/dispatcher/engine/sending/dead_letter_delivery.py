@@ -16,23 +16,21 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from knafka.core.contract import Egress, Sink
+from knafka.core.contract import Egress
 from knafka.core.dead_letter import Failure, Origin, dead_letter_of, stub_of
 from knafka.core.delivery import Done, Outcome, Reason, Retry, decide
 from knafka.core.errors import LogError
 from knafka.core.events.hops import HOPS, MAX_HOPS
 from knafka.core.events.http_binding import request_of
 from knafka.core.events.kafka_binding import Draft, RecordHeaders, read
-from knafka.core.numbering import partition_of
 from knafka.core.progress import DeliveryStage
 from knafka.dispatcher.engine.clients import Clients
 from knafka.dispatcher.engine.counts import DrainCounts
-from knafka.dispatcher.engine.parsing import delivery_head
 from knafka.dispatcher.engine.pending import PendingEvent
 from knafka.dispatcher.engine.sending.appending import DeadLetterTopic
+from knafka.dispatcher.engine.sending.destinations import delivery_head, target_of
 from knafka.dispatcher.engine.tracing import Post
 from knafka.observability import REPEAT_INTERVAL, RateLimitedFilter
-from knafka.ports.subscriber import Target
 
 log = logging.getLogger(__name__)
 log.addFilter(RateLimitedFilter(by_wording=True))
@@ -243,7 +241,7 @@ class DeadLetterDelivery:
             egress.name_of_broker,
             egress.trigger if is_of_trigger else "",
             record.topic(),
-            partition_of(record.partition()),
+            event.partition.kafka_number,
             record.offset(),
         )
         try:
@@ -274,8 +272,3 @@ class DeadLetterDelivery:
             failed_outcome.failure or f"status {failed_outcome.status}",
             extra=event.log_ids,
         )
-
-
-def target_of(sink: Sink) -> Target:
-    """Return the `Target` of a declared destination."""
-    return Target.parse(sink.url, sink.ca_certs, sink.audience)

@@ -30,17 +30,17 @@ from knafka.core.delivery import (
 )
 from knafka.core.errors import DeliveryError, InvalidEvent
 from knafka.core.events.hops import DEEP, FIRST_TTL, HopLimit, reply_to
-from knafka.core.events.http_binding import claims_event, reply_of, request_of
+from knafka.core.events.http_binding import reply_of, request_of
 from knafka.core.events.kafka_binding import Draft, read
 from knafka.dispatcher.engine.clients import Clients
 from knafka.dispatcher.engine.counts import DrainCounts
-from knafka.dispatcher.engine.parsing import delivery_head
 from knafka.dispatcher.engine.pending import PendingEvent, PendingReply
 from knafka.dispatcher.engine.sending.appending import append
+from knafka.dispatcher.engine.sending.destinations import delivery_head, target_of
 from knafka.dispatcher.engine.tracing import DeliveryTrace, log_ids
 from knafka.observability import RateLimitedFilter
 from knafka.ports.log import LogWriter
-from knafka.ports.subscriber import Response, Subscriber, Target
+from knafka.ports.subscriber import Response, Subscriber
 
 log = logging.getLogger(__name__)
 log.addFilter(RateLimitedFilter(by_wording=True))
@@ -50,7 +50,8 @@ class Replies(Protocol):
     """Handles the replies of one Egress's subscriber."""
 
     async def handle(self, response: Response, event: PendingEvent) -> tuple[Outcome, bytes]:
-        """Store, send or discard the reply in a 2xx response other than 202.
+        """Store or send the reply in a 2xx response other than 202 that claims to hold one
+        (`claims_event`).
 
         Returns the attempt's outcome, and the body that explains it in a dead letter. A reply whose
         failure may be temporary is kept in `event.reply`.
@@ -76,18 +77,17 @@ class _RetriedReplies(ABC):
         self._counts = counts
 
     async def handle(self, response: Response, event: PendingEvent) -> tuple[Outcome, bytes]:
-        """Store or send the reply, if the response holds one; keep it in the event if another
+        """Store or send the reply that the response claims to hold; keep it in the event if another
         attempt may succeed. Returns the outcome, and the body that explains a failure in a dead
         letter: the response's, or a sentence."""
-        if response.cut and claims_event(response.headers):
+        if response.cut:
             log.warning("a reply from %s is larger than any event may be", self._subscriber_url)
             return Outcome(response.status, self.failure_reason, permanent=True), response.body
         try:
             reply = reply_of(response.headers, response.body)
-            if reply is not None:
-                reply, ttl = reply_to(event.headers, event.record.value(), reply)
-                if ttl <= FIRST_TTL - DEEP:
-                    self._note_deep_reply(FIRST_TTL - ttl)
+            reply, ttl = reply_to(event.headers, event.record.value(), reply)
+            if ttl <= FIRST_TTL - DEEP:
+                self._note_deep_reply(FIRST_TTL - ttl)
         except HopLimit as error:
             self._note_deep_reply(FIRST_TTL)
             return Outcome(response.status, self.failure_reason, permanent=True), str(
@@ -96,14 +96,13 @@ class _RetriedReplies(ABC):
         except InvalidEvent as error:
             log.info("a malformed reply from %s: %s", self._subscriber_url, error)
             return Outcome(response.status, failure=Reason.MALFORMED_REPLY), response.body
-        if reply is not None:
-            pending_reply = PendingReply(reply, response.status, response.body)
-            if (failure := await self._forward(pending_reply, event.trace)) is not None:
-                outcome, body = failure
-                if not outcome.permanent:
-                    event.keep_reply(pending_reply)
-                return outcome, body
-            self._events.replied += 1
+        pending_reply = PendingReply(reply, response.status, response.body)
+        if (failure := await self._forward(pending_reply, event.trace)) is not None:
+            outcome, body = failure
+            if not outcome.permanent:
+                event.keep_reply(pending_reply)
+            return outcome, body
+        self._events.replied += 1
         return Outcome(response.status), response.body
 
     async def retry(self, event: PendingEvent) -> tuple[Outcome, bytes]:
@@ -182,7 +181,7 @@ class SentReplies(_RetriedReplies):
         """Parse the reply destination's URL; replies are posted by `subscriber`. Raises
         `InvalidDocument`."""
         super().__init__(egress, counts)
-        self._target = Target.parse(destination.url, destination.ca_certs, destination.audience)
+        self._target = target_of(destination)
         self._delivery: Delivery = egress.delivery
         self._subscriber = subscriber
         self._now = now
@@ -226,25 +225,14 @@ class SentReplies(_RetriedReplies):
         return failed_outcome, response.body
 
 
-class DiscardedReplies:
-    """Discards the replies of a Subscription without a reply destination, unread."""
-
-    async def handle(self, response: Response, event: PendingEvent) -> tuple[Outcome, bytes]:
-        """Return the response's status and body, without looking for a reply."""
-        return Outcome(response.status), response.body
-
-    async def retry(self, event: PendingEvent) -> tuple[Outcome, bytes]:
-        """Never called, as `handle` keeps no reply in the event."""
-        raise AssertionError("nobody keeps a reply that is discarded")
-
-
 def make_reply_handler(
     egress: Egress, counts: DrainCounts, clients: Clients, now: Callable[[], float]
-) -> Replies:
+) -> Replies | None:
     """Return the handler of this Egress's replies: a Trigger's are stored in its Broker's topic, a
-    Subscription's are sent to its reply destination, or discarded without one."""
+    Subscription's are sent to its reply destination; None if it has none, so that replies are
+    discarded unread."""
     if egress.kind == "Trigger":
         return StoredReplies(egress, counts, clients.writer)
     if egress.reply is None:
-        return DiscardedReplies()
+        return None
     return SentReplies(egress, counts, egress.reply, clients.subscriber, now)

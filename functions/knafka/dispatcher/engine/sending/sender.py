@@ -12,7 +12,7 @@ to take it.
 If there is no token for a destination that requires one, the event is not sent but waits in its
 stage, and no attempt is counted (decision 0040).
 
-Not here: order (`lanes`), offsets (`drain`), and waiting (`workers`).
+Not here: order (`pending`), offsets (`drain`), and waiting (`workers`).
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from knafka.core.delivery import (
     retry_after_seconds,
 )
 from knafka.core.errors import DeliveryError, InvalidEvent
+from knafka.core.events.http_binding import claims_event
 from knafka.core.progress import SUBSCRIBER, DeliveryState
 from knafka.dispatcher.engine.clients import Clients
 from knafka.dispatcher.engine.congestion import CongestionControl
@@ -44,8 +45,8 @@ from knafka.dispatcher.engine.pending import PendingEvent
 from knafka.dispatcher.engine.sending.dead_letter_delivery import (
     NO_TOKEN_DELAY,
     DeadLetterDelivery,
-    target_of,
 )
+from knafka.dispatcher.engine.sending.destinations import target_of
 from knafka.dispatcher.engine.sending.replying import make_reply_handler
 from knafka.observability import REPEAT_INTERVAL, RateLimitedFilter
 from knafka.ports.subscriber import Target
@@ -114,6 +115,7 @@ class Sender:
         if the event is settled, else the `Retry` of its next attempt, in any stage."""
         event.last_attempt = self._now()
         if event.reply is not None:
+            assert self._replies is not None  # only it keeps a reply
             outcome, body = await self._replies.retry(event)
             now = self._now()
         else:
@@ -171,7 +173,7 @@ class Sender:
             retry_after = None if value is None else retry_after_seconds(value, self._now())
             extensions = extensions_of(response.headers)
             return Outcome(status, None, retry_after, extensions=extensions), response.body
-        if not wants_reply:
+        if self._replies is None or not wants_reply or not claims_event(response.headers):
             return Outcome(status), b""
         return await self._replies.handle(response, event)
 
