@@ -107,7 +107,7 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
             return False
         return annotations.get(BROKER_CLASS, "") in self.settings.broker_classes
 
-    async def leave(self, document: Document) -> None:
+    async def hand_over(self, document: Document) -> None:
         """Clean up after a Broker that another implementation has claimed: delete its functions and
         contracts, keep its topic and its Triggers' groups.
 

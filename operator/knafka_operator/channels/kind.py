@@ -133,7 +133,7 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
             None if await self.cluster.get(*RIVAL_SERVICE) is None else "/".join(RIVAL_SERVICE[1:])
         )
 
-    async def leave(self, document: Document) -> None:
+    async def hand_over(self, document: Document) -> None:
         """Leave a channel to the other implementation that has claimed it: delete its dispatchers
         and its entries at receivers, and keep its topic and its Subscriptions' groups. Raises
         `KnafkaError` while something stands in the way.

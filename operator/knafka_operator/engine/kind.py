@@ -115,7 +115,7 @@ class Kind:
         """Stop all work for a deleted object, and drop it from memory."""
         raise NotImplementedError
 
-    async def leave(self, document: Document) -> None:
+    async def hand_over(self, document: Document) -> None:
         """Remove what Knafka has made for an object that another implementation serves. By default
         there is nothing; kinds that others implement, too, override it."""
 
