@@ -109,7 +109,7 @@ class Batch:
         self._causes.append(cause)
         self._starts.append(len(self._outputs))
 
-    def refuse(self, topic: str, key: bytes | None, *, all_as_large: bool) -> Refused:
+    def refused_outputs(self, topic: str, key: bytes | None, *, all_as_large: bool) -> Refused:
         """Return the outputs that the next batch must not contain, by cause, because the topic has
         refused the output with this record key as too large; empty if the batch has no such output.
 

@@ -251,7 +251,7 @@ class Ordering:
                 position = self._bus.position(number)
                 if position != committed:
                     batch.positions[partition] = position
-                    until = self._bus.routed(number)
+                    until = self._bus.own_routed_until(number)
                     batch.routed[number] = Routed(until, not self._bus.is_log_time)
                 continue
             ordered, next_offset = self._ordered[number], self._read_to[number]

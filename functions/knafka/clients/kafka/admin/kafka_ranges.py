@@ -54,7 +54,7 @@ async def list_offsets(
         return {}
     # AdminClient's own method creates a future for each partition, which takes 29 us of CPU each,
     # for a single request.
-    return await calls.batch(
+    return await calls.request_together(
         lambda answer, timeout: _AdminClientImpl.list_offsets(
             calls.admin, partitions, answer, request_timeout=timeout
         ),

@@ -57,7 +57,8 @@ class TopicIds:
         """All ids that were read, by topic: a node of Kafka that lags behind may return an earlier
         one again."""
         self.current: dict[str, str] = {}
-        """The id of each topic that was read for the first time last."""
+        """The newest id of each topic: of all its ids, the one that was returned for the first time
+        last."""
         self._read_at: dict[str, float] = {}
         """When the last request that returned the id in `current` was sent, by topic
         (`time.monotonic`)."""
@@ -238,7 +239,7 @@ async def read_topic_id(calls: AdminCalls, topic: str) -> str:
     """Return the topic's id, which differs from that of an earlier topic of this name; waits up to
     the timeout of `calls`. Raises `LogError`, also if the topic doesn't exist."""
     names = TopicCollection([topic])
-    description: TopicDescription = await calls.result(
+    description: TopicDescription = await calls.request_one(
         lambda timeout: calls.admin.describe_topics(names, request_timeout=timeout)[topic]
     )
     return str(description.topic_id)

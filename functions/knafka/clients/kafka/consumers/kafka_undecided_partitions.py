@@ -62,7 +62,7 @@ class UndecidedPartitions:
         """Return those of these commits, whose partitions were just started, that are decided;
         pause the partitions of the others."""
         self.drop(committed)
-        decided = self._ask(consumer, committed, REACH_TIMEOUT)
+        decided = self._take_decided(consumer, committed, REACH_TIMEOUT)
         undecided = [entry for entry in committed if _partition_of(entry) in self._commits]
         for entry in undecided:
             log.warning(
@@ -84,7 +84,7 @@ class UndecidedPartitions:
             return []
         timeout = min(REACH_TIMEOUT + self._interval, MAX_REACH_TIMEOUT)
         self._interval = min(2 * self._interval, MAX_ASK_INTERVAL)
-        decided = self._ask(consumer, list(self._commits.values()), timeout)
+        decided = self._take_decided(consumer, list(self._commits.values()), timeout)
         self._ask_at = time.monotonic() + self._interval
         starts = [start_position_of(entry) for entry, _ in decided]
         if starts:
@@ -103,7 +103,7 @@ class UndecidedPartitions:
         dropped = [self._commits.pop(_partition_of(partition), None) for partition in partitions]
         return any(entry is not None for entry in dropped)
 
-    def _ask(
+    def _take_decided(
         self, consumer: Consumer, committed: Sequence[TopicPartition], reach_timeout: float
     ) -> _Decided:
         """Return the decided ones of these commits, and keep the others."""
