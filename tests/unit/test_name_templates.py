@@ -132,7 +132,7 @@ class Following:
         )
 
     def now(self, kind: NameKind = BROKER) -> str:
-        return str(self.settings.naming.in_force(kind))
+        return str(self.settings.naming.current_template(kind))
 
 
 async def test_a_good_template_is_in_force_and_remembered() -> None:

@@ -57,7 +57,9 @@ class Subscribers:
 
     async def write_spec_entries(self, channel: Document) -> None:
         """Write our entries into a channel's `spec.subscribers` (KN-CHN-05), if Knafka itself
-        handles Subscriptions. Raises `ClusterError`."""
+        handles Subscriptions. If another writer has changed the channel meanwhile, it is read and
+        written again, `WRITE_ATTEMPTS` times in all; nothing is written once it is gone. Raises
+        `ClusterError`."""
         if self.handling.handler is not Handler.OWN:
             return
         desired_entries = {

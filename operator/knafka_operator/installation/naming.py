@@ -134,7 +134,7 @@ class Naming:
         }
         """All templates by which objects may have got their names, by kind."""
 
-    def in_force(self, kind: NameKind) -> str:
+    def current_template(self, kind: NameKind) -> str:
         """Return the template that names new topics or groups of this kind."""
         return self._in_force[kind]
 

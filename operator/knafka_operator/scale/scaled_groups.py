@@ -81,7 +81,7 @@ class ScaledGroup:
     """When a drain must join the group again, by the event loop's clock."""
 
     @property
-    def wanted(self) -> int:
+    def desired_requests(self) -> int:
         """Return the number of drains that the last decision requires."""
         return self.scale.replicas
 

@@ -70,14 +70,14 @@ class ScaledShard:
         added to the Trigger's."""
 
     @property
-    def wanted(self) -> int:
-        """Return the requests that the shard needs: 1 if any of its Triggers needs a drain, else
-        0."""
+    def desired_requests(self) -> int:
+        """Return the number of requests that the shard needs: 1 if any of its Triggers needs a
+        drain, else 0."""
         return int(any(member.scale.replicas for member in self._members.values()))
 
     @property
     def floor(self) -> int:
-        """Return the requests that the shard needs even if idle: 0 or 1."""
+        """Return the number of requests that the shard needs even if idle: 0 or 1."""
         return int(any(member.floor for member in self._members.values()))
 
     @property
@@ -105,7 +105,7 @@ class ScaledShard:
             self.shard.group,
             len(self._members),
             sum(member.lag or 0 for member in self._members.values()),
-            self.wanted,
+            self.desired_requests,
             len(self.holds),
             self.holds.wakes,
         )

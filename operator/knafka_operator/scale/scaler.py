@@ -265,9 +265,10 @@ class Scaler:
                 sensor_check.check_soon()
 
     def prewarm(self, topic: str, limit: int) -> None:
-        """Open drains for a topic's Triggers that have none, before an announced event is in Kafka;
-        only if at most `limit` need one, where a shard counts as one. Dispatchers then start at the
-        same time as the receiver, not after it."""
+        """Open drains for a topic's Triggers that have none, before an announced event is in Kafka:
+        dispatchers then start at the same time as the receiver, not after it. Triggers that are
+        paused, rest or have drains that still end are left out. Does nothing if more than `limit`
+        drains are missing; a shard needs one for all its Triggers."""
         topic_check = self._topic_checks.get(topic)
         idle_holds: dict[Holds[Any], list[ScaledTrigger]] = {}
         for trigger in topic_check.triggers.values() if topic_check else ():
@@ -280,6 +281,7 @@ class Scaler:
             for holds, triggers in idle_holds.items():
                 for trigger in triggers:
                     trigger.set_scale(scale_for_expected_event(shared=trigger.shard is not None))
+                    # An event is on its way, so the lag needn't be requested before the drain.
                     trigger.note_lag_known()
                 holds.open(Cause.PREWARM)
 

@@ -264,7 +264,7 @@ def _decide_delivery(
         if account is not None and not broker.oidc:
             # The status names the account until it is deleted.
             if not observed.acted:
-                effects += (service_accounts.delete_accounts(observed.document, account),)
+                effects += (service_accounts.account_deletion(observed.document, account),)
             auth_status = None if observed.failure is None else {"serviceAccountName": account}
             steps.status["auth"] = auth_status
         return TriggerDecision(effects, steps.conditions, steps.status, watched, automatic)
