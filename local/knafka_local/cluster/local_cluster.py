@@ -157,7 +157,7 @@ class LocalCluster(MemoryCluster):
             return localize.config_map(namespace, name, {})
         return stored
 
-    def _stored(self, document: dict[str, Any]) -> None:
+    def _on_written(self, document: dict[str, Any]) -> None:
         """Complete an object that was written; `MemoryCluster` calls this before any watch sees it.
 
         A Service that only runs while it drains gets the status of a Ready one; a Sensor's

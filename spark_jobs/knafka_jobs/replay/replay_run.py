@@ -252,12 +252,12 @@ def _send_events(
     if row is not None and (row[0] or 0) <= DRIVER_BYTES:
         lane = split_into_lanes(letters, 1).drop(*ORDER_COLUMNS).toLocalIterator()
 
-        def goes_on(_: Row) -> bool:
+        def note_progress(_: Row) -> bool:
             """Note the progress, and return whether the next event is sent."""
             noted.note(sent_so_far)
             return cancellation.by() is None
 
-        result = sender.send(0, map(tuple, takewhile(goes_on, lane)))
+        result = sender.send(0, map(tuple, takewhile(note_progress, lane)))
         progress(progress_text(result.sent, total, 0))
     else:
         # As many lanes as Spark runs tasks at once.
