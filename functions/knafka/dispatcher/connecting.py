@@ -71,10 +71,10 @@ def connect(
 ) -> Clients:
     """Open the Kafka and HTTP clients of an Egress with a dispatcher of its own.
 
-    `reporting` is the configuration of `ClientStatistics`; `refusal` says why an address must not
-    be connected to (None: all are allowed); `tokens` are sent to destinations that have an audience
-    (None: their requests fail); `bundles` are the trusted certificates (None: the system's only).
-    Raises `InvalidDocument` for a Secret that can't work, and `LogError`.
+    `reporting` is the configuration of `ClientStatistics`. `refusal` says why an address must not
+    be connected to; None: all are allowed. `tokens` gives the tokens for destinations that have an
+    audience; None: requests to these fail. `bundles` are the trusted certificates; None: only the
+    system's. Raises `InvalidDocument` for a Secret that can't work, and `LogError`.
     """
     kafka = egress.kafka
     configuration = connection_configuration(kafka)

@@ -162,9 +162,9 @@ class OffsetCommits:
         self, consumer: Consumer, commits: Commits, epochs: Epochs
     ) -> list[TopicPartition]:
         """Return these commits as confluent-kafka's objects, with leader epochs, by which the next
-        reader notices that the log has lost records before its offset. Each has the epoch of the
-        last record read, or that of `epochs` if it is later: a later epoch than that of the record
-        at the offset does no harm, while an earlier one would look like a loss."""
+        reader notices that the log has lost records before its offset. A commit gets the epoch of
+        the last record read or that in `epochs`, whichever is later. An epoch later than that of
+        the record at the offset does no harm, while an earlier one would look like a loss."""
         epochs, numbering = dict(epochs), self._numbering
         for entry in consumer.position([partition(numbering, number) for number in commits]):
             number = numbering.number(entry.topic, entry.partition)

@@ -266,8 +266,8 @@ def _compile_like(pattern: Node, *, expected: bool) -> Apply:
 
 
 def _compile_membership(elements: tuple[Node, ...], *, expected: bool) -> Apply:
-    """Compile IN (`expected` True) or NOT IN (False), which cast one element after the other to the
-    left side's type, up to the first that is equal to it."""
+    """Compile IN (`expected` True) or NOT IN (False). The elements are cast to the left side's type
+    one after the other; the first that is equal to it ends the evaluation."""
     literals = [node.value for node in elements if isinstance(node, Literal)]
     if len(literals) == len(elements):
         return _compile_literal_membership(literals, expected=expected)

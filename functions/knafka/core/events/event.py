@@ -69,8 +69,8 @@ class Event:
 
 
 def key_of(attributes: Attributes) -> str | None:
-    """Return the key of an event's record, by which events stay in order: the attribute
-    `partitionkey`, else `subject`; None: it has neither (CE-K4, CE-K5, CHN-30)."""
+    """Return the key of an event's record, as events with the same key stay in order: the attribute
+    `partitionkey`, else `subject`. None: the event has neither (CE-K4, CE-K5, CHN-30)."""
     return attributes.get("partitionkey") or attributes.get("subject") or None
 
 

@@ -170,9 +170,10 @@ def _batch_error_text(problems: Mapping[int, str], count: int) -> str:
 def reply_of(headers: HttpHeaders, body: bytes) -> Draft | None:
     """Return the record of the event in a response; None if the response doesn't claim to hold one.
 
-    Any `ce-` header or a CloudEvents content type claims an event; then `InvalidEvent` is raised
-    for a malformed event or a batch (CE-H13, KN-DP-08), and for an encoded body, as no attribute of
-    an event says that its data are compressed (a receiver answers 415).
+    A response claims to hold an event by any `ce-` header or a CloudEvents content type. Then a
+    malformed event or a batch raises `InvalidEvent` (CE-H13, KN-DP-08). So does an encoded body, as
+    no attribute of an event says that its data are compressed; a receiver answers such a request
+    with 415.
     """
     if not claims_event(headers):
         return None

@@ -48,8 +48,8 @@ Connect = Callable[[Egress], Clients]
 
 
 class EgressDrains:
-    """Runs the drains of one Egress, one after the other, for one record of the contract;
-    `previous_drains` is the task that runs the drains for the Egress's previous record."""
+    """Runs the drains of one Egress, one after the other, as one record of the contract declares
+    it. `previous_drains` is the task that runs the drains by the Egress's previous record."""
 
     def __init__(
         self,

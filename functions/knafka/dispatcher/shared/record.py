@@ -95,9 +95,9 @@ class SharedParser:
     def request(
         self, record: Record, envelope: Envelope, format_: Format, prefix: bytes, located: bool
     ) -> tuple[bytes, bytes]:
-        """Return the header lines, after those of `prefix`, and the body of the record's request,
-        which is encoded once for each format, prefix and value of `located` (whether it has the
-        attributes with the record's partition and offset)."""
+        """Return header lines and body of the record's request; the lines begin with those of
+        `prefix`. `located` says whether the event gets attributes with the record's partition and
+        offset. The request is encoded once for each format, prefix and value of `located`."""
         requests = cast(SharedRecord, record).requests
         encoded = requests.get((format_, prefix, located))
         if encoded is None:

@@ -59,8 +59,8 @@ class UndecidedPartitions:
         return list(self._commits)
 
     def begin(self, consumer: Consumer, committed: Sequence[TopicPartition]) -> _Decided:
-        """Return those of these commits, whose partitions were just started, that are decided;
-        pause the partitions of the others."""
+        """Ask Kafka about the commits of partitions that were just started, and return the decided
+        ones. The other partitions are logged and paused; `begin_decided` asks about them again."""
         self.drop(committed)
         decided = self._take_decided(consumer, committed, REACH_TIMEOUT)
         undecided = [entry for entry in committed if _partition_of(entry) in self._commits]
@@ -106,7 +106,8 @@ class UndecidedPartitions:
     def _take_decided(
         self, consumer: Consumer, committed: Sequence[TopicPartition], reach_timeout: float
     ) -> _Decided:
-        """Return the decided ones of these commits, and keep the others."""
+        """Ask Kafka whether a leader was elected since each commit (`elections_since`, with
+        `reach_timeout`). Return the decided commits, and note the others in `_commits`."""
         elections = elections_since(consumer, self._connection, committed, reach_timeout)
         decided: list[tuple[TopicPartition, LeaderElection]] = []
         for entry in committed:
