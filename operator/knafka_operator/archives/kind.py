@@ -113,8 +113,8 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
         self._records.pop(document["metadata"].get("uid", ""), None)
 
     def on_job(self, job: Document) -> list[Key]:
-        """Record that a Job has changed, so that Jobs are read again; returns the keys of its
-        archive and of its operation, as far as they are known."""
+        """Record that a Job has changed, so that its archive's Jobs are read again. Returns the
+        keys of its archive and its operation, as far as they are known."""
         labels, keys = job["metadata"].get("labels") or {}, list[Key]()
         if (record := self._records.get(labels.get(ARCHIVE_LABEL, ""))) is not None:
             record.at_rest = False

@@ -249,8 +249,8 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
     async def _find_topic_refusals(
         self, document: Document, record: BrokerRecord
     ) -> tuple[str | None, str | None]:
-        """Return why a Broker may not use the external topic that it declares (None: it may), and
-        why its receiver must stop (None: it needn't).
+        """Return two texts: why a Broker may not use the external topic that it declares (None: it
+        may), and why its receiver must stop (None: it may go on).
 
         The receiver also stops if the topic that it has used until now is no longer allowed. Reads
         the stored document, since a Broker that can't be parsed keeps running. Raises

@@ -43,10 +43,10 @@ class Deletions:
     async def try_delete(
         self, key: Key, document: Document, deletion: Awaitable[object], left: str
     ) -> bool:
-        """Await `deletion`, one attempt to delete what was made for an object. Returns False if it
-        failed and is to be tried again later; True if it has succeeded, or if it is given up after
-        `Settings.deletion_timeout` seconds, when an Event with the text `left` says what may still
-        exist."""
+        """Await `deletion`, one attempt to delete what was made for an object. Returns whether it
+        is over: False if it failed and must be tried again later; True if it has succeeded, or is
+        given up after `Settings.deletion_timeout` seconds. Then an Event with the text `left` says
+        what may still exist."""
         now = asyncio.get_running_loop().time()
         uid = document["metadata"].get("uid", "")
         previous_uid, began = self.began.get(key, (uid, now))

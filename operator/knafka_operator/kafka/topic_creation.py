@@ -70,9 +70,10 @@ async def find_topic_to_delete(
     topics: LogAdmin, name: str, known_id: str | None, *, claimed: bool
 ) -> TopicDescription | None:
     """Return the description of the topic `name` if it was created for the object that is being
-    deleted; None: it doesn't exist, or must stay, which is logged. `known_id` is the topic's id in
-    the object's status (empty: the topic was about to be created; None: the status doesn't name
-    it); `claimed`: another status names the topic, too. Raises `LogError`."""
+    deleted. None: the topic doesn't exist, or it must stay, which is logged. `known_id` is the
+    topic's id in the object's status. It is empty if the topic was about to be created, and None if
+    the status doesn't name the topic. `claimed` says whether another status names it, too. Raises
+    `LogError`."""
     description = await topics.describe_topic(name)
     had_records = description is not None and not known_id and await has_records(topics, name)
     if may_delete_topic(description, known_id, used=had_records, claimed=claimed):

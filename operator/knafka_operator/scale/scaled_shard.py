@@ -180,8 +180,9 @@ class ScaledShard:
         self._is_open = False
 
     def on_end(self, ended: Ended, last: ShardProgress | None, error: str | None) -> None:
-        """Record a request's error; after one that ended without an error, also record that its
-        groups were joined and, if it was idle, what they have committed."""
+        """Record a request's error. If the request was idle, or its budget was spent, also record
+        that its groups were joined and, if it was idle, what they have committed. After any other
+        end the lags of all members are read again."""
         self.error = error
         began, self._settled = self._began, None
         if ended is not Ended.BUDGET:

@@ -96,8 +96,9 @@ class Scaler:
         request_budgets: tuple[float, float] = REQUEST_BUDGETS,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """`budget` is the seconds of one drain, `request_budgets` those of its first and of each
-        other request; `now` returns Unix time (seconds), with which timeouts are compared."""
+        """`budget` is how many seconds one drain may take. `request_budgets` has the seconds of its
+        first request, and of each later one. `now` returns Unix time (seconds); Sensors' timeouts
+        are compared with it."""
         self._request_budgets = request_budgets
         self._kafka = kafka
         self._drains = drains
@@ -139,12 +140,13 @@ class Scaler:
         autoscaling: Autoscaling,
         shard: Shard | None = None,
     ) -> None:
-        """Start to scale a Trigger, or apply changes to it; its counts go on. `shard` is the one
-        that drains it; None: its own dispatcher does.
+        """Start to scale a Trigger, or apply changes to it; its counts go on. `shard` is the shard
+        that drains it; None: its own dispatcher drains it.
 
-        A changed `egress`, a pause and a `shard` end its own drains. A shard's request goes on
-        without a paused or moved Trigger, whose record the caller must have removed, and ends with
-        its last Trigger. Returns once the ended drains are over.
+        If its `egress` changes, if it is paused or if it gets a `shard`, its own drains end;
+        returns once they are over. The caller must have removed a paused or moved Trigger from the
+        shard's contract; the shard's request goes on without it, and ends with the shard's last
+        Trigger.
         """
         trigger = self._triggers.get(trigger_id)
         if trigger is None:
