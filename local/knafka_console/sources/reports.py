@@ -263,9 +263,8 @@ class ClusterReports:
     async def _is_allowed(
         self, verb: str, archive: ArchiveName, objects: Objects, subresource: str = ""
     ) -> bool:
-        """Whether the viewer may do `verb` with these objects: with the archive, or its
-        subresource, if they are `ARCHIVE_OBJECTS`; else with any object of the kind in its
-        namespace."""
+        """Whether the viewer may do `verb` with these objects. `ARCHIVE_OBJECTS` stands for this
+        archive or its subresource; other kinds for all their objects in the archive's namespace."""
         name = archive.name if objects is ARCHIVE_OBJECTS else ""
         review = asyncio.to_thread(
             self._api.is_allowed, verb, objects, archive.namespace, name, subresource

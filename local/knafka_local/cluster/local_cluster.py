@@ -281,8 +281,9 @@ def _with_subscribers(spec: Document, previous: Document | None) -> dict[str, An
 
 
 def _restore_kept_names(new: dict[str, Any], kept_annotations: Mapping[str, str]) -> None:
-    """Give a new object the status annotations that were kept for its name; a Subscription also
-    gets the UID that it had then, or a new one, and a Sensor a later generation than it had."""
+    """Give a new object the status annotations that were kept for its name. A Subscription also
+    gets the UID that it had then, or a new one if that isn't known; a Sensor gets the generation
+    after the one that it had."""
     annotations = dict(kept_annotations)
     if (generation := annotations.pop(GENERATION_KEY, None)) is not None:
         # The Sensor may have been edited since it was last known, which makes another generation.
