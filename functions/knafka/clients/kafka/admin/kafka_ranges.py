@@ -119,7 +119,7 @@ class KafkaRanges:
         ]
         resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
         with explain_denials(topic=("AlterConfigs", topic)):
-            await self._calls.result(
+            await self._calls.request_one(
                 lambda timeout: self._calls.admin.incremental_alter_configs(
                     [resource], request_timeout=timeout
                 )[resource]
