@@ -61,20 +61,11 @@ def topic_effects(
             )
         return ()
     known_id = _known_id(desired_topic, existing, annotations)
-    if existing is not None and (known_id is None or (not known_id and disputed)):
-        raise TopicRefused(
-            "TopicNotOurs",
-            f"topic {desired_topic.name} exists and was not made for this object: delete it, or "
-            "give this one another name",
-        )
-    if known_id and existing is not None and existing.id != known_id:
-        raise TopicRefused(
-            "TopicReplaced",
-            f"topic {desired_topic.name} was deleted and made again by somebody else: delete it",
-        )
-    if existing is not None and known_id:
-        return ()
-    if existing is None:
+    if existing is not None:
+        _check_ownership(desired_topic.name, existing, known_id, disputed=disputed)
+        if known_id:
+            return ()
+    else:
         _check_new_topic(desired_topic, maxima, other_partitions)
     # Also for an existing topic without an id in the status: the effect records the id.
     create_topic = CreateTopic(desired_topic, TOPIC_STATUS, TOPIC_ID, accepts_records)
@@ -135,6 +126,25 @@ def _check_new_topic(topic: Topic, maxima: Maxima, other_partitions: int) -> Non
             f"{other_partitions} of its namespace's other topics are more than the "
             f"{maxima.namespace_partitions} that a namespace may have "
             "(KNAFKA_MAX_NAMESPACE_PARTITIONS): declare less, or delete others",
+        )
+
+
+def _check_ownership(
+    name: str, existing: TopicDescription, known_id: str | None, *, disputed: bool
+) -> None:
+    """Raise `TopicRefused` unless the existing topic `name` is the Broker's own. `known_id` is the
+    topic's id in the status: it is empty if the topic was about to be created, and None if the
+    status doesn't name it. `disputed` as in `topic_effects`."""
+    if known_id is None or (not known_id and disputed):
+        raise TopicRefused(
+            "TopicNotOurs",
+            f"topic {name} exists and was not made for this object: delete it, or give "
+            "this one another name",
+        )
+    if known_id and existing.id != known_id:
+        raise TopicRefused(
+            "TopicReplaced",
+            f"topic {name} was deleted and made again by somebody else: delete it",
         )
 
 
