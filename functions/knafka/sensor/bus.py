@@ -382,9 +382,9 @@ class BusPartitions:
         return number in self.stalled or (offset is not None and position >= offset)
 
     def _earliest_new_time(self, now: int) -> int:
-        """Return the earliest time that a record appended from now on may have: later than all that
-        was read a grace period ago, and at most a grace period (or `SENDER_GRACE` if that is
-        longer) before now."""
+        """Return the earliest time that a record appended from now on may have. It is later than
+        the times of all events that were read a grace period ago or earlier, and at most a grace
+        period (or `SENDER_GRACE` if that is longer) before now."""
         while self._latest and self._latest[0][1] <= now - self.grace:
             self._latest_before_grace = self._latest.popleft()[0] + 1
         return max(self._latest_before_grace, now - max(self.grace, SENDER_GRACE))

@@ -40,6 +40,8 @@ class Expiry:
     def __init__(
         self, sensor: SensorContract, rules: Mapping[str, Rule], state: State, ordering: Ordering
     ) -> None:
+        """Begin without timers: they are in `state`. `rules` has the rules by the triggers' names;
+        `ordering` says up to which time everything was read."""
         self._topic = sensor.trigger_topic
         self._rules = rules
         self._state = state

@@ -123,6 +123,7 @@ def is_valid_1_0(attributes: Attributes) -> bool:
     which `problems_of` would find no problem. False: ask `problems_of`, they may be valid or
     not."""
     get = attributes.get
+    # All names, and below all values, are checked as one string: one call instead of one for each.
     names = "".join(attributes)
     source, time, schema = get("source"), get("time"), get("dataschema")
     media_type = get("datacontenttype")

@@ -140,6 +140,8 @@ def _uniform_records(
         return None
     names, size, pick = layout[:3]
     width = len(names)
+    # All values of all events as one text of JSON strings. Two quotes separate strings, unless a
+    # string contains some: then it isn't plain, and there are more values than attributes.
     text = b"".join(chain.from_iterable(map(dict.values, objects)))
     values = text[1:-1].split(b'""')
     if not (

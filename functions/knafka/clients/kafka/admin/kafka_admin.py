@@ -113,6 +113,7 @@ class KafkaAdmin:
 
     @property
     def _admin(self) -> AdminClient:
+        """The open admin client."""
         return self._calls.admin  # not stored, as it may be replaced
 
     async def cluster_id(self) -> str:
