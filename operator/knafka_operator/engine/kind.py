@@ -197,10 +197,14 @@ class Decision(Protocol):
     """Effects to run next, and the status, which is final once there are no effects."""
 
     @property
-    def effects(self) -> Sequence[Effect]: ...
+    def effects(self) -> Sequence[Effect]:
+        """The effects to run next, in this order; then the next decision is made."""
+        ...
 
     @property
-    def status(self) -> Mapping[str, Any]: ...
+    def status(self) -> Mapping[str, Any]:
+        """The object's status, without its conditions."""
+        ...
 
 
 S = TypeVar("S", bound=ObservedObject)

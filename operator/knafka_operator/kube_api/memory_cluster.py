@@ -66,10 +66,13 @@ class MemoryCluster:
         self.requests: Counter[str] = Counter()
         """How often each method of the Protocol was called."""
         self._refusals: list[_Refusal] = []
+        """Requests that fail, as `refuse` was called for them."""
         self._applied: dict[Key, set[Path]] = {}
         """The fields that our field manager owns, by object."""
         self._watches: list[tuple[str, str, asyncio.Queue[WatchEvent]]] = []
+        """apiVersion and kind of each watch, and the queue of its events."""
         self._version = 0
+        """The resourceVersion of the last write."""
 
     # The operator's requests, as in `Cluster`.
 

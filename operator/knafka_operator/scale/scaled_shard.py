@@ -44,6 +44,7 @@ class ScaledShard:
     """A shard whose Triggers the scaler watches; the `Unit` of its request."""
 
     def __init__(self, shard: Shard) -> None:
+        """Begin without Triggers; the scaler sets `holds`."""
         self.holds: Holds[Any]
         """At most one request, whose lines are `ShardProgress`."""
         self.shard = shard

@@ -145,6 +145,7 @@ class _SensorSteps(Generic[K]):
     def __init__(self, observed: ObservedSensor[K], settings: Settings) -> None:
         family = bus_of(observed.document).family
         types = SENSOR_CONDITIONS if family is BROKERS else SENSOR_ON_CHANNEL_CONDITIONS
+        # The names of these two conditions depend on the family.
         self.bus_ready, _, _, self.triggers_ready = types
         self.observed = observed
         self.settings = settings

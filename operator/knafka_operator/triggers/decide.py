@@ -281,8 +281,8 @@ def _desired_delivery(
     settings: Settings,
 ) -> tuple[Egress, Autoscaling]:
     """Return what the Trigger's dispatcher delivers, and how it is scaled. `actions` are the
-    Sensor's actions that it delivers (None: it delivers its Broker's events); `taken` has the
-    consumer groups of other Triggers.
+    actions of a Sensor that the Trigger delivers; None: it delivers its Broker's events. `taken`
+    has the consumer groups of other Triggers.
 
     Raises `InvalidDocument` for an invalid annotation, and `NotReady` for a min-scale that the
     namespace may not have.
