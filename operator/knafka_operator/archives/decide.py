@@ -207,14 +207,14 @@ def decide(observed: ObservedArchive[K], settings: Settings, now: datetime) -> A
         return steps.decision(*release_effects, phase=steps.idle_phase, again=again)
 
     if held_lease is None:
-        return steps.queued(*_take_lease(observed, archive, settings, now))
+        return steps.queued(*_lease_effects(observed, archive, settings, now))
     if archive.spec.executors and not observed.account_applied:
         account = manifests.account_manifests(archive)
         return steps.queued(Apply(Step.APPLY_ACCOUNT, account, ACCOUNT_REFUSAL))
     return steps.queued(_create_job(archive, operation, includes_report, steps, settings))
 
 
-def _take_lease(
+def _lease_effects(
     observed: ObservedArchive[K], archive: DeadLetterArchive, settings: Settings, now: datetime
 ) -> Iterator[Effect]:
     """Yield the effect that takes the Lease of the archive's tables; nothing while another holder

@@ -108,8 +108,8 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
         return annotations.get(BROKER_CLASS, "") in self.settings.broker_classes
 
     async def hand_over(self, document: Document) -> None:
-        """Clean up after a Broker that another implementation has claimed: delete its functions and
-        contracts, keep its topic and its Triggers' groups.
+        """Hand over a Broker to the other implementation that has claimed it: delete its functions
+        and contracts, but keep its topic and its Triggers' groups.
 
         Its annotations are removed last, so that a failed attempt is repeated. Raises
         `KnafkaError`.

@@ -134,9 +134,9 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
         )
 
     async def hand_over(self, document: Document) -> None:
-        """Leave a channel to the other implementation that has claimed it: delete its dispatchers
-        and its entries at receivers, and keep its topic and its Subscriptions' groups. Raises
-        `KnafkaError` while something stands in the way.
+        """Hand over a channel to the other implementation that has claimed it: delete its
+        dispatchers and its entries at receivers, but keep its topic and its Subscriptions' groups.
+        Raises `KnafkaError` while something stands in the way.
 
         Removes our annotations from the status last, so that a failed attempt is repeated. A
         channel without receivers is left alone: `knafka adopt` annotates it before anything is

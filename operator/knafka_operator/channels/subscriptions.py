@@ -50,8 +50,8 @@ class Subscriptions(Triggers):
             self.enqueue((self.states.family.broker, *broker_of(document)))
 
     async def hand_over(self, document: Document) -> None:
-        """Leave a Subscription as `Triggers.hand_over` does; also report a Channel that no
-        implementation serves.
+        """Hand over a Subscription as `Triggers.hand_over` does a Trigger. Also report in its
+        status if no implementation serves its Channel.
 
         An entry's functions are found by name, not by the channel's annotations, which may be gone
         already.

@@ -127,7 +127,7 @@ class Naming:
     """The current and earlier name templates; they may change at run time."""
 
     def __init__(self) -> None:
-        self._in_force = dict(DEFAULTS)
+        self._current_templates = dict(DEFAULTS)
         """The template of new names, by kind."""
         self._known: dict[NameKind, tuple[str, ...]] = {
             kind: (template,) for kind, template in DEFAULTS.items()
@@ -136,7 +136,7 @@ class Naming:
 
     def current_template(self, kind: NameKind) -> str:
         """Return the template that names new topics or groups of this kind."""
-        return self._in_force[kind]
+        return self._current_templates[kind]
 
     def known(self, kind: NameKind) -> tuple[str, ...]:
         """Return all templates by which topics or groups of this kind may have got their names."""
@@ -156,19 +156,19 @@ class Naming:
         if template not in self._known[kind]:
             self._known[kind] += (template,)
 
-    def put_in_force(self, kind: NameKind, template: str) -> None:
+    def set_current_template(self, kind: NameKind, template: str) -> None:
         """Use this template, in the form that `normalize_template` returns, for new objects."""
         self.remember(kind, template)
-        self._in_force[kind] = template
+        self._current_templates[kind] = template
 
     def is_default(self, kind: NameKind) -> bool:
         """Whether new objects get upstream's usual names."""
-        return self._in_force[kind] == DEFAULTS[kind]
+        return self._current_templates[kind] == DEFAULTS[kind]
 
     def name(self, kind: NameKind, of: NamedObject) -> str:
         """Return the name that the template in force gives to a new topic or group of the object
         `of`; raises `InvalidDocument` if Kafka doesn't accept that name, or it is reserved."""
-        template = self._in_force[kind]
+        template = self._current_templates[kind]
         name = rendered(template, of)
         if kind is NameKind.CHANNEL_TOPIC and self.is_default(kind):
             return names.channel_topic(of.namespace, of.name)

@@ -118,7 +118,7 @@ class FollowedNaming:
             if template == naming.current_template(kind):
                 continue
             await self._remember(kind, template)
-            naming.put_in_force(kind, template)
+            naming.set_current_template(kind, template)
             message = f"{kind.value} is {template} now; existing names stay"
             log.info("%s", message)
             if config is not None:
@@ -139,7 +139,7 @@ class FollowedNaming:
             for template in templates:
                 self._settings.naming.remember(kind, template)
             if templates:
-                self._settings.naming.put_in_force(kind, templates[0])
+                self._settings.naming.set_current_template(kind, templates[0])
 
     async def _remember(self, kind: NameKind, template: str) -> None:
         """Record `template` in our ConfigMap as the one in force, before the earlier ones. Raises
