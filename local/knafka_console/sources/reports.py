@@ -230,8 +230,8 @@ class ClusterReports:
         return ArchiveReplays(may=may_create)
 
     async def replay(self, archive: ArchiveName, creation: ReplayCreation) -> ArchiveReplay:
-        """Create a DeadLetterReplay, at most once for each `creation.request`; returns it, also the
-        one that an earlier call created.
+        """Create a DeadLetterReplay and return it. If an earlier call with the same
+        `creation.request` has created one, that one is returned.
 
         Raises `Forbidden`, and `NotFound` if the cluster has no DeadLetterReplays.
         """

@@ -111,9 +111,9 @@ class LocalController(Controller):
         connect: Callable[[Mapping[str, Any]], LogAdmin] = KafkaAdmin,
         open_writer: Callable[[Mapping[str, Any]], LogWriter] = KafkaWriter,
     ) -> None:
-        """`drains` runs dispatchers; `served` are the receivers of Brokers and of KafkaChannels;
-        `say` shows a message to the user; `connect` and `open_writer` make Kafka clients from a
-        librdkafka configuration."""
+        """`drains` runs dispatchers, and `served` has the receivers of Brokers and of
+        KafkaChannels. `say` shows a message to the user. `connect` and `open_writer` make Kafka
+        clients from a librdkafka configuration."""
         self._cluster = cluster
         self._say = say
 

@@ -322,8 +322,9 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
         return observed
 
     async def _connect(self, broker: Broker) -> tuple[BrokerConnection, KafkaCluster]:
-        """Return the configuration and client of a Broker's Kafka: its ConfigMap, with the
-        installation's for what that leaves out. Raises the errors in `EXPECTED`."""
+        """Return the configuration and client of a Broker's Kafka. The Broker's ConfigMap is merged
+        over the installation's; its Secret must exist, and the Broker must be allowed to use both.
+        Raises the errors in `EXPECTED`."""
         installation_config = await self._read_config_map(*self._installation)
         reference = desired.config_reference(broker)
         broker_config = None if reference is None else await self._read_config_map(*reference)

@@ -166,8 +166,8 @@ class Naming:
         return self._current_templates[kind] == DEFAULTS[kind]
 
     def name(self, kind: NameKind, of: NamedObject) -> str:
-        """Return the name that the template in force gives to a new topic or group of the object
-        `of`; raises `InvalidDocument` if Kafka doesn't accept that name, or it is reserved."""
+        """Return the name that the current template gives to a new topic or group of the object
+        `of`. Raises `InvalidDocument` if Kafka doesn't accept that name, or if it is reserved."""
         template = self._current_templates[kind]
         name = rendered(template, of)
         if kind is NameKind.CHANNEL_TOPIC and self.is_default(kind):

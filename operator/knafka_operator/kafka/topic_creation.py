@@ -101,8 +101,8 @@ async def delete_topic_and_groups(
 async def delete_shard_contract(
     topics: LogAdmin, namespace: str, broker: str, shards: Iterable[int], topic: str | None
 ) -> None:
-    """Delete the contract topic of a Broker's shards, and the consumer groups by which the
-    processes of the shards with these numbers read `topic`, the Broker's (None: it had none yet).
+    """Delete the contract topic of a Broker's shards, and the consumer groups with which the
+    processes of these shards, given by number, read the Broker's `topic` (None: it had none yet).
     `broker` is its internal name (`Family.own_name`). Raises `LogError`."""
     for number in shards:
         shard = names.shard_group(namespace, broker, number)

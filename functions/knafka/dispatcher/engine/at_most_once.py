@@ -251,7 +251,8 @@ class AtMostOnceDrain(Drain):
 
     def progress(self, ended: Ended | None = None, error: str | None = None) -> DrainProgress:
         """Return the counts since the last request ended, lost events included, and the drain's
-        present state. `ended`: how the drain ended, `error`: why it failed; None: it didn't."""
+        present state. `ended` says how the drain ended (None: it goes on), and `error` why it
+        failed (None: it didn't fail)."""
         self._count_lost()
         return super().progress(ended, error)
 
