@@ -165,13 +165,13 @@ class Naming:
         """Whether new objects get upstream's usual names."""
         return self._current_templates[kind] == DEFAULTS[kind]
 
-    def name(self, kind: NameKind, of: NamedObject) -> str:
-        """Return the name that the current template gives to a new topic or group of the object
-        `of`. Raises `InvalidDocument` if Kafka doesn't accept that name, or if it is reserved."""
+    def name(self, kind: NameKind, owner: NamedObject) -> str:
+        """Return the name that the current template gives to a new topic or group of `owner`.
+        Raises `InvalidDocument` if Kafka doesn't accept that name, or if it is reserved."""
         template = self._current_templates[kind]
-        name = rendered(template, of)
+        name = rendered(template, owner)
         if kind is NameKind.CHANNEL_TOPIC and self.is_default(kind):
-            return names.channel_topic(of.namespace, of.name)
+            return names.channel_topic(owner.namespace, owner.name)
         if not self.is_default(kind) and not names.is_topic(name):
             raise InvalidDocument(
                 kind.value,
@@ -184,23 +184,27 @@ class Naming:
             )
         return name
 
-    def is_own(self, kind: NameKind, name: str | None, of: NamedObject) -> bool:
-        """Whether one of the known templates of this kind gives this name to the object `of`; False
-        for None."""
+    def is_own(self, kind: NameKind, name: str | None, owner: NamedObject) -> bool:
+        """Whether one of the known templates of this kind gives this name to `owner`; False if
+        there is no name."""
         if not name:
             return False
-        if kind is NameKind.BROKER_TOPIC and names.is_broker_topic(name, of.namespace, of.name):
+        if kind is NameKind.BROKER_TOPIC and names.is_broker_topic(
+            name, owner.namespace, owner.name
+        ):
             return True
-        if kind is NameKind.CHANNEL_TOPIC and name == names.channel_topic(of.namespace, of.name):
+        if kind is NameKind.CHANNEL_TOPIC and name == names.channel_topic(
+            owner.namespace, owner.name
+        ):
             return True
         if kind is NameKind.TRIGGER_GROUP and (
-            names.is_trigger_group(name, of.namespace, of.name)
+            names.is_trigger_group(name, owner.namespace, owner.name)
             # eventing-kafka-broker's groups until its release 1.10.
-            or name == of.uid
+            or name == owner.uid
         ):
             return True
         return names.is_topic(name) and any(
-            name == rendered(template, of) for template in self._known[kind]
+            name == rendered(template, owner) for template in self._known[kind]
         )
 
 
@@ -212,7 +216,7 @@ class AsRecorded(Naming):
     """Accepts every legal name in a status as the object's own, for read-only tools that rely on
     what the operator has written."""
 
-    def is_own(self, kind: NameKind, name: str | None, of: NamedObject) -> bool:
+    def is_own(self, kind: NameKind, name: str | None, owner: NamedObject) -> bool:
         """Whether the name is legal in Kafka."""
         return name is not None and names.is_topic(name)
 

@@ -104,7 +104,9 @@ class TopicIds:
                 async with asyncio.timeout(TOPIC_ID_INTERVAL):
                     await self._hastened.wait()
             self._hastened.clear()
-            for topic in sorted({topic for one in self.followers for topic in one.topics}):
+            for topic in sorted(
+                {topic for follower in self.followers for topic in follower.topics}
+            ):
                 try:
                     await self.read(topic)
                 except LogError as error:  # also while it is deleted, which the consumer reports

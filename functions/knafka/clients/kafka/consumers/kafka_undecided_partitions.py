@@ -90,7 +90,7 @@ class UndecidedPartitions:
         if starts:
             with raising_log_errors():
                 consumer.incremental_unassign(
-                    [TopicPartition(*_partition_of(each)) for each in starts]
+                    [TopicPartition(*_partition_of(start)) for start in starts]
                 )
             assign_checked(consumer, starts)
             log.info("Kafka has answered: %s are read now", names_of(starts))
