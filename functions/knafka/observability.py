@@ -79,7 +79,8 @@ class Histogram:
         return sum(self.counts)
 
     def __add__(self, other: Histogram) -> Histogram:
-        """Return the sum of both histograms; if one of them is empty, the other object itself."""
+        """Return the sum of both histograms. If one of them is empty, return the other object
+        itself, not a copy."""
         # Most of a shard's Egresses are idle, and the histograms of all are added up each second.
         if not any(other.counts):
             return self

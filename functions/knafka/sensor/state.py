@@ -58,8 +58,8 @@ class State:
     """
 
     def __init__(self, rules: Mapping[str, Rule], max_keys: int, max_bytes: int) -> None:
-        """`rules`: each trigger's rule by its name. `max_keys`, `max_bytes`: the most keys, and
-        bytes of events as JSON, that may be held; `excess` returns what is beyond."""
+        """`rules` has the rules by the triggers' names. At most `max_keys` keys, and events with
+        `max_bytes` bytes as JSON, may be held; `excess` returns what is beyond."""
         self._rules = rules
         self._max_keys = max_keys
         self._max_bytes = max_bytes

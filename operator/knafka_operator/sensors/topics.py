@@ -158,7 +158,7 @@ def topics_to_create(
     disputed: Container[str],
 ) -> Sequence[CreateTopic]:
     """Return the effects that create missing topics. `annotations` are those of the Sensor's
-    status; an empty topic id there proves that a topic is the Sensor's unless the topic is in
+    status. An empty topic id there proves that a topic is the Sensor's own, unless the topic is in
     `disputed`. Raises `TopicRefused` for a topic that somebody else has recreated, or that is too
     large."""
     effects: list[CreateTopic] = []

@@ -202,8 +202,9 @@ def request_of(
     """Return header lines, each ending in CRLF, and body of the request that delivers an event.
 
     `mode` None: in the record's own content mode, or in structured mode if the event came in so
-    because its attributes are too large for header lines (KN-DLV-05). `batch`: the body is the data
-    of the event, which is a Sensor's action and holds a JSON array of events.
+    because its attributes are too large for header lines (KN-DLV-05). `binary`: the same if the
+    record is structured and its attributes are too large for that. `batch`: the body is the data of
+    the event, which is a Sensor's action and holds a JSON array of events.
     """
     attributes, data, passed, document, sent_as_json = envelope
     if mode == "batch":
