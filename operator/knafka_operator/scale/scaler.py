@@ -166,13 +166,7 @@ class Scaler:
         if previous_own_egress is not None and (previous_own_egress != egress or shard is not None):
             self._await_empty(trigger_id, previous_own_egress.group, egress.group, autoscaling)
         if is_changed:
-            self._remove_from_check(trigger)
-            trigger.egress = egress
-            trigger.rest.reset()
-            has_same_topics = previous_egress.topics == egress.topics
-            # In a shard, the lag on the same topics stays known.
-            if shard is None or not has_same_topics or previous_egress.group != egress.group:
-                trigger.lag = trigger.drain_error = None
+            self._change_egress(trigger, egress, in_shard=shard is not None)
         trigger.autoscaling, trigger.declared = autoscaling, shard
         trigger.lag_request_due_at = -math.inf
         self._add_to_check(trigger)
@@ -434,6 +428,17 @@ class Scaler:
                 self._multi_topic_checks[key] = check
             self._lag_checks.add(check)
         check.triggers[trigger.id] = trigger
+
+    def _change_egress(self, trigger: ScaledTrigger, egress: Egress, *, in_shard: bool) -> None:
+        """Scale a Trigger by its changed Egress from now on, so that its rest ends. Its lag isn't
+        known any more, unless it is in a shard and its group and topics are the same."""
+        previous_egress = trigger.egress
+        self._remove_from_check(trigger)
+        trigger.egress = egress
+        trigger.rest.reset()
+        has_same_topics = previous_egress.topics == egress.topics
+        if not in_shard or not has_same_topics or previous_egress.group != egress.group:
+            trigger.lag = trigger.drain_error = None
 
     def _remove_from_check(self, trigger: ScaledTrigger) -> None:
         """Remove a Trigger from the lag check of its topics; ends a check without Triggers."""
