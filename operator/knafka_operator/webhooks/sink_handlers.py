@@ -25,7 +25,7 @@ def register(registry: kopf.OperatorRegistry) -> None:
 
 
 def set_kafka_sink_defaults(patch: kopf.Patch, **_: Any) -> None:
-    """Fill in a KafkaSink's defaults."""
+    """Fill in a KafkaSink's defaults: add to `patch` the function that replaces the object."""
     patch.fns.append(lambda raw: replace_document(raw, with_sink_defaults(raw)))
 
 

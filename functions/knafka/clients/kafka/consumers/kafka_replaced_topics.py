@@ -81,7 +81,7 @@ class TopicIds:
             self._loop.call_later(FIRST_TOPIC_ID_DELAY, self._hastened.set)
 
     def hasten(self) -> None:
-        """Compare the ids now; from any thread."""
+        """Request that the ids are compared now; from any thread. Does nothing before `start`."""
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._hastened.set)
@@ -196,8 +196,8 @@ class ReplacedTopics:
         return mark in map(short_id, known_ids)
 
     def hasten(self) -> None:
-        """Compare the ids now, as a log was lost: its topic may have been replaced; from any
-        thread."""
+        """Request that the ids are compared now, as a log was lost: its topic may have been
+        replaced. From any thread."""
         if self._started:
             self._ids.hasten()
 

@@ -169,7 +169,8 @@ class TransactionalMember(GroupConsumer):
         self._to_reread |= self._revoked & self.owned.keys()
 
     def _keep_record(self, message: Message) -> None:
-        """Keep a record that was read, if its partition is still owned."""
+        """Keep a record that was read, if its partition is still owned. The end that was reached
+        before it is no end any more."""
         partition = _partition(message)
         if self._keeps_records_of(partition):
             self._gathered_records.append(cast(Record, message))
