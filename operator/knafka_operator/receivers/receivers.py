@@ -397,5 +397,4 @@ def takes_requests(pod: Document) -> bool:
 
 
 def _now() -> float:
-    """Return the time by the event loop's clock."""
     return asyncio.get_running_loop().time()

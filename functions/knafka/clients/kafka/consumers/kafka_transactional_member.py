@@ -91,8 +91,7 @@ class TransactionalMember(GroupConsumer):
         self._returned_since_commit: set[Partition] = set()
         """Partitions with records that were returned since the last commit."""
         self._to_reread: set[Partition] = set()
-        """Partitions that must be read again from their commit, and whose consumer couldn't be set
-        back to it yet."""
+        """Partitions to read again from their commit, where the seek hasn't succeeded yet."""
         self._gathered_records: list[Record] = []  # those that `read` hasn't returned yet
         self._paused: set[Partition] = set()
         self._revoked: set[Partition] = set()
