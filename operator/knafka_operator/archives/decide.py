@@ -17,7 +17,7 @@ operation comes first.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Final, Generic, TypeVar
@@ -206,28 +206,20 @@ def decide(observed: ObservedArchive[K], settings: Settings, now: datetime) -> A
     if not is_run_due and operation is None:
         return steps.decision(*release_effects, phase=steps.idle_phase, again=again)
 
+    storage_root = manifests.storage_root(archive.metadata.namespace, archive.spec.storage)
+    lease = manifests.lease_manifest(storage_root, own_holder, now, settings)
+    if observed.lease is None:
+        return steps.queued(Create(Step.TAKE_LEASE, lease))
     if held_lease is None:
-        return steps.queued(*_lease_effects(observed, archive, settings, now))
+        if not observed.holder_is_gone:
+            return steps.queued()
+        version = observed.lease["metadata"].get("resourceVersion")
+        lease = {**lease, "metadata": {**lease["metadata"], "resourceVersion": version}}
+        return steps.queued(Apply(Step.REPLACE_LEASE, (lease,)))
     if archive.spec.executors and not observed.account_applied:
         account = manifests.account_manifests(archive)
         return steps.queued(Apply(Step.APPLY_ACCOUNT, account, ACCOUNT_REFUSAL))
     return steps.queued(_create_job(archive, operation, includes_report, steps, settings))
-
-
-def _lease_effects(
-    observed: ObservedArchive[K], archive: DeadLetterArchive, settings: Settings, now: datetime
-) -> Iterator[Effect]:
-    """Yield the effect that takes the Lease of the archive's tables; nothing while another holder
-    has it. A Lease whose holder is gone is replaced."""
-    storage_root = manifests.storage_root(archive.metadata.namespace, archive.spec.storage)
-    lease = manifests.lease_manifest(storage_root, lease_holder(observed.document), now, settings)
-    if observed.lease is None:
-        yield Create(Step.TAKE_LEASE, lease)
-    elif observed.holder_is_gone:
-        # Only this version may be replaced: another archive may be quicker.
-        version = observed.lease["metadata"].get("resourceVersion")
-        lease = {**lease, "metadata": {**lease["metadata"], "resourceVersion": version}}
-        yield Apply(Step.REPLACE_LEASE, (lease,))
 
 
 def _set_conditions(steps: _ArchiveSteps[K], now: datetime) -> None:

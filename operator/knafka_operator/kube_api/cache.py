@@ -375,23 +375,19 @@ def _without_managed_fields(document: Document) -> Document:
 
 
 def _annotations(document: Document) -> Mapping[str, str]:
-    """Return an object's annotations."""
     return document["metadata"].get("annotations") or {}
 
 
 def _identity(document: Document) -> Identity:
-    """Return namespace (empty: cluster-scoped) and name of an object."""
     metadata = document["metadata"]
     return metadata.get("namespace", ""), metadata["name"]
 
 
 def _version(document: Document) -> str:
-    """Return an object's resourceVersion; empty if it has none."""
     return str(document["metadata"].get("resourceVersion", ""))
 
 
 def _uid(document: Document) -> str:
-    """Return an object's UID; empty if it has none."""
     return str(document["metadata"].get("uid", ""))
 
 
