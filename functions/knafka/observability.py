@@ -79,7 +79,8 @@ class Histogram:
         return sum(self.counts)
 
     def __add__(self, other: Histogram) -> Histogram:
-        """Return the sum of both histograms; if one of them is empty, the other object itself."""
+        """Return the sum of both histograms. If one of them is empty, return the other object
+        itself, not a copy."""
         # Most of a shard's Egresses are idle, and the histograms of all are added up each second.
         if not any(other.counts):
             return self
@@ -194,9 +195,9 @@ class RateLimitedFilter(logging.Filter):
     """Passes one log line of a kind every `REPEAT_INTERVAL` seconds: while Kafka is away, the same
     line would be logged hundreds of times a second.
 
-    Lines of one level are of a kind if they differ only in numbers; with `by_wording`, if their
-    messages before formatting are the same, for messages whose values come from events and never
-    repeat.
+    Lines of one level are of a kind if they differ only in numbers. With `by_wording` they are if
+    their messages before formatting are the same: for messages whose values come from events and
+    never repeat.
     """
 
     def __init__(self, *, by_wording: bool = False) -> None:

@@ -1,29 +1,33 @@
 """Settings: what a function takes from its environment, checked once at start.
 
     KNAFKA_INGRESSES   receiver: its contract, a JSON array of Ingress
-    KNAFKA_RECEIVER    receiver: a topic of them in its place: one Receiver as JSON
+    KNAFKA_RECEIVER    receiver, instead: one Receiver as JSON, which names a topic of Ingresses
     KNAFKA_EGRESS      dispatcher: its contract, one Egress as JSON
-    KNAFKA_SHARD       dispatcher: many of them in its place, which a topic names: one Shard as JSON
+    KNAFKA_SHARD       dispatcher, instead: one Shard as JSON, which names a topic of Egresses
     KNAFKA_SENSOR      sensor: its contract, one Sensor as JSON
-    KNAFKA_SERVICE_URL     dispatcher, sensor: its own Service, which it asks when nobody else does;
-                       receiver: where it shows its load, as events come past Knative (none: no)
-    KNAFKA_DRAIN_AT_START  dispatcher, sensor: true: it drains without being asked (min-scale)
+    KNAFKA_SERVICE_URL dispatcher, sensor: URL of its own Service, to which it sends drain requests
+                       while it has work and no operator sends any (none: it sends none);
+                       receiver: URL of its own Service, to which it sends requests in proportion
+                       to the events that bypass Knative's proxy, which thereby sees the load
+                       (none: it sends none)
+    KNAFKA_DRAIN_AT_START  dispatcher, sensor: true: it drains without a request (min-scale)
     KNAFKA_GRACE_PERIOD    dispatcher: seconds that it has from SIGTERM to its end (10)
     KNAFKA_LOG_LEVEL   debug, info, warning (the default), error
     KNAFKA_LOG_FORMAT  text (the default), json: one object a line, with ids of the event's trace
     KNAFKA_STATISTICS_INTERVAL  seconds between two reports of librdkafka's statistics (15), 0: none
     KNAFKA_PROFILING   enabled: profiles at http://127.0.0.1:8008/debug/pprof/ (disabled)
     KNAFKA_LOCAL_ADDRESSES  allowed: destinations may be loopback or link-local (refused)
-    KNAFKA_OIDC_URL    receiver: the API server whose tokens senders show (none: nobody may);
-                       dispatcher: that gives tokens for destinations (none: they get nothing)
+    KNAFKA_OIDC_URL    receiver: the API server whose keys verify senders' tokens (none: Brokers
+                       with an audience answer 503);
+                       dispatcher: the API server that issues tokens for destinations (none: those
+                       that require one get no events)
     KNAFKA_OIDC_FOLDER receiver: its own token and that server's CA (/var/run/secrets/knafka/api)
     KNAFKA_TRUST_BUNDLES  dispatcher: folder with authorities that it trusts (none: the system's)
-    KNAFKA_CALLERS     digests of the tokens that /drain and /contract want (none: everybody may)
-    KNAFKA_SCRAPERS    digests of the tokens that /metrics wants (none: everybody may)
-    KNAFKA_EVENT_TYPES receiver: enabled: it tells its operator which types of events are new
-                       (disabled)
+    KNAFKA_CALLERS     digests of the tokens that /drain and /contract require (none: no token)
+    KNAFKA_SCRAPERS    digests of the tokens that /metrics requires (none: no token)
+    KNAFKA_EVENT_TYPES receiver: enabled: it lists new types of events for its operator (disabled)
     KNAFKA_TLS         receiver: folder with tls.crt and tls.key, with which it serves TLS (none)
-    KNAFKA_TLS_PORT    where it does (8443)
+    KNAFKA_TLS_PORT    receiver: the port at which it serves TLS (8443)
     OTEL_*             tracing: see `knafka.tracing.settings`
     HOST, PORT         where to listen; PORT is set by Knative
 
@@ -143,9 +147,9 @@ def profiling(environment: Environment) -> bool:
     return value == "enabled"
 
 
-def local_addresses(environment: Environment) -> bool:
-    """Whether destinations may be loopback, link-local or a cloud's metadata; by default not.
-    Raises `InvalidDocument` for an unknown value."""
+def allows_local_addresses(environment: Environment) -> bool:
+    """Whether destinations may have loopback or link-local addresses, or that of a cloud's metadata
+    service; by default they may not. Raises `InvalidDocument` for an unknown value."""
     value = environment.get(LOCAL_ADDRESSES, "refused").strip().lower()
     if value not in ("allowed", "refused"):
         problem = f"invalid value: {value:.80}: want allowed or refused"

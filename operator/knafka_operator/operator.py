@@ -134,9 +134,9 @@ class Operator(OperatorParts):
             self._enqueue_channel(broker_of(document))
 
     def on_change(self, document: Document, *, gone: bool) -> None:
-        """Handle a Broker or Trigger that has changed or, with `gone`, was deleted; enqueue it
-        unless only its status has changed, and what depends on it. Among channels, a change also
-        affects the Subscriptions that `entries` shows."""
+        """Handle a Broker or Trigger that has changed or, with `gone`, was deleted. It is enqueued
+        unless only its status has changed, and so are the objects that depend on it. Among
+        channels, a change also affects the Subscriptions that `entries` shows."""
         is_broker = document["kind"] == self.family.broker
         if is_broker:
             self.on_broker(document, gone=gone)
@@ -220,8 +220,9 @@ class Operator(OperatorParts):
             self._on_subscriptions_changed([identity])
 
     def on_broker(self, document: Document, *, gone: bool) -> None:
-        """Handle a Broker or channel that has changed or, with `gone`, was deleted; enqueue it
-        unless only its status has changed, and its Triggers if needed."""
+        """Handle a Broker or channel that has changed or, with `gone`, was deleted: update its
+        record, and enqueue it unless only its status has changed. Then its Triggers are enqueued,
+        too, if it is gone or another implementation serves it."""
         identity, is_ours = Identity.of(document), self.brokers.is_ours(document)
         self.remember_class(document, gone=gone)
         if gone:

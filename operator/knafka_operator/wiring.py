@@ -158,8 +158,8 @@ class DeliveryParts:
             *(self.dead_letters, self.effects, rfc3339_now, self._queue.enqueue),
         )
 
-    def publish(self, triggers: Triggers) -> Publishing:
-        """Return what publishes the scaler's view of the kind's objects."""
+    def make_publishing(self, triggers: Triggers) -> Publishing:
+        """Return the writer of the scaler's view of the kind's objects into their statuses."""
         return Publishing(self._cluster, self._states, triggers, self._queue, rfc3339_now)
 
     def tasks(self, publishing: Publishing, owner: str = "") -> list[Coroutine[Any, Any, None]]:
@@ -247,7 +247,7 @@ class OperatorParts(Neighbours):
             else Subscriptions(*arguments, entries=self.entries)
         )
         self.brokers.neighbours = self.triggers.neighbours = self
-        self.publishing = parts.publish(self.triggers)
+        self.publishing = parts.make_publishing(self.triggers)
         self._all_publishing = [self.publishing]
         self.moves = Moves(self.states, self.queue.enqueue, activity)
         ask_pods = PodEventTypes(partial(bearers_of, settings))
@@ -315,7 +315,7 @@ class OperatorParts(Neighbours):
                     settings, self.cluster, self._kafkas, states, self._has_topic
                 ),
             )
-            publishing = parts.publish(self.sources)
+            publishing = parts.make_publishing(self.sources)
             self._all_publishing.append(publishing)
             running += parts.tasks(publishing, "sources' ")
         return running

@@ -193,7 +193,7 @@ def run_in(
     kafka.commit(arguments.group, topics)
     match arguments.command:
         case "archive":
-            answer |= _apply_archive(arguments, started, spark, run_command)
+            answer |= _purge_and_report(arguments, started, spark, run_command)
             if arguments.report and arguments.archive:
                 answer["report"] |= _publish_report(arguments, kafka, topics, progress)
             return answer
@@ -213,7 +213,7 @@ def replay_command(arguments: argparse.Namespace) -> str:
     )
 
 
-def _apply_archive(
+def _purge_and_report(
     arguments: argparse.Namespace, started: datetime, spark: SparkSession, run_command: RunCommand
 ) -> dict[str, Any]:
     """Delete failures whose retention has ended by `started`, and write the report if one is due.

@@ -74,8 +74,8 @@ class World:
         self.inner.operator.on_broker(document, gone=False)
         trigger = self.inner.document("Trigger", SHOP, "mail")
         self.inner.operator.on_trigger(trigger, gone=False)
-        await self.inner.operator.brokers.leave(document)
-        await self.inner.operator.triggers.leave(trigger)
+        await self.inner.operator.brokers.hand_over(document)
+        await self.inner.operator.triggers.hand_over(trigger)
 
     def check_taken(self) -> None:
         status = self.stored("Broker", "default")["status"]

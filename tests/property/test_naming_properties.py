@@ -51,7 +51,7 @@ def test_names_are_kept_and_are_nobody_elses(kind: NameKind, steps: list[tuple[s
     for step in steps:
         if step[0] == "template":
             try:
-                naming.put_in_force(kind, normalize_template(kind, step[1]))
+                naming.set_current_template(kind, normalize_template(kind, step[1]))
             except InvalidDocument:
                 continue
         else:

@@ -95,13 +95,13 @@ class PeersChannel:
         self.inner.hear()
         channel, kinds = self.stored, kinds_of(self.inner.channels)
         assert not kinds["KafkaChannel"].is_ours(channel)
-        await kinds["KafkaChannel"].leave(channel)
+        await kinds["KafkaChannel"].hand_over(channel)
         self.inner.hear()
         for name in NAMES:
             document = await kinds["Subscription"].get(("Subscription", SHOP, name))
             assert document is not None
             assert not kinds["Subscription"].is_ours(document)
-            await kinds["Subscription"].leave(document)
+            await kinds["Subscription"].hand_over(document)
             await kinds["Subscription"].drop_entry(document)
 
     def committed(self) -> dict[str, dict[tuple[str, int], int]]:

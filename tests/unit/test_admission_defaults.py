@@ -29,7 +29,7 @@ from knafka_operator.model.resources import (
     BROKER_CLASS,
 )
 from knafka_operator.triggers.admission import with_trigger_defaults
-from knafka_operator.webhooks.handlers import default_broker
+from knafka_operator.webhooks.handlers import set_broker_defaults
 
 
 @pytest.mark.conformance("KN-TRG-12")
@@ -179,7 +179,7 @@ async def filled_in_by_webhook(
         cluster.refuse("get", error=error)
     memo = Memo(operator=SimpleNamespace(brokers=brokers), cluster=cluster)
     document: Any = broker(annotations, config=CONFIG)
-    webhook: Any = default_broker  # kopf hands over more than it asks for
+    webhook: Any = set_broker_defaults  # kopf hands over more than it asks for
     await webhook(body=Body(document), patch=(patch := Patch()), memo=memo, old=old)
     for fill_in in patch.fns:
         fill_in(document)

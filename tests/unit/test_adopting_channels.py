@@ -47,8 +47,8 @@ what stays
 what is different
   all Subscriptions: an event that fails for good goes to a topic of its own, and is dropped there
   mail: eventing-kafka-broker also applies the channel's retry to it, Knafka doesn't
-  eventing-kafka-broker shows Kafka the Secret kafka-ns/theirs, and Knafka Secret ours of its own \
-namespace
+  eventing-kafka-broker connects to Kafka with the Secret kafka-ns/theirs, Knafka with Secret ours \
+of its own namespace
 
 what is done
   1. write into the status of KafkaChannel shop/orders: \
@@ -60,8 +60,8 @@ knafka.dev/subscriber.11111111-2222-3333-4444-555555555555: {}; and empty its su
 what follows
   Knafka's operator takes it: receiver, dispatchers, the channel's host; then it is Ready with all \
 Subscriptions
-  senders go on at the same host, which leads to Knafka's receiver then; what \
-eventing-kafka-broker's gets until then arrives in the same topic
+  senders go on at the same host, which then leads to Knafka's receiver; until then, \
+eventing-kafka-broker's receiver still writes their events to the same topic
   eventing-kafka-broker's controller stays away while a KafkaChannel is Knafka's
 
 Nothing was changed. --yes does it.

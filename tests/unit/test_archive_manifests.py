@@ -361,6 +361,6 @@ def test_a_job_knows_the_templates_of_names_where_there_are_any() -> None:
 
     assert "KNAFKA_NAME_TEMPLATES" not in given()
     for kind in (NameKind.BROKER_TOPIC, NameKind.TRIGGER_GROUP):
-        naming.put_in_force(kind, f"{kind.name}-{{{{ .UID }}}}")
+        naming.set_current_template(kind, f"{kind.name}-{{{{ .UID }}}}")
     lines = given()["KNAFKA_NAME_TEMPLATES"].splitlines()
     assert lines == ["BROKER_TOPIC-{{ .UID }}", "TRIGGER_GROUP-{{ .UID }}"]

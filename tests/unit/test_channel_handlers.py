@@ -64,7 +64,7 @@ def test_the_webhooks_of_channels_fail_open() -> None:
 @pytest.mark.conformance("KN-CHN-07", "KN-CHN-10")
 def test_a_channel_is_stored_with_its_defaults() -> None:
     """KN-CHN-07, KN-CHN-10."""
-    found = stored(channel_handlers.default_channel, document("KafkaChannel"))
+    found = stored(channel_handlers.set_channel_defaults, document("KafkaChannel"))
     assert found["spec"]["retentionDuration"] == "PT168H"
     assert found["metadata"]["annotations"] == {"messaging.knative.dev/subscribable": "v1"}
 
@@ -97,5 +97,5 @@ def test_only_subscriptions_to_our_channels_are_judged() -> None:
         check(body=kopf.Body(others), old=kopf.Body(ours))
     for channel, namespace in ((ORDERS, "shop"), (OTHER, None)):
         raw = document("Subscription", channel=channel, subscriber=MAIL)
-        found = stored(channel_handlers.default_subscription, raw)
+        found = stored(channel_handlers.set_subscription_defaults, raw)
         assert found["spec"]["subscriber"]["ref"].get("namespace") == namespace

@@ -19,7 +19,7 @@ from knafka.core.addresses import LOCAL_ADDRESSES
 from knafka.core.errors import DeliveryError, InvalidDocument
 from knafka.dispatcher import function
 from knafka.ports.subscriber import Target
-from knafka.settings import EGRESS, local_addresses
+from knafka.settings import EGRESS, allows_local_addresses
 from knafka.settings import SHARD as SHARD_VARIABLE
 
 
@@ -139,4 +139,4 @@ async def test_a_dispatcher_refuses_them_unless_it_is_told_otherwise(
 
 def test_another_word_is_told_by_its_name() -> None:
     with pytest.raises(InvalidDocument, match=LOCAL_ADDRESSES):
-        local_addresses({LOCAL_ADDRESSES: "yes"})
+        allows_local_addresses({LOCAL_ADDRESSES: "yes"})

@@ -88,13 +88,13 @@ def test_without_templates_names_are_upstreams() -> None:
 
 def test_a_name_that_kafka_does_not_take_is_refused_when_it_is_made() -> None:
     naming = Naming()
-    naming.put_in_force(
+    naming.set_current_template(
         BROKER, normalize_template(BROKER, "{{ .Namespace }}-" + "x" * 200 + "{{ .Name }}")
     )
     assert naming.name(BROKER, OF)
     with pytest.raises(InvalidDocument, match="at most 249"):
         naming.name(BROKER, OF._replace(name="n" * 60))
-    naming.put_in_force(BROKER, normalize_template(BROKER, "{{ .Namespace }}-{{ .Name }}"))
+    naming.set_current_template(BROKER, normalize_template(BROKER, "{{ .Namespace }}-{{ .Name }}"))
     with pytest.raises(InvalidDocument, match="a name that is others'"):
         naming.name(BROKER, NamedObject("knafka", "default"))
 
@@ -132,7 +132,7 @@ class Following:
         )
 
     def now(self, kind: NameKind = BROKER) -> str:
-        return str(self.settings.naming.in_force(kind))
+        return str(self.settings.naming.current_template(kind))
 
 
 async def test_a_good_template_is_in_force_and_remembered() -> None:
@@ -212,7 +212,7 @@ async def world() -> AsyncIterator[OperatorWorld]:
 
 
 def use(world: OperatorWorld, kind: NameKind, template: str) -> None:
-    world.operator.settings.naming.put_in_force(kind, normalize_template(kind, template))
+    world.operator.settings.naming.set_current_template(kind, normalize_template(kind, template))
 
 
 @pytest.mark.looptime

@@ -83,12 +83,12 @@ async def test_a_broker_that_the_peer_has_claimed_is_left_alone(world: OperatorW
     document = world.document("Broker", "shop")
     assert not world.operator.brokers.is_ours(document)
     world.operator.on_broker(document, gone=False)
-    await world.operator.brokers.leave(document)
+    await world.operator.brokers.hand_over(document)
     for name in GROUPS:
         trigger = world.document("Trigger", "shop", name)
         world.operator.on_trigger(trigger, gone=False)
         assert not world.operator.triggers.is_ours(trigger)
-        await world.operator.triggers.leave(trigger)
+        await world.operator.triggers.hand_over(trigger)
         after = world.document("Trigger", "shop", name)
         assert after["status"] == {"annotations": {GROUP_STATUS: GROUPS[name]}}
     assert stored(world)["status"] == {"annotations": {TOPIC_STATUS: TOPIC}}
@@ -132,11 +132,11 @@ async def test_a_released_broker_keeps_topic_groups_and_offsets_and_has_nothing_
         for name in GROUPS:
             trigger = world.document("Trigger", "shop", name)
             world.operator.on_trigger(trigger, gone=False)
-            await world.operator.triggers.leave(trigger)
+            await world.operator.triggers.hand_over(trigger)
             after = world.document("Trigger", "shop", name)["status"]
             assert after["annotations"] == {GROUP_STATUS: GROUPS[name]}
             assert not after.get("conditions")
-        await world.operator.brokers.leave(document)
+        await world.operator.brokers.hand_over(document)
     status = stored(world)["status"]
     assert not [each for each in status["annotations"] if each.startswith("knafka.dev/")]
     assert status["annotations"][TOPIC_STATUS] == TOPIC
@@ -161,9 +161,9 @@ async def test_a_trigger_of_a_shared_dispatcher_leaves_its_shard(world: Operator
     claim(world, [PEERS_FINALIZER])
     document = world.document("Broker", "shop")
     world.operator.on_broker(document, gone=False)
-    await world.operator.brokers.leave(document)
+    await world.operator.brokers.hand_over(document)
     for name in GROUPS:
-        await world.operator.triggers.leave(world.document("Trigger", "shop", name))
+        await world.operator.triggers.hand_over(world.document("Trigger", "shop", name))
     assert not [key for key in world.cluster.objects if key[0] == SERVING]
     assert names.contract_topic("shop", "default") not in world.log.topics
     assert committed(world).keys() == set(GROUPS.values())

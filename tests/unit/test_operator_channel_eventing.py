@@ -86,17 +86,17 @@ async def test_a_subscription_to_a_channel_says_why_nothing_comes_of_it_without_
     world.cluster.put({**stored, "spec": {**stored["spec"], "channel": to}})
     document = world.stored("Subscription", SHOP, "mail")
     assert not world.channels.may_be_ours(document)
-    await world.channels.triggers.leave(document)
+    await world.channels.triggers.hand_over(document)
     status = world.stored("Subscription", SHOP, "mail")["status"]
     assert condition(status, "ChannelReady")["reason"] == "ChannelNotServed"
     assert condition(status, "Ready")["status"] == "False"
     version = world.stored("Subscription", SHOP, "mail")["metadata"]["resourceVersion"]
-    await world.channels.triggers.leave(world.stored("Subscription", SHOP, "mail"))
+    await world.channels.triggers.hand_over(world.stored("Subscription", SHOP, "mail"))
     again = world.stored("Subscription", SHOP, "mail")
     assert again["metadata"]["resourceVersion"] == version
     eventing(world)
     world.cluster.put({**again, "status": {}})
-    await world.channels.triggers.leave(world.stored("Subscription", SHOP, "mail"))
+    await world.channels.triggers.hand_over(world.stored("Subscription", SHOP, "mail"))
     assert world.stored("Subscription", SHOP, "mail")["status"] == {}
 
 

@@ -114,7 +114,7 @@ async def test_a_topic_that_a_broker_has_by_a_template_is_refused() -> None:
     """Of such a name no prefix tells whose it is."""
     async with sinks_world() as world:
         settings = world.inner.operator.settings
-        settings.naming.put_in_force(NameKind.BROKER_TOPIC, "{{ .Namespace }}.{{ .Name }}")
+        settings.naming.set_current_template(NameKind.BROKER_TOPIC, "{{ .Namespace }}.{{ .Name }}")
         world.inner.declare_broker(SHOP)
         await world.inner.reconcile_broker(SHOP)
         assert "shop.default" in world.inner.log.topics

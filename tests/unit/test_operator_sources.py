@@ -70,7 +70,7 @@ async def test_a_topic_that_a_broker_has_by_a_template_is_refused() -> None:
     """Of such a name no prefix tells whose it is."""
     async with sources_world() as world:
         settings = world.inner.operator.settings
-        settings.naming.put_in_force(NameKind.BROKER_TOPIC, "{{ .Namespace }}.{{ .Name }}")
+        settings.naming.set_current_template(NameKind.BROKER_TOPIC, "{{ .Namespace }}.{{ .Name }}")
         world.inner.declare_broker("shop")
         await world.inner.reconcile_broker("shop")
         world.declare(topics=["raw", "shop.default"])

@@ -283,7 +283,8 @@ class Sink(Model):
 
 def event_limit(max_batch_bytes: int) -> int:
     """Return the most bytes that an event may have in a topic that takes batches of at most
-    `max_batch_bytes`: fewer in the defaults' ratio, as a record isn't only its event."""
+    `max_batch_bytes`: `MAX_EVENT_BYTES` / `MAX_RECORD_BYTES` of them, as a record holds more than
+    its event."""
     return max(1, max_batch_bytes * MAX_EVENT_BYTES // MAX_RECORD_BYTES)
 
 

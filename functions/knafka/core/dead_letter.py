@@ -140,9 +140,10 @@ def logged_attempts(text: str) -> Sequence[tuple[str, str]]:
 def extensions_of(headers: HttpHeaders) -> Sequence[tuple[str, str]]:
     """Return the attributes that a failed attempt's `kne-` response headers ask for (KN-DLV-08).
 
-    Names that are no extensions are left out: a `time` or `subject` would pass for the event's own,
-    and could make it invalid (CE-H12). So are empty values, names of attributes that upstream or
-    Knafka adds, and headers beyond `EXTENSION_BYTES`.
+    `headers` have names in lower case. Names that are no extensions are left out: a `time` or
+    `subject` would pass for the event's own, and could make it invalid (CE-H12). So are names of
+    attributes that upstream or Knafka adds, empty values, values with characters that CloudEvents
+    forbids, and headers beyond `EXTENSION_BYTES`.
     """
     extensions: dict[str, str] = {}
     remaining_bytes = EXTENSION_BYTES

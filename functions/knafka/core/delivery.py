@@ -122,8 +122,9 @@ def is_delivered(status: int) -> bool:
 
 
 def _is_retriable(outcome: Outcome) -> bool:
-    """Whether another attempt may succeed after this outcome: not if it is permanent or the reply
-    was malformed, else as its status says; without a status it may."""
+    """Whether another attempt may succeed after this outcome. It can't if the outcome is permanent
+    or the reply was malformed. It may after any other failure, or without a response; else the
+    status decides."""
     if outcome.permanent or outcome.failure is Reason.MALFORMED_REPLY:
         return False
     status = outcome.status

@@ -26,7 +26,8 @@ class InvalidEvent(KnafkaError):
 
 
 class InvalidBatch(InvalidEvent):
-    """A batch of which some events are not valid; it names the position of each (CE-H11).
+    """A batch of which some events are not valid; the text names the position of each of them
+    (CE-H11).
 
     `too_many`: it has more events than a batch may have (answered with 413).
     """

@@ -87,8 +87,8 @@ def select(
 
 
 def _keys_of(spec: Filter) -> tuple[_Keys | None, bool]:
-    """Return the keys by which an index can find a filter (None: it must be evaluated for each
-    event), and whether an event with one of them certainly matches."""
+    """Return the keys by which an index can find a filter, and whether an event with one of these
+    keys certainly matches it. The keys are None if the filter must be evaluated for each event."""
     match spec:
         case Exact(exact=values):
             return _OneOf(tuple(_Key(*pair, False) for pair in values.items())), len(values) == 1
@@ -109,8 +109,9 @@ def _keys_of(spec: Filter) -> tuple[_Keys | None, bool]:
 
 
 def _keys_of_conjunction(parts: Sequence[Filter]) -> tuple[_Keys | None, bool]:
-    """Return the keys by which an index can find the conjunction of these filters (None: it must be
-    evaluated for each event), and whether an event with one of them certainly matches."""
+    """Return the keys by which an index can find the conjunction of these filters, and whether an
+    event with one of these keys certainly matches it. The keys are None if the conjunction must be
+    evaluated for each event."""
     keys: list[_Keys] = []
     decides = False
     for part in parts:

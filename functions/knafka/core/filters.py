@@ -90,8 +90,8 @@ def never_true(filters: Sequence[Filter], path: str) -> Iterator[tuple[str, str]
 
 
 def expressions(filters: Sequence[Filter], path: str) -> Iterator[tuple[str, str]]:
-    """Yield path and text of each CESQL expression in `filters`, nested ones included; `path` is
-    that of the list, such as `spec.filters`."""
+    """Yield path and text of each CESQL expression in `filters`, also in nested filters. `path` is
+    the list's own path, such as `spec.filters`."""
     for index, spec in enumerate(filters):
         yield from _cesql_expressions(spec, f"{path}[{index}]")
 

@@ -25,8 +25,8 @@ LOG_APPEND_TIME: Final = 2
 def taken_at(timestamp: tuple[int, int], now: int) -> int:
     """Return when the log took a record (ms since the Unix epoch).
 
-    `timestamp` is the record's, with its type; `now` (ms) is when the record is read, and is
-    returned for a timestamp that is negative or later. Kafka's own may be later by
+    `timestamp` is the record's, with its type. `now` (ms) is when the record is read; it is
+    returned for a timestamp that is negative or later than that. Kafka's own may be later by
     `MAX_CLOCK_SKEW_MS`, a sender's may not.
     """
     kind, time = timestamp

@@ -71,10 +71,10 @@ def connect(
 ) -> Clients:
     """Open the Kafka and HTTP clients of an Egress with a dispatcher of its own.
 
-    `reporting` is the configuration of `ClientStatistics`; `refusal` says why an address must not
-    be connected to (None: all are allowed); `tokens` are sent to destinations that have an audience
-    (None: their requests fail); `bundles` are the trusted certificates (None: the system's only).
-    Raises `InvalidDocument` for a Secret that can't work, and `LogError`.
+    `reporting` is the configuration of `ClientStatistics`. `refusal` says why an address must not
+    be connected to; None: all are allowed. `tokens` gives the tokens for destinations that have an
+    audience; None: requests to these fail. `bundles` are the trusted certificates; None: only the
+    system's. Raises `InvalidDocument` for a Secret that can't work, and `LogError`.
     """
     kafka = egress.kafka
     configuration = connection_configuration(kafka)
@@ -121,9 +121,9 @@ def open_subscriber(
 def open_broker_dead_letters(
     egress: Egress, writer: LogWriter, topics: TopicMaker, open_tail: Callable[[str], TopicTail]
 ) -> BrokerDeadLetters | None:
-    """Return what writes the dead letters of the Egress's Broker (of records that hold no event);
-    None: the Egress names no topic for them. `open_tail` opens a reader of the topic that it
-    names."""
+    """Return the writer of the dead letters of the Egress's Broker, which are of records that hold
+    no event; None: the Egress names no topic for them. `open_tail` gets a topic's name, and opens a
+    reader that reads the topic on from its last position."""
     if (name := egress.broker_dead_letter_topic) is None:
         return None
     settings = egress.broker_dead_letter_settings or egress.dead_letter_settings
@@ -204,8 +204,8 @@ class KafkaShard:
         )
 
     def _ensure_broker_dead_letters(self, egress: Egress) -> BrokerDeadLetters | None:
-        """Return what writes the dead letters of the Egress's Broker, opened at its first use;
-        None: the Egress names no topic for them."""
+        """Return the writer of the dead letters of the Egress's Broker, which is opened at its
+        first use; None: the Egress names no topic for them."""
         if (name := egress.broker_dead_letter_topic) is None:
             return None
         if name not in self._dead_letters:
@@ -224,7 +224,8 @@ class KafkaShard:
         """Return the function that opens the Egress's reader in its shared topic."""
 
         def open_reader(assignment: Assignment) -> LogReader:
-            """Open the group's reader; `assignment` is its drain, which takes partitions."""
+            """Open the group's reader; `assignment` is the drain, which is notified of its
+            partitions."""
             return self._open_topic(egress.topic).open_reader(egress.group, assignment)
 
         return open_reader

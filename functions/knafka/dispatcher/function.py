@@ -46,7 +46,7 @@ class Dispatcher(DrainingFunction):
         of drains, of which the own Service's URL is used; `tracer` None: no spans are recorded.
         Raises `InvalidDocument` and `LogError`."""
         shard, reporting = settings.shard(environment), self.statistics.connection
-        refusal = None if settings.local_addresses(environment) else addresses.refusal
+        refusal = None if settings.allows_local_addresses(environment) else addresses.refusal
         folder = settings.trust_bundles(environment)
         bundles = None if folder is None else TrustBundles(folder)
         tokens = make_sink_tokens(settings.oidc_url(environment), settings.oidc_folder(environment))

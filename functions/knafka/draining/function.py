@@ -2,8 +2,8 @@
 
 A request starts the drain or continues it, and streams its progress as JSON lines; the drain itself
 outlives the request (`lease`). There is one drain and one request at a time. A second request is
-answered 409, unless only the second names what it drains, as an operator's does: then it replaces
-the first. The `Side` does the draining: a dispatcher's, or a Sensor's.
+answered 409. Only one that names what it drains, as an operator's does, replaces a first one that
+doesn't. The `Side` does the draining: a dispatcher's, or a Sensor's.
 """
 
 from __future__ import annotations

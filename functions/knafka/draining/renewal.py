@@ -26,8 +26,8 @@ class OwnService:
     """A `lease.Renewal` over HTTP: sends requests for a drain to the dispatcher's own Service."""
 
     def __init__(self, url: str, fields: Mapping[str, str | None], subscriber: Subscriber) -> None:
-        """`url` is the Service's; `fields` (names and values of `DrainRequest`) are set in each
-        request, to name what it drains; `subscriber` sends the requests. Raises `InvalidDocument`
+        """`url` is the Service's URL. `fields` (names and values of `DrainRequest`) are set in each
+        request, to name what it drains. `subscriber` sends the requests. Raises `InvalidDocument`
         for a URL that can't be used."""
         self._target = Target.parse(url.rstrip("/") + drain.PATH)
         self._fields = fields

@@ -89,8 +89,8 @@ class GroupOffsets(Protocol):
         ...
 
     def known_topic(self, topic: str, since: float = -math.inf) -> str:
-        """Return the mark of a topic as it was read last, also by its readers; empty if it wasn't
-        read by a request that was sent at `since` (`time.monotonic`) or later."""
+        """Return the mark of a topic as it was last read, here or by the topic's readers. Empty if
+        no request that was sent at `since` (`time.monotonic`) or later has read it."""
         ...
 
     async def close(self) -> None:

@@ -54,8 +54,9 @@ class Target:
 
     @staticmethod
     def parse(url: str, ca_certs: str | None = None, audience: str | None = None) -> Target:
-        """Parse an absolute URL; a fragment is dropped, as it is never sent. `ca_certs`: PEM to
-        trust beside the system's; `audience`: that of the token that the target wants; None: none.
+        """Parse an absolute URL; a fragment is dropped, as it is never sent. `ca_certs` is PEM to
+        trust beside the system's certificates. `audience` is that of the token which the target
+        requires; None: it requires no token.
 
         A target to which nothing can be posted, such as one with another scheme than http or https,
         has a `problem`. Raises `InvalidDocument` for a URL that isn't absolute, that `urlsplit`

@@ -58,8 +58,8 @@ def profile(
 ) -> Profile:
     """Profile this process for `seconds`. Blocks the calling thread, which is left out.
 
-    `loop` is the main thread's event loop, by which its timer of CPU time is started; None: the
-    main thread is sampled like the others. `sleep` waits between samples.
+    `loop` is the main thread's event loop, on which a timer of the main thread's CPU time is
+    started; None: the main thread is sampled like the others. `sleep` waits between samples.
     """
     began, started = time.time(), time.monotonic()
     earlier_run_times = _cpu_time_by_thread()

@@ -87,8 +87,8 @@ def _functions_by_line(files: Collection[str]) -> dict[tuple[str, int], str]:
 
 
 def _lines_with_functions(code: CodeType) -> Iterator[tuple[tuple[str, int], str]]:
-    """Yield each line of compiled code, as file and line number, with its function's name; lines of
-    nested functions come again, after those of the enclosing one, with the inner name."""
+    """Yield each line of compiled code, as file and line number, with its function's name. Lines of
+    a nested function come twice: with the enclosing function's name, and later with its own."""
     for *_, line in code.co_lines():
         if line is not None:
             yield (code.co_filename, line), code.co_qualname

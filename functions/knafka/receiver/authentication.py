@@ -173,8 +173,8 @@ class SenderCheck:
     """Checks who may send to one Broker or KafkaChannel that has an audience."""
 
     def __init__(self, ingress: Ingress, audience: str, verifier: TokenVerifier | None) -> None:
-        """`ingress` has the policies; `audience`: that of the tokens that senders must show.
-        `verifier`: None if this process has no keys; then every request is answered 503."""
+        """`ingress` has the policies, and `audience` is that of the tokens that senders must show.
+        `verifier` is None if this process has no keys; then every request is answered 503."""
         self._audience = audience
         self._verifier = verifier
         self._authorization = Authorization(

@@ -321,8 +321,8 @@ class ReceiverFunction:
     async def _read_body(
         self, address: bytes, headers: HttpHeaders, receive: Receive
     ) -> bytes | Answer | None:
-        """Return the whole body; an `Answer` if the request is refused; None if the sender hung
-        up."""
+        """Return the whole body, an `Answer` if the request is refused, or None if the sender hung
+        up. While the body comes in, its bytes count in `receiving_bytes`."""
         limits, shared = self.ingest.limits, self._connections
         if header_bytes(headers) > limits.header_bytes:
             return answers.HEADERS_TOO_LARGE

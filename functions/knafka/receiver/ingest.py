@@ -313,8 +313,9 @@ class IngestHandler:
         return route.max_event_bytes, route.too_large
 
     def _answer_unrouted(self, method: bytes, path: bytes, headers: HttpHeaders) -> Answer:
-        """Return the answer to a request that no route takes: to a probe, or for the contract or
-        the event types; to any other, which is counted, 404 or 503 (`_answer_not_served`)."""
+        """Return the answer to a request that no route takes: a probe, or a request for the
+        contract or the event types. Any other request is counted and answered 404 or 503
+        (`_answer_not_served`)."""
         if method in (b"GET", b"HEAD"):
             # None of these counts as a request to no Broker's path.
             if path in LIVENESS:

@@ -231,8 +231,9 @@ class ReceiverProtocol(asyncio.Protocol):
             self._counting = self._checks_headers = False
 
     def _count_held(self) -> None:
-        """Count the bytes that are held of an unfinished request, note its progress, and refuse it
-        if there is no room for them; answer what its head expects."""
+        """Count the bytes that are held of an unfinished request, and note its progress. Refuse the
+        request if it has too many headers, or if there is no room for its bytes; else answer what
+        its head expects (`Expect: 100-continue`)."""
         if self._closing:
             return
         if not self._counting:
@@ -394,9 +395,8 @@ class ReceiverProtocol(asyncio.Protocol):
             self._note_header(name.lower(), value.strip(b" \t").lower())
 
     def _note_header(self, name: bytes, value: bytes) -> None:
-        """Count `Host` headers (RFC 9112, 3.2), and note that a request must be refused whose
-        transfer coding is unknown (6.1) or whose data are compressed, which no attribute of an
-        event can express."""
+        """Count `Host` headers (RFC 9112, 3.2). Refuse the request later if its transfer coding is
+        unknown (6.1), or if its data are compressed, as no attribute of an event can say so."""
         if name == b"host":
             self._hosts += 1
         elif name == b"transfer-encoding" and value != b"chunked":

@@ -32,9 +32,10 @@ class IngestTracing:
     def receive(
         self, ingress: Ingress, headers: RecordHeaders, respond: Respond, reported: Reported
     ) -> tuple[Respond, Reported]:
-        """Start an event's spans, and set `traceparent` in `headers`, those of its record. Returns
-        the callbacks to use in place of `respond` and `reported`, which end the spans and then call
-        these; if the trace isn't sampled there are no spans, and both are returned as they are."""
+        """Start an event's spans, and set `traceparent` in `headers`, its record's headers. Returns
+        callbacks to use in place of `respond` and `reported`: they end the spans and then call the
+        given ones. If the trace isn't sampled there are no spans, and the given callbacks are
+        returned."""
         tracer = self._tracer
         sent = dict(headers)
         header_context = decode(sent.get(TRACEPARENT))

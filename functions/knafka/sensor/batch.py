@@ -109,7 +109,7 @@ class Batch:
         self._causes.append(cause)
         self._starts.append(len(self._outputs))
 
-    def refuse(self, topic: str, key: bytes | None, *, all_as_large: bool) -> Refused:
+    def refused_outputs(self, topic: str, key: bytes | None, *, all_as_large: bool) -> Refused:
         """Return the outputs that the next batch must not contain, by cause, because the topic has
         refused the output with this record key as too large; empty if the batch has no such output.
 
@@ -216,8 +216,8 @@ class Batch:
                 yield number, key, held
 
     def match(self, key: str, event: HeldEvent, until: int | None) -> None:
-        """Send an event to the trigger in `key` through the trigger topic (BUS-13). `until`: time
-        (ms) before which every event of the bus was read, which goes into the record; None: not
+        """Send an event to the trigger in `key` through the trigger topic (BUS-13). `until` goes
+        into the record: the time (ms) before which every event of the bus was read; None: not
         known."""
         until_or_never = records.NEVER if until is None else until
         headers = records.headers_of(event, self._sensor.generation, until_or_never)
@@ -267,8 +267,9 @@ class Batch:
         """Add the action of a firing: the record that announces it to the trigger's subscriber.
         Raises `TooLarge`.
 
-        `place`: text that says where its last event was read, and makes the action's id the same
-        each time; `own_key`: the event's record key, if the condition wants one event only.
+        `place` is a text that says where the firing's last event was read; it makes the action's id
+        the same each time. `own_key` is the event's record key, if the condition wants one event
+        only.
         """
         sensor, trigger = self._sensor, records.trigger_of(key)
         size = sum(len(event.document) for event in firing.events)

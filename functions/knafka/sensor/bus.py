@@ -35,9 +35,10 @@ KAFKA_GRACE: Final = 20
 SENDER_GRACE: Final = 2_000
 """Milliseconds from an event's time until Kafka has it, where its sender sets the time."""
 END_REQUEST_INTERVAL: Final = 5
-"""Milliseconds between two requests to Kafka at least."""
+"""Least milliseconds between two requests to Kafka for ends."""
 UNANSWERED_INTERVAL: Final = 250
-"""`END_REQUEST_INTERVAL` while a partition doesn't answer, as the request takes longer then."""
+"""Milliseconds between two requests while the end of some partition isn't known: such requests take
+longer, so they are made less often."""
 MAX_QUEUED_RECORDS: Final = 50_000
 """Number of records in all queues above which partitions with more than their share are paused,
 which discards prefetched records; at most twice as many are queued."""
@@ -53,21 +54,27 @@ class BusPartitions:
     Times are ms since the Unix epoch."""
 
     def __init__(self, sensor: SensorContract, log: TransactionalLog) -> None:
-        """Begin without partitions; `log` is asked for the ends and commits of other processes'
-        partitions."""
+        """Begin without partitions; `log` is asked for the ends of all partitions, and for the
+        commits of other processes."""
         self._topic = sensor.topic
         self._log = log
-        # The grace period (ms) that the Sensor declares; None: it declares none.
         self._declared = None if sensor.grace is None else round(sensor.grace * 1000)
+        """The grace period (ms) that the Sensor declares; None: it declares none."""
         self._queues: dict[int, Queue] = {}
+        """The queued events of this process's partitions, by partition."""
         self.is_log_time = True
         """Whether Kafka sets the times, as far as is known."""
-        self._has_read = False  # whether a record of the bus was read here
+        self._has_read = False
+        """Whether a record of the bus was read here."""
         self._latest: deque[tuple[int, int]] = deque()
-        """Times of events later than all before, each with our clock's time of its read."""
+        """Each new highest time of an event, with the time (our clock) at which it was read; those
+        read less than a grace period before the last request."""
         self._latest_before_grace = 0
-        """The latest time of the events read a grace period ago."""
+        """One millisecond after the latest time of the events that were read a grace period or
+        longer before the last request."""
         self._ends: Mapping[int, int | None] = {}
+        """End offset of each partition of the bus, as last asked for; None: Kafka didn't say.
+        Empty: not asked yet."""
         self._unreached_ends: tuple[int, Mapping[int, int | None]] | None = None
         """Requested ends that aren't reached yet, with the time of the request."""
         self._other_positions: dict[int, int] = {}
@@ -76,12 +83,19 @@ class BusPartitions:
         """When (our clock) the latest request was made whose ends have all been reached."""
         self._asked_until = 0
         """Records appended after the last request have no earlier time than this."""
-        self._asked_at: int | None = None  # when (our clock) ends were last asked for
+        self._asked_at: int | None = None
+        """When (our clock) `refresh` last asked for ends, or put it off because own records had to
+        be read first; None: not since a partition was assigned."""
         self._others_routed_until: dict[int, int] = {}
         """Times up to which other processes have routed their partitions."""
         self._stalls = Stalls(sensor.topic)
-        self._routed_ahead: deque[int] = deque()  # times of the events routed ahead
-        self.queued = self.queued_bytes = 0  # events in all queues, and bytes of their values
+        """Finds the partitions that are no longer waited for."""
+        self._routed_ahead: deque[int] = deque()
+        """Times of the events that were routed ahead of what is known to be read of the bus."""
+        self.queued = 0
+        """Number of events in all queues."""
+        self.queued_bytes = 0
+        """Bytes of their records' values."""
 
     @property
     def is_in_order(self) -> bool:
@@ -162,9 +176,9 @@ class BusPartitions:
         own_queue = self._queues[number]
         return own_queue.queue[0].place.offset if own_queue.queue else own_queue.next
 
-    def routed(self, number: int) -> int | None:
-        """Return the time before which all of this process's partition was routed; None: that isn't
-        known."""
+    def own_routed_until(self, number: int) -> int | None:
+        """Return the time before which every event of a partition of this process was routed; None:
+        not known."""
         own_queue = self._queues[number]
         return own_queue.queue[0].since if own_queue.queue else self._read_until(number)
 
@@ -212,7 +226,7 @@ class BusPartitions:
 
     @property
     def next_check_time(self) -> int:
-        """Time (our clock) from which a request for ends may show that more was read."""
+        """The earliest time (our clock) at which a request for ends may show that more was read."""
         return self._latest[0][1] + self.grace if self._latest else 0
 
     @property
@@ -221,9 +235,9 @@ class BusPartitions:
         return len(self._routed_ahead) >= MAX_AHEAD_RECORDS
 
     def ready(self, limit: int) -> Iterator[tuple[Arrival, int | None]]:
-        """Dequeue and yield at most `limit` next events, each with a time: an event that is earlier
-        than both that time and the yielded event precedes it in the trigger topic. None: not
-        known."""
+        """Dequeue and yield the next events, at most `limit`. Each comes with a time: every event
+        that is earlier than this time, and earlier than the yielded event, is already ahead of it
+        in the trigger topic. The time is None if none is known."""
         if not self.queued:
             return
         in_order, bounds = self.is_in_order, self._read_bounds()
@@ -255,7 +269,8 @@ class BusPartitions:
                 heappush(heads, (place, own_queue))
 
     def _read_bounds(self) -> Bounds:
-        """Return how far the own partitions that are waited for were read; -1: that isn't known."""
+        """Return the two lowest times up to which this process's partitions were read, without
+        stalled ones; a time of -1 stands for an unknown one."""
         untils = [
             (-1 if (until := self._read_until(number)) is None else until, number)
             for number in self._queues
@@ -275,12 +290,12 @@ class BusPartitions:
     def routed_until(self) -> int | None:
         """The time before which everything of the bus is in the trigger topic, once all routed
         events are committed; None: that isn't known."""
-        return self._lowest_time(self.routed)
+        return self._lowest_time(self.own_routed_until)
 
     def _lowest_time(self, until_of_own: Callable[[int], int | None] | None) -> int | None:
         """Return the lowest time of all partitions; None: a time isn't known. `until_of_own`
-        returns the time of one of this process's partitions; None: only those of others count, and
-        without any the result is `FOR_EVER`."""
+        returns the time of a partition of this process. If it is None, only the partitions of other
+        processes count, and without any of these the result is `FOR_EVER`."""
         if not self._ends:
             return None
         lowest = FOR_EVER if until_of_own is None else None
@@ -347,8 +362,9 @@ class BusPartitions:
         self._note_stalls(now, needed_until)
 
     def _note_reached_ends(self, now: int) -> None:
-        """Set `ended_at` to the time of the latest request whose ends are all reached: an earlier
-        one, which waits for that, or the last one, of `now`."""
+        """Set `ended_at` to the time of the latest request whose ends are all reached. Checked
+        first are the ends of the earlier request that wasn't reached yet (`_unreached_ends`), then
+        those of the request just made, at `now`."""
         requests = [(now, self._ends)]
         if self._unreached_ends is not None:
             requests.insert(0, self._unreached_ends)
@@ -366,9 +382,9 @@ class BusPartitions:
         return number in self.stalled or (offset is not None and position >= offset)
 
     def _earliest_new_time(self, now: int) -> int:
-        """Return the earliest time that a record appended from now on may have: later than all that
-        was read a grace period ago, and at most a grace period (or `SENDER_GRACE` if that is
-        longer) before now."""
+        """Return the earliest time that a record appended from now on may have. It is later than
+        the times of all events that were read a grace period ago or earlier, and at most a grace
+        period (or `SENDER_GRACE` if that is longer) before now."""
         while self._latest and self._latest[0][1] <= now - self.grace:
             self._latest_before_grace = self._latest.popleft()[0] + 1
         return max(self._latest_before_grace, now - max(self.grace, SENDER_GRACE))

@@ -40,6 +40,8 @@ class Expiry:
     def __init__(
         self, sensor: SensorContract, rules: Mapping[str, Rule], state: State, ordering: Ordering
     ) -> None:
+        """Begin without timers: they are in `state`. `rules` has the rules by the triggers' names;
+        `ordering` says up to which time everything was read."""
         self._topic = sensor.trigger_topic
         self._rules = rules
         self._state = state
@@ -111,7 +113,7 @@ class Expiry:
                 late.append((number, key))
                 continue
             expire_key = partial(rules.expire, until=until)
-            if self._apply(number, key, expire_key, batch):
+            if self._change_held(number, key, expire_key, batch):
                 self._ordering.note_expired(number, until)
             changed += 1
             if changed == MAX_BATCH_RECORDS:
@@ -124,7 +126,7 @@ class Expiry:
         """Fire the conditions that events held already fulfil because the Sensor was edited, for up
         to `MAX_BATCH_RECORDS` keys."""
         for number, key in islice(self._state.fulfilled, MAX_BATCH_RECORDS):
-            self._apply(number, key, rules.apply_edited, batch)
+            self._change_held(number, key, rules.apply_edited, batch)
             batch.fulfilled_keys += 1
 
     def _update(self, first: int, now: int) -> None:
@@ -145,7 +147,7 @@ class Expiry:
         waiting, until = self._ordering.first_collected, self._all_read_until
         return until if waiting is None or until is None else min(waiting, until)
 
-    def _apply(
+    def _change_held(
         self, number: int, key: str, change: Callable[[Rule, Held], RuleStep], batch: Batch
     ) -> bool:
         """Change the events that one key holds by `change`, and fire what follows. `number`: the

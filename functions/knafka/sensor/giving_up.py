@@ -31,9 +31,9 @@ def give_up(
     trigger: str | None = None,
 ) -> None:
     """Add a dead letter of a record to the batch because of the error that it raised (BUS-S11), and
-    log the error. `headers`: those of the record, which a client returns only once, so the caller
-    passes them on; None: they can't be read. `trigger`: the only trigger for which it failed; None:
-    all."""
+    log the error. `headers` are those of the record, which the caller passes on, as a client
+    returns them only once; None: they can't be read. `trigger` is the only one for which the record
+    failed; None: it failed for all triggers."""
     topic, number, offset = record.topic(), record.partition(), record.offset()
     failure = letters.failure_of(error)
     draft = Draft(record.key(), headers or [], record.value())

@@ -52,9 +52,9 @@ class Ordering:
         log: TransactionalLog,
         tracing: SensorTracing | None,
     ) -> None:
-        """Begin without partitions. `rules` has each trigger's rule by its name; `router` finds the
-        triggers of an event; `log` is asked for ends and commits; `tracing`: None if no spans are
-        made."""
+        """Begin without partitions. `rules` has the rules by the triggers' names, `router` finds
+        the triggers of an event, and `log` is asked for ends and commits. `tracing` None: no spans
+        are made."""
         self._sensor = sensor
         self._bus = BusPartitions(sensor, log)
         self._watermark = Watermark(sensor, log)
@@ -166,9 +166,9 @@ class Ordering:
         now: int,
         first_at: int,
     ) -> int:
-        """Take in the records of one read, of which the first came at `first_at` and the last by
-        `now`, and the ends of partitions that it has `reached`. Returns how many events of the
-        trigger topic were next in order and so applied."""
+        """Take in the records of one read, and the ends of partitions that it has `reached`. The
+        first record came at `first_at`, the last by `now`. Returns how many events of the trigger
+        topic were next in order and so applied."""
         bus, count, known = self._sensor.topic, 0, self._watermark.known
         for index, record in enumerate(new_records):
             if record.topic() == bus:
@@ -251,7 +251,7 @@ class Ordering:
                 position = self._bus.position(number)
                 if position != committed:
                     batch.positions[partition] = position
-                    until = self._bus.routed(number)
+                    until = self._bus.own_routed_until(number)
                     batch.routed[number] = Routed(until, not self._bus.is_log_time)
                 continue
             ordered, next_offset = self._ordered[number], self._read_to[number]

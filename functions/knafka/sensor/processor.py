@@ -368,7 +368,9 @@ class Processor:
         """Note which outputs to leave out next time, as one was too large for its topic. Raises
         `error` if all of them were to be left out already, as the transaction would be aborted
         again and again."""
-        refused = batch.refuse(error.topic, error.key, all_as_large=not self._is_compressed)
+        refused = batch.refused_outputs(
+            error.topic, error.key, all_as_large=not self._is_compressed
+        )
         if all(
             limits.items() <= self._refused.get(cause_id, {}).items()
             for cause_id, limits in refused.items()

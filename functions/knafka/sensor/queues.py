@@ -21,7 +21,8 @@ class Arrival(NamedTuple):
 
     place: Place
     since: int
-    """Every event of its partition before this time (ms) came before it."""
+    """Time (ms) before which all other events of its partition were read before it, as found when
+    it was read."""
     record: Record
     headers: RecordHeaders
     """The record's headers, which a client returns only once."""

@@ -58,8 +58,8 @@ class State:
     """
 
     def __init__(self, rules: Mapping[str, Rule], max_keys: int, max_bytes: int) -> None:
-        """`rules`: each trigger's rule by its name. `max_keys`, `max_bytes`: the most keys, and
-        bytes of events as JSON, that may be held; `excess` returns what is beyond."""
+        """`rules` has the rules by the triggers' names. At most `max_keys` keys, and events with
+        `max_bytes` bytes as JSON, may be held; `excess` returns what is beyond."""
         self._rules = rules
         self._max_keys = max_keys
         self._max_bytes = max_bytes
@@ -186,8 +186,8 @@ class State:
         return Holding(partitions=tuple(self._partitions), triggers=tuple(reports))
 
     def keep(self, number: int, key: str, held: Held) -> None:
-        """Hold these events, and no others, at a key, and set its timers; at the key of a mark,
-        hold the mark."""
+        """Replace the events held at a key by these, and set the key's timers. If it is the key of
+        a mark, replace the mark instead."""
         partition = self._partitions[number]
         if duplicates.is_mark(key):
             partition.marks.pop(key, None)
@@ -253,8 +253,8 @@ class State:
     # Time
 
     def set_timers(self, number: int, key: str) -> None:
-        """Set the timers of a key from its held events; also to be called for a key that
-        `changed_until` or `excess` has returned, as they remove its timers."""
+        """Set the timers of a key from its held events. Call it also for each key that
+        `changed_until` or `excess` has returned, as they remove the key's timers."""
         if duplicates.is_mark(key):
             return
         partition, rule = self._partitions[number], self._rules[records.trigger_of(key)]
@@ -290,8 +290,8 @@ class State:
         return min((due_time for due_time in times if due_time is not None), default=None)
 
     def due_with(self, number: int, changed: Mapping[str, Held]) -> int | None:
-        """Return when (ms) the next firing of one partition is due without a further event, once
-        its keys in `changed` hold those events; None: there is none."""
+        """Return when (ms) the next firing of one partition without a further event is due; None:
+        there is none. It is computed as if the keys in `changed` held the events given there."""
         # The timers are changed, asked and changed back, as copying them would take longer.
         due = self._partitions[number].due
         previous_times = {key: due.of(key) for key in changed}

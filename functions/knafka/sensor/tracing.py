@@ -26,8 +26,8 @@ class SensorTracing:
         self._destination = f"sensor:{sensor.name}.{sensor.namespace}"
 
     def of(self, envelope: Envelope) -> bytes:
-        """Return the header `traceparent` of an event of the bus, to be kept with the event; empty
-        if it has no valid one, or if its trace isn't sampled."""
+        """Return the header `traceparent` of an event of the bus, to be kept with the event. Empty
+        if the event has no valid header, or if its trace isn't sampled."""
         for name, value in envelope.passed:
             if name == TRACEPARENT:
                 context = decode(value)

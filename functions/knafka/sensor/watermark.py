@@ -63,8 +63,9 @@ class Watermark:
         ends: Mapping[int, int | None],
         positions: Mapping[int, int],
     ) -> None:
-        """Set `known` to `until`, and `asked_at`, if the partitions were read to these `ends`: then
-        nothing is pending any more. `positions`: the next offset of each own partition."""
+        """If the own partitions were read to these `ends`, raise `known` to `until`, set
+        `asked_at`, and forget what is pending. `positions` has the next offset of each own
+        partition."""
         if all(position >= (ends.get(number) or 0) for number, position in positions.items()):
             self._pending, self.asked_at = None, asked_at
             self.known = until if self.known is None else max(self.known, until)

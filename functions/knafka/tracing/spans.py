@@ -89,7 +89,8 @@ class Tracer:
         return Span(name, kind, self.below(parent), parent, self.now(), attributes or {})
 
     def end(self, span: Span, error: str | None = None) -> None:
-        """End the span now, and export it. `error`: why its operation failed; None: it didn't."""
+        """End the span now, and export it. `error` says why its operation failed; None: it
+        succeeded."""
         span.end = self.now()
         span.error = error
         self._export(span)

@@ -106,27 +106,15 @@ def plan_broker_adoption(seen: SeenBroker) -> Plan:
             "to KNAFKA_BROKER_CLASSES of its Deployment knafka-operator"
         )
     problems += list(running(seen.peers, "this Broker"))
-    steps: list[Step] = []
     stays = [] if seen.topic is None else [topic_line(topic, seen.topic)]
-    waits: list[str] = []
+    waits, trigger_steps = list[str](), list[Step]()
     for trigger in seen.triggers:
         trigger_plan = _plan_trigger(seen, trigger, is_adopted)
         stays += trigger_plan.stays
         problems += trigger_plan.problems
         waits += trigger_plan.waits
-        steps += trigger_plan.steps
-    if seen.topic is not None and not seen.has_external_topic:
-        recorded = {TOPIC_STATUS: topic, TOPIC_ID: seen.topic.id}
-        existing = annotations_of(seen.broker)
-        if any(existing.get(key) != value for key, value in recorded.items()):
-            steps.append(WriteAnnotations("Broker", identity, recorded))
-    for kind, document in (
-        *(("Trigger", trigger) for trigger in seen.triggers),
-        ("Broker", seen.broker),  # last of all: with this step the operator takes it
-    ):
-        theirs = [name for name in finalizers_of(document) if name in PEERS_FINALIZERS]
-        if theirs:
-            steps.append(SetFinalizers(kind, Identity.of(document), drop=theirs))
+        trigger_steps += trigger_plan.steps
+    steps = [*trigger_steps, *_broker_steps(seen, topic)]
     then = [
         "Knafka's operator takes it: receiver, dispatchers, address; then all are Ready",
         "senders go on at the new address, in .status.address.url; what they still send to "
@@ -134,6 +122,23 @@ def plan_broker_adoption(seen: SeenBroker) -> Plan:
         f"{PEER}'s controller stays away while a Broker of class Kafka is Knafka's",
     ]
     return Plan(about, stays, differences(seen), problems, waits, steps, then)
+
+
+def _broker_steps(seen: SeenBroker, topic: str) -> Iterator[Step]:
+    """Yield the steps that adopt a Broker once its Triggers' groups are recorded: record its
+    `topic` unless it is external, then remove eventing-kafka-broker's finalizers."""
+    if seen.topic is not None and not seen.has_external_topic:
+        recorded = {TOPIC_STATUS: topic, TOPIC_ID: seen.topic.id}
+        existing = annotations_of(seen.broker)
+        if any(existing.get(key) != value for key, value in recorded.items()):
+            yield WriteAnnotations("Broker", seen.identity, recorded)
+    for kind, document in (
+        *(("Trigger", trigger) for trigger in seen.triggers),
+        ("Broker", seen.broker),  # last of all: with this step the operator takes it
+    ):
+        theirs = [name for name in finalizers_of(document) if name in PEERS_FINALIZERS]
+        if theirs:
+            yield SetFinalizers(kind, Identity.of(document), drop=theirs)
 
 
 def _plan_trigger(seen: SeenBroker, trigger: Document, is_adopted: bool) -> Plan:

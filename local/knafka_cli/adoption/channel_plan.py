@@ -75,7 +75,8 @@ class SeenChannel:
     served: bool = True
     """Whether the installation serves KafkaChannels."""
     peers: Sequence[tuple[str, str, str]] = ()
-    """Kind, namespace and name of eventing-kafka-broker's running workloads that would disturb."""
+    """Kind, namespace and name of eventing-kafka-broker's running workloads that must be stopped
+    first, as they would serve the channel, too."""
     claimed_by: Identity | None = None
     """Another KafkaChannel whose status names the same topic."""
     unseen: Sequence[str] = ()
@@ -94,16 +95,14 @@ class SeenChannel:
 
 def plan_channel_adoption(seen: SeenChannel) -> Plan:
     """Return the plan by which Knafka takes a KafkaChannel over. Raises `InvalidDocument`."""
-    identity, about = seen.identity, f"KafkaChannel {seen.identity}: from {PEER} to Knafka"
-    topic, is_peers = topic_of_channel(seen.stored, seen.naming), _is_peers(seen)
-    problems = [*running(seen.peers, "this KafkaChannel"), *_adoption_problems(seen, topic)]
-    is_adopted = (
-        not is_peers and seen.topic is not None and _has_annotation(seen, TOPIC_ID, seen.topic.id)
-    )
+    topic, is_adopted = topic_of_channel(seen.stored, seen.naming), _is_adopted(seen)
+    about = f"KafkaChannel {seen.identity}: from {PEER} to Knafka"
     if is_adopted:
-        about = f"KafkaChannel {identity}: it is Knafka's already"
-    stays, waits = [] if seen.topic is None else [topic_line(topic, seen.topic)], list[str]()
-    if is_peers and receivers_of(annotations_of(seen.stored)):
+        about = f"KafkaChannel {seen.identity}: it is Knafka's already"
+    stays = [] if seen.topic is None else [topic_line(topic, seen.topic)]
+    problems = [*running(seen.peers, "this KafkaChannel"), *_adoption_problems(seen, topic)]
+    waits = list[str]()
+    if _is_peers(seen) and receivers_of(annotations_of(seen.stored)):
         # The operator hasn't finished its release yet: it would remove annotations that are
         # written now.
         waits.append("Knafka's operator still has to release it: it was given back")
@@ -112,25 +111,43 @@ def plan_channel_adoption(seen: SeenChannel) -> Plan:
         stays += entry_plan.stays
         problems += entry_plan.problems
         waits += entry_plan.waits
-    steps: list[Step] = []
+    then = [
+        "Knafka's operator takes it: receiver, dispatchers, the channel's host; then it is Ready "
+        "with all Subscriptions",
+        "senders go on at the same host, which then leads to Knafka's receiver; until then, "
+        f"{PEER}'s receiver still writes their events to the same topic",
+        f"{PEER}'s controller stays away while a KafkaChannel is Knafka's",
+    ]
+    steps = list(_adoption_steps(seen, topic, is_adopted))
+    return Plan(about, stays, _channel_differences(seen), problems, waits, steps, then)
+
+
+def _is_adopted(seen: SeenChannel) -> bool:
+    """Whether the channel is Knafka's already: its status has the id of its present topic, and
+    eventing-kafka-broker's finalizer is gone."""
+    return (
+        not _is_peers(seen)
+        and seen.topic is not None
+        and _has_annotation(seen, TOPIC_ID, seen.topic.id)
+    )
+
+
+def _adoption_steps(seen: SeenChannel, topic: str, is_adopted: bool) -> Iterator[Step]:
+    """Yield the steps that adopt a channel: write what its status lacks of the topic, its id and
+    the entries' promises, then remove eventing-kafka-broker's finalizer. `topic` is the name of the
+    channel's topic."""
     if seen.topic is not None and not is_adopted:
         promises = {PROMISE + uid: "{}" for uid in seen.entries if _needs_promise(seen, uid)}
         recorded = {TOPIC_STATUS: topic, TOPIC_ID: seen.topic.id, **promises}
         is_incomplete = any(
             not _has_annotation(seen, key, value) for key, value in recorded.items()
         )
-        if is_incomplete or (is_peers and _reported_entries(seen)):
-            steps.append(WriteAnnotations(KAFKA_CHANNEL, identity, recorded, ["subscribers"]))
+        # While the channel is eventing-kafka-broker's, so is the list `status.subscribers`, which
+        # has to be emptied too.
+        if is_incomplete or (_is_peers(seen) and _reported_entries(seen)):
+            yield WriteAnnotations(KAFKA_CHANNEL, seen.identity, recorded, ["subscribers"])
     if PEERS_CHANNEL_FINALIZER in finalizers_of(seen.stored):
-        steps.append(SetFinalizers(KAFKA_CHANNEL, identity, drop=[PEERS_CHANNEL_FINALIZER]))
-    then = [
-        "Knafka's operator takes it: receiver, dispatchers, the channel's host; then it is Ready "
-        "with all Subscriptions",
-        "senders go on at the same host, which leads to Knafka's receiver then; what "
-        f"{PEER}'s gets until then arrives in the same topic",
-        f"{PEER}'s controller stays away while a KafkaChannel is Knafka's",
-    ]
-    return Plan(about, stays, _channel_differences(seen), problems, waits, steps, then)
+        yield SetFinalizers(KAFKA_CHANNEL, seen.identity, drop=[PEERS_CHANNEL_FINALIZER])
 
 
 def _plan_entry(seen: SeenChannel, uid: str, is_adopted: bool) -> Plan:
@@ -243,11 +260,12 @@ def _channel_differences(seen: SeenChannel) -> list[str]:
         namespace = seen.peers_config.get(SECRET_NAMESPACE) or "knative-eventing"
         own_secret = f"Secret {seen.secret} of its own namespace" if seen.secret else "none"
         differences.append(
-            f"{PEER} shows Kafka the Secret {namespace}/{peers_secret}, and Knafka {own_secret}"
+            f"{PEER} connects to Kafka with the Secret {namespace}/{peers_secret}, Knafka with "
+            f"{own_secret}"
         )
     if KAFKA_SECRET in (seen.stored["metadata"].get("annotations") or {}):
         differences.append(
-            f"it names a Kafka of its own ({KAFKA_SECRET}): there all have the same one"
+            f"it names a Kafka of its own ({KAFKA_SECRET}): all of {PEER}'s have the same one"
         )
     return differences
 

@@ -250,8 +250,9 @@ class AdoptionObserver:
                     naming.remember(kind, template)
             namespace, _, name = KAFKA_FEATURES.partition("/")
             config = self._api.get(CONFIG_MAP_OBJECTS, namespace, name)
+            data = (config or {}).get("data") or {}
             for kind in NameKind:
-                naming.put_in_force(kind, declared_template(kind, (config or {}).get("data") or {}))
+                naming.set_current_template(kind, declared_template(kind, data))
         except KnafkaError as error:
             unseen.append(str(error))
         return naming

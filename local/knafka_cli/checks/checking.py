@@ -226,35 +226,45 @@ def _check_document(
             if (refusal := _admission_error(kind, document)) is not None:
                 errors = [refusal]  # admission reports all problems, in Knative's words
             warnings += _unknown_annotations(document)
-    if isinstance(resource, Broker):
-        missing, suspicions = _broker_problems(resource, known_objects)
-        suspicions += loop_checks.broker_warnings(resource, known_objects)
-    elif isinstance(resource, Trigger):
-        missing, suspicions = _trigger_problems(resource, known_objects)
+    if isinstance(resource, Trigger):
         errors += trigger_warnings(document)
         errors += missing_functions(resource.spec.filters, "spec.filters")
         errors += contradictions(resource.spec.filters, "spec.filters")
         if resource.spec.filters and resource.spec.filter.attributes:
             warnings.append("spec.filter is ignored, since spec.filters is set")
-    elif isinstance(resource, Subscription):
-        missing, suspicions = _subscription_problems(resource, known_objects)
     elif isinstance(resource, EventPolicy):
         errors += policy_checks.errors(resource)
-        missing_objects = policy_checks.missing_objects(resource, known_objects)
-        missing = [
-            _missing_error("spec.to", identity, known_objects) for identity in missing_objects
-        ]
-        suspicions = list(policy_checks.warnings(resource, document, known_objects))
     elif isinstance(resource, Sensor):
         errors += sensor_checks.errors(resource)
-        missing, suspicions = _sensor_problems(resource, known_objects)
-    else:
-        missing, suspicions = [], []
+    missing, suspicions = _reference_problems(resource, document, known_objects)
     errors += [] if partial else missing
     return [
         *((FindingSeverity.ERROR, error) for error in errors),
         *((FindingSeverity.WARNING, warning) for warning in [*warnings, *suspicions]),
     ]
+
+
+def _reference_problems(
+    resource: object, document: Any, known_objects: Mapping[ObjectIdentity, Any]
+) -> tuple[list[str], list[str]]:
+    """Return errors about objects that a document names and that are missing, and warnings.
+    `resource` is the parsed document; None: it couldn't be parsed."""
+    if isinstance(resource, Broker):
+        missing, warnings = _broker_problems(resource, known_objects)
+        return missing, [*warnings, *loop_checks.broker_warnings(resource, known_objects)]
+    if isinstance(resource, Trigger):
+        return _trigger_problems(resource, known_objects)
+    if isinstance(resource, Subscription):
+        return _subscription_problems(resource, known_objects)
+    if isinstance(resource, EventPolicy):
+        missing_objects = policy_checks.missing_objects(resource, known_objects)
+        return (
+            [_missing_error("spec.to", identity, known_objects) for identity in missing_objects],
+            list(policy_checks.warnings(resource, document, known_objects)),
+        )
+    if isinstance(resource, Sensor):
+        return _sensor_problems(resource, known_objects)
+    return [], []
 
 
 def _admission_error(kind: str, document: Mapping[str, Any]) -> str | None:
@@ -323,17 +333,14 @@ def _trigger_problems(
     trigger: Trigger, known_objects: Mapping[ObjectIdentity, Any]
 ) -> tuple[list[str], list[str]]:
     """Return errors about objects that a Trigger names and that are missing, and warnings."""
-    missing = []
     broker = ObjectIdentity("Broker", trigger.metadata.namespace, trigger.spec.broker)
-    if broker not in known_objects:
-        missing.append(_missing_error("spec.broker", broker, known_objects))
     destinations = {
         "spec.subscriber": trigger.spec.subscriber,
         "spec.delivery.deadLetterSink": trigger.spec.delivery.dead_letter_sink,
     }
-    for path, referenced in _referenced_destinations(destinations, trigger.metadata.namespace):
-        if referenced not in known_objects:
-            missing.append(_missing_error(f"{path}.ref", referenced, known_objects))
+    missing = _missing_references(
+        "spec.broker", broker, destinations, trigger.metadata.namespace, known_objects
+    )
     return missing, loop_checks.loop_warnings(destinations, broker, known_objects)
 
 
@@ -345,18 +352,13 @@ def _subscription_problems(
     if not spec.channel.is_kafka_channel:
         channel_kind = f"{spec.channel.kind} of {spec.channel.api_version}"
         return [], [f"its channel is a {channel_kind}, another implementation's: it is not checked"]
-    missing = []
     channel = ObjectIdentity(KAFKA_CHANNEL, namespace, spec.channel.name)
-    if channel not in known_objects:
-        missing.append(_missing_error("spec.channel", channel, known_objects))
     destinations = {
         "spec.subscriber": spec.subscriber,
         "spec.reply": spec.reply,
         "spec.delivery.deadLetterSink": spec.delivery.dead_letter_sink,
     }
-    for path, referenced in _referenced_destinations(destinations, namespace):
-        if referenced not in known_objects:
-            missing.append(_missing_error(f"{path}.ref", referenced, known_objects))
+    missing = _missing_references("spec.channel", channel, destinations, namespace, known_objects)
     return missing, loop_checks.loop_warnings(destinations, channel, known_objects)
 
 
@@ -367,11 +369,26 @@ def _sensor_problems(
     namespace, family = sensor.metadata.namespace, sensor.bus.family
     bus = ObjectIdentity(family.broker, *sensor.bus.identity)  # its Broker or KafkaChannel
     path = "spec.broker" if family is BROKERS else "spec.channel"
-    missing = [] if bus in known_objects else [_missing_error(path, bus, known_objects)]
-    for path, referenced in _referenced_destinations(sensor_checks.destinations(sensor), namespace):
+    destinations = sensor_checks.destinations(sensor)
+    missing = _missing_references(path, bus, destinations, namespace, known_objects)
+    return missing, sensor_checks.warnings(sensor)
+
+
+def _missing_references(
+    bus_path: str,
+    bus: ObjectIdentity,
+    destinations: Mapping[str, Destination | None],
+    namespace: str,
+    known_objects: Mapping[ObjectIdentity, Any],
+) -> list[str]:
+    """Return an error for each named object that isn't among the files: `bus`, the Broker or
+    KafkaChannel that the field `bus_path` names, and the objects that the `destinations`, by path,
+    refer to. A reference without a namespace is to an object in `namespace`."""
+    missing = [] if bus in known_objects else [_missing_error(bus_path, bus, known_objects)]
+    for path, referenced in _referenced_destinations(destinations, namespace):
         if referenced not in known_objects:
             missing.append(_missing_error(f"{path}.ref", referenced, known_objects))
-    return missing, sensor_checks.warnings(sensor)
+    return missing
 
 
 def _referenced_destinations(

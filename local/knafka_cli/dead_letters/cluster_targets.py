@@ -70,8 +70,8 @@ class TopicsTarget(ClusterTarget):
     system_namespace: SystemNamespace = SYSTEM_NAMESPACE
 
     def view(self, trigger: str | None) -> DeclaredView:
-        """Read the declared objects of one namespace of the cluster: the one in this name of a
-        Trigger or Broker, or else the one that the user chose. Raises `ClusterError`."""
+        """Read the declared objects of one namespace of the cluster: the namespace in `trigger`, a
+        Trigger's or Broker's name, or else the one that the user chose. Raises `ClusterError`."""
         source = source_of(
             DEFAULT_DATA,
             self.context,

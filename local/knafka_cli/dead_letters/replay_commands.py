@@ -5,8 +5,7 @@ A replay runs a Spark job; single events, `cancel` and most dry runs need none.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -180,17 +179,25 @@ def replay(
     if ids and may_send_directly and not result["would_send" if dry_run else "sent"]:
         _replay_directly(data_dir, job_options, ids)
         return
-    if not dry_run:
-        events = count_text(result["sent"], "event")
-        typer.echo(f"{events} sent again by the replay {result['replay']}")
-        if (cancelled_by := result.get("cancelled_by")) is not None:
-            typer.echo(f"cancelled by {cancelled_by}: the rest is not sent")
-        if left_out := result.get("left_out"):
-            typer.echo(f"{left_out} left out: {'; '.join(result['problems'])}")
-        return
-    edited = dead_letters.edit_lines(result) if "edits" in result else ()
-    for line in itertools.chain(edited, dead_letters.preview_lines(result)):
+    for line in _preview_lines(result) if dry_run else _sent_lines(result):
         typer.echo(line)
+
+
+def _sent_lines(result: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines that say what a replay has sent and left out, by the job's `result`."""
+    yield f"{count_text(result['sent'], 'event')} sent again by the replay {result['replay']}"
+    if (cancelled_by := result.get("cancelled_by")) is not None:
+        yield f"cancelled by {cancelled_by}: the rest is not sent"
+    if left_out := result.get("left_out"):
+        yield f"{left_out} left out: {'; '.join(result['problems'])}"
+
+
+def _preview_lines(result: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines that say what a replay would send, and how edits would change it, by the
+    `result` of a dry run."""
+    if "edits" in result:
+        yield from dead_letters.edit_lines(result)
+    yield from dead_letters.preview_lines(result)
 
 
 def _edit_options(*edit_texts: list[str] | None) -> dict[str, Sequence[str]]:

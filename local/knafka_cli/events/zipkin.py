@@ -71,6 +71,7 @@ def _result_text(tags: Mapping[str, str], microseconds: int) -> str:
     """Return text about a span's result: status code and error, destination, and duration, which is
     given in microseconds."""
     code, error = tags.get("http.response.status_code", ""), tags.get("error", "")
+    # The text of the error may contain the code, which isn't shown twice.
     outcome = error if not code or code in error else f"{code} {error}".strip()
     destination = tags.get("messaging.kafka.topic") or tags.get("url.full", "")
     duration = f"in {microseconds / 1000:.0f} ms"

@@ -362,8 +362,9 @@ def _address_text(row: BrokerRow) -> Text:
 
 
 def _state_text(row: TriggerRow) -> Text:
-    """Return the first of these texts that applies to a Trigger: why it isn't ready, its error,
-    that it is paused, its dead letters' condition if nothing waits, the scaler's decision."""
+    """Return the text about a Trigger's state: why it isn't ready, else its error, else that it is
+    paused. Else, if no event waits, the problem with its dead letters (empty: none), and if events
+    wait, the scaler's decision."""
     if row.refused:
         return Text(f"not ready: {row.refused}", style="red")
     if row.error:

@@ -169,14 +169,32 @@ def _convert_dependency(argo: Document, converted: ArgoConversion) -> dict[str, 
     # With Argo, the EventSource's or event's name and the context filter must both match: if they
     # require different values of an attribute, no event matches.
     conflicting = {
-        name: value for name, value in context.items() if exact_values.get(name, value) != value
+        attribute: value
+        for attribute, value in context.items()
+        if exact_values.get(attribute, value) != value
     }
     for attribute, value in conflicting.items():
         converted.changed.append(
             f"{path}.filters.context.{attribute}: {value:.80}, but its EventSource sets"
             f" {exact_values[attribute]:.80}: no event matches both, neither here nor with Argo"
         )
-    exact_values.update({name: value for name, value in context.items() if name not in conflicting})
+    exact_values.update({key: value for key, value in context.items() if key not in conflicting})
+    _note_lost_filters(argo, filters, path, converted)
+    _note_unknown_fields(
+        argo,
+        {"name", "eventSourceName", "eventName", "filters", "filtersLogicalOperator"},
+        path,
+        converted,
+    )
+    exact = [{"exact": values} for values in (exact_values, conflicting) if values]
+    return {"name": name, **({"filters": exact} if exact else {})}
+
+
+def _note_lost_filters(
+    argo: Document, filters: Mapping[str, Any], path: str, converted: ArgoConversion
+) -> None:
+    """Note in `converted` which of a dependency's `filters` aren't converted: all but the context
+    filter; and if its filters were joined by another operator than `and`."""
     for key in filters:
         if key in ("data", "exprs", "script"):
             converted.lost.append(
@@ -196,14 +214,6 @@ def _convert_dependency(argo: Document, converted: ArgoConversion) -> dict[str, 
             f"{path}.filtersLogicalOperator: {operator:.80} of {', '.join(kinds)}: here all"
             " converted filters must match"
         )
-    _note_unknown_fields(
-        argo,
-        {"name", "eventSourceName", "eventName", "filters", "filtersLogicalOperator"},
-        path,
-        converted,
-    )
-    exact = [{"exact": values} for values in (exact_values, conflicting) if values]
-    return {"name": name, **({"filters": exact} if exact else {})}
 
 
 # Triggers

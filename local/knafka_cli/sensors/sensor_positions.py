@@ -69,10 +69,10 @@ class SensorPosition:
 
     def text(self, sensor: SensorPlace) -> str:
         """Return one line of text about the next record."""
-        unread = f"{self.place}, {self.end - self.offset} offsets before the end"
+        position = f"{self.place}, {self.end - self.offset} offsets before the end"
         if self.record is None:
-            return f"{unread}: nothing to read"
-        return f"{unread}: {self._record_description(sensor)}"
+            return f"{position}: nothing to read"
+        return f"{position}: {self._record_description(sensor)}"
 
     def _record_description(self, sensor: SensorPlace) -> str:
         """Return what the next record holds: an event of the Sensor's Broker or channel, an event

@@ -135,8 +135,8 @@ def _find_sensor(
 ) -> tuple[dict[str, Any], SensorPlace]:
     """Return the librdkafka configuration for a Sensor's Kafka, and the Sensor's group and topics.
 
-    The Sensor is that of `knafka up` on `data_dir`, or of a cluster if a context or kubeconfig is
-    given; the other parameters are the options of the same names, for a cluster. Exits with code 2
+    Without a context or kubeconfig, it is a Sensor of `knafka up` on `data_dir`, else one of a
+    cluster. The other parameters are the options of these names, for a cluster. Exits with code 2
     if there is none of this name. Raises `KnafkaError`.
     """
     source = source_of(

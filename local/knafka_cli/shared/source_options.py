@@ -87,8 +87,8 @@ def source_of(
 
 
 def view_of(source: DeclaredSource, namespace: str | None, name: str | None) -> DeclaredView:
-    """Read the declared objects of one namespace: the one in `name`, a Broker's or Trigger's name,
-    or else `namespace`; None leaves it to the source.
+    """Read the declared objects of one namespace: the namespace in `name`, a Broker's or Trigger's
+    name, or else `namespace`. None: the source chooses.
 
     Objects that can't be read are printed on stderr. Raises `KnafkaError` if nothing can be read.
     """

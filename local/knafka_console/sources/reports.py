@@ -230,8 +230,8 @@ class ClusterReports:
         return ArchiveReplays(may=may_create)
 
     async def replay(self, archive: ArchiveName, creation: ReplayCreation) -> ArchiveReplay:
-        """Create a DeadLetterReplay, at most once for each `creation.request`; returns it, also the
-        one that an earlier call created.
+        """Create a DeadLetterReplay and return it. If an earlier call with the same
+        `creation.request` has created one, that one is returned.
 
         Raises `Forbidden`, and `NotFound` if the cluster has no DeadLetterReplays.
         """
@@ -263,9 +263,8 @@ class ClusterReports:
     async def _is_allowed(
         self, verb: str, archive: ArchiveName, objects: Objects, subresource: str = ""
     ) -> bool:
-        """Whether the viewer may do `verb` with these objects: with the archive, or its
-        subresource, if they are `ARCHIVE_OBJECTS`; else with any object of the kind in its
-        namespace."""
+        """Whether the viewer may do `verb` with these objects. `ARCHIVE_OBJECTS` stands for this
+        archive or its subresource; other kinds for all their objects in the archive's namespace."""
         name = archive.name if objects is ARCHIVE_OBJECTS else ""
         review = asyncio.to_thread(
             self._api.is_allowed, verb, objects, archive.namespace, name, subresource

@@ -157,7 +157,7 @@ class LocalCluster(MemoryCluster):
             return localize.config_map(namespace, name, {})
         return stored
 
-    def _stored(self, document: dict[str, Any]) -> None:
+    def _on_written(self, document: dict[str, Any]) -> None:
         """Complete an object that was written; `MemoryCluster` calls this before any watch sees it.
 
         A Service that only runs while it drains gets the status of a Ready one; a Sensor's
@@ -281,8 +281,9 @@ def _with_subscribers(spec: Document, previous: Document | None) -> dict[str, An
 
 
 def _restore_kept_names(new: dict[str, Any], kept_annotations: Mapping[str, str]) -> None:
-    """Give a new object the status annotations that were kept for its name; a Subscription also
-    gets the UID that it had then, or a new one, and a Sensor a later generation than it had."""
+    """Give a new object the status annotations that were kept for its name. A Subscription also
+    gets the UID that it had then, or a new one if that isn't known; a Sensor gets the generation
+    after the one that it had."""
     annotations = dict(kept_annotations)
     if (generation := annotations.pop(GENERATION_KEY, None)) is not None:
         # The Sensor may have been edited since it was last known, which makes another generation.

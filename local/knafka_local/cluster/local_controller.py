@@ -111,9 +111,9 @@ class LocalController(Controller):
         connect: Callable[[Mapping[str, Any]], LogAdmin] = KafkaAdmin,
         open_writer: Callable[[Mapping[str, Any]], LogWriter] = KafkaWriter,
     ) -> None:
-        """`drains` runs dispatchers; `served` are the receivers of Brokers and of KafkaChannels;
-        `say` shows a message to the user; `connect` and `open_writer` make Kafka clients from a
-        librdkafka configuration."""
+        """`drains` runs dispatchers, and `served` has the receivers of Brokers and of
+        KafkaChannels. `say` shows a message to the user. `connect` and `open_writer` make Kafka
+        clients from a librdkafka configuration."""
         self._cluster = cluster
         self._say = say
 
@@ -254,8 +254,8 @@ class LocalController(Controller):
         ]
 
     def ingresses(self, *families: Family) -> list[Ingress]:
-        """Return the Ingress of each Broker, then of each KafkaChannel, that receivers serve, each
-        sorted by name; with `families`, of these only."""
+        """Return the Ingresses that receivers serve: those of Brokers, sorted by name, then those
+        of KafkaChannels. With `families`, return only the Ingresses of these."""
         return [
             ingress
             for family in families or self._operators
@@ -332,8 +332,8 @@ class LocalController(Controller):
             self._say(f"{name_of(document)} has left the files, so its topic is deleted")
 
     def _post(self, document: Document, type_: EventType, reason: str, message: str) -> None:
-        """Called with each Kubernetes Event that the controller would send: show the user only the
-        one about topics and groups that were left in Kafka, since no status says that."""
+        """Called with each Kubernetes Event that the controller would send. Shows the user only the
+        Event about topics and groups that were left in Kafka, since no status says that."""
         if reason == LEFT_IN_KAFKA:
             self._say(f"{name_of(document)}: {message}")
 

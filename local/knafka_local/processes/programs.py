@@ -148,8 +148,8 @@ class Programs:
         one beside it with the same suffix."""
         async with self._changing:
             for service, (program, _) in list(self._running.items()):
-                sources = {(file.parent, file.suffix) for file in program.source_files()}
-                if any((path.parent, path.suffix) in sources for path in changed):
+                source_kinds = {(file.parent, file.suffix) for file in program.source_files()}
+                if any((path.parent, path.suffix) in source_kinds for path in changed):
                     self._say(
                         f"Service {'/'.join(service)}: its source has changed, so it starts anew"
                     )

@@ -192,7 +192,7 @@ def decide(observed: ObservedArchive[K], settings: Settings, now: datetime) -> A
     held_lease = observed.lease
     if held_lease is not None and held_lease["spec"].get("holderIdentity") != own_holder:
         held_lease = None
-    release_effects = () if held_lease is None else (_release_lease(held_lease, settings),)
+    release_effects = () if held_lease is None else (_lease_deletion(held_lease, settings),)
     archive = observed.archive
     if isinstance(archive, InvalidDocument) or not steps.conditions.holds(
         BROKER_READY, STORAGE_READY, TOPICS_READ
@@ -258,7 +258,7 @@ def _finish_job(job: Mapping[str, Any], steps: _ArchiveSteps[K], now: datetime) 
         record = WriteStatus(Step.RECORD_RUN, status_patch)
         return steps.decision(record, phase="Ending", again=JOB_RECHECK_SECONDS)
     may_go = name not in observed.unrecorded if outcome else name in observed.unwanted
-    effects = (_delete_job(job),) if may_go and not is_being_deleted else ()
+    effects = (_job_deletion(job),) if may_go and not is_being_deleted else ()
     phase = "Ending" if outcome else "Running"
     return steps.decision(*effects, phase=phase, again=JOB_RECHECK_SECONDS)
 
@@ -288,7 +288,7 @@ def _create_job(
     return Create(Step.CREATE_JOB, job, JOB_REFUSAL, ARCHIVE_LABEL)
 
 
-def _delete_job(job: Mapping[str, Any]) -> Delete:
+def _job_deletion(job: Mapping[str, Any]) -> Delete:
     """Return the effect that deletes a Job."""
     name = ObjectName(
         manifests.BATCH_VERSION, "Job", job["metadata"]["namespace"], object_name(job)
@@ -296,7 +296,7 @@ def _delete_job(job: Mapping[str, Any]) -> Delete:
     return Delete(Step.DELETE_JOB, (name,))
 
 
-def _release_lease(lease: Mapping[str, Any], settings: Settings) -> Delete:
+def _lease_deletion(lease: Mapping[str, Any], settings: Settings) -> Delete:
     """Return the effect that deletes the Lease, so that another archive can take it."""
     kind = manifests.COORDINATION, "Lease", settings.namespace
     return Delete(Step.RELEASE_LEASE, (ObjectName(*kind, lease["metadata"]["name"]),))

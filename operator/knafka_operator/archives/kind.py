@@ -113,8 +113,8 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
         self._records.pop(document["metadata"].get("uid", ""), None)
 
     def on_job(self, job: Document) -> list[Key]:
-        """Record that a Job has changed, so that Jobs are read again; returns the keys of its
-        archive and of its operation, as far as they are known."""
+        """Record that a Job has changed, so that its archive's Jobs are read again. Returns the
+        keys of its archive and its operation, as far as they are known."""
         labels, keys = job["metadata"].get("labels") or {}, list[Key]()
         if (record := self._records.get(labels.get(ARCHIVE_LABEL, ""))) is not None:
             record.at_rest = False
@@ -214,9 +214,9 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
         return replace(observed, next_operation=operation, next_operation_in=again)
 
     async def _with_waiting_count(self, observed: Observed, record: _ArchiveRecord) -> Observed:
-        """Add the number of waiting dead letters, or the error of reading it; also record the
-        archive's Kafka and group. Does nothing if the archive, its Broker or its storage can't be
-        used."""
+        """Return `observed` with the number of waiting dead letters, or with the expected error of
+        reading it; also put the archive's Kafka and group into `record`. Nothing is added or
+        recorded if the archive, its Broker or its storage can't be used."""
         archive, state = observed.archive, observed.broker
         if (
             not isinstance(archive, DeadLetterArchive)

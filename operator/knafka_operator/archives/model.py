@@ -177,7 +177,7 @@ class Resources(Declared):
         return amounts
 
     @model_validator(mode="after")
-    def _require_limit(self) -> Self:
+    def _require_memory_limit(self) -> Self:
         """Check that a memory limit is declared. Raises a validation error."""
         if "memory" not in self.limits:
             raise problem("missing field(s): memory: Spark's heap is a share of it", "limits")

@@ -86,8 +86,9 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
     # Changes of objects.
 
     def on_change(self, document: Document, *, gone: bool) -> Collection[Key]:
-        """Record that an operation has changed or, with `gone`, was deleted; returns the keys to
-        reconcile: the operation's, unless only its status has changed, and its archive's."""
+        """Record that an operation has changed or, with `gone`, was deleted. Returns the keys to
+        reconcile: that of its archive, and that of the operation unless only its status has
+        changed."""
         keys, archive = super().on_change(document, gone=gone), archive_of(document)
         return [*keys, (ARCHIVE, *archive)] if archive.name else keys
 

@@ -76,10 +76,10 @@ def run_status_patch(
     """Return the patch of an archive's status that records a finished Job with this `outcome`,
     `Complete` or `Failed`.
 
-    `pod` is the Job's last pod, whose termination message has the run's report (None: it is gone);
-    `previous_status` is the archive's status, `generation` that of its declaration. A Job of the
-    archive itself goes to `lastRun`, counts failures and may have made a report; one of an
-    operation goes to `lastOperation`.
+    `pod` is the Job's last pod, whose termination message has the run's report; None: it is gone.
+    `previous_status` is the archive's status until now, and `generation` its metadata's generation.
+    A Job of the archive itself goes to `lastRun`, counts failures and may have made a report; one
+    of an operation goes to `lastOperation`.
     """
     job_report = run_report(terminated_state(pod).get("message") or "")
     succeeded = outcome == "Complete"

@@ -210,7 +210,7 @@ def decide(observed: ObservedBroker, settings: Settings) -> AddressableDecision:
             )
     if not steps.conditions.holds(CONTRACT_UPDATED):
         return steps.decision(topic)
-    is_direct_way = _apply_receiver(observed, entry, settings, steps)
+    is_direct_way = _decide_receiver(observed, entry, settings, steps)
     if observed.revision is None:
         return steps.decision(topic)
     with steps.conditions.step(CONTRACT_UPDATED):
@@ -221,7 +221,7 @@ def decide(observed: ObservedBroker, settings: Settings) -> AddressableDecision:
         steps.annotations[receivers.ACCEPTED_ANNOTATION] = receivers.entry_digest(
             receiver.contract_topic, entry.ingress
         )
-    https = _apply_tls_service(observed, broker, steps)
+    https = _decide_tls_service(observed, broker, steps)
     if is_direct_way and not steps.ensure_direct_service(
         direct_service(broker), BROKER_DIRECT_REFUSAL, is_applied=observed.direct_served
     ):
@@ -265,7 +265,7 @@ def _project_secret(
     return False
 
 
-def _apply_receiver(
+def _decide_receiver(
     observed: ObservedBroker, entry: _BrokerEntry, settings: Settings, steps: AddressableSteps
 ) -> bool:
     """Decide `DataPlaneAvailable`: apply the receiver's Service unless it was. Returns whether
@@ -295,7 +295,7 @@ def _apply_receiver(
     return direct
 
 
-def _apply_tls_service(
+def _decide_tls_service(
     observed: ObservedBroker, broker: Broker, steps: AddressableSteps
 ) -> Https | NotReady | None:
     """Apply the Service of the receiver's own TLS port if it has one. Returns the receiver's https

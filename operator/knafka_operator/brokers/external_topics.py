@@ -61,9 +61,9 @@ def external_topic_refusal(
     broker_topics: Container[str] = frozenset(),
 ) -> str | None:
     """Return why a Broker of this namespace may not use this external topic; None: it may.
-    `allowed` is the value of `external.topics`, and `where` names the ConfigMap with that key;
-    `sensor_names` has all names that Sensors have claimed; `broker_topics` has the topics that
-    other Brokers have claimed.
+    `allowed` is the value of `external.topics`, and `where` names the ConfigMap with that key.
+    `sensor_names` has all names that Sensors have claimed, `broker_topics` the topics that other
+    Brokers have claimed.
     """
     is_sensor_topic = topic in sensor_names and _SENSOR_TOPIC(topic) is not None
     reason = "it is a Sensor's" if is_sensor_topic else reserved_reason(topic)

@@ -107,9 +107,9 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
             return False
         return annotations.get(BROKER_CLASS, "") in self.settings.broker_classes
 
-    async def leave(self, document: Document) -> None:
-        """Clean up after a Broker that another implementation has claimed: delete its functions and
-        contracts, keep its topic and its Triggers' groups.
+    async def hand_over(self, document: Document) -> None:
+        """Hand over a Broker to the other implementation that has claimed it: delete its functions
+        and contracts, but keep its topic and its Triggers' groups.
 
         Its annotations are removed last, so that a failed attempt is repeated. Raises
         `KnafkaError`.
@@ -249,8 +249,8 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
     async def _find_topic_refusals(
         self, document: Document, record: BrokerRecord
     ) -> tuple[str | None, str | None]:
-        """Return why a Broker may not use the external topic that it declares (None: it may), and
-        why its receiver must stop (None: it needn't).
+        """Return two texts: why a Broker may not use the external topic that it declares (None: it
+        may), and why its receiver must stop (None: it may go on).
 
         The receiver also stops if the topic that it has used until now is no longer allowed. Reads
         the stored document, since a Broker that can't be parsed keeps running. Raises
@@ -322,8 +322,9 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
         return observed
 
     async def _connect(self, broker: Broker) -> tuple[BrokerConnection, KafkaCluster]:
-        """Return the configuration and client of a Broker's Kafka: its ConfigMap, with the
-        installation's for what that leaves out. Raises the errors in `EXPECTED`."""
+        """Return the configuration and client of a Broker's Kafka. The Broker's ConfigMap is merged
+        over the installation's; its Secret must exist, and the Broker must be allowed to use both.
+        Raises the errors in `EXPECTED`."""
         installation_config = await self._read_config_map(*self._installation)
         reference = desired.config_reference(broker)
         broker_config = None if reference is None else await self._read_config_map(*reference)

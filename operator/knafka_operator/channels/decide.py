@@ -212,7 +212,7 @@ def decide(observed: ObservedChannel, settings: Settings) -> AddressableDecision
         return steps.decision()
     topic, existing_topic = topics
 
-    is_direct_way = _apply_receiver(observed, configuration, receiver, settings, steps)
+    is_direct_way = _decide_receiver(observed, configuration, receiver, settings, steps)
     if observed.revision is None:
         return steps.decision(topic)
     hosts = routes.channel_hosts(configuration.broker, settings)
@@ -266,7 +266,7 @@ def _read_configuration(
     return configuration
 
 
-def _apply_receiver(
+def _decide_receiver(
     observed: ObservedChannel,
     configuration: _ChannelConfiguration,
     receiver: _SharedReceiver,

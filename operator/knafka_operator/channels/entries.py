@@ -101,8 +101,8 @@ def as_subscription(
     channel: Document, uid: str, name: str, entry: Document | None, stored: Document | None
 ) -> Document:
     """Return an entry as a Subscription of this name. `entry` None: the entry is gone, and the
-    Subscription is being deleted. `stored` is the stored Subscription with this UID, whose
-    annotations (order, isolation, pause) apply; None: there is none.
+    Subscription is being deleted. The annotations of `stored`, the stored Subscription with this
+    UID, apply (order, isolation, pause); None: there is none.
     """
     identity = Identity.of(channel)
     annotations = (stored or {"metadata": {}})["metadata"].get("annotations") or {}

@@ -124,8 +124,8 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
 
     async def _find_rival(self, document: Document) -> str | None:
         """Return the name of another implementation that may serve this channel. None: no other is
-        installed, or the channel is ours, as its topic's id is recorded and the other one's
-        finalizer is gone."""
+        installed, or the channel is ours, as its status has the topic's id and the finalizer of the
+        other implementation is gone."""
         claimed = CHANNELS.peers_finalizer in finalizers_of(document)
         if status_annotations(document).get(TOPIC_ID) and not claimed:
             return None
@@ -133,10 +133,10 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
             None if await self.cluster.get(*RIVAL_SERVICE) is None else "/".join(RIVAL_SERVICE[1:])
         )
 
-    async def leave(self, document: Document) -> None:
-        """Leave a channel to the other implementation that has claimed it: delete its dispatchers
-        and its entries at receivers, and keep its topic and its Subscriptions' groups. Raises
-        `KnafkaError` while something stands in the way.
+    async def hand_over(self, document: Document) -> None:
+        """Hand over a channel to the other implementation that has claimed it: delete its
+        dispatchers and its entries at receivers, but keep its topic and its Subscriptions' groups.
+        Raises `KnafkaError` while something stands in the way.
 
         Removes our annotations from the status last, so that a failed attempt is repeated. A
         channel without receivers is left alone: `knafka adopt` annotates it before anything is
@@ -171,8 +171,9 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
         await self.cluster.write_status(document, patch)
 
     async def _return_host(self, channel: Broker) -> None:
-        """Point a channel's host at the other implementation's receiver, so that events are
-        accepted before that one's controller acts; delete the host if none is installed."""
+        """Delete a channel's route, and point its host at the other implementation's receiver, so
+        that events are accepted even before the other controller acts. If no other implementation
+        is installed, delete the host. A host that isn't the channel's own is left alone."""
         await self._delete_route(channel)
         location = CORE, "Service", channel.metadata.namespace, routes.service_name(channel)
         existing_service = await self.cluster.get(*location)

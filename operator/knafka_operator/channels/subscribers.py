@@ -57,7 +57,9 @@ class Subscribers:
 
     async def write_spec_entries(self, channel: Document) -> None:
         """Write our entries into a channel's `spec.subscribers` (KN-CHN-05), if Knafka itself
-        handles Subscriptions. Raises `ClusterError`."""
+        handles Subscriptions. If another writer has changed the channel meanwhile, it is read and
+        written again, `WRITE_ATTEMPTS` times in all; nothing is written once it is gone. Raises
+        `ClusterError`."""
         if self.handling.handler is not Handler.OWN:
             return
         desired_entries = {
@@ -124,8 +126,9 @@ class Subscribers:
         await self.cluster.write_status(channel, {"annotations": annotations})
 
     def _collect_entries(self, channel: Document) -> list[ChannelEntry]:
-        """Return the entries of a channel's Subscriptions, sorted by UID: as their last
-        reconciliation reported them, or, before their first one, as they are in the channel.
+        """Return the entries of a channel's Subscriptions, sorted by UID. Each is as the
+        Subscription's last reconciliation reported it or, before the first one, as it is in the
+        channel.
         """
         declared = _by_uid((channel.get("spec") or {}).get("subscribers"))
         reported = _by_uid((channel.get("status") or {}).get("subscribers"))

@@ -49,9 +49,9 @@ class Subscriptions(Triggers):
             record.subscribed = subscribed
             self.enqueue((self.states.family.broker, *broker_of(document)))
 
-    async def leave(self, document: Document) -> None:
-        """Leave a Subscription as `Triggers.leave` does; also report a Channel that no
-        implementation serves.
+    async def hand_over(self, document: Document) -> None:
+        """Hand over a Subscription as `Triggers.hand_over` does a Trigger. Also report in its
+        status if no implementation serves its Channel.
 
         An entry's functions are found by name, not by the channel's annotations, which may be gone
         already.
@@ -60,7 +60,7 @@ class Subscriptions(Triggers):
             await self.stop_delivery(Identity.of(document))
             await self._delete_functions(document)
             return
-        await super().leave(document)
+        await super().hand_over(document)
         await explain_unserved_channel(self.cluster, document, self.entries.handling, self.now())
 
     async def object_to_release(self, key: Key, document: Document | None) -> Document | None:

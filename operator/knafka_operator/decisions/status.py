@@ -231,7 +231,7 @@ def no_dead_letter_sink_condition() -> Condition:
 
 def conditions_after_bug(stored: object, error: Exception, timestamp: str) -> list[dict[str, Any]]:
     """Return the conditions of an object whose reconciliation ended in an unexpected error, a bug:
-    those of the stored list `stored`, which may have any shape, with `Ready` False.
+    the stored ones, but with `Ready` False. `stored` is the stored list, which may have any shape.
     """
     stored_conditions = (
         [condition for condition in stored if isinstance(condition, Mapping)]

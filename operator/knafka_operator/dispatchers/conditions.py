@@ -143,9 +143,9 @@ def check_broker(
     """Check that a Trigger's Broker or channel of this name is Ready (KN-TRG-01, KN-SUB-01); raises
     `NotReady`.
 
-    `stopped` says why the Broker may not use its topic (None: it may). `readiness` is that of a
-    Broker with a topic; None: it has no topic, and `broker_document` is its stored document (None:
-    it doesn't exist).
+    `stopped` says why the Broker may not use its topic; None: it may. `readiness` is None while the
+    Broker has no topic; then `broker_document`, the stored Broker, says why (None: it doesn't
+    exist).
     """
     name, short = f'{family.broker} "{broker}"', family.short_name
     if stopped is not None:

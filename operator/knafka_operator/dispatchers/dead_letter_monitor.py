@@ -280,21 +280,33 @@ class DeadLetterMonitor:
         topic.judged_inputs = topic.inputs(settings)
         self._apply_retention(topic)
 
+    def _announce_first(
+        self,
+        topic: _DeadLetterTopic,
+        waiting: WaitingDeadLetters,
+        document: Document,
+        previous: Condition | None,
+    ) -> None:
+        """Call `on_first_dead_letters` if dead letters wait in a topic where none did before, also
+        by the Trigger's `previous` condition."""
+        if not waiting.records:
+            topic.announced = False
+        elif not topic.announced:
+            topic.announced = True
+            if previous is None or previous.status is not Status.FALSE:
+                self.on_first_dead_letters(document, deciding.waiting_sentence(waiting))
+
     def _enqueue_if_changed(self, identity: Identity, record: TriggerRecord) -> None:
-        """Enqueue a Trigger whose status is outdated, at most once in `MESSAGE_INTERVAL` seconds if
-        only the number has changed; call `on_first_dead_letters` for its first dead letters."""
+        """Enqueue a Trigger whose condition or annotations about dead letters are outdated; if only
+        the condition's message is, at most once in `MESSAGE_INTERVAL` seconds. Also announce its
+        first dead letters."""
         topic, document = self._topics.get(identity), record.document
         current = self._condition(identity)
         if topic is None or document is None or current is None or is_entry(document):
             return
         assert topic.waiting is not None
         previous = deciding.stored_condition(document)
-        if not topic.waiting.records:
-            topic.announced = False
-        elif not topic.announced:
-            topic.announced = True
-            if previous is None or previous.status is not Status.FALSE:
-                self.on_first_dead_letters(document, deciding.waiting_sentence(topic.waiting))
+        self._announce_first(topic, topic.waiting, document, previous)
         loop_time = asyncio.get_running_loop().time()
         is_other_condition = (
             previous is None

@@ -113,8 +113,8 @@ def _move_reason(
 
 
 def choose_moves(moves: Iterable[Move], recent_moves: Collection[Move]) -> list[Move]:
-    """Return the moves to make now, busiest first, at most `MAX_MOVES` per Broker and direction;
-    `recent_moves`, those made in the last `MOVES_PERIOD` seconds, count too."""
+    """Return the moves to make now, busiest first: at most `MAX_MOVES` per Broker and direction,
+    together with `recent_moves`, which were made in the last `MOVES_PERIOD` seconds."""
     moves_so_far: dict[tuple[Identity, Isolation], int] = {}
     for move in recent_moves:
         moves_so_far[move.broker, move.to] = moves_so_far.get((move.broker, move.to), 0) + 1

@@ -105,9 +105,9 @@ class Moves:
 
 
 def _movable_delivery(record: TriggerRecord) -> Watched | None:
-    """Return the delivery of an `auto` Trigger that may move to another dispatcher; None: there is
-    none, or it is paused, already moving, or has a min-scale, for which it needs its own
-    dispatcher."""
+    """Return the delivery of an `auto` Trigger, if it may move to another dispatcher. None: the
+    Trigger isn't delivered, is paused, is already moving, or has a min-scale, for which it needs
+    its own dispatcher."""
     watched = record.watched
     if watched is None or watched.isolation is not record.needed:
         return None

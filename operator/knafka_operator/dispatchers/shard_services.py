@@ -55,9 +55,9 @@ class Shards:
     """Makes an object due for reconciliation."""
 
     async def load_contract(self, broker: Identity) -> SharedContractTopic | None:
-        """Read the contract topic of a Broker that has its topic, unless memory matches it, and
-        return it; None: no contract can be written in its Kafka, so that there are no shared
-        dispatchers.
+        """Return the contract topic of a Broker, after reading it unless memory is up to date. The
+        Broker must have its topic. None: no contract can be written in its Kafka, so it has no
+        shared dispatchers.
 
         Raises `LogError`, and `NotReady` if the Broker is being deleted.
         """
@@ -108,8 +108,9 @@ class Shards:
         return contract
 
     def reserve(self, broker: Identity, watched: Watched) -> None:
-        """Count a Trigger among the members of the shard that delivers it; or, if no shard does, no
-        longer count it, unless the contract still has its record."""
+        """Count a Trigger among the members of the shard that delivers it. If no shard does, it is
+        no longer counted, unless the contract still has its record or a shard may not have read
+        that it was removed."""
         record, group = self.states.brokers.get(broker), watched.egress.group
         if record is None or watched.kafka.open_writer is None:
             return

@@ -130,7 +130,7 @@ class Controller:
         ):
             return await self._finalize(kind, key, document)
         if not kind.is_ours(document):
-            await kind.leave(document)
+            await kind.hand_over(document)
             self._store.forget(key)
             await self._remove_finalizers(kind, document)
             return GONE

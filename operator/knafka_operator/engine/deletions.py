@@ -41,12 +41,12 @@ class Deletions:
         clock."""
 
     async def try_delete(
-        self, key: Key, document: Document, deletion: Awaitable[object], left: str
+        self, key: Key, document: Document, deletion: Awaitable[object], leftovers: str
     ) -> bool:
-        """Await `deletion`, one attempt to delete what was made for an object. Returns False if it
-        failed and is to be tried again later; True if it has succeeded, or if it is given up after
-        `Settings.deletion_timeout` seconds, when an Event with the text `left` says what may still
-        exist."""
+        """Await `deletion`, one attempt to delete what was made for an object. Returns whether it
+        is over: False if it failed and must be tried again later; True if it has succeeded, or is
+        given up after `Settings.deletion_timeout` seconds. Then an Event with the text `leftovers`
+        says what may still exist."""
         now = asyncio.get_running_loop().time()
         uid = document["metadata"].get("uid", "")
         previous_uid, began = self.began.get(key, (uid, now))
@@ -61,7 +61,7 @@ class Deletions:
             if now - began < self._settings.deletion_timeout:
                 log.info("%s is not deleted yet: %s", " ".join(key), error)
                 return False
-            message = f"{left}: {error}"
+            message = f"{leftovers}: {error}"
             self._post(document, "Warning", LEFT_IN_KAFKA, message)
             log.warning("%s: %s", " ".join(key), message)
         return True

@@ -115,7 +115,7 @@ class Kind:
         """Stop all work for a deleted object, and drop it from memory."""
         raise NotImplementedError
 
-    async def leave(self, document: Document) -> None:
+    async def hand_over(self, document: Document) -> None:
         """Remove what Knafka has made for an object that another implementation serves. By default
         there is nothing; kinds that others implement, too, override it."""
 
@@ -197,10 +197,14 @@ class Decision(Protocol):
     """Effects to run next, and the status, which is final once there are no effects."""
 
     @property
-    def effects(self) -> Sequence[Effect]: ...
+    def effects(self) -> Sequence[Effect]:
+        """The effects to run next, in this order; then the next decision is made."""
+        ...
 
     @property
-    def status(self) -> Mapping[str, Any]: ...
+    def status(self) -> Mapping[str, Any]:
+        """The object's status, without its conditions."""
+        ...
 
 
 S = TypeVar("S", bound=ObservedObject)

@@ -254,8 +254,8 @@ async def _apply_manifest(
 
 
 async def _explain_newest_revision(cluster: Cluster, service: Mapping[str, Any]) -> str:
-    """Return why a Service's newest Revision isn't Ready, by its own conditions, such as
-    `Unschedulable`, which the Service doesn't repeat; empty if they don't say."""
+    """Return why a Service's newest Revision isn't Ready, such as `Unschedulable`, by the
+    Revision's own conditions: the Service doesn't repeat them. Empty if they don't say."""
     name = (service.get("status") or {}).get("latestCreatedRevisionName")
     if not name:
         return ""

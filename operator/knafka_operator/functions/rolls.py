@@ -111,8 +111,8 @@ def may_roll(
 
 def roll_waits_condition(service: Identity, stuck: Collection[Identity], at_most: int) -> Condition:
     """Return the informational condition of an object whose function waits for its turn to roll.
-    `at_most` functions roll at a time; of `stuck`, the functions whose roll takes too long, the
-    message names only those of the same namespace."""
+    `at_most` functions roll at a time. `stuck` are the functions whose roll takes too long; the
+    message names only those in the function's namespace."""
     stuck_neighbours = sorted(
         stuck_service.name
         for stuck_service in stuck

@@ -8,7 +8,7 @@ KN-SUB-06). Pure.
     dispatchers of          run as
     a Trigger alone         an account of the Trigger's, for them only
     a Broker's Triggers     an account of the Broker's, for them only
-    a KafkaChannel's        `CHANNEL_DISPATCHERS`, of the installation's namespace, where they are
+    a KafkaChannel's        `CHANNEL_DISPATCHERS`, in the installation's namespace, where they run
 
 The account whose tokens are sent has no rights, since a destination could declare the API server's
 audience and use the token there. All objects are deleted with their Trigger
@@ -67,11 +67,12 @@ def account_name(trigger: Resource) -> str:
 
 
 def sender_account(trigger: Trigger, document: Mapping[str, Any]) -> str:
-    """Return the service account that a Trigger sends as; `document` is the stored Trigger. For a
-    channel's entry it is that of the stored Subscription with the entry's UID; raises `NotReady` if
-    the entry names another one: otherwise anyone who may write a channel could have any account's
-    tokens sent to an address of their own."""
+    """Return the service account that a Trigger sends as; `document` is the stored Trigger. An
+    entry of a channel sends as the account of the Subscription with the entry's UID. Raises
+    `NotReady` if the entry names another account."""
     name, metadata = account_name(trigger), document["metadata"]
+    # Otherwise anyone who may write a channel could have any account's tokens sent to an address of
+    # their own.
     if ENTRY not in metadata or metadata[SENDS_AS] == name:
         return name
     message = (
@@ -134,7 +135,7 @@ def account_effects(
     return tuple(effects)
 
 
-def delete_accounts(document: Mapping[str, Any], name: str) -> Delete:
+def account_deletion(document: Mapping[str, Any], name: str) -> Delete:
     """Return the effect that deletes a Trigger's accounts and rights once OIDC is off; objects that
     the Trigger doesn't own stay. `name` is the account that it has sent as."""
     family, identity = family_of(document["kind"]), Identity.of(document)

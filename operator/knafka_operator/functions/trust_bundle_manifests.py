@@ -43,8 +43,8 @@ def merge_certificates(config_maps: Iterable[Mapping[str, Any]]) -> Bundle:
     """Merge the certificates of ConfigMaps without duplicates, in the order of the ConfigMaps'
     names.
 
-    Invalid certificates are left out, and so are those that exceed `MAX_BUNDLE_BYTES`; the result
-    has the problem of each ConfigMap of which something is left out.
+    Invalid certificates are left out, and so are further ones beyond `MAX_BUNDLE_BYTES`. The result
+    names the problem of each ConfigMap that holds no certificate, or of which one is left out.
     """
     merged, problems, size = dict[str, None](), dict[str, str](), 0
     for document in sorted(config_maps, key=lambda config_map: str(config_map["metadata"]["name"])):

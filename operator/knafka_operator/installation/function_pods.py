@@ -121,8 +121,9 @@ def _parse_yaml_mapping(environment: Mapping[str, str], name: str) -> dict[str, 
 def _parse_resources(
     environment: Mapping[str, str], name: str, default: Mapping[str, Any] = DEFAULT_RESOURCES
 ) -> Mapping[str, Any]:
-    """Parse an environment variable that holds a container's resources; `default` if it isn't set.
-    Raises `InvalidDocument`."""
+    """Parse an environment variable that holds a container's resources, as YAML; returns `default`
+    if it isn't set. Raises `InvalidDocument` for an unknown field, or for an amount that is neither
+    text nor a number."""
     if not environment.get(name, "").strip():
         return default
     resources = _parse_yaml_mapping(environment, name)

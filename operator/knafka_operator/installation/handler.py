@@ -65,9 +65,7 @@ class Handling:
         Eventing isn't installed, so that there was no choice."""
         setting = f"KNAFKA_SUBSCRIPTIONS={self.declared}"
         presence = "Knative Eventing is here" if self.seen else "Knative Eventing was not seen here"
-        if self.declared is Handler.AUTO and not self.seen:
-            return ""
-        if self.declared is Handler.OWN and not self.seen:
+        if self.declared in (Handler.AUTO, Handler.OWN) and not self.seen:
             return ""
         controller = "Knafka" if self.handler is Handler.OWN else "Knative Eventing's controller"
         observed = f"{presence} (CustomResourceDefinition {EVENTING_DEFINITION})"

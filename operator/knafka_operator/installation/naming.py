@@ -127,16 +127,16 @@ class Naming:
     """The current and earlier name templates; they may change at run time."""
 
     def __init__(self) -> None:
-        self._in_force = dict(DEFAULTS)
+        self._current_templates = dict(DEFAULTS)
         """The template of new names, by kind."""
         self._known: dict[NameKind, tuple[str, ...]] = {
             kind: (template,) for kind, template in DEFAULTS.items()
         }
         """All templates by which objects may have got their names, by kind."""
 
-    def in_force(self, kind: NameKind) -> str:
+    def current_template(self, kind: NameKind) -> str:
         """Return the template that names new topics or groups of this kind."""
-        return self._in_force[kind]
+        return self._current_templates[kind]
 
     def known(self, kind: NameKind) -> tuple[str, ...]:
         """Return all templates by which topics or groups of this kind may have got their names."""
@@ -156,22 +156,22 @@ class Naming:
         if template not in self._known[kind]:
             self._known[kind] += (template,)
 
-    def put_in_force(self, kind: NameKind, template: str) -> None:
+    def set_current_template(self, kind: NameKind, template: str) -> None:
         """Use this template, in the form that `normalize_template` returns, for new objects."""
         self.remember(kind, template)
-        self._in_force[kind] = template
+        self._current_templates[kind] = template
 
     def is_default(self, kind: NameKind) -> bool:
         """Whether new objects get upstream's usual names."""
-        return self._in_force[kind] == DEFAULTS[kind]
+        return self._current_templates[kind] == DEFAULTS[kind]
 
-    def name(self, kind: NameKind, of: NamedObject) -> str:
-        """Return the name that the template in force gives to a new topic or group of the object
-        `of`; raises `InvalidDocument` if Kafka doesn't accept that name, or it is reserved."""
-        template = self._in_force[kind]
-        name = rendered(template, of)
+    def name(self, kind: NameKind, owner: NamedObject) -> str:
+        """Return the name that the current template gives to a new topic or group of `owner`.
+        Raises `InvalidDocument` if Kafka doesn't accept that name, or if it is reserved."""
+        template = self._current_templates[kind]
+        name = rendered(template, owner)
         if kind is NameKind.CHANNEL_TOPIC and self.is_default(kind):
-            return names.channel_topic(of.namespace, of.name)
+            return names.channel_topic(owner.namespace, owner.name)
         if not self.is_default(kind) and not names.is_topic(name):
             raise InvalidDocument(
                 kind.value,
@@ -184,23 +184,27 @@ class Naming:
             )
         return name
 
-    def is_own(self, kind: NameKind, name: str | None, of: NamedObject) -> bool:
-        """Whether one of the known templates of this kind gives this name to the object `of`; False
-        for None."""
+    def is_own(self, kind: NameKind, name: str | None, owner: NamedObject) -> bool:
+        """Whether one of the known templates of this kind gives this name to `owner`; False if
+        there is no name."""
         if not name:
             return False
-        if kind is NameKind.BROKER_TOPIC and names.is_broker_topic(name, of.namespace, of.name):
+        if kind is NameKind.BROKER_TOPIC and names.is_broker_topic(
+            name, owner.namespace, owner.name
+        ):
             return True
-        if kind is NameKind.CHANNEL_TOPIC and name == names.channel_topic(of.namespace, of.name):
+        if kind is NameKind.CHANNEL_TOPIC and name == names.channel_topic(
+            owner.namespace, owner.name
+        ):
             return True
         if kind is NameKind.TRIGGER_GROUP and (
-            names.is_trigger_group(name, of.namespace, of.name)
+            names.is_trigger_group(name, owner.namespace, owner.name)
             # eventing-kafka-broker's groups until its release 1.10.
-            or name == of.uid
+            or name == owner.uid
         ):
             return True
         return names.is_topic(name) and any(
-            name == rendered(template, of) for template in self._known[kind]
+            name == rendered(template, owner) for template in self._known[kind]
         )
 
 
@@ -212,7 +216,7 @@ class AsRecorded(Naming):
     """Accepts every legal name in a status as the object's own, for read-only tools that rely on
     what the operator has written."""
 
-    def is_own(self, kind: NameKind, name: str | None, of: NamedObject) -> bool:
+    def is_own(self, kind: NameKind, name: str | None, owner: NamedObject) -> bool:
         """Whether the name is legal in Kafka."""
         return name is not None and names.is_topic(name)
 

@@ -88,7 +88,7 @@ from uuid import uuid4
 from knafka.core.errors import InvalidDocument
 from knafka.core.tokens.caller_tokens import METRICS_TOKENS, parse_metrics_tokens
 from knafka.core.trace_url import trace_url
-from knafka.settings import local_addresses, profiling
+from knafka.settings import allows_local_addresses, profiling
 from knafka_operator.installation.function_pods import FunctionPods
 from knafka_operator.installation.function_tokens import FunctionTokens
 from knafka_operator.installation.handler import Handler, parse_handler
@@ -309,7 +309,7 @@ class Settings:
             profiling=profiling(environment),
             metrics_tokens=parse_metrics_tokens(environment.get(METRICS_TOKENS, "")),
             direct=read_switch("KNAFKA_DIRECT"),
-            local_addresses=local_addresses(environment),
+            local_addresses=allows_local_addresses(environment),
             aws_servers=parse_patterns(environment.get(AWS_SERVERS, ""), AWS_SERVERS),
             aws_roles=parse_patterns(environment.get(AWS_ROLES, ""), AWS_ROLES),
             channels=read_switch("KNAFKA_CHANNELS"),

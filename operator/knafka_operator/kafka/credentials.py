@@ -64,11 +64,12 @@ def check_config_map_reference(
     broker: Broker,
     installation: Identity,
 ) -> None:
-    """Refuse the ConfigMap `reference` (namespace and name; None: the Broker names none) if it is
-    in the operator's namespace, the Broker isn't, and no administrator has labelled it for Brokers:
-    they mustn't use others, such as the channels' ConfigMap. `broker_config` is that ConfigMap
-    (None: it doesn't exist), `installation` names the installation's own, which any Broker may use.
-    Raises the same `NotReady` whether or not the ConfigMap exists."""
+    """Refuse a ConfigMap of the operator's namespace to a Broker of another namespace, unless an
+    administrator has labelled it for Brokers: they mustn't use others, such as the channels'
+    ConfigMap. `reference` is the ConfigMap's namespace and name (None: the Broker names none), and
+    `broker_config` the ConfigMap (None: it doesn't exist). `installation` names the installation's
+    own ConfigMap, which any Broker may use. Raises the same `NotReady` whether or not the ConfigMap
+    exists."""
     if reference in (None, installation) or broker.metadata.namespace == installation.namespace:
         return
     assert reference is not None
@@ -153,9 +154,9 @@ def secret_mount(broker: Broker, secret: Mapping[str, Any]) -> Mount:
 def channel_secret(
     secret_name: str | None, installation: ConfigMap | None, namespace: str
 ) -> Identity | None:
-    """Return the Secret that a KafkaChannel names by the annotation `KAFKA_SECRET` (`secret_name`),
-    else the one that the ConfigMap `installation` names; None: there is none. Raises `NotReady` for
-    a Secret outside `namespace`, the operator's."""
+    """Return the Secret for a KafkaChannel's Kafka: `secret_name`, which its annotation
+    `KAFKA_SECRET` names, else the one that the ConfigMap `installation` names. None: neither names
+    a Secret. Raises `NotReady` for a Secret outside `namespace`, the operator's."""
     data = {} if installation is None else installation.data
     name = secret_name or data.get(desired.SECRET_NAME_KEY, "").strip()
     if not name:

@@ -155,10 +155,10 @@ def judge_topic(
     """Decide whether Knafka may alter the retention of the topic `existing`, and how, so that it
     gets the settings `desired`.
 
-    It may if the topic has the retention that Knafka gave it by `claim`, the claim in the Trigger's
-    status; a topic without a claim must look as a dispatcher creates it, with unlimited retention.
-    A topic that already has the desired retention becomes Knafka's. `oldest_age` is the age of the
-    topic's oldest record in seconds.
+    With a `claim`, which is in the Trigger's status, it may as long as the topic has the retention
+    that Knafka gave it. A topic without a claim must look as a dispatcher creates it, with
+    unlimited retention. A topic that already has the desired retention becomes Knafka's.
+    `oldest_age` is the age of the topic's oldest record in seconds.
     """
     current_retention = existing.config.get(RETENTION_MS, "")
     desired_retention = desired.config[RETENTION_MS]

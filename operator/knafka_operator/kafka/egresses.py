@@ -162,9 +162,9 @@ def dead_letter_destination(trigger: Trigger, broker: Broker) -> Destination | N
 
 
 def replay_egress(egress: Egress) -> Egress:
-    """Return the Egress of a Trigger's replayer, which delivers replayed dead letters: with the
-    Trigger's subscriber, retries and dead-letter topic, but without its filters, which they have
-    passed before, and from the replay topic.
+    """Return the Egress of a Trigger's replayer, which delivers replayed dead letters from the
+    replay topic. It has the Trigger's subscriber, retries and dead-letter topic, but not its
+    filters, which these events have passed before.
     """
     replays = replay_topic(egress)
     return egress.model_copy(

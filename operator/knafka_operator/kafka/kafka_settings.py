@@ -129,7 +129,8 @@ def required_isolation(annotations: Mapping[str, str]) -> Isolation | None:
 
 
 def at_most_once(annotations: Mapping[str, str]) -> bool:
-    """Whether a Trigger's annotation declares at-most-once delivery (BUS-5)."""
+    """Whether a Trigger's annotation declares at-most-once delivery (BUS-5). Raises
+    `InvalidDocument` for an unknown value."""
     declared = annotations.get(SEMANTICS, AT_LEAST_ONCE)
     if declared not in (AT_LEAST_ONCE, AT_MOST_ONCE):
         raise InvalidDocument(

@@ -78,9 +78,10 @@ def automatic_isolation(
     has_record: bool,
     has_own: bool,
 ) -> Isolation:
-    """Return the isolation of an `auto` Trigger, by the first of these that is known: its min-scale
-    (`drains_always`: own); what its activity `needed`; how it is `delivered` now; its record in the
-    contract (shared) or its own Service (own). A new Trigger is shared.
+    """Return the isolation of an `auto` Trigger. With min-scale (`drains_always`) it has its own
+    dispatcher. Else it has the isolation that its activity `needed`, or else that by which it is
+    `delivered` now. If neither is known, it stays in its own dispatcher if it has only that
+    (`has_own`, no `has_record` in the contract); any other Trigger is shared.
     """
     if drains_always:
         return Isolation.OWN

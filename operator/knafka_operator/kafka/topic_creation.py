@@ -70,9 +70,10 @@ async def find_topic_to_delete(
     topics: LogAdmin, name: str, known_id: str | None, *, claimed: bool
 ) -> TopicDescription | None:
     """Return the description of the topic `name` if it was created for the object that is being
-    deleted; None: it doesn't exist, or must stay, which is logged. `known_id` is the topic's id in
-    the object's status (empty: the topic was about to be created; None: the status doesn't name
-    it); `claimed`: another status names the topic, too. Raises `LogError`."""
+    deleted. None: the topic doesn't exist, or it must stay, which is logged. `known_id` is the
+    topic's id in the object's status. It is empty if the topic was about to be created, and None if
+    the status doesn't name the topic. `claimed` says whether another status names it, too. Raises
+    `LogError`."""
     description = await topics.describe_topic(name)
     had_records = description is not None and not known_id and await has_records(topics, name)
     if may_delete_topic(description, known_id, used=had_records, claimed=claimed):
@@ -100,8 +101,8 @@ async def delete_topic_and_groups(
 async def delete_shard_contract(
     topics: LogAdmin, namespace: str, broker: str, shards: Iterable[int], topic: str | None
 ) -> None:
-    """Delete the contract topic of a Broker's shards, and the consumer groups by which the
-    processes of the shards with these numbers read `topic`, the Broker's (None: it had none yet).
+    """Delete the contract topic of a Broker's shards, and the consumer groups with which the
+    processes of these shards, given by number, read the Broker's `topic` (None: it had none yet).
     `broker` is its internal name (`Family.own_name`). Raises `LogError`."""
     for number in shards:
         shard = names.shard_group(namespace, broker, number)

@@ -61,20 +61,11 @@ def topic_effects(
             )
         return ()
     known_id = _known_id(desired_topic, existing, annotations)
-    if existing is not None and (known_id is None or (not known_id and disputed)):
-        raise TopicRefused(
-            "TopicNotOurs",
-            f"topic {desired_topic.name} exists and was not made for this object: delete it, or "
-            "give this one another name",
-        )
-    if known_id and existing is not None and existing.id != known_id:
-        raise TopicRefused(
-            "TopicReplaced",
-            f"topic {desired_topic.name} was deleted and made again by somebody else: delete it",
-        )
-    if existing is not None and known_id:
-        return ()
-    if existing is None:
+    if existing is not None:
+        _check_ownership(desired_topic.name, existing, known_id, disputed=disputed)
+        if known_id:
+            return ()
+    else:
         _check_new_topic(desired_topic, maxima, other_partitions)
     # Also for an existing topic without an id in the status: the effect records the id.
     create_topic = CreateTopic(desired_topic, TOPIC_STATUS, TOPIC_ID, accepts_records)
@@ -138,11 +129,30 @@ def _check_new_topic(topic: Topic, maxima: Maxima, other_partitions: int) -> Non
         )
 
 
+def _check_ownership(
+    name: str, existing: TopicDescription, known_id: str | None, *, disputed: bool
+) -> None:
+    """Raise `TopicRefused` unless the existing topic `name` is the Broker's own. `known_id` is the
+    topic's id in the status: it is empty if the topic was about to be created, and None if the
+    status doesn't name it. `disputed` as in `topic_effects`."""
+    if known_id is None or (not known_id and disputed):
+        raise TopicRefused(
+            "TopicNotOurs",
+            f"topic {name} exists and was not made for this object: delete it, or give "
+            "this one another name",
+        )
+    if known_id and existing.id != known_id:
+        raise TopicRefused(
+            "TopicReplaced",
+            f"topic {name} was deleted and made again by somebody else: delete it",
+        )
+
+
 def _known_id(
     desired_topic: Topic, existing: TopicDescription | None, annotations: Mapping[str, str]
 ) -> str | None:
-    """Return the topic id in the status `annotations` if it belongs to the desired topic; empty:
-    the topic was about to be created; None: the status names no topic, or another one."""
+    """Return the topic id in the status `annotations`, if it is that of the desired topic. It is
+    empty if the topic was about to be created. None: the status names no topic, or another one."""
     recorded_id = annotations.get(TOPIC_ID)
     if annotations.get(TOPIC_STATUS) in (None, desired_topic.name):
         return recorded_id
@@ -154,10 +164,10 @@ def _known_id(
 def may_delete_topic(
     existing: TopicDescription | None, known_id: str | None, *, used: bool, claimed: bool
 ) -> bool:
-    """Whether a topic was created for an object, and so may be deleted with it: if `known_id`, the
-    id in the object's status, is that of the `existing` topic (None: there is none), or is empty
-    and the topic isn't `used` (it has no records). Never if it is `claimed`: another object's
-    status names it, too."""
+    """Whether the `existing` topic (None: there is none) was created for an object, and so may be
+    deleted with it. `known_id` is the topic's id in the object's status: it must be the id of this
+    topic, or be empty while the topic isn't `used`, which means that it has no records. A topic
+    that is `claimed`, as another object's status names it, too, may never be deleted."""
     if existing is None or known_id is None or claimed:
         return False
     return known_id == existing.id or (not known_id and not used)

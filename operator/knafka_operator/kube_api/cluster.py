@@ -362,8 +362,8 @@ class ApiCluster:
 
 
 def _selection_options(selection: WatchSelection, answer_kind: str) -> dict[str, Any]:
-    """Return the request options for a selection. `answer_kind` is what to ask for if only metadata
-    is selected: one object, or a list."""
+    """Return the request options for a selection. `answer_kind` is the kind of the answer if only
+    metadata is selected, one for single objects or one for lists."""
     return {
         "label_selector": selection.labels or None,
         "field_selector": selection.fields or None,

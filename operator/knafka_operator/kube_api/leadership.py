@@ -261,6 +261,8 @@ class ApiLeaseStore:
     busy."""
 
     def __init__(self, namespace: str) -> None:
+        """Use the Lease in this namespace, with a client of its own by the default
+        configuration."""
         configuration = kubernetes.client.Configuration.get_default_copy()
         configuration.retries = False  # each retry would take as long again
         client = kubernetes.client.ApiClient(configuration)

@@ -66,10 +66,13 @@ class MemoryCluster:
         self.requests: Counter[str] = Counter()
         """How often each method of the Protocol was called."""
         self._refusals: list[_Refusal] = []
+        """Requests that fail, as `refuse` was called for them."""
         self._applied: dict[Key, set[Path]] = {}
         """The fields that our field manager owns, by object."""
         self._watches: list[tuple[str, str, asyncio.Queue[WatchEvent]]] = []
+        """apiVersion and kind of each watch, and the queue of its events."""
         self._version = 0
+        """The resourceVersion of the last write."""
 
     # The operator's requests, as in `Cluster`.
 
@@ -259,11 +262,11 @@ class MemoryCluster:
             metadata["generation"] = previous["metadata"].get("generation", 0) + 1
         metadata["resourceVersion"] = str(self._version)
         self.objects[key] = document
-        self._stored(document)
+        self._on_written(document)
         self._notify_watches("ADDED" if previous is None else "MODIFIED", document)
         return document
 
-    def _stored(self, document: dict[str, Any]) -> None:
+    def _on_written(self, document: dict[str, Any]) -> None:
         """Hook for subclasses: called after a write, before watches are notified."""
 
     def _drop(self, document: Document) -> None:
@@ -310,7 +313,7 @@ class MemoryServing(MemoryCluster):
         self._serve(service)
         self._store(service)
 
-    def _stored(self, document: dict[str, Any]) -> None:
+    def _on_written(self, document: dict[str, Any]) -> None:
         """Set the status of a Knative Service that was written."""
         if (document["apiVersion"], document["kind"]) == (SERVING, "Service"):
             self._serve(document)

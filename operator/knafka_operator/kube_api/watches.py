@@ -148,8 +148,9 @@ class Watch:
         return isinstance(error, ValueError) or status == EXPIRED or self._failures > 0
 
     def _pause_after(self, error: Exception) -> None:
-        """Wait after a failed request, twice as long after each in a row; reports the watch as out
-        of sync after the second, or a refused one. An expired version needs no pause."""
+        """Wait after a failed request, twice as long after each further failure in a row. After the
+        second one, or after a refusal, report that the watch is out of sync. An expired version
+        needs no pause."""
         status = getattr(error, "status", None)
         if status == EXPIRED or self._closed.is_set():
             return

@@ -130,9 +130,9 @@ class AddressableSteps:
         accepts_records: bool = False,
     ) -> tuple[ObservedTopic, TopicDescription] | None:
         """Decide `TopicReady`: create the topic in `observed` if it is missing, within `maxima`.
-        Returns the topic, and how it exists in Kafka; None: it doesn't yet, or `observed` is an
-        error. `recorded` are annotations to write before the topic is created; `accepts_records`: a
-        topic that somebody else creates meanwhile may have records."""
+        Returns the topic, and its description in Kafka. None: it doesn't exist yet, or `observed`
+        is an error. `recorded` are annotations to write before the topic is created;
+        `accepts_records`: a topic that somebody else creates meanwhile may have records."""
         with self.conditions.step(TOPIC_READY):
             topic = value_or_raise(observed)
             assert topic is not None

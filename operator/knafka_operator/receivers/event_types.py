@@ -224,12 +224,12 @@ class PodEventTypes:
         timeout = aiohttp.ClientTimeout(total=ASK_TIMEOUT)
         async with open_checked_session(timeout) as session:
             answers = await asyncio.gather(
-                *(_ask(session, address, bearers) for address in addresses)
+                *(_request_types(session, address, bearers) for address in addresses)
             )
         return [reported_type for answer in answers for reported_type in answer]
 
 
-async def _ask(
+async def _request_types(
     session: aiohttp.ClientSession, address: str, bearers: Sequence[str]
 ) -> list[ReportedType]:
     """Return the event types that one pod reports; empty if it doesn't answer or answers something

@@ -182,8 +182,9 @@ class SensorOwnership:
         return not record.group_is_proved
 
     async def may_delete(self, record: SensorRecord, group: str, kafka: KafkaCluster) -> bool:
-        """Whether `group`, the one in a Sensor's status, is its own, and may be deleted; if its
-        name doesn't tell, `kafka` is asked. Raises `LogError`."""
+        """Whether the group in a Sensor's status is the Sensor's own, so that it may be deleted
+        with it. Only if the group's name and the claims of others don't tell, `kafka` is asked.
+        Raises `LogError`."""
         if group != _usual_group(record):
             return True  # no other owner is possible: the name ends in the Sensor's digest
         if self.is_claimed(record, group):
@@ -197,9 +198,10 @@ class SensorOwnership:
         kafka: KafkaCluster,
         record: SensorRecord,
     ) -> frozenset[str]:
-        """Return those of `topics`, existing ones by name, that the `annotations` of the Sensor's
-        status name without an id, and that have records or are also named by another Sensor's
-        status. Empty if `topics` is an error. Raises `LogError`."""
+        """Return the topics that the Sensor's status (`annotations`) names without an id, although
+        they have records or another Sensor's status names them, too: they may be somebody else's.
+        `topics` has the existing topics by name. Empty if `topics` is an error. Raises
+        `LogError`."""
         if isinstance(topics, KnafkaError):
             return frozenset()
         topics_without_id = [

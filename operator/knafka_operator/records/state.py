@@ -62,8 +62,8 @@ class BrokerRecord:
     """Held while the contract topic is recorded and created."""
     contracts: dict[str, SharedContractTopic] = field(default_factory=dict)
     """The Broker's contracts by Kafka servers; mostly there is one."""
-    urls: set[str] = field(default_factory=set)
-    """Keys of the Broker's shards in `States.urls`."""
+    url_keys: set[str] = field(default_factory=set)
+    """Keys of the Broker's shards in `States.urls`: their groups."""
     shards: dict[int, ShardRecord] = field(default_factory=dict)
     """Shards by number, whose Services were applied or found."""
     shards_listed: bool = False
@@ -235,11 +235,12 @@ class States:
         self.topics[topic] = record.uid
         record.topics.add(topic)
 
-    def set_shard_url(self, broker: Identity, shard: str, url: str) -> None:
-        """Set the URL of a Broker's shard, by the shard's group."""
-        self.urls[shard] = url
+    def set_shard_url(self, broker: Identity, group: str, url: str) -> None:
+        """Record the URL of a Broker's shard under the shard's consumer group, until the Broker is
+        dropped."""
+        self.urls[group] = url
         if (record := self.brokers.get(broker)) is not None:
-            record.urls.add(shard)
+            record.url_keys.add(group)
 
     def drop_broker(self, identity: Identity) -> None:
         """Forget a Broker that is gone; nothing in Kafka is deleted."""
@@ -249,8 +250,8 @@ class States:
             for topic in record.topics:
                 if self.topics.get(topic) == record.uid:
                     del self.topics[topic]
-            for shard in record.urls:
-                self.urls.pop(shard, None)
+            for group in record.url_keys:
+                self.urls.pop(group, None)
 
     def ensure_trigger(self, document: Document) -> TriggerRecord:
         """Return the record of a Trigger, created if needed; release the group names of an earlier

@@ -64,7 +64,10 @@ class ControllerApi(cache.CachedApi, watches.WatchApi, Protocol):
 
     kinds: RestMapper
 
-    async def patch_metadata(self, document: Document, metadata: Document) -> Document | None: ...
+    async def patch_metadata(self, document: Document, metadata: Document) -> Document | None:
+        """Merge `metadata` into an object's, unless it has changed since it was read. Returns the
+        stored object, None: it is gone. Raises `ClusterError`, also for a conflict."""
+        ...
 
 
 class _Store:

@@ -18,6 +18,8 @@ class Definitions:
     """Tracks the CustomResourceDefinitions; belongs to one event loop."""
 
     def __init__(self, kinds: RestMapper, operators: Collection[Operator]) -> None:
+        """Begin without definitions, and tell the operators that it isn't known whether Knative
+        Eventing is installed. `kinds` is the API client's cache of the API server's kinds."""
         self._kinds = kinds
         self._operators = operators
         self._existing_names: set[str] = set()
@@ -28,15 +30,16 @@ class Definitions:
             operator.on_eventing(None)
 
     def on_objects(self, changed: Sequence[Document], gone: Sequence[Document]) -> None:
-        """Update which definitions exist. Once all are known, a change also makes the API client
-        look up the kinds of its group again, and failed objects be retried."""
+        """Update which definitions exist. Once all are known, also make the API client look up the
+        kinds of the changed definitions' groups again, retry failed objects, and report whether
+        Knative Eventing is installed."""
         changed_names = {definition["metadata"]["name"] for definition in changed}
         deleted_names = {definition["metadata"]["name"] for definition in gone}
         self._existing_names = (self._existing_names | changed_names) - deleted_names
         if not self._synced:
             return
         for name in changed_names | deleted_names:
-            self._kinds.forget(name.partition(".")[2])
+            self._kinds.forget(name.partition(".")[2])  # a definition's name is KINDS.GROUP
         for operator in self._operators:
             operator.queue.retry_failed()
         self._report_eventing()

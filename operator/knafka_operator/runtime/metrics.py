@@ -267,7 +267,7 @@ def _shard_metrics(shards: Sequence[ShardStatus]) -> Iterator[Metric]:
         (
             "knafka_shard_desired_replicas",
             "Drains that it needs: 0 or 1",
-            lambda status: status.wanted,
+            lambda status: status.desired_requests,
         ),
         ("knafka_shard_replicas", "Drains held for it", lambda status: status.held),
     )

@@ -111,12 +111,14 @@ class FollowedNaming:
                 template = declared_template(kind, data)
                 _check_known_limit(kind, template, naming)
             except InvalidDocument as error:
-                problems[kind] = f"ConfigMap {identity}: {error}: {naming.in_force(kind)} stays"
+                problems[kind] = (
+                    f"ConfigMap {identity}: {error}: {naming.current_template(kind)} stays"
+                )
                 continue
-            if template == naming.in_force(kind):
+            if template == naming.current_template(kind):
                 continue
             await self._remember(kind, template)
-            naming.put_in_force(kind, template)
+            naming.set_current_template(kind, template)
             message = f"{kind.value} is {template} now; existing names stay"
             log.info("%s", message)
             if config is not None:
@@ -137,7 +139,7 @@ class FollowedNaming:
             for template in templates:
                 self._settings.naming.remember(kind, template)
             if templates:
-                self._settings.naming.put_in_force(kind, templates[0])
+                self._settings.naming.set_current_template(kind, templates[0])
 
     async def _remember(self, kind: NameKind, template: str) -> None:
         """Record `template` in our ConfigMap as the one in force, before the earlier ones. Raises
@@ -145,7 +147,7 @@ class FollowedNaming:
         naming = self._settings.naming
         data = {}
         for name_kind in NameKind:
-            current = template if name_kind is kind else naming.in_force(name_kind)
+            current = template if name_kind is kind else naming.current_template(name_kind)
             lines = [
                 current,
                 *(earlier for earlier in naming.known(name_kind) if earlier != current),

@@ -215,14 +215,14 @@ async def _resume(operator: Operator) -> None:
     log.info("%d %ss resumed after %.2f s", count, kind, time.monotonic() - began)
 
 
-async def _retry_until_answered(what: str, ask: Callable[[], Awaitable[T]]) -> T:
+async def _retry_until_answered(action: str, ask: Callable[[], Awaitable[T]]) -> T:
     """Repeat `ask` while it raises `ClusterError`, and return its result. Each error is logged;
-    `what` names the attempt."""
+    `action` names the attempt."""
     while True:
         try:
             return await ask()
         except ClusterError as error:
-            log.warning("%s: %s", what, error)
+            log.warning("%s: %s", action, error)
             await asyncio.sleep(REPLICA_RETRY_INTERVAL)
 
 

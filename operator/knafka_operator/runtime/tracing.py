@@ -52,7 +52,9 @@ class Owners(Protocol):
     states: States
 
     @property
-    def all_operators(self) -> Sequence[Owners]: ...
+    def all_operators(self) -> Sequence[Owners]:
+        """The operators of all families, including this one."""
+        ...
 
 
 class FollowedTracing:

@@ -104,7 +104,7 @@ class ShardStatus:
     """Number of its Triggers."""
     lag: int
     """Records that the shard's Triggers have not committed, as far as their lag is known."""
-    wanted: int
+    desired_requests: int
     """Requests that the shard needs: 0 or 1."""
     held: int
     """Requests that are open: 0 or 1."""

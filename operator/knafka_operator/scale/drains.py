@@ -123,7 +123,7 @@ class HttpDrains:
         parsed. Raises an error for a line of more than `limit` bytes, for silence and for any
         status but 200; after a 401 the next token is tried first."""
         function_url = self._urls[unit].rstrip("/")
-        url, pace = function_url + drain.PATH, self._line_rate_limit(unit, limit)
+        url, pace = function_url + drain.PATH, self._pace_of(unit, limit)
         bearers = self._tokens.bearers(function_url) or [""]
 
         async def body() -> AsyncIterator[bytes]:
@@ -154,9 +154,9 @@ class HttpDrains:
                     )
                 return
 
-    def _line_rate_limit(self, unit: str, limit: int) -> LinePace:
-        """Return the rate limit of a unit's lines; creates it for a new unit, and drops those of
-        removed units."""
+    def _pace_of(self, unit: str, limit: int) -> LinePace:
+        """Return the pace that limits a unit's lines, created at the unit's first use. If many
+        paces are kept, those of removed units are dropped."""
         if unit not in self._paces:
             if len(self._paces) > 2 * len(self._urls):
                 for removed_unit in self._paces.keys() - self._urls.keys():

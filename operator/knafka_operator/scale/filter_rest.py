@@ -38,9 +38,9 @@ class FilterRest:
     def __init__(self) -> None:
         self._passed_at = -math.inf
         """When an event last passed the filter, or the drains began."""
-        self._until = -math.inf
+        self._rest_until = -math.inf
         """When the rest is over."""
-        self._over_at = -math.inf
+        self._request_ended_at = -math.inf
         """When the last drain request ended."""
         self._rests = 0
         """Number of rests in a row without an event that passed."""
@@ -53,23 +53,23 @@ class FilterRest:
 
     def is_resting(self, now: float) -> bool:
         """Whether waiting events open no drain now."""
-        return now < self._until
+        return now < self._rest_until
 
     def seconds_left(self, now: float) -> float:
         """Return the seconds until the rest is over."""
-        return max(0.0, self._until - now)
+        return max(0.0, self._rest_until - now)
 
     def on_begin(self, lag: int, now: float) -> None:
         """Record that the first drain has begun, or continues with another request, at this lag
         (records)."""
-        if now - self._over_at > SAME_DRAIN_SECONDS:
+        if now - self._request_ended_at > SAME_DRAIN_SECONDS:
             self._passed_at = now
         self._checked_at = now
         self._initial_lag, self._filtered = lag, 0
 
     def on_request_end(self, now: float) -> None:
         """Record that a drain request has ended."""
-        self._over_at = now
+        self._request_ended_at = now
 
     def on_progress(self, previous: DrainProgress | None, line: DrainProgress, now: float) -> None:
         """Record `line`, a drain's new progress; `previous` is its last recorded one, None at its
@@ -81,7 +81,7 @@ class FilterRest:
 
     def reset(self) -> None:
         """End the rest, as an event has passed or the filter has changed."""
-        self._until, self._rests = -math.inf, 0
+        self._rest_until, self._rests = -math.inf, 0
 
     def begin_if_filtered(
         self, lag: int, drains: Collection[DrainProgress], autoscaling: Autoscaling, now: float
@@ -100,7 +100,7 @@ class FilterRest:
         has_caught_up = lag <= max(autoscaling.lag_threshold, CAUGHT_UP_SECONDS * rate)
         if not (may_rest and has_filtered and has_passed_nothing and has_caught_up):
             return False
-        self._until = now + min(autoscaling.polling_interval * 2.0**self._rests, LONGEST_REST)
+        self._rest_until = now + min(autoscaling.polling_interval * 2.0**self._rests, LONGEST_REST)
         self._rests = min(self._rests + 1, 16)
         return True
 

@@ -101,7 +101,7 @@ class Unit(Protocol[Reported]):
     """A Trigger, a shard or a Sensor, for which requests are held."""
 
     @property
-    def wanted(self) -> int:
+    def desired_requests(self) -> int:
         """Return the number of requests that the unit needs now."""
         ...
 
@@ -214,8 +214,8 @@ class Holds(Generic[Line]):
                     if hold in self._without_request:
                         await self._end_unheld(hold, stop, ask)
                     return
-                wanted = self._unit.floor if ended is Ended.IDLE else self._unit.wanted
-                if len(self._open) > wanted:
+                needed = self._unit.floor if ended is Ended.IDLE else self._unit.desired_requests
+                if len(self._open) > needed:
                     return
         finally:
             self._open.pop(hold, None)
@@ -234,7 +234,7 @@ class Holds(Generic[Line]):
         def stop_if_needless() -> None:
             """Stop the drain if more drains run than the unit needs now."""
             running = sum(not stop_event.is_set() for stop_event in self._open.values())
-            if running > self._unit.wanted:
+            if running > self._unit.desired_requests:
                 stop.set()
 
         decision_timer = loop.call_at(over_at - STOP_DECISION_SECONDS, stop_if_needless)

@@ -152,7 +152,7 @@ class TopicLagCheck(LagCheck):
         for trigger, egress in triggers_with_egress:
             if self.triggers.get(trigger.id) is trigger and trigger.egress is egress:
                 trigger.asked_at, trigger.settled_since_request = began, 0
-                self._apply(trigger, lags.get(egress.group))
+                self._scale_by_lag(trigger, lags.get(egress.group))
 
     async def _read_lags(self, groups: Sequence[str]) -> Mapping[str, Lag]:
         """Return the lag of each group over all topics that are read together. Raises
@@ -166,7 +166,7 @@ class TopicLagCheck(LagCheck):
             if all(group in lags for lags in lags_by_topic)
         }
 
-    def _apply(self, trigger: ScaledTrigger, lag: Lag | None) -> None:
+    def _scale_by_lag(self, trigger: ScaledTrigger, lag: Lag | None) -> None:
         """Record a Trigger's lag (None: its group doesn't exist), decide its scale, and open drains
         up to it."""
         if lag is None:
@@ -178,7 +178,7 @@ class TopicLagCheck(LagCheck):
         trigger.lag, trigger.settled = lag.total, lag.settled
         trigger.note_lag_known()
         trigger.beyond_end = lag.beyond_end
-        # As many drains as it has without any lag: its min-scale.
+        # The floor is the number of drains that it keeps without any lag: its min-scale.
         idle_scale = decide_scale(0, partitions, autoscaling, held=0, shared=shared)
         trigger.floor = idle_scale.replicas
         scale = decide_scale(lag.total, partitions, autoscaling, held=len(holds), shared=shared)
@@ -218,6 +218,13 @@ def _scale_filtered_out(trigger: ScaledTrigger, lag: int, scale: Scale) -> Scale
     return filtered_out(lag, rest.seconds_left(now))
 
 
+def _earliest_timeout(trigger_topic_lag: Lag) -> int | None:
+    """Return the time of a Sensor's next firing without an event (ms since the Unix epoch), from
+    the metadata of its commits; None: there is none."""
+    timeouts = map(records.parse_due, trigger_topic_lag.metadata.values())
+    return min((timeout for timeout in timeouts if timeout is not None), default=None)
+
+
 class SensorLagCheck(LagCheck):
     """Checks one Sensor. Before it opens drains it asks for the members of the Sensor's group:
     another operator's drains may still run, and must not lose their slots."""
@@ -248,10 +255,11 @@ class SensorLagCheck(LagCheck):
         self.due = self.checked_at + scaled.autoscaling.polling_interval
         try:
             async with asyncio.timeout(LAG_TIMEOUT):
-                bus = await self._read_lag(sensor.group, sensor.topic)
-                trigger = await self._read_lag(sensor.group, sensor.trigger_topic)
+                bus_lag = await self._read_lag(sensor.group, sensor.topic)
+                trigger_topic_lag = await self._read_lag(sensor.group, sensor.trigger_topic)
                 if self._is_unchanged(sensor):
-                    await self._apply(bus, trigger)
+                    self._scale_by_lags(bus_lag, trigger_topic_lag)
+                    await self._open_missing_drains()
         except Exception as error:  # any error: keep the last decision
             scaled.lag_error = f"the lag is not known: {error_text(error)}"
 
@@ -263,25 +271,19 @@ class SensorLagCheck(LagCheck):
         """Whether the Sensor is still scaled, and by this contract."""
         return not self.over and self.scaled.sensor is sensor
 
-    async def _apply(self, bus: Lag, trigger: Lag) -> None:
-        """Record the Sensor's lags on its bus and its trigger topic, decide its scale, and open
-        drains up to it. Raises `LogError`."""
+    def _scale_by_lags(self, bus_lag: Lag, trigger_topic_lag: Lag) -> None:
+        """Record the Sensor's lags and its next firing without an event, decide its scale, and make
+        the next check due at that firing if it comes before."""
         scaled = self.scaled
-        autoscaling, holds, sensor = scaled.autoscaling, scaled.holds, scaled.sensor
+        autoscaling, drain_count = scaled.autoscaling, len(scaled.holds)
         scaled.lag_error = None
-        scaled.lag = bus.total + trigger.total
-        scaled.due = min(
-            (
-                at
-                for metadata in trigger.metadata.values()
-                if (at := records.parse_due(metadata)) is not None
-            ),
-            default=None,
-        )
+        scaled.lag = bus_lag.total + trigger_topic_lag.total
+        scaled.due = _earliest_timeout(trigger_topic_lag)
         # A member may have partitions of only one of the two topics.
-        partitions = max(len(bus.by_partition), len(trigger.by_partition))
+        partitions = max(len(bus_lag.by_partition), len(trigger_topic_lag.by_partition))
+        # The floor is the number of drains that it keeps without any lag: its min-scale.
         scaled.floor = decide_scale(0, partitions, autoscaling, 0).replicas
-        scale = decide_scale(scaled.lag, partitions, autoscaling, len(holds))
+        scale = decide_scale(scaled.lag, partitions, autoscaling, drain_count)
         now, wait = asyncio.get_running_loop().time(), self._seconds_until_due()
         if not scale.replicas and not autoscaling.paused:
             if wait <= 0:
@@ -291,12 +293,20 @@ class SensorLagCheck(LagCheck):
         scaled.scale = scale
         if wait > 0:
             self.due = min(self.due, now + wait)
-        if len(holds) < scale.replicas and not self._is_ending():
-            # Slots of all running drains: another operator may hold some of them.
-            others = {sensor.slot_of(member) for member in await self.kafka.members(sensor.group)}
-            if self._is_unchanged(sensor) and not self._is_ending():
-                while len(holds) < scaled.scale.replicas:
-                    holds.open(scale.cause, {slot for slot in others if slot is not None})
+
+    async def _open_missing_drains(self) -> None:
+        """Open drains up to the Sensor's scale, each with a slot that no running drain has. Raises
+        `LogError`."""
+        scaled, sensor = self.scaled, self.scaled.sensor
+        holds, cause = scaled.holds, scaled.scale.cause
+        if len(holds) >= scaled.scale.replicas or self._is_ending():
+            return
+        # Also the slots of drains that another operator has opened.
+        used_slots = {sensor.slot_of(member) for member in await self.kafka.members(sensor.group)}
+        # The Sensor may have changed, or been stopped, during the request.
+        if self._is_unchanged(sensor) and not self._is_ending():
+            while len(holds) < scaled.scale.replicas:
+                holds.open(cause, {slot for slot in used_slots if slot is not None})
 
     def _is_ending(self) -> bool:
         """Whether stopped drains of the Sensor haven't ended yet, so that none may be opened."""

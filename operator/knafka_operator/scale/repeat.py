@@ -15,10 +15,10 @@ log = logging.getLogger(__name__)
 
 
 async def run_repeatedly(
-    what: str, run: Callable[[], Awaitable[None]], every: float, first: float | None = None
+    work: str, run: Callable[[], Awaitable[None]], every: float, first: float | None = None
 ) -> None:
     """Call `run` every `every` seconds until cancelled, the first time after `first` seconds (None:
-    after `every`). Errors are logged with `what`, the work in words, and the loop continues."""
+    after `every`). Errors are logged with `work`, which names the task, and the loop continues."""
     pause = every if first is None else first
     while True:
         await asyncio.sleep(pause)
@@ -26,6 +26,6 @@ async def run_repeatedly(
         try:
             await run()
         except KnafkaError as error:
-            log.warning("%s: %s", what, error)
+            log.warning("%s: %s", work, error)
         except Exception:
-            log.exception("%s", what)
+            log.exception("%s", work)

@@ -81,7 +81,7 @@ class ScaledGroup:
     """When a drain must join the group again, by the event loop's clock."""
 
     @property
-    def wanted(self) -> int:
+    def desired_requests(self) -> int:
         """Return the number of drains that the last decision requires."""
         return self.scale.replicas
 
@@ -99,8 +99,8 @@ class ScaledGroup:
         self.ended = sum_progress([self.ended, self.open.pop(hold)], [])
 
     def on_end(self, ended: Ended, last: DrainProgress | None, error: str | None) -> None:
-        """Record the `error` of a request (None: it had none); after one that ended as intended,
-        also that the group was joined."""
+        """Record the `error` of a request; None: it had none. If the request ended as intended,
+        also record that the group was joined."""
         self.drain_error = error
         if ended in (Ended.IDLE, Ended.BUDGET):
             self.note_joined()

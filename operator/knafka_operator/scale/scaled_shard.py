@@ -44,6 +44,7 @@ class ScaledShard:
     """A shard whose Triggers the scaler watches; the `Unit` of its request."""
 
     def __init__(self, shard: Shard) -> None:
+        """Begin without Triggers; the scaler sets `holds`."""
         self.holds: Holds[Any]
         """At most one request, whose lines are `ShardProgress`."""
         self.shard = shard
@@ -70,14 +71,14 @@ class ScaledShard:
         added to the Trigger's."""
 
     @property
-    def wanted(self) -> int:
-        """Return the requests that the shard needs: 1 if any of its Triggers needs a drain, else
-        0."""
+    def desired_requests(self) -> int:
+        """Return the number of requests that the shard needs: 1 if any of its Triggers needs a
+        drain, else 0."""
         return int(any(member.scale.replicas for member in self._members.values()))
 
     @property
     def floor(self) -> int:
-        """Return the requests that the shard needs even if idle: 0 or 1."""
+        """Return the number of requests that the shard needs even if idle: 0 or 1."""
         return int(any(member.floor for member in self._members.values()))
 
     @property
@@ -105,7 +106,7 @@ class ScaledShard:
             self.shard.group,
             len(self._members),
             sum(member.lag or 0 for member in self._members.values()),
-            self.wanted,
+            self.desired_requests,
             len(self.holds),
             self.holds.wakes,
         )
@@ -180,8 +181,9 @@ class ScaledShard:
         self._is_open = False
 
     def on_end(self, ended: Ended, last: ShardProgress | None, error: str | None) -> None:
-        """Record a request's error; after one that ended without an error, also record that its
-        groups were joined and, if it was idle, what they have committed."""
+        """Record a request's error. If the request was idle, or its budget was spent, also record
+        that its groups were joined and, if it was idle, what they have committed. After any other
+        end the lags of all members are read again."""
         self.error = error
         began, self._settled = self._began, None
         if ended is not Ended.BUDGET:

@@ -96,8 +96,9 @@ class Scaler:
         request_budgets: tuple[float, float] = REQUEST_BUDGETS,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """`budget` is the seconds of one drain, `request_budgets` those of its first and of each
-        other request; `now` returns Unix time (seconds), with which timeouts are compared."""
+        """`budget` is how many seconds one drain may take. `request_budgets` has the seconds of its
+        first request, and of each later one. `now` returns Unix time (seconds); Sensors' timeouts
+        are compared with it."""
         self._request_budgets = request_budgets
         self._kafka = kafka
         self._drains = drains
@@ -139,12 +140,13 @@ class Scaler:
         autoscaling: Autoscaling,
         shard: Shard | None = None,
     ) -> None:
-        """Start to scale a Trigger, or apply changes to it; its counts go on. `shard` is the one
-        that drains it; None: its own dispatcher does.
+        """Start to scale a Trigger, or apply changes to it; its counts go on. `shard` is the shard
+        that drains it; None: its own dispatcher drains it.
 
-        A changed `egress`, a pause and a `shard` end its own drains. A shard's request goes on
-        without a paused or moved Trigger, whose record the caller must have removed, and ends with
-        its last Trigger. Returns once the ended drains are over.
+        If its `egress` changes, if it is paused or if it gets a `shard`, its own drains end;
+        returns once they are over. The caller must have removed a paused or moved Trigger from the
+        shard's contract; the shard's request goes on without it, and ends with the shard's last
+        Trigger.
         """
         trigger = self._triggers.get(trigger_id)
         if trigger is None:
@@ -164,13 +166,7 @@ class Scaler:
         if previous_own_egress is not None and (previous_own_egress != egress or shard is not None):
             self._await_empty(trigger_id, previous_own_egress.group, egress.group, autoscaling)
         if is_changed:
-            self._remove_from_check(trigger)
-            trigger.egress = egress
-            trigger.rest.reset()
-            has_same_topics = previous_egress.topics == egress.topics
-            # In a shard, the lag on the same topics stays known.
-            if shard is None or not has_same_topics or previous_egress.group != egress.group:
-                trigger.lag = trigger.drain_error = None
+            self._change_egress(trigger, egress, in_shard=shard is not None)
         trigger.autoscaling, trigger.declared = autoscaling, shard
         trigger.lag_request_due_at = -math.inf
         self._add_to_check(trigger)
@@ -265,9 +261,10 @@ class Scaler:
                 sensor_check.check_soon()
 
     def prewarm(self, topic: str, limit: int) -> None:
-        """Open drains for a topic's Triggers that have none, before an announced event is in Kafka;
-        only if at most `limit` need one, where a shard counts as one. Dispatchers then start at the
-        same time as the receiver, not after it."""
+        """Open drains for a topic's Triggers that have none, before an announced event is in Kafka:
+        dispatchers then start at the same time as the receiver, not after it. Triggers that are
+        paused, rest or have drains that still end are left out. Does nothing if more than `limit`
+        drains are missing; a shard needs one for all its Triggers."""
         topic_check = self._topic_checks.get(topic)
         idle_holds: dict[Holds[Any], list[ScaledTrigger]] = {}
         for trigger in topic_check.triggers.values() if topic_check else ():
@@ -280,6 +277,7 @@ class Scaler:
             for holds, triggers in idle_holds.items():
                 for trigger in triggers:
                     trigger.set_scale(scale_for_expected_event(shared=trigger.shard is not None))
+                    # An event is on its way, so the lag needn't be requested before the drain.
                     trigger.note_lag_known()
                 holds.open(Cause.PREWARM)
 
@@ -430,6 +428,17 @@ class Scaler:
                 self._multi_topic_checks[key] = check
             self._lag_checks.add(check)
         check.triggers[trigger.id] = trigger
+
+    def _change_egress(self, trigger: ScaledTrigger, egress: Egress, *, in_shard: bool) -> None:
+        """Scale a Trigger by its changed Egress from now on, so that its rest ends. Its lag isn't
+        known any more, unless it is in a shard and its group and topics are the same."""
+        previous_egress = trigger.egress
+        self._remove_from_check(trigger)
+        trigger.egress = egress
+        trigger.rest.reset()
+        has_same_topics = previous_egress.topics == egress.topics
+        if not in_shard or not has_same_topics or previous_egress.group != egress.group:
+            trigger.lag = trigger.drain_error = None
 
     def _remove_from_check(self, trigger: ScaledTrigger) -> None:
         """Remove a Trigger from the lag check of its topics; ends a check without Triggers."""

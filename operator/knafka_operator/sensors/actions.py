@@ -24,8 +24,9 @@ K = TypeVar("K")
 
 
 def sensor_name_of(trigger: Mapping[str, Any]) -> str | None:
-    """Return the name of the Sensor whose actions a stored Trigger delivers; empty if a Sensor owns
-    the Trigger but its annotation is missing; None: the Trigger delivers its Broker's events."""
+    """Return the name of the Sensor whose actions a stored Trigger delivers. None: it delivers its
+    Broker's events. The name is empty if a Sensor owns the Trigger, but the annotation with the
+    name is missing."""
     name = (trigger["metadata"].get("annotations") or {}).get(SENSOR_NAME_KEY)
     if name is None and _controlling_sensor(trigger) is not None:
         return ""

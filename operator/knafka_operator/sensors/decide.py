@@ -145,6 +145,7 @@ class _SensorSteps(Generic[K]):
     def __init__(self, observed: ObservedSensor[K], settings: Settings) -> None:
         family = bus_of(observed.document).family
         types = SENSOR_CONDITIONS if family is BROKERS else SENSOR_ON_CHANNEL_CONDITIONS
+        # The names of these two conditions depend on the family.
         self.bus_ready, _, _, self.triggers_ready = types
         self.observed = observed
         self.settings = settings
@@ -198,8 +199,8 @@ def decide(
     topics = _ensure_topics(sensor, broker, names_of_others, steps)
     if topics is None:
         return steps.decision()
-    _apply_function(sensor, broker, topics[TRIGGER].partitions, steps)
-    _apply_triggers(sensor, steps)
+    _decide_function(sensor, broker, topics[TRIGGER].partitions, steps)
+    _decide_triggers(sensor, steps)
     return steps.decision()
 
 
@@ -252,11 +253,12 @@ def _ensure_topics(
     return None
 
 
-def _apply_function(
+def _decide_function(
     sensor: Sensor, broker: BrokerState[K], trigger_partitions: int, steps: _SensorSteps[K]
 ) -> None:
-    """Decide `FunctionReady`: the Sensor's function is as declared, and scaled; there is none while
-    the Sensor is paused. `trigger_partitions` is the number of partitions of its trigger topic."""
+    """Decide `FunctionReady`: request that the Sensor's function is applied as declared, and
+    scaled. A paused Sensor has no function: its drains and its function are ended.
+    `trigger_partitions` is the number of partitions of its trigger topic."""
     observed, settings = steps.observed, steps.settings
     with steps.conditions.step(FUNCTION_READY):
         function = function_contract(sensor, broker, steps.annotations)
@@ -282,9 +284,10 @@ def _apply_function(
             steps.needed.run_first(StartDelivery(WatchedSensor(function, autoscaling)))
 
 
-def _apply_triggers(sensor: Sensor, steps: _SensorSteps[K]) -> None:
-    """Decide `TriggersReady`, or `SubscriptionsReady`: the Triggers or Subscriptions that deliver
-    the Sensor's actions are as declared and Ready; undeclared ones are deleted."""
+def _decide_triggers(sensor: Sensor, steps: _SensorSteps[K]) -> None:
+    """Decide `TriggersReady`, or `SubscriptionsReady`: request that the Triggers or Subscriptions
+    that deliver the Sensor's actions are applied as declared, and that undeclared ones are deleted.
+    The condition holds once all are Ready."""
     observed, family = steps.observed, sensor.bus.family
     declared = sensor_manifests.trigger_manifests(sensor, observed.document)
     with steps.conditions.step(steps.triggers_ready):

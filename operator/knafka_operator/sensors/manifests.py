@@ -62,9 +62,9 @@ def function_service(
     secret: tuple[str, str] | None,
     settings: Settings,
 ) -> Manifest:
-    """Return the manifest of the Knative Service of a Sensor's function, with one pod for each
-    drain, and at most one for each of the `partitions` of the topics that it reads; `secret` is the
-    mounted Secret's name and version (None: none is needed).
+    """Return the manifest of the Knative Service of a Sensor's function. It has one pod for each
+    drain, and at most one for each of the `partitions` of the topics that it reads. `secret` is the
+    name and version of the Secret that pods mount; None: none is needed.
 
     With a min-scale Knative itself keeps that many pods, which drain from their start without a
     request.

@@ -20,9 +20,9 @@ from knafka_operator.sensors.actions import actions_for_trigger, sensor_name_of
 async def observe_actions(
     settings: Settings, cluster: Cluster, document: Document, broker: BrokerState
 ) -> SensorActions | KnafkaError | None:
-    """Return the Sensor's actions that the Trigger `document` delivers, or the error that says why
-    it may not; None: it delivers the events of its Broker, whose state is `broker`. Raises
-    `ClusterError`."""
+    """Return the actions of a Sensor that the Trigger `document` delivers, or the error that says
+    why it may not deliver them. None: the Trigger delivers the events of its Broker. `broker` is
+    the Broker's state. Raises `ClusterError`."""
     if (name := sensor_name_of(document)) is None:
         return None
     enabled, sensor = settings.sensors, None

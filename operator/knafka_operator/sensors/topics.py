@@ -39,9 +39,9 @@ def desired_topics(
     names_of_others: Container[str],
 ) -> Mapping[str, Topic]:
     """Return a Sensor's desired topics, by their use: `ACTION`, `CHANGELOG` and `TRIGGER` (BUS-9 to
-    BUS-11, BUS-13). `broker` is the state of its bus, `annotations` are those of its status;
-    `existing_topics` describes topics of Kafka by name (None: it doesn't exist), and
-    `names_of_others` has topics of other Sensors.
+    BUS-11, BUS-13). `broker` is the state of its bus, and `annotations` are those of its status.
+    `existing_topics` describes topics in Kafka by name, None: there is no such topic.
+    `names_of_others` has the topics of other Sensors.
 
     The topics keep the number of partitions that the bus's topic had at first, since changelog and
     trigger topic must always have equally many.
@@ -95,8 +95,8 @@ def candidate_names(sensor: Sensor, use: str) -> Sequence[str]:
 
 
 def recorded_topic(sensor: Sensor, use: str, annotations: Mapping[str, str]) -> str | None:
-    """Return the topic for this use that `annotations`, those of the Sensor's status, name; None if
-    they name none, or one that can't be its own."""
+    """Return the topic for this use that the status of the Sensor names by its `annotations`. None:
+    they name none, or one that can't be the Sensor's own."""
     name = annotations.get(TOPICS[use][0])
     return name if name in candidate_names(sensor, use) else None
 
@@ -108,9 +108,9 @@ def _topic_name(
     existing_topics: Mapping[str, TopicDescription | None],
     names_of_others: Container[str],
 ) -> str:
-    """Return the name of a Sensor's topic for this use: the one in the status, whose `annotations`
-    these are, else the first of `candidate_names`, or the second if the first is in
-    `names_of_others`, or exists and so is somebody else's."""
+    """Return the name of a Sensor's topic for this use. The name in the status (`annotations`)
+    stays; else it is the first of `candidate_names`. If that one is in `names_of_others`, or if
+    such a topic exists, it is somebody else's, and the second name is used."""
     usual_name, distinct_name = candidate_names(sensor, use)
     if (recorded_name := recorded_topic(sensor, use, annotations)) is not None:
         return recorded_name
@@ -158,7 +158,7 @@ def topics_to_create(
     disputed: Container[str],
 ) -> Sequence[CreateTopic]:
     """Return the effects that create missing topics. `annotations` are those of the Sensor's
-    status; an empty topic id there proves that a topic is the Sensor's unless the topic is in
+    status. An empty topic id there proves that a topic is the Sensor's own, unless the topic is in
     `disputed`. Raises `TopicRefused` for a topic that somebody else has recreated, or that is too
     large."""
     effects: list[CreateTopic] = []

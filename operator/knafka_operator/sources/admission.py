@@ -39,9 +39,9 @@ from knafka_operator.model.sources import (
 def with_source_defaults(
     document: Document, old: Document | None = None, *, unique: str
 ) -> dict[str, Any]:
-    """Return the KafkaSource with upstream's defaults; a default consumer group has the name of the
-    one in `old`, the document before an update, else one that ends in `unique`, like upstream's in
-    a random UUID. Idempotent. `consumers` gets no default: without it a source scales like a
+    """Return the KafkaSource with upstream's defaults. A missing consumer group is that of `old`,
+    the document before an update, else a new name that ends in `unique`; upstream's ends in a
+    random UUID. Idempotent. `consumers` gets no default: without it a source scales like a
     Trigger."""
     if not isinstance(document.get("spec"), Mapping | None):
         return dict(document)

@@ -67,7 +67,7 @@ class KafkaSources(Triggers):
         says whether we serve any."""
         return not is_claimed_by_peer(document, PEERS_SOURCE_FINALIZER)
 
-    async def leave(self, document: Document) -> None:
+    async def hand_over(self, document: Document) -> None:
         """Stop delivering for a source that another implementation has claimed: delete its
         functions and our part of its status, but leave its consumer group."""
         knafka_annotations = [

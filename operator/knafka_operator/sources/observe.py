@@ -80,8 +80,8 @@ class SourceObserver:
         return kafka, (MOUNTED, ".".join(versions)) if credentials else None
 
     async def observe_broker_state(self, document: Document, source: KafkaSource) -> BrokerState:
-        """Return a source's Kafka and topics in the form of a Broker's state, whose topic is the
-        source's first one, as an external topic. Raises the errors in `EXPECTED`, and
+        """Return a source's Kafka and topics in the form of a Broker's state. The Broker's topic is
+        the source's first topic, and counts as external. Raises the errors in `EXPECTED`, and
         `ClusterError`."""
         spec, namespace = source.spec, source.metadata.namespace
         refuse_taken_topics(spec.topics, self.is_taken, "spec.topics")

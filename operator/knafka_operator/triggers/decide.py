@@ -264,7 +264,7 @@ def _decide_delivery(
         if account is not None and not broker.oidc:
             # The status names the account until it is deleted.
             if not observed.acted:
-                effects += (service_accounts.delete_accounts(observed.document, account),)
+                effects += (service_accounts.account_deletion(observed.document, account),)
             auth_status = None if observed.failure is None else {"serviceAccountName": account}
             steps.status["auth"] = auth_status
         return TriggerDecision(effects, steps.conditions, steps.status, watched, automatic)
@@ -281,8 +281,8 @@ def _desired_delivery(
     settings: Settings,
 ) -> tuple[Egress, Autoscaling]:
     """Return what the Trigger's dispatcher delivers, and how it is scaled. `actions` are the
-    Sensor's actions that it delivers (None: it delivers its Broker's events); `taken` has the
-    consumer groups of other Triggers.
+    actions of a Sensor that the Trigger delivers; None: it delivers its Broker's events. `taken`
+    has the consumer groups of other Triggers.
 
     Raises `InvalidDocument` for an invalid annotation, and `NotReady` for a min-scale that the
     namespace may not have.

@@ -72,63 +72,112 @@ def delivery_effects(
 
     `observed.watched` is the delivery that is running; `contract` is that of the Broker's shards.
     """
-    egress, running, place = watched.egress, observed.watched, watched.place
-    paused = watched.autoscaling.paused
-    promised_group = ((observed.document.get("status") or {}).get("annotations") or {}).get(
-        GROUP_STATUS
+    egress = watched.egress
+    # Only the bootstrap servers change. They mostly belong to the same Kafka, so the running
+    # delivery goes on until the new one is Ready. If it is another Kafka, the group has no members
+    # there. With an external topic, delivery stops first, as its group needs its start position at
+    # the new servers, too.
+    servers_change = not broker.topic.external and _changes_only_servers(
+        _delivered_egress(observed, contract, egress.group), egress
     )
-    record = contract.records.get(egress.group)
-    shared = record is not None or egress.group in contract.leaving
-    delivered = running or record
-    # The same group at other servers, mostly of the same Kafka: the running delivery goes on until
-    # the new one is Ready. If it is another Kafka, the group has no members there.
-    has_other_offsets = (
-        delivered is not None and offsets_key(delivered.egress) != watched.offsets_key()
-    )
-    servers_change = (
-        delivered is not None
-        and has_other_offsets
-        and not broker.topic.external
-        and (delivered.egress.topics, delivered.egress.group) == (egress.topics, egress.group)
-    )
-    # Other offsets can't be written while the group has members.
-    must_stop_for_offsets = has_other_offsets and not servers_change
-    # Events in flight are settled before the function is deleted.
-    is_delivering = shared or (running is not None and not running.autoscaling.paused)
-    must_stop_to_pause = paused and is_delivering
-    # Pods of min-scale drain from the moment they start, without a request, so the shard must stop
-    # before.
-    must_leave_shard = place is None and shared and watched.autoscaling.min_scale > 0
+    stops_first = _must_stop_first(watched, observed, contract, servers_change=servers_change)
+    # What still delivers after `StopDelivery`: the Trigger's last delivery, and a shard.
+    running = None if stops_first else observed.watched
+    is_in_shard = not stops_first and _is_in_shard(contract, egress.group)
     effects: list[Effect] = []
-    if must_stop_for_offsets or must_stop_to_pause or must_leave_shard:
+    if stops_first:
         effects.append(StopDelivery())
-        running, record, shared = None, None, False
-    if paused:
+    if watched.autoscaling.paused:
         effects.append(
-            _delete_owned(Step.DELETE_FUNCTIONS, own_services(observed.document, settings))
+            _owned_deletion(Step.DELETE_FUNCTIONS, own_services(observed.document, settings))
         )
     effects.append(ClaimGroup(egress.group))
     if running is None:
-        if promised_group is None and family_of(trigger.kind).owns_group:
-            effects.append(DeleteGroup(egress.group))
-        if promised_group != egress.group or (broker.topic.external and not paused):
-            start = kafka_settings.start_position(trigger.metadata.annotations)
-            effects += [CommitOffsets(egress.group, topic, start) for topic in egress.topics]
-        # Otherwise the Trigger must get every event. If Kafka has no offsets of its group any
-        # more (its Broker was recreated, or the group had no member for a week), delivery begins at
-        # the start of the topic.
-    if place is not None:
+        effects += _offset_effects(trigger, broker, watched, observed)
+    if watched.place is not None:
         effects += _shared_effects(
             trigger, broker, watched, contract, observed, settings, servers_change=servers_change
         )
     else:
-        takes_over = shared or (
+        takes_over = is_in_shard or (
             servers_change and running is not None and running.place is not None
         )
         effects += _own_dispatcher_effects(
             trigger, broker, watched, running, observed, settings, takes_over=takes_over
         )
     return tuple(effects)
+
+
+def _delivered_egress(
+    observed: ObservedTrigger[K], contract: SharedContract, group: str
+) -> Egress | None:
+    """Return the Egress by which a Trigger with this group is delivered now, or would be by its
+    shard; None: there is none."""
+    delivery = observed.watched or contract.records.get(group)
+    return None if delivery is None else delivery.egress
+
+
+def _changes_only_servers(delivered: Egress | None, desired: Egress) -> bool:
+    """Whether an Egress is already delivered from the same topics with the same group, but with
+    other bootstrap servers."""
+    return (
+        delivered is not None
+        and (delivered.topics, delivered.group) == (desired.topics, desired.group)
+        and offsets_key(delivered) != offsets_key(desired)
+    )
+
+
+def _is_in_shard(contract: SharedContract, group: str) -> bool:
+    """Whether a shard delivers a Trigger with this group, or may not have read yet that it no
+    longer should."""
+    return group in contract.records or group in contract.leaving
+
+
+def _must_stop_first(
+    watched: Watched[K],
+    observed: ObservedTrigger[K],
+    contract: SharedContract,
+    *,
+    servers_change: bool,
+) -> bool:
+    """Whether the running delivery must stop before it can change to `watched`; `servers_change`:
+    only its bootstrap servers change."""
+    egress, running = watched.egress, observed.watched
+    is_in_shard = _is_in_shard(contract, egress.group)
+    is_delivering = is_in_shard or (running is not None and not running.autoscaling.paused)
+    if watched.autoscaling.paused and is_delivering:
+        return True  # events in flight are settled before the function is deleted
+    if watched.place is None and is_in_shard and watched.autoscaling.min_scale > 0:
+        # Pods of min-scale drain from the moment they start, without a request.
+        return True
+    # Kafka refuses to write offsets of a group that has members.
+    delivered = _delivered_egress(observed, contract, egress.group)
+    has_other_offsets = delivered is not None and offsets_key(delivered) != offsets_key(egress)
+    return has_other_offsets and not servers_change
+
+
+def _offset_effects(
+    trigger: Trigger,
+    broker: BrokerState[K],
+    watched: Watched[K],
+    observed: ObservedTrigger[K],
+) -> Iterator[Effect]:
+    """Yield the effects that prepare the offsets of a group by which nothing is delivered now: they
+    delete a group that was there before a new Trigger's, and commit the start position.
+
+    There are none for a group that the Trigger's status names, on a topic of Knafka's: then the
+    Trigger must get every event. If Kafka has no offsets of the group any more (the Broker was
+    recreated, or the group had no member for a week), delivery begins at the start of the topic.
+    """
+    egress = watched.egress
+    promised_group = _status_annotations(observed).get(GROUP_STATUS)
+    if promised_group is None and family_of(trigger.kind).owns_group:
+        yield DeleteGroup(egress.group)
+    is_new_group = promised_group != egress.group
+    if is_new_group or (broker.topic.external and not watched.autoscaling.paused):
+        start = kafka_settings.start_position(trigger.metadata.annotations)
+        for topic in egress.topics:
+            yield CommitOffsets(egress.group, topic, start)
 
 
 def _own_dispatcher_effects(
@@ -144,15 +193,15 @@ def _own_dispatcher_effects(
     """Yield the effects by which the Trigger's own dispatcher delivers as `watched` says: they
     apply its Service unless the Trigger is paused, and start the delivery.
 
-    `running` is the delivery that goes on until then; None: there is none. `takes_over`: that is by
-    a shard, which must end it once the Service is awake.
+    `running` is the delivery that goes on until then; None: there is none. `takes_over`: whether a
+    shard delivers until then; it must stop once the Service is awake.
     """
     paused = watched.autoscaling.paused
     egress = watched.egress
     family, identity = family_of(trigger.kind), services.identity_of(trigger)
     name = dispatcher_services.dispatcher_name(family, identity)
     namespace = services.function_namespace(family, identity, settings)
-    yield _promise_group(egress, None if paused else name, observed)
+    yield _group_promise(egress, None if paused else name, observed)
     yield from _account_effects(trigger, broker, watched, observed, settings)
     if not paused:
         manifest = dispatcher_services.dispatcher_service(
@@ -194,7 +243,7 @@ def _shared_effects(
     """
     egress, place, running = watched.egress, watched.place, observed.watched
     assert place is not None
-    annotations = (observed.document.get("status") or {}).get("annotations") or {}
+    annotations = _status_annotations(observed)
     family, broker_identity = family_of(trigger.kind), services.identity_of(broker.broker)
     identity = services.identity_of(trigger)
     own_dispatcher = dispatcher_services.dispatcher_name(family, identity)
@@ -214,11 +263,11 @@ def _shared_effects(
     desired_record = SharedEgress(shard=place.shard.group, egress=egress)
     must_write_record = hands_over or contract.records.get(egress.group) != desired_record
 
-    yield _promise_group(egress, None if leaves_own_service else name, observed)
+    yield _group_promise(egress, None if leaves_own_service else name, observed)
     yield from _account_effects(trigger, broker, watched, observed, settings)
     if not contract.exists:
         yield CreateContract(shards.contract_topic(broker.broker, broker.topic))
-    yield _apply_shard(broker, place, watched.secret, settings)
+    yield _shard_application(broker, place, watched.secret, settings)
     if hands_over:
         yield StopDelivery(Step.HAND_OVER)
     if must_write_record:
@@ -227,14 +276,14 @@ def _shared_effects(
         yield StartDelivery(watched, replaces)
     if leaves_own_service:
         dispatcher = ObjectName(SERVING, "Service", namespace, own_dispatcher)
-        yield _delete_owned(Step.DELETE_DISPATCHER, (dispatcher,), {DISPATCHER_KEY: name})
+        yield _owned_deletion(Step.DELETE_DISPATCHER, (dispatcher,), {DISPATCHER_KEY: name})
     if must_write_record or not is_ready(observed.document):
         yield AwaitShard(place.shard.group)
     if replaces:
         yield AwaitReplacement(namespace, own_dispatcher)
 
 
-def _apply_shard(
+def _shard_application(
     broker: BrokerState[K],
     place: ShardPlacement,
     secret: tuple[str, str] | None,
@@ -268,7 +317,7 @@ def _account_effects(
 def stop_effects(document: Mapping[str, Any], settings: Settings) -> tuple[Effect, ...]:
     """Return the effects that end all delivery of a Trigger that is paused, or whose Broker may not
     use its topic."""
-    return StopDelivery(), _delete_owned(Step.DELETE_FUNCTIONS, own_services(document, settings))
+    return StopDelivery(), _owned_deletion(Step.DELETE_FUNCTIONS, own_services(document, settings))
 
 
 def own_services(document: Mapping[str, Any], settings: Settings) -> tuple[ObjectName, ...]:
@@ -283,7 +332,7 @@ def own_services(document: Mapping[str, Any], settings: Settings) -> tuple[Objec
     return tuple(ObjectName(SERVING, "Service", namespace, name) for name in service_names)
 
 
-def _delete_owned(
+def _owned_deletion(
     step: Step, objects: tuple[ObjectName, ...], annotations: Mapping[str, str] | None = None
 ) -> Delete:
     """Return the effect that deletes objects if the Trigger owns them, and then writes
@@ -291,7 +340,7 @@ def _delete_owned(
     return Delete(step, objects, owned=True, annotations=annotations or {})
 
 
-def _promise_group(
+def _group_promise(
     egress: Egress, dispatcher: str | None, observed: ObservedTrigger[K]
 ) -> Annotate:
     """Return the effect that records the Trigger's group, dead-letter topic and `dispatcher`, the
@@ -300,8 +349,13 @@ def _promise_group(
     promise = {GROUP_STATUS: egress.group, DEAD_LETTER_TOPIC: egress.dead_letter_topic}
     if dispatcher is not None:
         promise[DISPATCHER_KEY] = dispatcher
-    status = (observed.document.get("status") or {}).get("annotations") or {}
+    status = _status_annotations(observed)
     is_changed = any(
         key in promise and status.get(key) != promise[key] for key in RECORDED_BEFORE_CREATION
     )
     return Annotate(Step.PROMISE_GROUP, promise, at_once=is_changed)
+
+
+def _status_annotations(observed: ObservedTrigger[K]) -> Mapping[str, str]:
+    """Return `status.annotations` of the stored Trigger."""
+    return (observed.document.get("status") or {}).get("annotations") or {}

@@ -125,7 +125,7 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         observed = await self.observer.observe(document)
         if observed.stored_broker is not None:
             if not self.brokers.is_ours(observed.stored_broker):
-                await self.leave(document)
+                await self.hand_over(document)
                 return None
             if observed.watched is not None and not (broker is not None and broker.reconciled):
                 # The Trigger was resumed, and its Broker's first reconciliation, which enqueues it,
@@ -185,14 +185,15 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         such as a Subscription, which overrides this. A Trigger's stay as they are."""
         return conditions, status
 
-    async def leave(self, document: Document) -> None:
+    async def hand_over(self, document: Document) -> None:
         """Hand over a Trigger whose Broker another implementation serves: stop its delivery, delete
         its functions, and remove our part of its status. Its group stays, as the other
-        implementation uses it."""
+        implementation uses it. Raises `KnafkaError` if any of that fails."""
         observed, record = _unread_trigger(document), self.states.ensure_trigger(document)
         if DISPATCHER_KEY in status_annotations(document):
             await self.stop_delivery(Identity.of(document))
             await self._delete_functions(document)
+        # Not `self.run_effects`, which marks the observation for a decision that isn't made here.
         observed_after = await super().run_effects(
             leaving.effects_of_leaving(document), observed, record
         )
@@ -200,10 +201,12 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
             raise observed_after.failure
 
     async def delete(self, document: Document) -> None:
-        """Delete a Trigger's functions and consumer group; its dead letters stay. The group stays,
-        too, if another status names it, or if both its Kafka and its Broker are unknown.
+        """Delete a Trigger's functions and consumer group; its dead letters stay. The group also
+        stays if another object's status names it, or if its Kafka can't be found because the Broker
+        is gone.
 
-        Raises `LogError` while drains go on, `NotReady` while only its Kafka isn't known.
+        Raises `LogError` while drains go on, and `NotReady` while the Broker exists and its Kafka
+        isn't known.
         """
         identity, family = Identity.of(document), self.states.family
         await self.stop_delivery(identity)

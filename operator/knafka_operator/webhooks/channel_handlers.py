@@ -23,20 +23,20 @@ SUBSCRIPTIONS: Final = ("messaging.knative.dev", "v1", "subscriptions")
 def register(registry: kopf.OperatorRegistry) -> None:
     """Register the webhooks of channels in `registry`. Call it once for each registry."""
     webhook = {**WEBHOOK, "registry": registry}
-    kopf.on.mutate(*KAFKA_CHANNELS, id="default-channel", **webhook)(default_channel)
-    kopf.on.mutate(*SUBSCRIPTIONS, id="default-subscription", **webhook)(default_subscription)
+    kopf.on.mutate(*KAFKA_CHANNELS, id="default-channel", **webhook)(set_channel_defaults)
+    kopf.on.mutate(*SUBSCRIPTIONS, id="default-subscription", **webhook)(set_subscription_defaults)
     kopf.on.validate(*KAFKA_CHANNELS, id="check-channel", **webhook)(check_channel)
     kopf.on.validate(*SUBSCRIPTIONS, id="check-subscription", **webhook)(check_subscription)
 
 
-def default_channel(patch: kopf.Patch, **_: Any) -> None:
+def set_channel_defaults(patch: kopf.Patch, **_: Any) -> None:
     """Fill in a KafkaChannel's defaults."""
     patch.fns.append(
         lambda raw: replace_document(raw, channel_admission.with_channel_defaults(raw))
     )
 
 
-def default_subscription(body: kopf.Body, patch: kopf.Patch, **_: Any) -> None:
+def set_subscription_defaults(body: kopf.Body, patch: kopf.Patch, **_: Any) -> None:
     """Fill in the defaults of a Subscription to a KafkaChannel."""
     if channel_admission.may_be_ours(body):
         patch.fns.append(

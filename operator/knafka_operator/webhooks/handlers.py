@@ -52,7 +52,7 @@ async def remember_class(body: kopf.Body, memo: kopf.Memo, type: str | None, **_
 
 
 @kopf.on.mutate(*BROKER_RESOURCE, id="default-broker", **WEBHOOK)
-async def default_broker(
+async def set_broker_defaults(
     body: kopf.Body, patch: kopf.Patch, memo: kopf.Memo, old: Any = None, **_: Any
 ) -> None:
     """Fill in the defaults of a Broker that Knafka serves."""
@@ -68,7 +68,7 @@ async def default_broker(
 
 
 @kopf.on.mutate(*TRIGGER_RESOURCE, id="default-trigger", **WEBHOOK)
-def default_trigger(body: kopf.Body, patch: kopf.Patch, memo: kopf.Memo, **_: Any) -> None:
+def set_trigger_defaults(body: kopf.Body, patch: kopf.Patch, memo: kopf.Memo, **_: Any) -> None:
     """Fill in the defaults of a Trigger whose Broker Knafka may serve."""
     if memo.operator.may_be_ours(body):
         patch.fns.append(

@@ -50,8 +50,8 @@ def declared_webhooks(
 ) -> Mapping[str, Sequence[Document]]:
     """Return the webhooks of all kopf handlers, by kind of their configuration object.
 
-    `name` is the suffix of their names; `namespace` is that of the operator's Service, which the
-    API server calls; `authority` is the PEM of the CA of the server's certificate.
+    Their names end in `name`. The API server calls the operator's Service in `namespace`;
+    `authority` is the PEM of the CA that signed the server's certificate.
     """
     webhooks_by_kind: dict[str, list[Document]] = {
         kind: [] for kind in CONFIGURATION_KINDS.values()

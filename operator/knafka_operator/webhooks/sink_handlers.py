@@ -20,12 +20,12 @@ KAFKA_SINKS: Final = ("eventing.knative.dev", "v1alpha1", "kafkasinks")
 def register(registry: kopf.OperatorRegistry) -> None:
     """Register the webhooks of KafkaSinks in `registry`. Call it once for each registry."""
     webhook = {**WEBHOOK, "registry": registry}
-    kopf.on.mutate(*KAFKA_SINKS, id="default-sink", **webhook)(default_kafka_sink)
+    kopf.on.mutate(*KAFKA_SINKS, id="default-sink", **webhook)(set_kafka_sink_defaults)
     kopf.on.validate(*KAFKA_SINKS, id="check-sink", **webhook)(check_kafka_sink)
 
 
-def default_kafka_sink(patch: kopf.Patch, **_: Any) -> None:
-    """Fill in a KafkaSink's defaults."""
+def set_kafka_sink_defaults(patch: kopf.Patch, **_: Any) -> None:
+    """Fill in a KafkaSink's defaults: add to `patch` the function that replaces the object."""
     patch.fns.append(lambda raw: replace_document(raw, with_sink_defaults(raw)))
 
 

@@ -21,11 +21,11 @@ KAFKA_SOURCES: Final = ("sources.knative.dev", "v1", "kafkasources")
 def register(registry: kopf.OperatorRegistry) -> None:
     """Register the webhooks of KafkaSources in `registry`. Call it once for each registry."""
     webhook = {**WEBHOOK, "registry": registry}
-    kopf.on.mutate(*KAFKA_SOURCES, id="default-source", **webhook)(default_kafka_source)
+    kopf.on.mutate(*KAFKA_SOURCES, id="default-source", **webhook)(set_kafka_source_defaults)
     kopf.on.validate(*KAFKA_SOURCES, id="check-source", **webhook)(check_kafka_source)
 
 
-def default_kafka_source(patch: kopf.Patch, old: Any = None, **_: Any) -> None:
+def set_kafka_source_defaults(patch: kopf.Patch, old: Any = None, **_: Any) -> None:
     """Fill in a KafkaSource's defaults."""
     old_document, unique = old and dict(old), str(uuid4())
     patch.fns.append(

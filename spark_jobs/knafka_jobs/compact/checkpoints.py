@@ -186,8 +186,8 @@ class Checkpoints:
                 f"table, or remove all of {tables.root} to start anew with what Kafka still has"
             )
         raise JobError(
-            f"the checkpoint {tables.path(self._fold_checkpoint())} is gone: restore it, or remove "
-            f"{tables.path('failures')}, which the next run then rebuilds from `records`"
+            f"the checkpoint {tables.path(self._fold_checkpoint_folder())} is gone: restore it, or "
+            f"remove {tables.path('failures')}, which the next run then rebuilds from `records`"
         )
 
     def fold(
@@ -204,11 +204,12 @@ class Checkpoints:
         `Tables.upsert`. Delta keeps the number of each streamed batch with its commit, so that a
         batch that is repeated after a crash adds nothing to the counts in `failures`.
         """
-        tables, checkpoint = self._tables, self._fold_checkpoint()
+        tables, checkpoint = self._tables, self._fold_checkpoint_folder()
         count = 0
 
         def merge(batch: DataFrame, number: int) -> None:
-            """Fold one batch with Spark's `number` of it, and merge it into `failures`."""
+            """Fold one batch and merge it into `failures`; `number` is the one that Spark gave the
+            batch."""
             nonlocal count
             spark = batch.sparkSession
             batch_tables = Tables(spark, tables.root)
@@ -242,14 +243,15 @@ class Checkpoints:
         query.awaitTermination()
         return count
 
-    def _fold_checkpoint(self) -> str:
-        """Return the folder of the stream's checkpoint, for these two tables."""
+    def _fold_checkpoint_folder(self) -> str:
+        """Return the folder of the checkpoint of `fold`'s stream. It is named by the ids of both
+        tables, so that the stream begins anew if one of them was made anew."""
         failures, records = map(self._tables.table_id, ("failures", "records"))
         return f"checkpoints/failures-{failures}-{records}"
 
     def _fold_has_begun(self) -> bool:
         """Whether the stream that folds has begun a batch, by the files of its checkpoint."""
-        path, system = self._tables.file(f"{self._fold_checkpoint()}/offsets")
+        path, system = self._tables.file(f"{self._fold_checkpoint_folder()}/offsets")
         if not system.exists(path):
             return False
         # Spark deletes old files in time, and hides a file with a dot until it is written.

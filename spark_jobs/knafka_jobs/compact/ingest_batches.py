@@ -152,9 +152,8 @@ def ingest_spans(
 def with_marks_of_ranges(
     offsets_read: Offsets, ranges: Mapping[Partition, OffsetSpan], log: LogView
 ) -> Offsets:
-    """Return `offsets_read` where each of these partitions has the mark (`RecordMark`) of the last
-    record of its range, as `log` reads it; a range without records changes nothing. Raises
-    `JobError`."""
+    """Return `offsets_read` with the mark (`RecordMark`) of the last record of each partition's
+    range, which `log` reads. A range without records changes nothing. Raises `JobError`."""
     marks = log.last_in(
         {partition: span for partition, span in ranges.items() if span.start < span.end}
     )

@@ -135,7 +135,7 @@ def mark_gone(
 
 
 def _with_broker_here(rows: Iterable[Row], topic_names: Collection[str]) -> list[Row]:
-    """Return the rows (`namespace`, `broker`, `trigger`) whose Broker, or whose Trigger, has a
+    """Return the rows (`namespace`, `broker`, `trigger`) of Brokers and Triggers that have a
     dead-letter topic among these topics."""
     here: dict[BrokerName, bool] = {}
     result = []

@@ -113,8 +113,8 @@ def deleted_unsettled(pending: DataFrame, settled: DataFrame) -> DataFrame:
     """Return pending rows that were deleted from their topic before they were settled, with outcome
     `lost`.
 
-    `settled` (`topic_id`, `partition`, `start`, `until`) has the first offset of each partition,
-    and the one up to which its group has settled it.
+    `settled` (`topic_id`, `partition`, `start`, `until`) has each partition's first offset, and the
+    offset up to which the partition's group has settled it.
     """
     return (
         pending.join(F.broadcast(settled), ["topic_id", "partition"])

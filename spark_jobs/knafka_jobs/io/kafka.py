@@ -178,8 +178,8 @@ class KafkaClient:
         return self._list_offsets(partitions, OffsetSpec.for_timestamp(int(moment * 1000)))
 
     def committed(self, group: str, topic: TopicState) -> dict[int, int]:
-        """Return a group's committed offsets in a topic, by partition with a commit, without
-        those of an earlier topic of the name."""
+        """Return a group's committed offsets in a topic, by partition. Partitions without a commit
+        are left out, and so are commits of an earlier topic of the name."""
         partitions = [TopicPartition(topic.name, partition) for partition in topic.spans]
         consumer = self.consumer(**{"group.id": group})
         try:

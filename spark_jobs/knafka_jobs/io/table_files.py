@@ -222,8 +222,8 @@ def s3_options(endpoint: str | None, region: str | None) -> dict[str, str]:
 
 
 def _configured_store(root: str) -> dict[str, str] | None:
-    """Return delta-rs's options of the S3 that the AWS_* variables name; None for tables elsewhere,
-    and for AWS's own S3, which delta-rs finds by itself."""
+    """Return delta-rs's options for the S3 that the AWS_* variables name. None: the tables are
+    elsewhere, or on AWS's own S3, which delta-rs finds by itself."""
     endpoint = os.environ.get("AWS_ENDPOINT_URL")
     if not root.startswith("s3") or not endpoint:
         return None

@@ -165,8 +165,8 @@ APPENDED: Final = 2
 def latest_dead_letters(
     files: TableFiles, conditions: Sequence[FailureCondition], limit: int
 ) -> Sequence[tuple[TabledRecord, datetime | None]]:
-    """Return the last dead letters of the `limit` latest failures with these `conditions`, each
-    with when it was resolved or sent again; None: neither.
+    """Return the last dead letter of each of the `limit` latest failures with these `conditions`.
+    With it comes the time at which the failure was resolved or sent again; None: it was neither.
 
     Raises `JobError`.
     """
@@ -176,9 +176,10 @@ def latest_dead_letters(
 def page_of_dead_letters(
     files: TableFiles, predicate_sql: str, limit: int, skip: int = 0
 ) -> Sequence[tuple[TabledRecord, datetime | None]]:
-    """Return the last dead letters of the `limit` latest failures for which `predicate_sql` holds,
-    after the first `skip` ones, each with when it was resolved or sent again; None: neither. Raises
-    `JobError`."""
+    """Return the last dead letter of each of the `limit` latest failures for which `predicate_sql`
+    holds, after skipping the first `skip` failures; failures without a row in `records` are left
+    out. With it comes the time at which the failure was resolved or sent again; None: it was
+    neither. Raises `JobError`."""
     failures = files.query(lookup_plan.latest_failures(predicate_sql, limit, skip), "failures")
     if not failures:
         return []

@@ -109,7 +109,7 @@ class Cancellation:
         self.last: str | None = None
         """The last answer of `ask`: who has cancelled the replay; None: nobody."""
 
-    def by(self) -> str | None:
+    def read_canceller(self) -> str | None:
         """Return who has cancelled the replay, None: nobody; the answer is at most
         `CANCEL_CHECK_INTERVAL` old. Raises `JobError`."""
         now = time.monotonic()
@@ -167,7 +167,7 @@ def replay(
             progress(f"not sent: {problem}")
         cancellation = Cancellation(partial(cancelled_by, tables, replay_id))
         result = LaneResult()
-        if topics and cancellation.by() is None:
+        if topics and cancellation.read_canceller() is None:
             total = already + sum(counts[trigger] for trigger in topics)
             files = files_of(tables)
             noted = ReplayProgress(files, replay_id, already, total, progress)
@@ -252,12 +252,12 @@ def _send_events(
     if row is not None and (row[0] or 0) <= DRIVER_BYTES:
         lane = split_into_lanes(letters, 1).drop(*ORDER_COLUMNS).toLocalIterator()
 
-        def goes_on(_: Row) -> bool:
+        def note_progress(_: Row) -> bool:
             """Note the progress, and return whether the next event is sent."""
             noted.note(sent_so_far)
-            return cancellation.by() is None
+            return cancellation.read_canceller() is None
 
-        result = sender.send(0, map(tuple, takewhile(goes_on, lane)))
+        result = sender.send(0, map(tuple, takewhile(note_progress, lane)))
         progress(progress_text(result.sent, total, 0))
     else:
         # As many lanes as Spark runs tasks at once.
@@ -265,7 +265,13 @@ def _send_events(
         lanes = min(MAX_LANES, slots) if rate is None else 1
         rows = split_into_lanes(letters, lanes).drop(*ORDER_COLUMNS)
         result = send_in_lanes(
-            rows, sender, sent_so_far, total, lambda: cancellation.by() is not None, noted, progress
+            rows,
+            sender,
+            sent_so_far,
+            total,
+            lambda: cancellation.read_canceller() is not None,
+            noted,
+            progress,
         )
         if cancellation.last is not None:
             fence_senders(kafka.connection, replay_id)  # which aborts open transactions

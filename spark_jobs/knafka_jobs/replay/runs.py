@@ -187,8 +187,8 @@ def cancelled_by(tables: Tables, replay_id: str) -> str | None:
 
 
 def finish_replay(tables: Tables, replay_id: str, by: str) -> int:
-    """Mark a replay as finished; returns how many events it sent in all its runs. `by` is the name
-    of the person whose run ends it; the table keeps that of the one who began it."""
+    """Mark a replay as finished; returns how many events it sent in all its runs. `by` is the
+    person whose run ends it; it isn't written, as the table keeps who began the replay."""
     total = tables.read("sent").where(F.col("replay_id") == replay_id).count()
     finished_row = tables.rows([(replay_id, by, "", None, datetime.now(UTC), total)], REPLAYS)
     tables.update(

@@ -35,9 +35,9 @@ def send_in_lanes(
     noted: ReplayProgress,
     progress: Progress,
 ) -> LaneResult:
-    """Send the rows in Spark's Python workers, one lane for each partition, and report progress:
-    `sent_so_far` counts the sent events, of `total`; `noted` stores that in a table, `progress`
-    prints it. Returns an empty result once `is_cancelled` returns True. Raises `JobError`."""
+    """Send the rows in Spark's Python workers, one lane for each partition. The progress is the
+    count of `sent_so_far`, of `total` events: `noted` stores it in a table, and `progress` prints
+    it. Returns an empty result once `is_cancelled` returns True. Raises `JobError`."""
     job = _SparkJob(rows, sender)
     reported = _ReportedProgress(sent_so_far, total, progress)
     start = time.monotonic()

@@ -157,8 +157,8 @@ def _build_group(
     acknowledged: Mapping[str, Acknowledgement],
     made: datetime,
 ) -> Group:
-    """Build one group from `row`, its sums, and its further rows in `counted_rows`; the other
-    parameters are those of all groups."""
+    """Build one group from its sums (`row`) and its rows in `counted_rows`. The other parameters
+    have the figures of all groups."""
     key = group_key_of(row)
     _, _, _, subscriber, _, status, summary = key
     id_ = group_id(*key)

@@ -87,9 +87,9 @@ def render_served(report: Report, traces: str, path: str) -> ServedPage:
 
 
 def _render(report: Report, traces: str, path: str | None) -> ServedPage:
-    """Render the page and its Content-Security-Policy. `traces` is the URL of a trace (empty: no
-    links); `path` that of the report's JSON in the console that serves the page. None: the page is
-    a file, which may send no requests."""
+    """Render the page and its Content-Security-Policy. `traces` is the template for the URL of a
+    trace (empty: no links). `path` is the path of the report's JSON in the console that serves the
+    page; None: the page is a file, which may send no requests."""
     style = "\n".join(map(_page_file, STYLE_FILES))
     library = _page_file(LIBRARY_FILE)
     scripts = [

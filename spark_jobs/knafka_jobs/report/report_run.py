@@ -70,21 +70,7 @@ def make_report(
     since = max(earliest, first["first"]) if first["first"] else now - timedelta(hours=1)
     seconds = bucket_seconds(since, now)
     since = datetime.fromtimestamp(int(since.timestamp()) // seconds * seconds, UTC)
-    engine.derive("sums", report_plan.sums(previous_made, dialect), repeated=True)
-    engine.keep("limits", report_plan.LIMITS)
-    engine.keep("chosen", report_plan.CHOSEN)
-    chosen_days = [row["day"] for row in engine.rows(report_plan.CHOSEN_DAYS)]
-    counted_rows = CountedRows(
-        groups=engine.rows(report_plan.GROUPS),
-        failed_again=_by_group(engine.rows(report_plan.failed_again(previous_made, dialect))),
-        buckets=_by_group(engine.rows(report_plan.buckets(since, now, seconds, dialect))),
-        recent=_by_group(
-            engine.rows(report_plan.recent(now - assemble.HOUR, now - assemble.DAY, now, dialect))
-        ),
-        types=_by_group(engine.rows(report_plan.top_values("type"))),
-        sources=_by_group(engine.rows(report_plan.top_values("source"))),
-        examples=_by_group(engine.rows(report_plan.examples(chosen_days))),
-    )
+    counted_rows = _count_by_group(engine, previous_made, since, now, seconds)
     shares: dict[GroupKey, float] = {}
     if settled and (spans := settled(engine.rows(report_plan.ORIGINS), since)):
         shares = _shares_of_groups(engine, spans, since)
@@ -110,6 +96,34 @@ def make_report(
     )
     engine.append_figures(_figure_rows(result))
     return result
+
+
+def _count_by_group(
+    engine: ReportEngine,
+    previous_made: datetime | None,
+    since: datetime,
+    now: datetime,
+    seconds: int,
+) -> CountedRows:
+    """Count the failures in a report by group, with their examples. The timeline begins at `since`,
+    in buckets of `seconds`; `previous_made` is when the previous report was made (None: there is
+    none)."""
+    dialect = engine.dialect
+    engine.derive("sums", report_plan.sums(previous_made, dialect), repeated=True)
+    engine.keep("limits", report_plan.LIMITS)
+    engine.keep("chosen", report_plan.CHOSEN)
+    chosen_days = [row["day"] for row in engine.rows(report_plan.CHOSEN_DAYS)]
+    return CountedRows(
+        groups=engine.rows(report_plan.GROUPS),
+        failed_again=_by_group(engine.rows(report_plan.failed_again(previous_made, dialect))),
+        buckets=_by_group(engine.rows(report_plan.buckets(since, now, seconds, dialect))),
+        recent=_by_group(
+            engine.rows(report_plan.recent(now - assemble.HOUR, now - assemble.DAY, now, dialect))
+        ),
+        types=_by_group(engine.rows(report_plan.top_values("type"))),
+        sources=_by_group(engine.rows(report_plan.top_values("source"))),
+        examples=_by_group(engine.rows(report_plan.examples(chosen_days))),
+    )
 
 
 def settled_spans(

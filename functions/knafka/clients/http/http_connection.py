@@ -125,9 +125,12 @@ class Connection(asyncio.Protocol):
         self._expires_at = expires_at
         self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
         self._waiter: asyncio.Future[Response] | None = None
-        self._deadline = self._wakes_at = math.inf
-        """When the exchange, or the idle time, ends at the latest, and when `_timer` fires."""
+        self._deadline = math.inf
+        """When the exchange or the idle time ends at the latest."""
+        self._wakes_at = math.inf
+        """When `_timer` fires."""
         self._timer: asyncio.TimerHandle | None = None
+        """Calls `_wake` at `_wakes_at`; None: no call is planned."""
         self._reset()
 
     def _reset(self) -> None:
@@ -143,7 +146,7 @@ class Connection(asyncio.Protocol):
     ) -> asyncio.Future[Response]:
         """Send one request, which is `first_part` and then `body_rest`. The future gets a response
         or a `DeliveryError`, at the latest at `deadline` (the event loop's clock). Then call
-        `leave`.
+        `end_exchange`.
 
         The connection must be new or just taken from the idle ones. Raises `Unanswered` if it is
         closed.
@@ -159,7 +162,7 @@ class Connection(asyncio.Protocol):
             self._transport.write(body_rest)
         return waiter
 
-    def leave(self, waiter: asyncio.Future[Response]) -> None:
+    def end_exchange(self, waiter: asyncio.Future[Response]) -> None:
         """End the exchange of `waiter`, as `send` returned it; if it is still under way, the
         connection is dropped."""
         if self._waiter is waiter:

@@ -98,7 +98,7 @@ class HttpSubscriber:
                     try:
                         return await waiter
                     finally:
-                        connection.leave(waiter)
+                        connection.end_exchange(waiter)
                         # The future holds the error, whose traceback holds this frame and its
                         # request.
                         del waiter

@@ -162,9 +162,9 @@ class OffsetCommits:
         self, consumer: Consumer, commits: Commits, epochs: Epochs
     ) -> list[TopicPartition]:
         """Return these commits as confluent-kafka's objects, with leader epochs, by which the next
-        reader notices that the log has lost its end. Each has the epoch of the last record read, or
-        that of `epochs` if it is later: a later epoch than that of the record at the offset does no
-        harm, while an earlier one would look like a loss."""
+        reader notices that the log has lost records before its offset. A commit gets the epoch of
+        the last record read or that in `epochs`, whichever is later. An epoch later than that of
+        the record at the offset does no harm, while an earlier one would look like a loss."""
         epochs, numbering = dict(epochs), self._numbering
         for entry in consumer.position([partition(numbering, number) for number in commits]):
             number = numbering.number(entry.topic, entry.partition)
@@ -184,10 +184,11 @@ class OffsetCommits:
 def with_epochs(
     consumer: Consumer, offsets: Sequence[TopicPartition], timeout: float
 ) -> list[TopicPartition]:
-    """Return these offsets, which are to be committed for a group that reads nothing now, with
-    leader epochs. The epochs are those in which the logs end now; they may be later than those of
-    the records at the offsets, which does no harm. Blocks for `timeout` seconds at most. Raises
+    """Add leader epochs to offsets that will be committed for a group without members. Each offset
+    gets the epoch in which its partition's log ends now; it may be later than that of the record at
+    the offset, which does no harm. Blocks for `timeout` seconds at most. Raises
     `KafkaException`."""
+    # `OFFSET_END` in place of a time asks for the log's end, and its answer has the epoch.
     asked = [TopicPartition(entry.topic, entry.partition, OFFSET_END) for entry in offsets]
     ends = {(end.topic, end.partition): end for end in consumer.offsets_for_times(asked, timeout)}
     complete = []
@@ -225,16 +226,16 @@ def end_epochs(
             return epochs
         time.sleep(COMMIT_RETRY_INTERVAL)
         # librdkafka's request fails as a whole if one partition has no leader, or one no answer.
-        requests = _by_leader(consumer, missing, deadline - time.monotonic())
+        requests = _group_by_leader(consumer, missing, deadline - time.monotonic())
         request_timeout = (deadline - time.monotonic()) / max(1, len(requests))
 
 
-def _by_leader(
+def _group_by_leader(
     consumer: Consumer, partitions: Sequence[TopicPartition], timeout: float
 ) -> list[list[TopicPartition]]:
-    """Return these partitions, those with the same leader together, without those that have none;
-    all together if there is only one, or if Kafka doesn't say within half of `timeout` seconds.
-    Raises nothing."""
+    """Group partitions by leader; partitions without a leader are left out. A single partition is
+    returned as it is. If Kafka doesn't name the leaders of a topic within half of `timeout`
+    seconds, all partitions are returned as one group. Raises nothing."""
     if len(partitions) < 2:
         return [list(partitions)]
     groups: dict[int, list[TopicPartition]] = {}

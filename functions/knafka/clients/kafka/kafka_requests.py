@@ -86,13 +86,13 @@ class AdminCalls:
         """Number of clients opened so far, by which a request notices that its client was
         replaced."""
 
-    async def result(self, send_request: Callable[[float], Future[T]]) -> T:
+    async def request_one(self, send_request: Callable[[float], Future[T]]) -> T:
         """Send a request with one future and return its result. It is repeated while a coordinator
         or leader is moving. `send_request` gets a timeout in seconds. Raises `LogError`.
         """
-        return (await self.results_by_key(lambda timeout: {None: send_request(timeout)}))[None]
+        return (await self.request_each(lambda timeout: {None: send_request(timeout)}))[None]
 
-    async def results_by_key(
+    async def request_each(
         self,
         send_request: Callable[[float], Mapping[K, Future[T]]],
         leaving_out: Collection[int] = (),
@@ -106,13 +106,13 @@ class AdminCalls:
         unless all fail. `send_request` sends the request with a timeout in seconds.
         """
 
-        async def answers(timeout: float) -> dict[K, T]:
+        async def request(timeout: float) -> dict[K, T]:
             """Send the request and return its results by key."""
             return await self._wait_for_results(
                 send_request(timeout), timeout, leaving_out, some=some
             )
 
-        return await self._repeat_until_answered(answers)
+        return await self._repeat_until_answered(request)
 
     async def ask_coordinator(
         self,
@@ -128,7 +128,7 @@ class AdminCalls:
         waiting earlier, the client is replaced, so that the request is not sent late.
         """
 
-        async def answers(timeout: float) -> dict[K, T]:
+        async def request(timeout: float) -> dict[K, T]:
             """Send the request and return its results by key; replace the client if a request is
             left without an answer."""
             client_number = self._opened
@@ -142,7 +142,7 @@ class AdminCalls:
                     with suppress(LogError):
                         self._end(self._replace())
 
-        return await self._repeat_until_answered(answers)
+        return await self._repeat_until_answered(request)
 
     async def _wait_for_results(
         self,
@@ -174,7 +174,7 @@ class AdminCalls:
             raise first_error
         return results
 
-    async def batch(
+    async def request_together(
         self,
         send_request: Callable[[Future[dict[K, Any]], float], None],
         leaving_out: Collection[int] = (),
@@ -189,7 +189,7 @@ class AdminCalls:
         With thousands of keys, a future for each would cost more than the request.
         """
 
-        async def answers(timeout: float) -> dict[K, Any]:
+        async def request(timeout: float) -> dict[K, Any]:
             """Send the request and return the results that succeeded, by key. Raises
             `KafkaException` for an error not in `leaving_out`, unless `some` is set and a result
             succeeded."""
@@ -210,7 +210,7 @@ class AdminCalls:
                 raise KafkaException(unexpected_errors[0])
             return successes
 
-        return await self._repeat_until_answered(answers)
+        return await self._repeat_until_answered(request)
 
     async def in_thread(self, call: Callable[[float], T]) -> T:
         """Run a blocking call in a thread and return its result; `call` gets the seconds that it

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -32,8 +31,8 @@ MAX_UNANSWERED: Final = 2
 a single broker that hangs. If all connections are broken, one is enough."""
 
 RENEW_INTERVAL: Final = 12.0
-"""Seconds that Kafka has been away until `renew` replaces the client, and until it does so again:
-librdkafka may have lost its brokers (see `kafka_liveness`). Longer than
+"""Seconds for which Kafka is away before `renew` replaces the client, and again before each further
+time: librdkafka may have lost its brokers (see `kafka_liveness`). Longer than
 `kafka_producer.DELIVERY_TIMEOUT`, so that the old client holds no records any more."""
 
 Ask = Callable[[float], Awaitable[None]]
@@ -98,22 +97,26 @@ class Reachability:
             self._asking = asyncio.create_task(self._request_until_answered())
 
     async def _request_until_answered(self) -> None:
-        """Send requests until Kafka answers; note when it counts as away."""
+        """Send requests until Kafka answers. After `MAX_UNANSWERED` in a row without an answer it
+        counts as away; from then on, `renew` is called every `RENEW_INTERVAL` seconds."""
         loop = asyncio.get_running_loop()
-        unanswered, renew_at = 0, math.inf
+        unanswered_in_a_row = 0
+        renew_at: float | None = None
         while True:
             acknowledged_before = self._acknowledged
             try:
                 await self._ask(REACHABILITY_CHECK_TIMEOUT)
             except LogError as error:
+                # A refusal of this client is an answer, too; so is an acknowledgement meanwhile.
                 is_unanswered = error.retriable and acknowledged_before == self._acknowledged
-                unanswered = unanswered + 1 if is_unanswered else 0
-                if unanswered >= (1 if self._is_all_down else MAX_UNANSWERED):
+                unanswered_in_a_row = unanswered_in_a_row + 1 if is_unanswered else 0
+                if unanswered_in_a_row >= (1 if self._is_all_down else MAX_UNANSWERED):
                     self._note_away(error)
-                    renew_at = min(renew_at, loop.time() + RENEW_INTERVAL)
-                if loop.time() >= renew_at:
+                    if renew_at is None:
+                        renew_at = loop.time() + RENEW_INTERVAL
+                if renew_at is not None and loop.time() >= renew_at:
                     self._renew()
-                    renew_at = math.inf
+                    renew_at = None
                 await asyncio.sleep(REACHABILITY_CHECK_INTERVAL)
             else:
                 self._is_all_down = False

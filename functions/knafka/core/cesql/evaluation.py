@@ -135,9 +135,9 @@ def _compile_missing_function(problem: str) -> Evaluate:
 def _compile_chain(chain: Chain) -> Evaluate:
     """Compile a chain of operators: only ANDs, only ORs, or any others from left to right."""
     if chain.joined_by("AND"):
-        return _compile_and(_operands(chain))
+        return _compile_and(_compile_operands(chain))
     if chain.joined_by("OR"):
-        return _compile_or(_operands(chain))
+        return _compile_or(_compile_operands(chain))
     # A chain that begins with a chain is flattened into one, so that its depth doesn't use Python's
     # stack.
     first: Node = chain
@@ -161,7 +161,7 @@ def _compile_chain(chain: Chain) -> Evaluate:
     return evaluate
 
 
-def _operands(chain: Chain) -> list[Test]:
+def _compile_operands(chain: Chain) -> list[Test]:
     """Compile each operand of a chain of ANDs or ORs into a test, in their order."""
     return [compile_test(chain.first), *(compile_test(step.operands[0]) for step in chain.steps)]
 
@@ -266,8 +266,8 @@ def _compile_like(pattern: Node, *, expected: bool) -> Apply:
 
 
 def _compile_membership(elements: tuple[Node, ...], *, expected: bool) -> Apply:
-    """Compile IN (`expected` True) or NOT IN (False), which cast one element after the other to the
-    left side's type, up to the first that is equal to it."""
+    """Compile IN (`expected` True) or NOT IN (False). The elements are cast to the left side's type
+    one after the other; the first that is equal to it ends the evaluation."""
     literals = [node.value for node in elements if isinstance(node, Literal)]
     if len(literals) == len(elements):
         return _compile_literal_membership(literals, expected=expected)

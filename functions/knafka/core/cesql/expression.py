@@ -99,8 +99,8 @@ class Expression:
         return tuple(failed_clauses)
 
     def _and_clauses(self) -> list[tuple[str, Evaluate]]:
-        """Return the text and the compiled test of each operand of the outermost AND; if that isn't
-        an AND, those of the whole expression."""
+        """Return the text and the compiled test of each operand of the outermost AND. If the
+        outermost operator is no AND, return those of the whole expression."""
         match self._syntax:
             case Chain(first, steps, start, end) as chain if chain.joined_by("AND"):
                 further_clauses = (

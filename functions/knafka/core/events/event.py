@@ -69,8 +69,8 @@ class Event:
 
 
 def key_of(attributes: Attributes) -> str | None:
-    """Return the key of an event's record, by which events stay in order: the attribute
-    `partitionkey`, else `subject`; None: it has neither (CE-K4, CE-K5, CHN-30)."""
+    """Return the key of an event's record, as events with the same key stay in order: the attribute
+    `partitionkey`, else `subject`. None: the event has neither (CE-K4, CE-K5, CHN-30)."""
     return attributes.get("partitionkey") or attributes.get("subject") or None
 
 
@@ -123,6 +123,7 @@ def is_valid_1_0(attributes: Attributes) -> bool:
     which `problems_of` would find no problem. False: ask `problems_of`, they may be valid or
     not."""
     get = attributes.get
+    # All names, and below all values, are checked as one string: one call instead of one for each.
     names = "".join(attributes)
     source, time, schema = get("source"), get("time"), get("dataschema")
     media_type = get("datacontenttype")

@@ -45,8 +45,8 @@ class HopLimit(InvalidEvent):
 
 
 def ttl_of(headers: RecordHeaders | None, value: bytes | None) -> int:
-    """Return how many events in a row are left, a record's event and the replies after it:
-    `FIRST_TTL` unless its attribute says fewer."""
+    """Return how many events a row of replies may still have, with the record's event as the first:
+    `FIRST_TTL`, unless the event's attribute says fewer."""
     return min(_counter_attribute(headers, value, TTL, FIRST_TTL), FIRST_TTL)
 
 

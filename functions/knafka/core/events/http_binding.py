@@ -168,9 +168,11 @@ def _batch_error_text(problems: Mapping[int, str], count: int) -> str:
 
 
 def reply_of(headers: HttpHeaders, body: bytes) -> Draft:
-    """Return the record of the event that a response claims to hold (`claims_event`). Raises
-    `InvalidEvent` for a malformed event or a batch (CE-H13, KN-DP-08), and for an encoded body, as
-    no attribute of an event says that its data are compressed (a receiver answers 415).
+    """Return the record of the event that a response claims to hold (`claims_event`).
+
+    A malformed event or a batch raises `InvalidEvent` (CE-H13, KN-DP-08). So does an encoded body, as
+    no attribute of an event says that its data are compressed; a receiver answers such a request
+    with 415.
     """
     for name, value in headers:
         coding = value.strip().lower()
@@ -197,9 +199,10 @@ def request_of(
 ) -> tuple[bytes, bytes]:
     """Return header lines, each ending in CRLF, and body of the request that delivers an event.
 
-    `mode` None leaves the content mode as the record has it, or as its event came in if its
-    attributes are too large for header lines (KN-DLV-05); `batch` sends the events that
-    are the data of a Sensor's action, and not the one around them.
+    `mode` None: in the record's own content mode, or in structured mode if the event came in so
+    because its attributes are too large for header lines (KN-DLV-05). `binary`: the same if the
+    record is structured and its attributes are too large for that. `batch`: the body is the data of
+    the event, which is a Sensor's action and holds a JSON array of events.
     """
     attributes, data, passed, document, sent_as_json = envelope
     if mode == "batch":
@@ -365,14 +368,16 @@ def _read_carefully(headers: HttpHeaders, body: bytes) -> Draft:
 def _parse_structured(body: bytes, added_headers: RecordHeaders) -> Draft:
     """Parse a structured event and return its record, with the headers of its request added. Raises
     `InvalidEvent`."""
-    return json_records.record_of(body, added_headers) or _parse_structured_strictly(
+    return json_records.record_of(body, added_headers) or _parse_structured_carefully(
         body, added_headers
     )
 
 
-def _parse_structured_strictly(body: bytes, added_headers: RecordHeaders) -> Draft:
-    """Return the record of a structured event, read by the careful parser; if its attributes are
-    too large for header lines, it is marked (`MODE`). Raises `InvalidEvent`."""
+def _parse_structured_carefully(body: bytes, added_headers: RecordHeaders) -> Draft:
+    """Return the record of a structured event, read by `json_format`, which is slower than
+    `json_records` and reports what is invalid. If the attributes are too large for header lines,
+    the header `MODE` is added, so that the event is delivered in structured mode. Raises
+    `InvalidEvent`."""
     event = json_format.read(body)
     draft = to_record(event, added_headers)
     if _is_large(event.attributes):

@@ -85,8 +85,8 @@ def read(document: bytes) -> Event:
 
     Integers and booleans become canonical strings, null is unset, and data without a
     datacontenttype are `application/json` (CE-H9). A repeated member is refused, since readers
-    differ in which one they take; more than `MAX_ATTRIBUTES` members are refused without
-    reading on, so that the error names this problem alone, as every sender waits meanwhile.
+    differ in which one they take. More than `MAX_ATTRIBUTES` members are refused without reading
+    on, since all senders wait while one event is read; the error then names only this problem.
     """
     event = _read_fast(document)
     return _read_carefully(document) if event is None else event

@@ -134,12 +134,14 @@ def _uniform_records(
     added_headers: RecordHeaders,
 ) -> list[Draft] | None:
     """Return the records of events whose attributes have the same names in the same order and are
-    all strings, as in most batches; None: some events differ, or need a check that isn't made here.
-    `data`: each event's member `data`; None: it has none."""
+    all strings, as in most batches. None: some events differ, or an event needs a check that isn't
+    made here. `data` has the member `data` of each event, None if the event has none."""
     if len(shapes := {*map(tuple, objects)}) != 1 or (layout := _LAYOUTS[shapes.pop()]) is None:
         return None
     names, size, pick = layout[:3]
     width = len(names)
+    # All values of all events as one text of JSON strings. Two quotes separate strings, unless a
+    # string contains some: then it isn't plain, and there are more values than attributes.
     text = b"".join(chain.from_iterable(map(dict.values, objects)))
     values = text[1:-1].split(b'""')
     if not (
@@ -190,9 +192,9 @@ def _record_of(
     data: Raw | None,
     added_headers: RecordHeaders,
 ) -> Draft | None:
-    """Return an event's record; None: `json_format` has to read the event, and may refuse it.
-
-    `text` is the joined values of all `members` but `data`, as JSON; `data` that member's value.
+    """Return an event's record. None: `json_format` has to read the event, and may refuse it.
+    `text` has the values of all `members` but `data`, joined, as JSON; `data` is the value of the
+    member `data`.
     """
     names, name_size, pick, quotes = layout[:4]
     # Two quotes separate strings, unless a string contains some: then it isn't plain.
@@ -231,9 +233,9 @@ def _record_of(
 
 
 def _values_of(members: json_format.Members) -> list[bytes] | None:
-    """Return the values of all members but `data`, as they are in headers, of which some are
-    integers or Booleans. None: a value has a type that isn't allowed, or differs as a header from
-    its JSON."""
+    """Return the values of all members but `data` in the form that they have in headers; integers
+    and Booleans are allowed. None: a value has a type that isn't allowed, or differs as a header
+    from its JSON."""
     values = []
     for name, raw in members.items():
         if name == "data":
@@ -250,8 +252,8 @@ def _values_of(members: json_format.Members) -> list[bytes] | None:
 
 def _layout_of(members: tuple[str, ...]) -> _Layout | None:
     """Return the layout of a document whose members have these names, in this order. None:
-    `json_format` has to read such a document, as a name is invalid, a required one is missing,
-    there are too many, or one is `dataschema`, whose value isn't checked here."""
+    `json_format` has to read such a document. So it is if a name is invalid, if a required one is
+    missing, if there are too many, or if one is `dataschema`, whose value isn't checked here."""
     data_index = members.index("data") if "data" in members else -1
     names = tuple([name for name in members if name != "data"])
     if len(names) >= MAX_HEAD_LINES or not {*REQUIRED} <= {*names} or "dataschema" in names:

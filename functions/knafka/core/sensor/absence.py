@@ -122,7 +122,7 @@ def due(condition: TriggerCondition, within: int, held: Held) -> int | None:
 
 def expires(condition: TriggerCondition, within: int, held: Held) -> int | None:
     """Return the first time (ms since the Unix epoch) at which `expire` would fire a round or drop
-    an event; None: never. `within` (ms): how long a round waits."""
+    an event; None: it never would. A round waits for `within` ms."""
     decision = decide(condition, within, held)
     times = [round_.until for round_ in decision.rounds]
     times += [event.at + within for event in decision.partial]

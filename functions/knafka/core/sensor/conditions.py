@@ -92,8 +92,8 @@ class TriggerCondition:
 
 
 def all_of(names: Sequence[str]) -> TriggerCondition:
-    """Return the condition that wants an event of each of these dependencies: that of a trigger
-    which declares no condition (BUS-S1)."""
+    """Return the condition that wants an event of each of these dependencies. A trigger that
+    declares no condition has this one (BUS-S1)."""
     return _condition_of_node(_joined(AllOf, [Wanted(name) for name in names]), [])
 
 

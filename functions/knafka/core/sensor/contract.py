@@ -98,9 +98,11 @@ class SensorTrigger(Model):
     """Ours: the value that all events of one firing share, an attribute or an expression of
     attributes. An event without the value doesn't count."""
     order: Literal["key", "partition", "unordered"] | None = None
-    """Ours: the order in which its actions are delivered. None: actions with the same key one after
-    another; the key is the event's if the condition wants one event, else the correlation. `key`:
-    the same, and actions without a key one after another as well."""
+    """Ours: the order in which its actions are delivered. None: actions with the same key are
+    delivered one after another; the key is the event's if the condition wants one event, else the
+    correlation. `key`: actions without a key are delivered one after another as well. `partition`:
+    all actions of one partition are delivered one after another. `unordered`: no action waits for
+    another."""
     at_least_once: bool = True
     """False: its action may be lost, and is never attempted twice (BUS-5, BUS-S7)."""
 

@@ -92,8 +92,8 @@ class InOrder(Generic[T]):
 
     def take_if_next(self, offset: int, place: Place, until: int) -> bool:
         """Take a record that was just read, if it is next in order, so that it needs no `add`;
-        returns whether it was taken. `offset`: the record's; `place`: its event's; `until` (ms):
-        every event before this time precedes the record."""
+        returns whether it was taken. `offset` is that of the record, and `place` that of its event.
+        Every event before the time `until` (ms) precedes the record."""
         if self._waiting or place < self._last or offset < self._taken_below:
             return False
         if until > place.at:  # the record itself says that nothing before it is missing

@@ -146,10 +146,10 @@ def action(
     source: str, identity: str, key: str, firing: Firing, trace: bytes = b""
 ) -> tuple[RecordHeaders, bytes]:
     """Return headers and value of the record that announces a firing: a CloudEvent whose data is a
-    JSON array of the firing's events. `source` becomes its source; `key`: trigger and correlation
-    key (`key_of`); `identity` becomes the event's id; it is the same each time this firing is
-    written, so that a subscriber can recognise duplicates. `trace` becomes its header
-    `traceparent`, unless it is empty."""
+    JSON array of the firing's events. `source` becomes the CloudEvent's source. `identity` becomes
+    its id, and must be the same each time this firing is written, so that a subscriber can
+    recognise duplicates. `key` has the trigger and the correlation key (`key_of`). `trace` becomes
+    the header `traceparent`, unless it is empty."""
     correlation = correlation_of(key)
     attributes = {
         "specversion": "1.0",
@@ -182,9 +182,10 @@ BY_SENDER_KEY: Final = "@bysender"
 
 
 def commit_metadata(offsets: Mapping[str, int], due: int | None, taken: Taken | None = None) -> str:
-    """Encode the metadata of a commit of the trigger topic: the first offset that each trigger
-    still needs (BUS-16), and when (`due`, ms since the Unix epoch) its timers must be checked
-    again; None: never. `taken`: the records after the offset that were taken already.
+    """Encode the metadata of a commit of the trigger topic. `offsets` has the first offset that
+    each trigger still needs (BUS-16). `due` is the time (ms since the Unix epoch) at which timers
+    must be checked again, None: never. `taken` are the records after the committed offset that were
+    taken already.
 
     If all of this is longer than `MAX_METADATA` allows, the offsets are left out.
     """

@@ -144,9 +144,9 @@ class SinkToken:
         self._next_request_at = failed_at + wait
 
     def note_refusal(self, refused_token: bytes, refused_at: float) -> bool:
-        """Note that the destination answered 401 to a request with `refused_token`. Returns True if
-        another token is there or is requested now, so that the request should be sent again with
-        it; False: the answer stands, as the token was renewed shortly before."""
+        """Note that the destination answered 401 to a request with `refused_token`. Returns whether
+        to send the request again: True if there is another token or one is requested now; False if
+        the token was renewed shortly before, so that the refusal stands."""
         if refused_token != self._value or self._is_refused:
             return True  # another token is there already, or will be requested
         if refused_at < self._refusals_count_from:

@@ -64,10 +64,10 @@ class ConfirmedReader:
         policy: int,
         limit: int,
     ) -> None:
-        """Open the inner reader, which commits on request. `assignment`: the drain, which learns
-        which partitions it gets and loses; `policy`: checksum of the retry policy, for the commit
-        metadata (`core.progress`); `limit`: the most records that may be read and not yet
-        committed. Raises TypeError if that reader can't confirm commits."""
+        """Open the inner reader, which commits on request. `assignment` is the drain, which is
+        notified of the partitions that it gets and loses. `policy` is the checksum of the retry
+        policy, for the commit metadata (`core.progress`). At most `limit` records are read and not
+        yet committed. Raises TypeError if that reader can't confirm commits."""
         self.ends: Positions = {}
         """Partitions whose end the last read has reached, with the offset where each continues."""
         self._assignment = assignment
@@ -252,7 +252,8 @@ class AtMostOnceDrain(Drain):
 
     def progress(self, ended: Ended | None = None, error: str | None = None) -> DrainProgress:
         """Return the counts since the last request ended, lost events included, and the drain's
-        present state. `ended`: how the drain ended, `error`: why it failed; None: it didn't."""
+        present state. `ended` says how the drain ended (None: it goes on), and `error` why it
+        failed (None: it didn't fail)."""
         self._count_lost()
         return super().progress(ended, error)
 

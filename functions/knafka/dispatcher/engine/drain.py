@@ -149,8 +149,9 @@ class Drain:
         return bool(self._partitions)
 
     def progress(self, ended: Ended | None = None, error: str | None = None) -> DrainProgress:
-        """Return the counts since the last request ended, and the drain's present state. `ended`:
-        how the drain ended, `error`: why it failed; None: it didn't."""
+        """Return the counts since the last request ended, and the drain's present state. `ended`
+        says how the drain ended (None: it goes on), and `error` why it failed (None: it didn't
+        fail)."""
         self.catch_up()
         growth = self.counts.growth_since(self._reported)
         return DrainProgress(**growth, **self.state(), ended=ended, error=error)

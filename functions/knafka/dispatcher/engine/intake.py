@@ -40,7 +40,8 @@ FIRST_READ_PATIENCE: Final = 10.0
 MIN_IDLE: Final = 1.0
 """Seconds without work after which a drain ends at the earliest."""
 MAX_UNSETTLED: Final = 10_000
-"""Records held at once over all partitions: how far others may overtake a slow key."""
+"""Most unsettled records at once in all partitions. The more there are, the further other keys may
+run ahead of a slow one."""
 
 
 class HeldPartitions(dict[int, AssignedPartition]):

@@ -183,9 +183,9 @@ class DeliveryTrace:
 
 
 def log_ids(trace: DeliveryTrace | None, headers: RecordHeaders | None) -> Mapping[str, str]:
-    """Return trace and span ids for `extra` of a log line about an event: those of the span started
-    last, or those in the record's headers if the event isn't sampled (`trace` None); empty if these
-    have none."""
+    """Return trace and span ids for `extra` of a log line about an event. They are those of the
+    span started last or, for an event that isn't sampled (`trace` None), those in the record's
+    headers. Empty if there are none."""
     context = None if trace is None else trace.current
     if context is None:
         traceparents = [value for name, value in headers or () if name == TRACEPARENT]

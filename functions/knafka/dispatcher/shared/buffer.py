@@ -385,8 +385,8 @@ class PartitionBuffer:
 
 
 def _discard(cursors: set[Cursor], cursor: Cursor) -> None:
-    """Remove a cursor from a set, and clear the set once it is empty: else it keeps its size, and
-    to iterate over it stays as slow as when it was full."""
+    """Remove a cursor from a set, and clear the set once it is empty. Else Python keeps the set's
+    memory, and to iterate over it stays as slow as when it was full."""
     cursors.discard(cursor)
     if not cursors:
         cursors.clear()

@@ -48,8 +48,8 @@ Connect = Callable[[Egress], Clients]
 
 
 class EgressDrains:
-    """Runs the drains of one Egress, one after the other, for one record of the contract;
-    `previous_drains` is the task that runs the drains for the Egress's previous record."""
+    """Runs the drains of one Egress, one after the other, as one record of the contract declares
+    it. `previous_drains` is the task that runs the drains by the Egress's previous record."""
 
     def __init__(
         self,
@@ -236,7 +236,8 @@ class ShardDrain:
 
     def progress(self, ended: Ended | None = None, error: str | None = None) -> ShardProgress:
         """Return the progress of all Egresses, and the errors of Egresses whose record is refused.
-        `ended`: how the shard's drain ended, `error`: why it failed; None: it didn't."""
+        `ended` says how the shard's drain ended (None: it goes on), and `error` why it failed
+        (None: it didn't fail)."""
         egresses = {group: self._progress_of(group) for group in self._contract.entries}
         for group, reason in self._contract.refused.items():
             egresses[group] = DrainProgress(error=reason)

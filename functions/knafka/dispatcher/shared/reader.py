@@ -320,8 +320,8 @@ class GroupReader:
         )
 
     def begin(self, number: int, committed: Commit | None) -> None:
-        """Start to read an assigned partition from its commit (`committed`; None: from its
-        beginning); does nothing if the partition was revoked meanwhile."""
+        """Start to read an assigned partition from the offset of `committed`, its commit; None:
+        from its beginning. Does nothing if the partition was revoked meanwhile."""
         if cursor := self.cursors.get(number):
             offset = BEGINNING if committed is None else committed.offset
             self._topic.place(cursor, Position(offset, self._epochs[number]))
@@ -484,8 +484,8 @@ class GroupReader:
             self.committed[number] = full_commits[number].offset
 
     def _epochs_of(self, numbers: Collection[int]) -> dict[int, int]:
-        """Return the leader epochs to commit, by partition: that of the last record read, or that
-        of the log's end at the assignment if it is later (`Commit.end_epoch`)."""
+        """Return the leader epoch to commit for each partition: that of the last record read, or
+        that in which the log ended at the assignment (`Commit.end_epoch`), whichever is later."""
         return {
             number: max(self._epoch_of(number), self._end_epochs.get(number, NO_EPOCH))
             for number in numbers

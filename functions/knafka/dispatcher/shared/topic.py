@@ -258,9 +258,9 @@ class SharedTopic:
         self._place(cursor, position, None)
 
     def _place(self, cursor: Cursor, position: Position, avoid: Fetcher | None) -> None:
-        """Add a cursor to a buffer near its position, of any fetcher but `avoid`; else to a new
-        buffer, in a new fetcher if all others read this partition already. The consumer of a new
-        buffer asks Kafka whether the position belongs to the present log."""
+        """Add a cursor to a buffer near its position, of any fetcher but `avoid`. If there is none,
+        a new buffer is made in a fetcher that doesn't read this partition yet, or in a new fetcher.
+        The consumer of a new buffer asks Kafka whether the position belongs to the present log."""
         number, other_fetchers = (
             cursor.number,
             [fetcher for fetcher in self.fetchers if fetcher is not avoid],

@@ -113,11 +113,12 @@ class KafkaAdmin:
 
     @property
     def _admin(self) -> AdminClient:
+        """The open admin client."""
         return self._calls.admin  # not stored, as it may be replaced
 
     async def cluster_id(self) -> str:
         """Return the Kafka cluster's id. Raises `LogError`."""
-        described: DescribeClusterResult = await self._calls.result(
+        described: DescribeClusterResult = await self._calls.request_one(
             lambda timeout: self._admin.describe_cluster(request_timeout=timeout)
         )
         return str(described.cluster_id)
@@ -151,7 +152,7 @@ class KafkaAdmin:
             return None
         resource = ConfigResource(ResourceType.TOPIC, topic)
         with explain_denials(topic=("DescribeConfigs", topic)):
-            entries = await self._calls.results_by_key(
+            entries = await self._calls.request_each(
                 lambda timeout: self._admin.describe_configs([resource], request_timeout=timeout),
                 leaving_out=NO_TOPIC_ERRORS,
             )
@@ -398,7 +399,7 @@ class KafkaAdmin:
             return {}
         names = TopicCollection(list(topics))
         with explain_denials(topic=("Describe", _any_of(topics))):
-            described = await self._calls.results_by_key(
+            described = await self._calls.request_each(
                 lambda timeout: self._admin.describe_topics(names, request_timeout=timeout),
                 leaving_out=NO_TOPIC_ERRORS,
                 some=some,
@@ -469,7 +470,7 @@ class KafkaAdmin:
     ) -> bool:
         """Send a request by `ask`, which gets a timeout in seconds. Returns True if it succeeded,
         False if it failed with the code `done_before`: there was nothing left to do."""
-        answers = self._calls.results_by_key(lambda timeout: {True: ask(timeout)}, {done_before})
+        answers = self._calls.request_each(lambda timeout: {True: ask(timeout)}, {done_before})
         return bool(await answers)
 
 

@@ -278,7 +278,7 @@ class KafkaGroups:
         self._clean_up_at = now + MAX_CACHE_SECONDS / 6
 
     def have_committed(self, groups: Sequence[str], topic_id: str, ends: Positions) -> bool:
-        """Whether the cache says that all these groups have committed these ends."""
+        """Whether all these groups have committed these ends, by what is cached."""
         now = time.monotonic()
         entries = [self._known.get(group, {}).get(topic_id) for group in groups]
         return all(entry is not None and entry.is_at(ends, now) for entry in entries)

@@ -100,8 +100,8 @@ class KafkaOffsets:
         return short_id(await self.topic_ids.read(topic))
 
     def known_topic(self, topic: str, since: float = -math.inf) -> str:
-        """Return the short id of the topic as it was last read; empty: not by a request that was
-        sent at `since` (`time.monotonic`) or later."""
+        """Return the short id of the topic as it was last read. Empty if no request that was sent
+        at `since` (`time.monotonic`) or later has read it."""
         return short_id(self.topic_ids.known_id(topic, since))
 
     async def _all_partitions(self, topic: str) -> list[TopicPartition]:

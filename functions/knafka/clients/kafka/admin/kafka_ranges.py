@@ -54,7 +54,7 @@ async def list_offsets(
         return {}
     # AdminClient's own method creates a future for each partition, which takes 29 us of CPU each,
     # for a single request.
-    return await calls.batch(
+    return await calls.request_together(
         lambda answer, timeout: _AdminClientImpl.list_offsets(
             calls.admin, partitions, answer, request_timeout=timeout
         ),
@@ -119,7 +119,7 @@ class KafkaRanges:
         ]
         resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
         with explain_denials(topic=("AlterConfigs", topic)):
-            await self._calls.result(
+            await self._calls.request_one(
                 lambda timeout: self._calls.admin.incremental_alter_configs(
                     [resource], request_timeout=timeout
                 )[resource]

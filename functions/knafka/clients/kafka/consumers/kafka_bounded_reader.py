@@ -224,8 +224,8 @@ class BoundedReader:
             # Another process may have created the topic meanwhile.
             if not self._topic_exists(topic):
                 raise LogError(
-                    f"topic {topic} could not be made ({error}): make it, or allow the Kafka user "
-                    "of this Sensor to create topics whose names begin with knafka-"
+                    f"topic {topic} could not be created ({error}): create it, or allow this "
+                    "function's Kafka user to create it"
                 ) from error
 
     def _topic_exists(self, topic: str) -> bool:

@@ -96,8 +96,9 @@ class CommittedTopics:
         return commit_metadata.short_id(self._replaced.id(topic, since))
 
     def find_others(self) -> Sequence[PartitionKey]:
-        """Return the partitions that began at a commit of another topic, as far as that is known
-        only now; those that are owned must be read from their start, and `restart` be called."""
+        """Return the partitions that began at a commit of another topic, if that has become known
+        since the last call. The caller must read those that it owns from their start, and call
+        `restart`."""
         return self._marks.find_others()
 
     def is_sure(self, committed: TopicPartition) -> bool:

@@ -100,10 +100,10 @@ def cut_of(consumer: Consumer, message: Message) -> TopicPartition | None:
 
 
 def restart_of(consumer: Consumer, message: Message, settled: int | None) -> TopicPartition:
-    """Return where to read a partition again whose log was cut or created anew: at the cut, or at
-    `settled`, the offset below which all records are settled, if that is lower; at the start of the
-    log if the cut or `settled` is unknown. `message` has an error of `LOST_OFFSET_ERRORS`. May
-    block for `EPOCH_TIMEOUT` seconds."""
+    """Return the position at which a partition is read again whose log was cut or created anew: the
+    cut, or `settled` if that is lower. All records below `settled` are settled. If either is
+    unknown, it is the start of the log. `message` has an error of `LOST_OFFSET_ERRORS`. May block
+    for `EPOCH_TIMEOUT` seconds."""
     cut = None if settled is None else cut_of(consumer, message)
     if cut is None or settled is None:
         return TopicPartition(str(message.topic()), int(message.partition() or 0), OFFSET_BEGINNING)

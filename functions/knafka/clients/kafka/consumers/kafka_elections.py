@@ -64,9 +64,9 @@ def elections_since(
     committed: Sequence[TopicPartition],
     reach_timeout: float = REACH_TIMEOUT,
 ) -> Mapping[PartitionKey, LeaderElection]:
-    """Return, by topic and partition, for which of a group's commits (`committed`, read by
-    `consumer`) a leader was or may have been elected since. Left out are commits without a leader
-    epoch, and those whose metadata say nothing of records above their offsets. Blocks for
+    """Return the elections of a leader since a group's commits, which `consumer` has read, by topic
+    and partition; also those that may have happened. Commits without a leader epoch are left out,
+    and so are commits whose metadata say nothing of records above their offsets. Blocks for
     `ELECTION_TIMEOUT` and `reach_timeout` seconds at most. Raises nothing."""
     reaches: dict[PartitionKey, int | None] = {}
     asked: list[TopicPartition] = []

@@ -57,7 +57,8 @@ class TopicIds:
         """All ids that were read, by topic: a node of Kafka that lags behind may return an earlier
         one again."""
         self.current: dict[str, str] = {}
-        """The id of each topic that was read for the first time last."""
+        """The newest id of each topic: of all its ids, the one that was returned for the first time
+        last."""
         self._read_at: dict[str, float] = {}
         """When the last request that returned the id in `current` was sent, by topic
         (`time.monotonic`)."""
@@ -80,7 +81,7 @@ class TopicIds:
             self._loop.call_later(FIRST_TOPIC_ID_DELAY, self._hastened.set)
 
     def hasten(self) -> None:
-        """Compare the ids now; from any thread."""
+        """Request that the ids are compared now; from any thread. Does nothing before `start`."""
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._hastened.set)
@@ -103,7 +104,9 @@ class TopicIds:
                 async with asyncio.timeout(TOPIC_ID_INTERVAL):
                     await self._hastened.wait()
             self._hastened.clear()
-            for topic in sorted({topic for one in self.followers for topic in one.topics}):
+            for topic in sorted(
+                {topic for follower in self.followers for topic in follower.topics}
+            ):
                 try:
                     await self.read(topic)
                 except LogError as error:  # also while it is deleted, which the consumer reports
@@ -193,8 +196,8 @@ class ReplacedTopics:
         return mark in map(short_id, known_ids)
 
     def hasten(self) -> None:
-        """Compare the ids now, as a log was lost: its topic may have been replaced; from any
-        thread."""
+        """Request that the ids are compared now, as a log was lost: its topic may have been
+        replaced. From any thread."""
         if self._started:
             self._ids.hasten()
 
@@ -238,7 +241,7 @@ async def read_topic_id(calls: AdminCalls, topic: str) -> str:
     """Return the topic's id, which differs from that of an earlier topic of this name; waits up to
     the timeout of `calls`. Raises `LogError`, also if the topic doesn't exist."""
     names = TopicCollection([topic])
-    description: TopicDescription = await calls.result(
+    description: TopicDescription = await calls.request_one(
         lambda timeout: calls.admin.describe_topics(names, request_timeout=timeout)[topic]
     )
     return str(description.topic_id)

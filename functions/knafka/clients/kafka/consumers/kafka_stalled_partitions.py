@@ -192,9 +192,9 @@ class StalledPartitions:
     def _heard_by_new_consumer(
         self, positions: Mapping[PartitionKey, TopicPartition]
     ) -> list[TopicPartition]:
-        """Return the partitions of which a new consumer, begun at these positions, gets a record,
-        an end or an error that the watched consumer didn't get, within `NEW_CONSUMER_TIMEOUT`
-        seconds. Raises `LogError` if no consumer can be opened."""
+        """Open a new consumer at these positions for at most `NEW_CONSUMER_TIMEOUT` seconds. Return
+        the partitions of which it gets a record, an end or an error that the watched consumer
+        didn't get. Raises `LogError` if no consumer can be opened."""
         heard = ask_new_consumer(
             self._connection,
             positions,
@@ -205,9 +205,9 @@ class StalledPartitions:
         return [TopicPartition(*key) for key in heard]
 
     def _is_new(self, message: Message, key: PartitionKey, position: TopicPartition) -> bool:
-        """Whether the watched consumer should have got this message of the new one, too: a record,
-        a lost offset, or another end of the partition `key` than it knows; `position` is where it
-        stands."""
+        """Whether this message of the new consumer is one that the watched consumer should have
+        got, too: a record, a lost offset, or an end of the partition `key` that it doesn't know.
+        `position` is that of the watched consumer."""
         error = message.error()
         if error is not None and error.code() == KafkaError._PARTITION_EOF:
             return message.offset() != self._known_end(key, position)

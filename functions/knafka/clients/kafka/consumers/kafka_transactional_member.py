@@ -91,7 +91,7 @@ class TransactionalMember(GroupConsumer):
         self._returned_since_commit: set[Partition] = set()
         """Partitions with records that were returned since the last commit."""
         self._to_reread: set[Partition] = set()
-        """Partitions to be read again from their commit that couldn't be sought to it yet."""
+        """Partitions to read again from their commit, where the seek hasn't succeeded yet."""
         self._gathered_records: list[Record] = []  # those that `read` hasn't returned yet
         self._paused: set[Partition] = set()
         self._revoked: set[Partition] = set()
@@ -141,7 +141,8 @@ class TransactionalMember(GroupConsumer):
             self.go_back()
             raise failure
         self.check(heard=bool(records or self.reached))
-        # With fewer records, no other partition's wait in the consumer's queue.
+        # Fewer records than `limit` mean that none wait in the consumer's queue, so a partition
+        # without records really stands still.
         if len(records) < limit and (stalled := self._stalled.find(self.consumer)):
             reason = f"the consumer stands still in {names_of(stalled)}: a new one goes on"
             self._refusal = LogError(reason)
@@ -167,20 +168,21 @@ class TransactionalMember(GroupConsumer):
         self._to_reread |= self._revoked & self.owned.keys()
 
     def _keep_record(self, message: Message) -> None:
-        """Keep a record that was read, if its partition is still owned."""
+        """Keep a record that was read, if its partition is still owned. The end that was reached
+        before it is no end any more."""
         partition = _partition(message)
-        if self._is_read(partition):
+        if self._keeps_records_of(partition):
             self._gathered_records.append(cast(Record, message))
             self.reached.pop(partition, None)
 
     def _note_end(self, message: Message) -> None:
         """Note that an owned partition was read to its end."""
         partition = _partition(message)
-        if self._is_read(partition):
+        if self._keeps_records_of(partition):
             self.reached[partition] = cast(int, message.offset())
             self._stalled.note_end(message)
 
-    def _is_read(self, entry: Partition) -> bool:
+    def _keeps_records_of(self, entry: Partition) -> bool:
         """Whether records of a partition are kept: it is owned and needs no second read."""
         return entry in self.owned and entry not in self._to_reread and entry not in self._revoked
 

@@ -59,10 +59,10 @@ class UndecidedPartitions:
         return list(self._commits)
 
     def begin(self, consumer: Consumer, committed: Sequence[TopicPartition]) -> _Decided:
-        """Return those of these commits, whose partitions were just started, that are decided;
-        pause the partitions of the others."""
+        """Ask Kafka about the commits of partitions that were just started, and return the decided
+        ones. The other partitions are logged and paused; `begin_decided` asks about them again."""
         self.drop(committed)
-        decided = self._ask(consumer, committed, REACH_TIMEOUT)
+        decided = self._take_decided(consumer, committed, REACH_TIMEOUT)
         undecided = [entry for entry in committed if _partition_of(entry) in self._commits]
         for entry in undecided:
             log.warning(
@@ -84,13 +84,13 @@ class UndecidedPartitions:
             return []
         timeout = min(REACH_TIMEOUT + self._interval, MAX_REACH_TIMEOUT)
         self._interval = min(2 * self._interval, MAX_ASK_INTERVAL)
-        decided = self._ask(consumer, list(self._commits.values()), timeout)
+        decided = self._take_decided(consumer, list(self._commits.values()), timeout)
         self._ask_at = time.monotonic() + self._interval
         starts = [start_position_of(entry) for entry, _ in decided]
         if starts:
             with raising_log_errors():
                 consumer.incremental_unassign(
-                    [TopicPartition(*_partition_of(each)) for each in starts]
+                    [TopicPartition(*_partition_of(start)) for start in starts]
                 )
             assign_checked(consumer, starts)
             log.info("Kafka has answered: %s are read now", names_of(starts))
@@ -103,10 +103,11 @@ class UndecidedPartitions:
         dropped = [self._commits.pop(_partition_of(partition), None) for partition in partitions]
         return any(entry is not None for entry in dropped)
 
-    def _ask(
+    def _take_decided(
         self, consumer: Consumer, committed: Sequence[TopicPartition], reach_timeout: float
     ) -> _Decided:
-        """Return the decided ones of these commits, and keep the others."""
+        """Ask Kafka whether a leader was elected since each commit (`elections_since`, with
+        `reach_timeout`). Return the decided commits, and note the others in `_commits`."""
         elections = elections_since(consumer, self._connection, committed, reach_timeout)
         decided: list[tuple[TopicPartition, LeaderElection]] = []
         for entry in committed:

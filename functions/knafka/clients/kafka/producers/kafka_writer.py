@@ -80,16 +80,20 @@ class KafkaWriter:
         self._loop = asyncio.get_running_loop()
         self._errors = ConnectionErrors()
         self._prompt = self._open(linger_ms=0)
+        """Sends each record at once."""
         self._gathering: ReplaceableProducer | None = None
+        """Gathers records for `_linger_ms` before it sends them."""
         if MSK_REGION in connection:
             # Opened at the start, not in the first burst: it blocks the loop for a second while it
             # waits for its token (confluent-kafka 2.16.1 sleeps that long).
             self._gathering = self._open(self._linger_ms)
         self._alone: ReplaceableProducer | None = None
+        """Sends each record in a batch of its own."""
         self._retired: list[ReplaceableProducer] = []
         """Former producers that still have records in flight."""
         self._gather_until = 0.0  # by the loop's clock
         self._timer: asyncio.TimerHandle | None = None
+        """The next poll."""
         self._busy = False
         """Whether the next poll is planned after `POLL_BUSY` seconds, the shorter pause."""
         self._in_flight = 0  # records that were appended and not reported
@@ -98,7 +102,10 @@ class KafkaWriter:
         self._small_batch_topics: set[str] = set()
         """Topics that have refused a batch and stored its records alone."""
         self._keys = KeysInFlight[ReplaceableProducer]()
+        """The producer of each key with a record in flight: the key's next record must follow it
+        there, so that they stay in order."""
         self._reports: deque[_Report] = deque()
+        """Results of records, which a polling thread has queued for the event loop."""
         self._settled: deque[RecordGroup] = deque()
         """Groups of records that are all settled, to be reported."""
         self._has_stored = False
