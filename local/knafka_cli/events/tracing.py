@@ -32,7 +32,7 @@ from knafka_client.topics.dead_letters import (
     printable,
     read_topic,
 )
-from knafka_client.topics.ranges import RangeReader
+from knafka_client.topics.ranges import RangeReader, TopicMarks
 from knafka_operator.kafka.egresses import replay_egress
 
 _DELIVERED_OR_TABLED: Final = (
@@ -374,10 +374,11 @@ def is_traceable(record: Record) -> bool:
 def commits_reader(connection: Mapping[str, Any]) -> ReadCommits:
     """Return a function that reads commits from the Kafka of this librdkafka configuration, without
     joining the group."""
+    marks = TopicMarks(connection)
 
     def read_commits(group: str, topic: str, partitions: Collection[int]) -> Commits:
         """Return the group's commits for these partitions."""
-        with RangeReader(connection, group) as reader:
+        with RangeReader(connection, group, marks=marks) as reader:
             return reader.committed(topic, partitions)
 
     return read_commits

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from threading import Lock
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
@@ -46,19 +47,43 @@ _GROUP_HAS_MEMBERS_ERRORS: Final = frozenset(
 """Errors by which Kafka refuses a commit from outside a group that has members."""
 
 
+class TopicMarks:
+    """The marks of topics in one Kafka, as they were when they were first needed; several readers
+    may share it, also on several threads."""
+
+    def __init__(self, connection: Mapping[str, Any]) -> None:
+        """`connection` is the librdkafka configuration that reaches Kafka; a client is opened at
+        the first use."""
+        self._connection = connection
+        self._lock = Lock()
+        self._admin: AdminClient | None = None
+        self._marks: dict[str, str] = {}
+
+    def get(self, topic: str) -> str:
+        """Return the mark of the topic that had this name when this was first called. Raises
+        `KafkaException`."""
+        with self._lock:
+            if topic not in self._marks:
+                if self._admin is None:
+                    self._admin = open_admin(self._connection, lambda error: None)
+                self._marks[topic] = read_topic_mark(self._admin, topic, KAFKA_ANSWER_TIMEOUT)
+            return self._marks[topic]
+
+
 class RangeReader:
     """Reads ranges of offsets; use it with `with`, in one thread. All methods raise `LogError`."""
 
     def __init__(
-        self, connection: Mapping[str, Any], group: str, settings: Mapping[str, Any] | None = None
+        self,
+        connection: Mapping[str, Any],
+        group: str,
+        settings: Mapping[str, Any] | None = None,
+        marks: TopicMarks | None = None,
     ) -> None:
         """`connection` is the librdkafka configuration that reaches Kafka, and `settings` are
         further librdkafka settings. `group` is the consumer group whose offsets `committed` reads
-        and `commit` sets."""
-        self._connection = connection
-        self._admin: AdminClient | None = None
-        self._marks: dict[str, str] = {}
-        """Marks of topics, as they were when they were first needed."""
+        and `commit` sets. `marks` are shared with other readers; None: this one has its own."""
+        self._marks = marks or TopicMarks(connection)
         self.consumer = open_client(
             Consumer,
             {
@@ -122,7 +147,7 @@ class RangeReader:
         present topic, not of an earlier one of that name."""
         topic_partitions = [TopicPartition(topic, number) for number in partitions]
         try:
-            present = self._mark_of(topic)
+            present = self._marks.get(topic)
             positions = self.consumer.committed(topic_partitions, timeout=KAFKA_ANSWER_TIMEOUT)
         except KafkaException as error:
             raise log_error_of(error.args[0]) from error
@@ -134,15 +159,6 @@ class RangeReader:
             for position in positions
             if position.offset >= 0 and not is_of_another(topic_mark_of(position), present)
         }
-
-    def _mark_of(self, topic: str) -> str:
-        """Return the mark of the topic that had this name when this was first called. Raises
-        `KafkaException`."""
-        if topic not in self._marks:
-            if self._admin is None:
-                self._admin = open_admin(self._connection, lambda error: None)
-            self._marks[topic] = read_topic_mark(self._admin, topic, KAFKA_ANSWER_TIMEOUT)
-        return self._marks[topic]
 
     def commit(self, positions: Sequence[TopicPartition]) -> None:
         """Commit these offsets for the group, each with its metadata.
@@ -159,7 +175,7 @@ class RangeReader:
                     entry.topic,
                     entry.partition,
                     entry.offset,
-                    mark(entry.metadata or "", self._mark_of(entry.topic)),
+                    mark(entry.metadata or "", self._marks.get(entry.topic)),
                 )
                 for entry in positions
             ]
