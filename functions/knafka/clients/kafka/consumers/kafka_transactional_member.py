@@ -103,7 +103,7 @@ class TransactionalMember(GroupConsumer):
         self._refusal: LogError | None = None
         """The error that every read raises from now on."""
         self._stalled = StalledPartitions(connection)
-        self._undecided = UndecidedPartitions(connection)
+        self._undecided = UndecidedPartitions(connection, claims.not_ready)
         super().__init__({**CONSUMER_SETTINGS, **connection}, group, topics, protocol)
         self._ids_thread = ReplacedTopicsThread(connection, topics)
         self._replaced = self._ids_thread.replaced
