@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TypeVar, cast
 from uuid import uuid4
@@ -36,6 +37,8 @@ from knafka.core.sensor.order import Place, Taken
 from knafka.core.sensor.records import commit_metadata
 from knafka.ports.log import OffsetAndMetadata, Record
 from knafka.ports.transactions import Partition
+from knafka_cli.events.searching import TopicSearch, run_search
+from knafka_cli.events.tailing import TailStart, tail_records
 from knafka_local.kafka.kafka_distribution import KafkaDistribution
 from knafka_local.kafka.kafka_server import KafkaServer
 from knafka_operator.kafka.clusters import KafkaClusters
@@ -249,3 +252,25 @@ async def test_a_changelog_without_a_leader_holds_up_no_other_partition_of_its_s
     }
     assert set(routed.values()) == {0, 1}
     assert fired() == {order for order in orders if routed[order] == 0}
+
+
+async def test_tail_and_trace_read_what_has_a_leader_and_name_the_rest(halved: Halved) -> None:
+    connection = {"bootstrap.servers": halved.bootstrap_servers, "log_level": 0}
+    notes: list[str] = []
+
+    def tailed(topics: Sequence[str], count: int) -> list[tuple[str, int]]:
+        records = tail_records(connection, topics, TailStart(last=100), notes.append)
+        return sorted((each.topic(), each.partition()) for each in islice(records, count))
+
+    topics = [halved.topic, halved.other]
+    expected = [(halved.other, 0)] * 10 + [(halved.topic, 0)] * 5
+    assert await asyncio.to_thread(tailed, topics, 15) == sorted(expected)
+    assert notes == [f"partition 1 of {halved.topic} has no leader: events there aren't shown"]
+
+    search = TopicSearch(halved.topic)
+    await asyncio.to_thread(
+        run_search, connection, search, lambda record: True, 0.0, lambda search: None
+    )
+    assert [each.partition() for each in search.matching_records] == [0] * 5
+    assert (search.ended, search.covers_topic) == (True, False)
+    assert search.leaderless == [1]

@@ -17,17 +17,20 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from knafka.clients.kafka.consumers.kafka_topic_marks import read_topic_mark
 from knafka.clients.kafka.kafka_client import log_error_of, open_admin, open_client
 from knafka.clients.kafka.kafka_commits import metadata_of, topic_mark_of, with_epochs
-from knafka.clients.kafka.kafka_requests import read_watermarks
+from knafka.clients.kafka.kafka_requests import REQUEST_RETRY_INTERVAL, read_watermarks
 from knafka.core.commit_metadata import is_of_another, mark
 from knafka.core.errors import LogError
 from knafka.ports.log import Commits, OffsetAndMetadata, Record
 from knafka.ports.shared_log import GroupHasMembers
 
 if TYPE_CHECKING:
-    from confluent_kafka.admin import AdminClient
+    from confluent_kafka.admin import AdminClient, PartitionMetadata
 
 KAFKA_ANSWER_TIMEOUT: Final = 15.0
 """Seconds for one request to Kafka."""
+LEADER_TIMEOUT: Final = 3.0
+"""Seconds for which partitions without a leader are waited for: enough for another to be
+elected."""
 READ_BATCH_RECORDS: Final = 1000
 """The most records that `records` takes from the client at once."""
 BATCH_WAIT: Final = 0.1
@@ -110,16 +113,37 @@ class RangeReader:
         if isinstance(error, KafkaException):
             raise log_error_of(error.args[0]) from error
 
-    def spans(self, topic: str) -> dict[int, tuple[int, int]]:
+    def leaderless(self, topic: str) -> Collection[int]:
+        """Return the partitions of a topic that have no leader, so that they can't be read; one
+        that gets its leader within `LEADER_TIMEOUT` seconds has one. A topic that doesn't exist
+        raises `LogError`, too."""
+        deadline = time.monotonic() + LEADER_TIMEOUT
+        while True:
+            partitions = self._partitions(topic)
+            leaderless = [number for number, each in partitions.items() if each.leader < 0]
+            if not leaderless or time.monotonic() > deadline:
+                return leaderless
+            time.sleep(REQUEST_RETRY_INTERVAL)
+
+    def spans(self, topic: str, without: Collection[int] = ()) -> dict[int, tuple[int, int]]:
         """Return the first offset of each partition of a topic, and its end offset: the one after
-        its last record. A topic that doesn't exist raises `LogError`, too."""
+        its last record. `without`: partitions to leave out; others raise `LogError` if they have no
+        leader. A topic that doesn't exist raises `LogError`, too."""
+        numbers = [number for number in self._partitions(topic) if number not in without]
         try:
-            metadata = self.consumer.list_topics(topic, timeout=KAFKA_ANSWER_TIMEOUT).topics[topic]
-            if metadata.error is not None:
-                raise log_error_of(metadata.error)
-            return read_watermarks(self.consumer, topic, metadata.partitions, KAFKA_ANSWER_TIMEOUT)
+            return read_watermarks(self.consumer, topic, numbers, KAFKA_ANSWER_TIMEOUT)
         except KafkaException as error:
             raise log_error_of(error.args[0]) from error
+
+    def _partitions(self, topic: str) -> Mapping[int, PartitionMetadata]:
+        """Return what Kafka says of each partition of a topic."""
+        try:
+            metadata = self.consumer.list_topics(topic, timeout=KAFKA_ANSWER_TIMEOUT).topics[topic]
+        except KafkaException as error:
+            raise log_error_of(error.args[0]) from error
+        if metadata.error is not None:
+            raise log_error_of(metadata.error)
+        return metadata.partitions
 
     def offsets_since(self, topic: str, spans: OffsetSpans, since: float) -> dict[int, int]:
         """Return the offset of each partition's first record since a time, in seconds since the
@@ -244,3 +268,11 @@ class RangeReader:
             if not error.retriable():
                 raise log_error_of(error)
         return None
+
+
+def leaderless_text(topic: str, numbers: Collection[int]) -> str:
+    """Return the beginning of a sentence about partitions of a topic that have no leader."""
+    names = ", ".join(map(str, sorted(numbers)))
+    if len(numbers) == 1:
+        return f"partition {names} of {topic} has no leader"
+    return f"partitions {names} of {topic} have no leader"
