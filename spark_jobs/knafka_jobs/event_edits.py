@@ -17,14 +17,12 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from knafka.core.dead_letter import FAILURE_HEADERS, headers_for_replay
+from knafka.core.dead_letter import EDITED, FAILURE_HEADERS, headers_for_replay
 from knafka.core.errors import InvalidEvent, KnafkaError
 from knafka.core.events import kafka_binding
 from knafka.core.events.event import REQUIRED, Event, is_attribute_name, is_legal, validate
 from knafka.core.events.kafka_binding import MODE, Draft, RecordHeaders
 
-EDITED: Final = "knafkaedited"
-"""Attribute of an edited event: the names of the edited attributes, and `data`, with commas."""
 FIXED: Final = ("specversion", "id", "source")
 """Attributes that can't be edited: events are told apart by them."""
 

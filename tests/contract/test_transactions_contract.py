@@ -18,6 +18,7 @@ from support.transactions import (
     wait_until,
 )
 
+from knafka.clients.kafka.consumers import kafka_undecided_partitions
 from knafka.core.errors import LogError
 from knafka.core.progress import MAX_METADATA
 from knafka.ports.log import OffsetAndMetadata, Record
@@ -520,6 +521,35 @@ def test_a_partition_that_is_paused_gives_nothing_and_goes_on_where_it_was(
     member.set_paused([Partition(topic, 0)], paused=False)
     (record,) = read(member, 1)
     assert (record.partition(), record.value()) == (0, b"2")
+
+
+def test_a_partition_that_cant_be_taken_over_yet_is_read_from_its_commit_later(
+    transactions: Transactions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka_undecided_partitions, "MIN_ASK_INTERVAL", 0.05)
+    topic = transactions.topic(2)
+    ready, waiting = Partition(topic, 0), Partition(topic, 1)
+    former = transactions.member(topic)
+    for partition in range(2):
+        transactions.append(topic, b"1", partition=partition)
+    former.commit([], offsets_behind(read(former, 2), "metadata"))
+    transactions.close_member(former)
+    for partition in range(2):
+        transactions.append(topic, b"2", b"3", partition=partition)
+
+    holder = Holder()
+    holder.missing = {waiting}
+    member = transactions.member(topic, claims=holder)
+    assert [place_of(each) for each in read(member, 2)] == [ready, ready]
+    wait_until(lambda: holder.asked > 3, member)
+    assert holder.held == {ready}
+    holder.missing = set()
+    assert values(read(member, 2)) == [b"2", b"3"]
+    assert holder.held == {ready, waiting}
+    assert holder.committed[waiting] == OffsetAndMetadata(1, "metadata")
+    holder.missing = {ready}
+    transactions.append(topic, b"4")
+    assert values(read(member, 1)) == [b"4"]
 
 
 def test_how_far_all_partitions_were_read_is_known_with_its_metadata_whoever_has_read_them(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from support.kafka import Kafka, MakeTopic
 from support.waiting import until
 
+from knafka.clients.kafka.kafka_client import open_admin
 from knafka.core.errors import LogError
 from knafka.core.events.event import Event
 from knafka.core.events.kafka_binding import to_record
@@ -16,6 +19,7 @@ from knafka.ports.log import OffsetAndMetadata, Record
 from knafka_cli.events import searching
 from knafka_cli.events.searching import TopicSearch, holds_event_with
 from knafka_cli.events.tracing import commits_reader
+from knafka_client.topics import ranges
 
 pytestmark = pytest.mark.kafka
 
@@ -135,3 +139,20 @@ def test_what_a_group_has_committed_is_asked_without_joining_it(
     member.close()
     committed = commits_reader({"bootstrap.servers": kafka.bootstrap_servers})
     assert committed(group, name, [0, 1]) == {1: OffsetAndMetadata(7, "k1:")}
+
+
+def test_the_commits_of_many_groups_need_one_further_client(
+    kafka: Kafka, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[object] = []
+
+    def open_one(*arguments: Any) -> Any:
+        opened.append(open_admin(*arguments))
+        return opened[-1]
+
+    monkeypatch.setattr(ranges, "open_admin", open_one)
+    name = topic()
+    committed = commits_reader({"bootstrap.servers": kafka.bootstrap_servers})
+    with ThreadPoolExecutor(5) as threads:
+        list(threads.map(lambda number: committed(f"group-{number}", name, [0]), range(10)))
+    assert len(opened) == 1

@@ -7,32 +7,38 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 from uuid import uuid4
 
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
+from support.kafka import Kafka as KafkaFixture
 from support.scaling import NoSensors
 from support.second_broker import NODE_ID, second_broker
+from support.sensors import SensorWorld, process, rest
 from support.transactions import Holder
 from support.waiting import until
 
 from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
+from knafka.clients.kafka.consumers.kafka_bounded_reader import BOUNDED_READ_REQUEST_TIMEOUT
 from knafka.clients.kafka.producers.kafka_transactions import KafkaTransactions
 from knafka.core.contract import Egress, Kafka, Shard, Sink
 from knafka.core.drain import DrainProgress, DrainRequest, Ended, ShardProgress
 from knafka.core.errors import LogError
 from knafka.core.sensor.order import Place, Taken
 from knafka.core.sensor.records import commit_metadata
-from knafka.ports.log import OffsetAndMetadata
+from knafka.ports.log import OffsetAndMetadata, Record
 from knafka.ports.transactions import Partition
+from knafka_cli.events.searching import TopicSearch, run_search
+from knafka_cli.events.tailing import TailStart, tail_records
 from knafka_local.kafka.kafka_distribution import KafkaDistribution
 from knafka_local.kafka.kafka_server import KafkaServer
 from knafka_operator.kafka.clusters import KafkaClusters
@@ -56,10 +62,20 @@ class Halved:
     other: str
     asked_before: KafkaAdmin
     """It has looked while both brokers were there."""
+    changelog: str
+    """As `topic`, without records."""
 
     def admin(self) -> KafkaAdmin:
         connection = {"bootstrap.servers": self.bootstrap_servers, "log_level": 0}
         return KafkaAdmin(connection, request_timeout=TIMEOUT)
+
+    def make_topic(self, partitions: int = 1, **config: str) -> str:
+        """Make a topic, all on the first broker; as `support.kafka.MakeTopic`."""
+        name = f"test-{uuid4().hex}"
+        settings = {key.replace("_", "."): value for key, value in config.items()}
+        admin = AdminClient({"bootstrap.servers": self.bootstrap_servers, "log_level": 0})
+        admin.create_topics([NewTopic(name, partitions, 1, config=settings)])[name].result()
+        return name
 
 
 @pytest.fixture
@@ -79,8 +95,9 @@ async def halved(kafka_distribution: KafkaDistribution, tmp_path: Path) -> Async
         await asked_before.ensure_committed("first", other)
         async with second_broker(kafka_distribution, server, tmp_path / "second") as second:
             admin = AdminClient(connection)
-            new = NewTopic(topic, 2, replica_assignment=[[1], [NODE_ID]])
-            admin.create_topics([new])[topic].result()
+            for name in (topic, changelog := f"changelog-{uuid4().hex}"):
+                new = NewTopic(name, 2, replica_assignment=[[1], [NODE_ID]])
+                admin.create_topics([new])[name].result()
             producer = Producer(connection)
             for number in range(10):
                 producer.produce(topic, b"x", partition=number % 2)
@@ -89,8 +106,8 @@ async def halved(kafka_distribution: KafkaDistribution, tmp_path: Path) -> Async
             assert (await asked_before.lags(["group"], topic))["group"].total == 10
             second.kill()
             await second.wait()
-            await until(partial(has_no_leader, admin, topic))
-            yield Halved(servers, topic, other, asked_before)
+            await until(lambda: has_no_leader(admin, topic) and has_no_leader(admin, changelog))
+            yield Halved(servers, topic, other, asked_before, changelog)
     finally:
         await server.stop()
 
@@ -201,3 +218,59 @@ async def test_a_partition_without_a_leader_holds_up_no_other_of_its_sensor(halv
     committed: dict[Partition, OffsetAndMetadata | None] = {}
     assert await asyncio.to_thread(read_first) == [3, 4]
     assert committed == {Partition(halved.topic, 0): OffsetAndMetadata(3, metadata)}
+
+
+async def test_a_changelog_without_a_leader_holds_up_no_other_partition_of_its_sensor(
+    halved: Halved,
+) -> None:
+    world = SensorWorld(KafkaFixture(halved.bootstrap_servers), halved.make_topic, partitions=2)
+    world.changelog = halved.changelog
+    trigger = {"name": "pair", "conditions": "a && b", "correlation": "order"}
+    sensor = world.sensor([trigger])
+    orders = [f"order-{number}" for number in range(8)]
+
+    def fired() -> set[object]:
+        records = (cast(Record, each) for each in world.read(world.action_topic))
+        return {(dict(each.headers() or ())["ce_subject"] or b"").decode() for each in records}
+
+    def run() -> None:
+        processor = world.processor(sensor)
+        try:
+            for order in orders:
+                world.publish("a", "b", order=order)
+            began = time.monotonic()
+            process([processor], fired)
+            assert time.monotonic() - began < 2 * BOUNDED_READ_REQUEST_TIMEOUT
+            rest([processor])
+        finally:
+            processor.close(TIMEOUT)
+
+    await asyncio.to_thread(run)
+    routed = {
+        cast(bytes, each.key()).decode().partition("/")[2]: each.partition()
+        for each in world.read(world.trigger_topic)
+    }
+    assert set(routed.values()) == {0, 1}
+    assert fired() == {order for order in orders if routed[order] == 0}
+
+
+async def test_tail_and_trace_read_what_has_a_leader_and_name_the_rest(halved: Halved) -> None:
+    connection = {"bootstrap.servers": halved.bootstrap_servers, "log_level": 0}
+    notes: list[str] = []
+
+    def tailed(topics: Sequence[str], count: int) -> list[tuple[str, int]]:
+        records = tail_records(connection, topics, TailStart(last=100), notes.append)
+        return sorted((each.topic(), each.partition()) for each in islice(records, count))
+
+    topics = [halved.topic, halved.other]
+    expected = [(halved.other, 0)] * 10 + [(halved.topic, 0)] * 5
+    assert await asyncio.to_thread(tailed, topics, 15) == sorted(expected)
+    assert notes == [f"partition 1 of {halved.topic} has no leader: events there aren't shown"]
+
+    search = TopicSearch(halved.topic)
+    await asyncio.to_thread(
+        run_search, connection, search, lambda record: True, 0.0, lambda search: None
+    )
+    assert [each.partition() for each in search.matching_records] == [0] * 5
+    assert (search.ended, search.covers_topic) == (True, False)
+    assert search.leaderless == [1]

@@ -39,6 +39,14 @@ class Holder:
         """Of each when it was assigned."""
         self.revocations: list[set[Partition]] = []
         self.after_assigned: Callable[[], None] = lambda: None
+        self.missing: set[Partition] = set()
+        """Partitions that it can't take over yet."""
+        self.asked = 0
+        """How often it was asked for those."""
+
+    def not_ready(self, partitions: Collection[Partition]) -> Collection[Partition]:
+        self.asked += 1
+        return self.missing & set(partitions)
 
     def on_assigned(self, partitions: Mapping[Partition, OffsetAndMetadata | None]) -> None:
         assert partitions

@@ -283,3 +283,14 @@ async def test_a_commit_has_its_whole_time_after_an_earlier_one_went_with_its_pa
     reader.on_assigned({0: OffsetAndMetadata(1)})
     world.send("2")
     assert [record.offset() for record in await reader.read(10, 1.0)] == [1]
+
+
+async def test_an_end_that_is_reached_while_a_commit_is_repeated_ends_the_drain_soon() -> None:
+    """Kafka reports an end once; without it the drain would wait for a first read of 10 s."""
+    world = at_most_once(partitions=2)
+    world.send("1")
+    world.reads_with(type("Once", (Refusing,), {"times": 1}))
+    began = asyncio.get_running_loop().time()
+    assert (await world.run(idle=1)).ended is Ended.IDLE
+    assert asyncio.get_running_loop().time() - began < 5
+    assert world.subscriber.ids == ["1"]

@@ -35,6 +35,7 @@ from knafka_client.topics.replaying import (
     select_egresses,
     send_again,
 )
+from knafka_jobs.event_edits import EventEdits, edited_record
 
 ORIGIN = Origin("default", "shop", "orders", "topic", 2, 42)
 FAILURE = Failure("http://127.0.0.1:1/", Reason.STATUS, 3, 0.0, 1.5, 500, b"no\x1b[2J\nbank")
@@ -247,6 +248,29 @@ async def test_an_event_is_not_sent_twice_by_asking_twice() -> None:
     (obstacle,) = await replayed(memory, "1")
     assert "sent again already" in obstacle
     assert sum(map(len, memory.topics[REPLAYS])) == 1
+
+
+@pytest.mark.parametrize("edits", [["/n=2"], []], ids=["data", "attribute"])
+async def test_an_event_that_was_edited_and_sent_again_is_sent_again(edits: list[str]) -> None:
+    memory = MemoryLog()
+    failed(memory, "1", b'{"n": 1}')
+    failed(memory, "2", b'{"n": 1}')
+    dead_letter = memory.topics["dead"][0][0]
+    edited = EventEdits.parse(["type=order.v2"], [], edits)
+    headers, value = edited_record(edited, dead_letter.headers() or [], dead_letter.value())
+    await replayed(memory, "2")
+    memory.store(REPLAYS, dead_letter.key(), value, headers)
+    first, second = await read_dead_letters(MemoryAdmin(memory), EGRESS, 10)
+    assert first.replayed
+    assert second.replayed
+    (obstacle,) = await replayed(memory, "1")
+    assert "sent again already" in obstacle
+
+    # It fails again, edited, and is sent again as it is now.
+    await asyncio.sleep(0.002)  # its records have whole milliseconds
+    memory.store("dead", None, *reversed(dead_letter_of(headers, value, FAILURE, ORIGIN)))
+    assert await replayed(memory, "1") == [""]
+    assert all(each.replayed for each in await read_dead_letters(MemoryAdmin(memory), EGRESS, 10))
 
 
 async def test_what_has_lost_its_data_or_never_was_an_event_is_left_out() -> None:

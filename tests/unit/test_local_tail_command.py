@@ -81,7 +81,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[TailStart]:
     """What of the past was asked for; after the last record somebody presses Ctrl-C."""
     asked: list[TailStart] = []
 
-    def records(_: Mapping[str, Any], topics: Sequence[str], tail: TailStart) -> Iterator[Record]:
+    def records(
+        _: Mapping[str, Any], topics: Sequence[str], tail: TailStart, __: object
+    ) -> Iterator[Record]:
         asked.append(tail)
         found = [each for topic in topics for each in RECORDS.get(topic, [])]
         if not found:

@@ -14,14 +14,15 @@ from knafka.core import names
 from knafka.core.contract import AttributesFilter, Egress, Exact, Kafka, Sink
 from knafka.core.dead_letter import Attempt, Failure, Origin, dead_letter_of
 from knafka.core.delivery import Outcome, Reason
+from knafka.core.errors import LogError
 from knafka.core.events.event import Event
 from knafka.core.events.kafka_binding import to_record
 from knafka.core.names import replay_topic
 from knafka.core.progress import DeliveryStage, DeliveryState, Progress, encode, policy_of
-from knafka.ports.log import Commits, OffsetAndMetadata
-from knafka_cli.events.searching import holds_event_with
+from knafka.ports.log import Commits, OffsetAndMetadata, Record
+from knafka_cli.events.searching import holds_event_with, is_traceable
 from knafka_cli.events.steps import TraceStep, merge_steps
-from knafka_cli.events.tracing import Trace, TracedState, is_traceable, offset_state, trace_record
+from knafka_cli.events.tracing import Trace, TracedState, offset_state, trace_record
 from knafka_client.topics.dead_letters import read_dead_letters
 from knafka_client.topics.replaying import choose_dead_letters, send_again
 
@@ -257,6 +258,30 @@ async def test_a_subscriptions_reply_that_was_not_taken_says_where_it_should_hav
     (found,) = (await log.trace(mail)).deliveries
     assert (found.state, len(found.replays)) == (TracedState.WAITING, 1)
     assert "sent again" in (await read_dead_letters(log.admin, mail, 1))[0].text()
+
+
+async def test_a_trigger_of_which_kafka_says_nothing_hides_no_other() -> None:
+    """As where a partition of its dead-letter topic has no leader."""
+    log, unreadable = Log(), {"dead-audit"}
+
+    class Halved(MemoryAdmin):
+        async def read_all(self, topic: str, limit: int) -> Sequence[Record]:
+            if topic in unreadable:
+                raise LogError(f"partition 1 of {topic} has no leader")
+            return await super().read_all(topic, limit)
+
+    log.admin = Halved(log.memory)
+    for name in ("dead-mail", "dead-audit"):
+        log.memory.create(name)
+    mail, audit = (await log.trace(egress(), egress("audit"))).deliveries
+    assert mail.state is TracedState.WAITING
+    assert (audit.state, audit.detail) == (
+        TracedState.UNKNOWN,
+        "partition 1 of dead-audit has no leader",
+    )
+    unreadable.add("dead-mail")
+    with pytest.raises(LogError):
+        await log.trace(egress(), egress("audit"))
 
 
 async def test_where_dead_letters_were_taken_from_their_topic_it_may_have_been_one() -> None:

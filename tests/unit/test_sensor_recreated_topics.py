@@ -1,16 +1,17 @@
-"""What a Sensor holds when its trigger topic was deleted and the operator has made it again."""
+"""What a Sensor holds and fires when one of its topics was deleted and made again."""
 
 from __future__ import annotations
 
-from support.memory_sensors import ACTION, GROUP, TRIGGER, MemorySensor, Send
+import pytest
+from support.memory_sensors import ACTION, BUS, GROUP, TRIGGER, MemorySensor, Send
 
 
-def recreate_trigger_topic(world: MemorySensor) -> None:
+def recreate(world: MemorySensor, topic: str = TRIGGER) -> None:
     world.settle()
     world.sleep()
-    world.memory.topics[TRIGGER][0].clear()
+    world.memory.topics[topic][0].clear()
     committed = world.memory.groups[GROUP].committed
-    for partition in [each for each in committed if each[0] == TRIGGER]:
+    for partition in [each for each in committed if each[0] == topic]:
         del committed[partition]
 
 
@@ -46,12 +47,13 @@ def test_firings_of_two_keys_have_two_ids() -> None:
     for order in "xy":
         world.send(Send("a", order, 0))
         world.send(Send("b", order, 0))
-    recreate_trigger_topic(world)
+    recreate(world)
     for order in "xzy":
         world.send(Send("c", order, 0))
     world.settle()
     assert world.actions() == {"three/x: a0 b1 c4": 1, "three/y: a2 b3 c6": 1}
-    assert ids(world) == ["shop.sensor.three.t0.-1", "shop.sensor.three.t0.-3"]
+    places = [each.rpartition(".")[0] for each in ids(world)]
+    assert places == ["shop.sensor.three.t0.-1", "shop.sensor.three.t0.-3"]
 
 
 def test_firings_have_ids_of_their_own_if_the_topic_was_created_twice_again() -> None:
@@ -60,7 +62,20 @@ def test_firings_have_ids_of_their_own_if_the_topic_was_created_twice_again() ->
     for dependency in "abc":
         for order in "xy":
             world.send(Send(dependency, order, 0))
-        recreate_trigger_topic(world)
+        recreate(world)
     assert world.actions() == {"three/x: a0 b2 c4": 1, "three/y: a1 b3 c5": 1}
     assert len(set(ids(world))) == 2
     assert world.changelog() == {}
+
+
+@pytest.mark.parametrize("topic", [TRIGGER, BUS])
+def test_what_fires_at_the_offset_of_an_earlier_firing_has_another_id(topic: str) -> None:
+    world = MemorySensor(1)
+    world.without = "three", "late"
+    for _ in range(2):
+        for dependency in "abc":
+            world.send(Send(dependency, "x", 1))
+        world.settle()
+        recreate(world, topic)
+    assert set(world.actions()) == {"two: a0 b1", "one: c2", "two: a3 b4", "one: c5"}
+    assert len(set(ids(world))) == 4

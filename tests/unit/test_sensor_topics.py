@@ -11,7 +11,8 @@ from support.memory_sensors import sensor
 from knafka.core.errors import LogError
 from knafka.ports.log import Positions
 from knafka.ports.transactions import TransactionalLog
-from knafka.sensor.processor import MissingTopics, Processor
+from knafka.sensor.processor import Processor
+from knafka.sensor.topics import MissingTopics
 
 
 class HalvedLog:

@@ -17,6 +17,7 @@ from confluent_kafka import (
 
 from knafka.clients.kafka.consumers import kafka_new_consumer, kafka_stalled_partitions
 from knafka.clients.kafka.consumers.kafka_stalled_partitions import StalledPartitions
+from knafka.clients.kafka.kafka_statistics import ClientStatistics
 
 TOPIC = "events"
 
@@ -174,3 +175,24 @@ def test_after_looks_that_blocked_in_vain_it_looks_less_often(
         seconds[0] = float(second)
         assert not world.looks(1)
     assert asked_at == [10.0, 30.0, 70.0, 130.0]
+
+
+def test_a_new_consumer_reports_no_statistics(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its end would leave a client's figures behind that nobody has."""
+    opened: list[dict[str, Any]] = []
+
+    def open_one(_: object, configuration: dict[str, Any]) -> World:
+        opened.append(configuration)
+        return world
+
+    monkeypatch.setattr(kafka_new_consumer, "open_client", open_one)
+    connection = {"client.id": "reader", **ClientStatistics(1.0).connection}
+    world.stalled = StalledPartitions(connection)
+    world.stalled.begin([TopicPartition(TOPIC, 0, OFFSET_BEGINNING)])
+    world.end = 7
+    world.looks()
+    (configuration,) = opened
+    assert configuration["client.id"] == "reader"
+    assert not configuration.keys() & ClientStatistics(1.0).connection.keys()

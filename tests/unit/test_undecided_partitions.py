@@ -245,3 +245,16 @@ def test_an_undecided_partition_whose_commit_is_of_another_topic_is_read_from_it
     assert holder.committed == {FIRST: None, SECOND: None}
     assert consumer.starts == {0: OFFSET_BEGINNING, 1: OFFSET_BEGINNING}
     assert consumer.paused == set()
+
+
+def test_commits_of_a_partition_assigned_soon_after_its_topic_was_replaced_name_the_topic(
+    consumer: SensorConsumer, member: TransactionalMember, holder: Holder
+) -> None:
+    """The member hears of the replacement after it has begun at a commit of the new topic."""
+    consumer.silent, consumer.mark = set(), NEW
+    member._replaced._ids.current[TOPIC] = f"{NEW}rest-of-it"
+    read_until(member, lambda: len(holder.held) == 2)
+    member._replaced.note_replaced(TOPIC)
+    read_until(member, lambda: holder.revocations)
+    commits = member.offsets_of({FIRST: OffsetAndMetadata(1), SECOND: OffsetAndMetadata(1)})
+    assert [each.metadata for each in commits] == [mark("", NEW)] * 2

@@ -74,6 +74,10 @@ REPLAY_TOPIC: Final = {
 """Configuration of every replay topic: records are kept for 30 days, and their timestamps are those
 of the log, so that it is known whether an event failed again after it was sent."""
 
+EDITED: Final = "knafkaedited"
+"""Attribute of an event that a replay has edited: the names of the edited attributes, and `data`,
+with commas."""
+
 REPLAY: Final = "knafka-replay"
 """Header of a replayed record (no attribute of the event): replay id, a slash, failure id."""
 

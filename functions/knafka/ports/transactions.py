@@ -68,6 +68,12 @@ class Claims(Protocol):
     """Receives the partitions that a member is assigned and loses; called within `read` and
     `close`, never while a transaction is under way."""
 
+    def not_ready(self, partitions: Collection[Partition]) -> Collection[Partition]:
+        """Return those of these newly assigned partitions that can't be taken over yet, as what is
+        needed for them can't be read now. They aren't read, and are asked about again later. Raises
+        nothing."""
+        ...
+
     def on_assigned(self, partitions: Mapping[Partition, OffsetAndMetadata | None]) -> None:
         """Take over these partitions; each value is what the group has committed, None: nothing. No
         transaction that changes these offsets is under way any more."""

@@ -58,8 +58,10 @@ def fire_or_dead_letter(number: int, key: str, firing: Firing, batch: Batch) -> 
     """Add the action of a firing to the batch, or a dead letter that names its events if no action
     can be written (KN-DLV-09). `key`: the trigger and its correlation key (`records.key_of`);
     `number`: the key's partition of the trigger topic."""
+    last = firing.last
     try:
-        batch.fire(key, firing, f"t{number}.{firing.last.offset}")
+        # The time, as another event has the offset once the topic was deleted and created again.
+        batch.fire(key, firing, f"t{number}.{last.offset}.{last.at}")
     except Exception as error:
         failure = letters.failure_of(error)
         batch.add_dead_letter_of(number, key, firing.events, failure)

@@ -131,7 +131,8 @@ class Handlers:
             )
             try:
                 if route.fires:
-                    event_place = f"e{place.partition}.{place.offset}"
+                    # The time, as in `fire_or_dead_letter`.
+                    event_place = f"e{place.partition}.{place.offset}.{record.timestamp()[1]}"
                     batch.fire(route.key, Firing((event,)), event_place, record.key())
                 else:
                     batch.match(route.key, event, until)

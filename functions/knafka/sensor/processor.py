@@ -40,6 +40,7 @@ from knafka.sensor.counts import SensorCounts
 from knafka.sensor.expiry import Expiry
 from knafka.sensor.ordering import Ordering
 from knafka.sensor.state import State
+from knafka.sensor.topics import check_topics, unreadable_changelogs
 from knafka.sensor.tracing import SensorTracing
 from knafka.sensor.watermark import MIN_ABSENCE_DELAY, WATERMARK_CHECK_INTERVAL
 from knafka.tracing.spans import Tracer
@@ -52,17 +53,6 @@ GATHERING_SECONDS: Final = 0.02
 
 MAX_STEP_BACK: Final = 1_000
 """Most milliseconds by which our clock may be set back while a process runs."""
-
-
-class MissingTopics(LogError):
-    """Raised if topics of the Sensor don't exist: only the operator creates them (BUS-S12)."""
-
-    def __init__(self, topics: Sequence[str]) -> None:
-        super().__init__(
-            f"missing topics: {', '.join(topics)}; the operator creates a Sensor's own topics"
-            " again, and its Broker's or channel's topic comes back with that",
-            unknown_topic=True,
-        )
 
 
 class Processor:
@@ -105,23 +95,8 @@ class Processor:
         self._expiry = Expiry(sensor, self._rules, self._state, self._ordering)
 
     def check_topics(self) -> None:
-        """Check that the Sensor's topics exist, as Kafka doesn't report a missing one to a group's
-        member. Raises `MissingTopics`, which names all missing ones, or another `LogError`."""
-        sensor, missing = self._sensor, list[str]()
-        for topic in (
-            sensor.topic,
-            sensor.trigger_topic,
-            sensor.changelog_topic,
-            sensor.action_topic,
-        ):
-            try:
-                self._log.reachable_ends(topic)  # also if a partition has no leader
-            except LogError as error:
-                if not error.unknown_topic:
-                    raise
-                missing.append(topic)
-        if missing:
-            raise MissingTopics(missing)
+        """Check that the Sensor's topics exist. Raises `MissingTopics` or another `LogError`."""
+        check_topics(self._sensor, self._log)
 
     def step(self, now: int, patience: float = GATHERING_SECONDS) -> int:
         """Handle the records that come within `patience` seconds, and the timers due at `now` (ms
@@ -259,6 +234,12 @@ class Processor:
 
     # Partitions
 
+    def not_ready(self, partitions: Collection[Partition]) -> Collection[Partition]:
+        """Return those of the trigger topic whose held events can't be read now."""
+        numbers = [each.number for each in partitions if each.topic == self._sensor.trigger_topic]
+        unreadable = unreadable_changelogs(self._sensor, self._log, numbers)
+        return [Partition(self._sensor.trigger_topic, number) for number in unreadable]
+
     def on_assigned(self, partitions: Mapping[Partition, OffsetAndMetadata | None]) -> None:
         """Take over partitions; for those of the trigger topic, restore the held events from the
         changelog."""
@@ -343,6 +324,13 @@ class Processor:
             log.warning("a transaction was aborted, and its records are read again: %s", error)
             for number, key, _ in batch.changed:
                 self._state.set_timers(number, key)
+            changed = {number for number, _, _ in batch.changed}
+            if unreadable := unreadable_changelogs(self._sensor, self._log, changed):
+                # Each transaction with these partitions would be aborted, with others' records.
+                raise LogError(
+                    f"partitions {sorted(unreadable)} of {self._sensor.changelog_topic} can't be"
+                    " reached: begin anew without them"
+                ) from error
             return
         self._ordering.note_batch_committed(batch)
         self._refused.clear()

@@ -6,7 +6,7 @@ older records aren't read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -34,6 +34,8 @@ class TopicSearch:
     """Number of offsets since the given time."""
     covers_topic: bool = False
     """Whether the search covers the whole topic, since no record is older than the given time."""
+    leaderless: Collection[int] = ()
+    """Partitions that can't be searched, as they have no leader."""
 
     @property
     def ended(self) -> bool:
@@ -64,6 +66,16 @@ def holds_event_with(id_: str, source: str | None) -> Callable[[Record], bool]:
     return is_same_event
 
 
+def is_traceable(record: Record) -> bool:
+    """Whether a record holds a valid event: a search also finds records that have only an event's
+    id."""
+    try:
+        read(record.headers(), record.value())
+    except InvalidEvent:
+        return False
+    return True
+
+
 def _content_type(headers: Mapping[str, bytes | None]) -> str:
     """Return the record's `content-type` header; empty if it has none."""
     content_types = (value for name, value in headers.items() if name.lower() == CONTENT_TYPE)
@@ -86,11 +98,14 @@ def run_search(
     settings = {"queued.max.messages.kbytes": SEARCH_QUEUE_KILOBYTES}
     try:
         with RangeReader(connection, "knafka-trace", settings) as reader:
-            spans = reader.spans(search.topic)
+            search.leaderless = reader.leaderless(search.topic)
+            spans = reader.spans(search.topic, search.leaderless)
             starts = reader.offsets_since(search.topic, spans, since)
             ends = {number: end for number, (_, end) in spans.items()}
             search.offsets_total = sum(ends[number] - start for number, start in starts.items())
-            search.covers_topic = all(start == spans[number][0] for number, start in starts.items())
+            search.covers_topic = not search.leaderless and all(
+                start == spans[number][0] for number, start in starts.items()
+            )
             while any(ends[number] > start for number, start in starts.items()):
                 chunk_starts = {
                     number: max(starts[number], end - SEARCH_CHUNK_OFFSETS)

@@ -209,10 +209,15 @@ def _print_records(
     """
     shown = 0
     matches = all_of(predicates)
+
+    def note(text: str) -> None:
+        """Report what isn't shown, on stderr."""
+        typer.echo(f"knafka: {text}", err=True)
+
     try:
-        for record in tailing.tail_records(view.connection(owner), topics, tail):
+        for record in tailing.tail_records(view.connection(owner), topics, tail, note):
             if (problem := tailing.problem_of(record)) is not None:
-                typer.echo(f"knafka: {problem}", err=True)
+                note(problem)
                 continue
             line = tailing.line_of(record, matches, format_)
             if line is not None:

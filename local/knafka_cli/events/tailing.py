@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, TypeAlias, cast
@@ -19,7 +19,7 @@ from knafka.core.filters import Predicate
 from knafka.core.times import moment
 from knafka.ports.log import Record
 from knafka_client.topics.dead_letters import parse_dead_letter, printable
-from knafka_client.topics.ranges import RangeReader
+from knafka_client.topics.ranges import RangeReader, leaderless_text
 
 TAIL_POLL_INTERVAL: Final = 0.5
 """Seconds that a poll waits for an event, and so the longest delay of Ctrl-C."""
@@ -64,17 +64,21 @@ class TailStart:
 
 
 def tail_records(
-    connection: Mapping[str, Any], topics: Sequence[str], tail: TailStart
+    connection: Mapping[str, Any],
+    topics: Sequence[str],
+    tail: TailStart,
+    note: Callable[[str], None],
 ) -> Iterator[Record]:
     """Yield the existing records of the topics that `tail` selects, oldest first, and then each new
     record, for ever.
 
     Beyond `ORDERED_RECORDS`, existing records are in order within each partition only. A topic that
-    doesn't exist is skipped. `connection` is librdkafka's configuration. Raises `LogError` if a
-    topic can't be read, and `TopicsMissing` if none exists.
+    doesn't exist is skipped; so are partitions without a leader, of which `note` is told in a
+    sentence. `connection` is librdkafka's configuration. Raises `LogError` if a topic can't be
+    read, and `TopicsMissing` if none exists.
     """
     with RangeReader(connection, "knafka-tail") as reader:
-        starts, ends = _offsets_to_read(reader, topics, tail)
+        starts, ends = _offsets_to_read(reader, topics, tail, note)
         reader.consumer.assign([TopicPartition(*place, start) for place, start in starts.items()])
         # The existing records of all partitions are ordered before the first one is yielded.
         unread = {place for place, start in starts.items() if start < ends[place]}
@@ -104,19 +108,26 @@ TopicAndPartition: TypeAlias = tuple[str, int]
 
 
 def _offsets_to_read(
-    reader: RangeReader, topics: Sequence[str], tail: TailStart
+    reader: RangeReader, topics: Sequence[str], tail: TailStart, note: Callable[[str], None]
 ) -> tuple[Mapping[TopicAndPartition, int], Mapping[TopicAndPartition, int]]:
     """Return for each partition of these topics the offset from which `tail` reads it, and its end
-    offset now. Topics that don't exist are skipped. Raises `LogError`, and `TopicsMissing` if none
-    exists."""
+    offset now. Topics that don't exist are skipped, and partitions without a leader, which are
+    named to `note`. Raises `LogError`, and `TopicsMissing` if no topic exists."""
     starts, ends = dict[TopicAndPartition, int](), dict[TopicAndPartition, int]()
+    unread = ""
     for topic in topics:
         try:
-            spans = reader.spans(topic)
+            leaderless = reader.leaderless(topic)
+            spans = reader.spans(topic, leaderless)
         except LogError as error:
             if not error.unknown_topic:
                 raise
             continue
+        if leaderless:
+            note(f"{leaderless_text(topic, leaderless)}: events there aren't shown")
+            if not spans:
+                unread = topic
+                continue
         since = {} if tail.since is None else reader.offsets_since(topic, spans, tail.since)
         most_existing = 0 if tail.last is None and tail.since is None else tail.last
         for number, (low, end) in spans.items():
@@ -124,6 +135,8 @@ def _offsets_to_read(
             start = low if most_existing is None else max(low, end - most_existing)
             ends[topic, number] = end
             starts[topic, number] = max(start, since.get(number, low))
+    if not ends and unread:
+        raise LogError(f"no partition of {unread} has a leader")
     if not ends:
         raise TopicsMissing(topics)
     return starts, ends

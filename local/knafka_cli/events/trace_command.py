@@ -46,6 +46,7 @@ from knafka_client.declared.declared_source import (
 from knafka_client.state.installation import CHANNEL_PREFIX, DEFAULT_DATA
 from knafka_client.topics import replaying
 from knafka_client.topics.dead_letters import printable
+from knafka_client.topics.ranges import leaderless_text
 
 
 def add_to(app: typer.Typer) -> None:
@@ -116,7 +117,7 @@ def trace(
     if zipkin:
         traces = [_with_zipkin_steps(view, record_trace, zipkin) for record_trace in traces]
     if as_json:
-        complete = all(search.ended for search in searches)
+        complete = all(search.ended and not search.leaderless for search in searches)
         typer.echo(
             json.dumps(
                 {"complete": complete, "events": [asdict(record_trace) for record_trace in traces]},
@@ -133,6 +134,9 @@ def trace(
                 f"of {search.topic} were not searched",
                 err=True,
             )
+        if search.leaderless:
+            unsearched = leaderless_text(search.topic, search.leaderless)
+            typer.echo(f"knafka: {unsearched}: events there were not searched", err=True)
     if not traces:
         typer.echo(f"knafka: {_not_found_message(view, id_, source, moment, searches)}", err=True)
         raise typer.Exit(EXIT_FAILED)
@@ -141,7 +145,7 @@ def trace(
 def _trace_records(view: DeclaredView, ingress: Ingress, search: TopicSearch) -> Sequence[Trace]:
     """Return a trace, through the Triggers of the Broker `ingress`, of each record that a search
     has found. Raises `LogError` and `KafkaNotReached`."""
-    records = [record for record in search.matching_records if tracing.is_traceable(record)]
+    records = [record for record in search.matching_records if searching.is_traceable(record)]
     if not records:
         return []
     configuration = view.connection(ingress)

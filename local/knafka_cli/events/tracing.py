@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 from knafka.core.contract import Egress
 from knafka.core.dead_letter import timestamp
 from knafka.core.delivery import Reason
-from knafka.core.errors import InvalidEvent
+from knafka.core.errors import LogError
 from knafka.core.events.kafka_binding import Envelope, read
 from knafka.core.filters import why_not
 from knafka.core.progress import DeliveryStage, DeliveryState, decode, policy_of
@@ -32,7 +32,7 @@ from knafka_client.topics.dead_letters import (
     printable,
     read_topic,
 )
-from knafka_client.topics.ranges import RangeReader
+from knafka_client.topics.ranges import RangeReader, TopicMarks
 from knafka_operator.kafka.egresses import replay_egress
 
 _DELIVERED_OR_TABLED: Final = (
@@ -61,6 +61,8 @@ class TracedState(StrEnum):
     """The Trigger is done with the event."""
     DEAD_LETTER = "dead letter"
     """The event could not be delivered, and is kept."""
+    UNKNOWN = "unknown"
+    """Kafka doesn't say, as if a partition of the dead-letter topic has no leader."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,15 +125,15 @@ async def trace_record(
 ) -> Trace:
     """Trace a record through the Triggers of its Broker: one delivery for each of `egresses`.
 
-    `broker` is the Broker's name, and `paused` are the names of paused Triggers. Raises `LogError`,
-    and `InvalidEvent` if the record holds no event.
+    `broker` is the Broker's name, and `paused` are the names of paused Triggers. Raises `LogError`
+    if no delivery can be traced, and `InvalidEvent` if the record holds no event.
     """
     envelope = read(record.headers(), record.value())
     topics = await admin.topics()
-    deliveries = [
+    deliveries = (
         _trace_delivery(admin, read_commits, record, envelope, egress, topics, paused)
         for egress in egresses
-    ]
+    )
     attributes = envelope.attributes
     return Trace(
         attributes["id"],
@@ -142,9 +144,26 @@ async def trace_record(
         record.partition(),
         record.offset(),
         timestamp(record.timestamp()[1] / 1000),
-        await asyncio.gather(*deliveries),
+        _known_or_not(egresses, await asyncio.gather(*deliveries, return_exceptions=True)),
         *trace_context(envelope),
     )
+
+
+def _known_or_not(
+    egresses: Sequence[Egress], traced: Sequence[TracedDelivery | BaseException]
+) -> Sequence[TracedDelivery]:
+    """Return the deliveries; those that Kafka said nothing of are unknown. Raises the first error
+    if all are, and any other error than a `LogError`."""
+    errors = [outcome for outcome in traced if isinstance(outcome, BaseException)]
+    for error in errors:
+        if len(errors) == len(traced) or not isinstance(error, LogError):
+            raise error
+    return [
+        TracedDelivery(trigger_name_of(egress), TracedState.UNKNOWN, str(outcome))
+        if isinstance(outcome, BaseException)
+        else outcome
+        for egress, outcome in zip(egresses, traced, strict=True)
+    ]
 
 
 def trace_context(envelope: Envelope) -> tuple[str, bool]:
@@ -361,23 +380,14 @@ async def _find_replays(
     return replays
 
 
-def is_traceable(record: Record) -> bool:
-    """Whether a record holds a valid event: a search also finds records that have only an event's
-    id."""
-    try:
-        read(record.headers(), record.value())
-    except InvalidEvent:
-        return False
-    return True
-
-
 def commits_reader(connection: Mapping[str, Any]) -> ReadCommits:
     """Return a function that reads commits from the Kafka of this librdkafka configuration, without
     joining the group."""
+    marks = TopicMarks(connection)
 
     def read_commits(group: str, topic: str, partitions: Collection[int]) -> Commits:
         """Return the group's commits for these partitions."""
-        with RangeReader(connection, group) as reader:
+        with RangeReader(connection, group, marks=marks) as reader:
             return reader.committed(topic, partitions)
 
     return read_commits

@@ -21,6 +21,7 @@ from knafka.core.contract import Egress, Ingress, Sink
 from knafka.core.dead_letter import (
     ATTEMPT_LOG,
     ATTRIBUTE_PREFIX,
+    EDITED,
     OMITTED,
     logged_attempts,
     timestamp,
@@ -303,7 +304,8 @@ async def read_replay_times(admin: LogAdmin, egress: Egress) -> ReplayTimes:
     Trigger's replay topic. Raises `LogError`."""
     sent: dict[bytes, int] = {}
     for record in await read_topic(admin, replay_topic(egress), MOST_RECORDS_READ):
-        digest = _event_digest(record)
+        edited = dict(record.headers() or ()).get(f"ce_{EDITED}") or b""
+        digest = _event_digest(record, with_data=b"data" not in edited.split(b","))
         sent[digest] = max(sent.get(digest, 0), record.timestamp()[1])
     return sent
 
@@ -311,14 +313,17 @@ async def read_replay_times(admin: LogAdmin, egress: Egress) -> ReplayTimes:
 def replayed_at(record: Record, sent: ReplayTimes) -> int | None:
     """Return when this dead letter was last sent again, by `sent` (ms since the Unix epoch); None
     if it has not been sent again since it failed."""
-    replayed = sent.get(_event_digest(record))
-    return replayed if replayed is not None and replayed >= record.timestamp()[1] else None
+    digests = (_event_digest(record, with_data=with_data) for with_data in (True, False))
+    replayed = max(sent.get(digest, 0) for digest in digests)
+    return replayed if replayed >= record.timestamp()[1] else None
 
 
-def _event_digest(record: Record) -> bytes:
-    """Return a digest of the record's event: its id, source and data."""
+def _event_digest(record: Record, *, with_data: bool) -> bytes:
+    """Return a digest of the record's event: its id and source, which no replay edits, and, with
+    `with_data`, its data."""
     headers = dict(record.headers() or ())
-    parts = [headers.get("ce_id") or b"", headers.get("ce_source") or b"", record.value() or b""]
+    parts = [headers.get("ce_id") or b"", headers.get("ce_source") or b""]
+    parts += [record.value() or b""] if with_data else []
     return hashlib.sha256(b"".join(b"%d:%s" % (len(part), part) for part in parts)).digest()
 
 

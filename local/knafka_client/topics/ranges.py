@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from threading import Lock
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
@@ -16,17 +17,20 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from knafka.clients.kafka.consumers.kafka_topic_marks import read_topic_mark
 from knafka.clients.kafka.kafka_client import log_error_of, open_admin, open_client
 from knafka.clients.kafka.kafka_commits import metadata_of, topic_mark_of, with_epochs
-from knafka.clients.kafka.kafka_requests import read_watermarks
+from knafka.clients.kafka.kafka_requests import REQUEST_RETRY_INTERVAL, read_watermarks
 from knafka.core.commit_metadata import is_of_another, mark
 from knafka.core.errors import LogError
 from knafka.ports.log import Commits, OffsetAndMetadata, Record
 from knafka.ports.shared_log import GroupHasMembers
 
 if TYPE_CHECKING:
-    from confluent_kafka.admin import AdminClient
+    from confluent_kafka.admin import AdminClient, PartitionMetadata
 
 KAFKA_ANSWER_TIMEOUT: Final = 15.0
 """Seconds for one request to Kafka."""
+LEADER_TIMEOUT: Final = 3.0
+"""Seconds for which partitions without a leader are waited for: enough for another to be
+elected."""
 READ_BATCH_RECORDS: Final = 1000
 """The most records that `records` takes from the client at once."""
 BATCH_WAIT: Final = 0.1
@@ -46,19 +50,43 @@ _GROUP_HAS_MEMBERS_ERRORS: Final = frozenset(
 """Errors by which Kafka refuses a commit from outside a group that has members."""
 
 
+class TopicMarks:
+    """The marks of topics in one Kafka, as they were when they were first needed; several readers
+    may share it, also on several threads."""
+
+    def __init__(self, connection: Mapping[str, Any]) -> None:
+        """`connection` is the librdkafka configuration that reaches Kafka; a client is opened at
+        the first use."""
+        self._connection = connection
+        self._lock = Lock()
+        self._admin: AdminClient | None = None
+        self._marks: dict[str, str] = {}
+
+    def get(self, topic: str) -> str:
+        """Return the mark of the topic that had this name when this was first called. Raises
+        `KafkaException`."""
+        with self._lock:
+            if topic not in self._marks:
+                if self._admin is None:
+                    self._admin = open_admin(self._connection, lambda error: None)
+                self._marks[topic] = read_topic_mark(self._admin, topic, KAFKA_ANSWER_TIMEOUT)
+            return self._marks[topic]
+
+
 class RangeReader:
     """Reads ranges of offsets; use it with `with`, in one thread. All methods raise `LogError`."""
 
     def __init__(
-        self, connection: Mapping[str, Any], group: str, settings: Mapping[str, Any] | None = None
+        self,
+        connection: Mapping[str, Any],
+        group: str,
+        settings: Mapping[str, Any] | None = None,
+        marks: TopicMarks | None = None,
     ) -> None:
         """`connection` is the librdkafka configuration that reaches Kafka, and `settings` are
         further librdkafka settings. `group` is the consumer group whose offsets `committed` reads
-        and `commit` sets."""
-        self._connection = connection
-        self._admin: AdminClient | None = None
-        self._marks: dict[str, str] = {}
-        """Marks of topics, as they were when they were first needed."""
+        and `commit` sets. `marks` are shared with other readers; None: this one has its own."""
+        self._marks = marks or TopicMarks(connection)
         self.consumer = open_client(
             Consumer,
             {
@@ -85,16 +113,37 @@ class RangeReader:
         if isinstance(error, KafkaException):
             raise log_error_of(error.args[0]) from error
 
-    def spans(self, topic: str) -> dict[int, tuple[int, int]]:
+    def leaderless(self, topic: str) -> Collection[int]:
+        """Return the partitions of a topic that have no leader, so that they can't be read; one
+        that gets its leader within `LEADER_TIMEOUT` seconds has one. A topic that doesn't exist
+        raises `LogError`, too."""
+        deadline = time.monotonic() + LEADER_TIMEOUT
+        while True:
+            partitions = self._partitions(topic)
+            leaderless = [number for number, each in partitions.items() if each.leader < 0]
+            if not leaderless or time.monotonic() > deadline:
+                return leaderless
+            time.sleep(REQUEST_RETRY_INTERVAL)
+
+    def spans(self, topic: str, without: Collection[int] = ()) -> dict[int, tuple[int, int]]:
         """Return the first offset of each partition of a topic, and its end offset: the one after
-        its last record. A topic that doesn't exist raises `LogError`, too."""
+        its last record. `without`: partitions to leave out; others raise `LogError` if they have no
+        leader. A topic that doesn't exist raises `LogError`, too."""
+        numbers = [number for number in self._partitions(topic) if number not in without]
         try:
-            metadata = self.consumer.list_topics(topic, timeout=KAFKA_ANSWER_TIMEOUT).topics[topic]
-            if metadata.error is not None:
-                raise log_error_of(metadata.error)
-            return read_watermarks(self.consumer, topic, metadata.partitions, KAFKA_ANSWER_TIMEOUT)
+            return read_watermarks(self.consumer, topic, numbers, KAFKA_ANSWER_TIMEOUT)
         except KafkaException as error:
             raise log_error_of(error.args[0]) from error
+
+    def _partitions(self, topic: str) -> Mapping[int, PartitionMetadata]:
+        """Return what Kafka says of each partition of a topic."""
+        try:
+            metadata = self.consumer.list_topics(topic, timeout=KAFKA_ANSWER_TIMEOUT).topics[topic]
+        except KafkaException as error:
+            raise log_error_of(error.args[0]) from error
+        if metadata.error is not None:
+            raise log_error_of(metadata.error)
+        return metadata.partitions
 
     def offsets_since(self, topic: str, spans: OffsetSpans, since: float) -> dict[int, int]:
         """Return the offset of each partition's first record since a time, in seconds since the
@@ -122,7 +171,7 @@ class RangeReader:
         present topic, not of an earlier one of that name."""
         topic_partitions = [TopicPartition(topic, number) for number in partitions]
         try:
-            present = self._mark_of(topic)
+            present = self._marks.get(topic)
             positions = self.consumer.committed(topic_partitions, timeout=KAFKA_ANSWER_TIMEOUT)
         except KafkaException as error:
             raise log_error_of(error.args[0]) from error
@@ -134,15 +183,6 @@ class RangeReader:
             for position in positions
             if position.offset >= 0 and not is_of_another(topic_mark_of(position), present)
         }
-
-    def _mark_of(self, topic: str) -> str:
-        """Return the mark of the topic that had this name when this was first called. Raises
-        `KafkaException`."""
-        if topic not in self._marks:
-            if self._admin is None:
-                self._admin = open_admin(self._connection, lambda error: None)
-            self._marks[topic] = read_topic_mark(self._admin, topic, KAFKA_ANSWER_TIMEOUT)
-        return self._marks[topic]
 
     def commit(self, positions: Sequence[TopicPartition]) -> None:
         """Commit these offsets for the group, each with its metadata.
@@ -159,7 +199,7 @@ class RangeReader:
                     entry.topic,
                     entry.partition,
                     entry.offset,
-                    mark(entry.metadata or "", self._mark_of(entry.topic)),
+                    mark(entry.metadata or "", self._marks.get(entry.topic)),
                 )
                 for entry in positions
             ]
@@ -228,3 +268,11 @@ class RangeReader:
             if not error.retriable():
                 raise log_error_of(error)
         return None
+
+
+def leaderless_text(topic: str, numbers: Collection[int]) -> str:
+    """Return the beginning of a sentence about partitions of a topic that have no leader."""
+    names = ", ".join(map(str, sorted(numbers)))
+    if len(numbers) == 1:
+        return f"partition {names} of {topic} has no leader"
+    return f"partitions {names} of {topic} have no leader"

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from knafka.core.contract import Egress
+from knafka.core.errors import LogError
 from knafka.core.numbering import Numbering
 from knafka.core.sensor import records
 from knafka.core.sensor.contract import SensorContract
@@ -121,6 +122,8 @@ class TopicLagCheck(LagCheck):
         """The topics that are read together; mostly one."""
         self.triggers: dict[str, ScaledTrigger] = {}
         """The Triggers that read these topics, by the scaler's id."""
+        self._last_lags: dict[str, Mapping[str, Lag]] = {}
+        """The last known lag of each group, by topic, of topics that are read together."""
 
     async def check(self) -> None:
         """Read the lags of all Triggers in one request, and scale each of them."""
@@ -155,11 +158,29 @@ class TopicLagCheck(LagCheck):
                 self._scale_by_lag(trigger, lags.get(egress.group))
 
     async def _read_lags(self, groups: Sequence[str]) -> Mapping[str, Lag]:
-        """Return the lag of each group over all topics that are read together. Raises
-        `LogError`."""
+        """Return the lag of each group over all topics that are read together. For a topic that
+        can't be read, as no partition has a leader, the last lag that is known counts, if events of
+        other topics wait; else raises `LogError`."""
         if len(self.names) == 1:
             return await self.kafka.lags(groups, self.names[0])
-        lags_by_topic = [await self.kafka.lags(groups, topic) for topic in self.names]
+        answers = await asyncio.gather(
+            *(self.kafka.lags(groups, topic) for topic in self.names), return_exceptions=True
+        )
+        failures = [answer for answer in answers if isinstance(answer, BaseException)]
+        read = [answer for answer in answers if not isinstance(answer, BaseException)]
+        has_lag = any(lag.total for lags in read for lag in lags.values())
+        for failure in failures:
+            if not (has_lag and _may_pass(failure)):
+                raise failure
+        for topic, answer in zip(self.names, answers, strict=True):
+            if not isinstance(answer, BaseException):
+                self._last_lags[topic] = {**self._last_lags.get(topic, {}), **answer}
+        lags_by_topic = [
+            {group: self._last_lags.get(topic, {}).get(group, Lag({})) for group in groups}
+            if isinstance(answer, BaseException)
+            else answer
+            for topic, answer in zip(self.names, answers, strict=True)
+        ]
         return {
             group: merge_lags(self.names, [lags[group] for lags in lags_by_topic])
             for group in groups
@@ -193,6 +214,11 @@ class TopicLagCheck(LagCheck):
             return
         while len(holds) < scale.replicas:
             holds.open(scale.cause)
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Whether a topic may be read later without a change, unlike one that is missing or denied."""
+    return isinstance(error, LogError) and error.retriable and not error.unknown_topic
 
 
 def merge_lags(topics: Sequence[str], lags: Sequence[Lag]) -> Lag:

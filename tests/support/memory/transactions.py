@@ -68,6 +68,8 @@ class MemoryTransactions:
         """The one in which it has read."""
         self._next: dict[Partition, int] = {}
         self._paused: set[Partition] = set()
+        self._held_back: set[Partition] = set()
+        """Those for which `Claims` isn't ready."""
         self._told: dict[Partition, int] = {}
         self._turn = 0
         self._broken: LogError | None = None
@@ -155,6 +157,8 @@ class MemoryTransactions:
             raise TransactionAborted("the partitions have gone to other members")
         if any(len(each.metadata) > MAX_METADATA for each in offsets.values()):
             raise TransactionAborted("the metadata of an offset is too long", retriable=False)
+        if any((each.topic, each.partition) in memory.unreachable for each in outputs):
+            raise TransactionAborted("a partition has no leader")
         for each in outputs:
             if each.topic not in memory.topics:
                 raise TransactionAborted(
@@ -181,6 +185,8 @@ class MemoryTransactions:
     def read_all(self, topic: str, partition: int) -> Iterator[Sequence[Record]]:
         self._check()
         self._existing(topic)
+        if Partition(topic, partition) in self._memory.unreachable:
+            raise LogError(f"partition {partition} of {topic} has no leader")
         self._memory.transactions.await_records(topic)
         found = self._records(Partition(topic, partition))
         records = [each for each in found if not isinstance(each, Marker)]
@@ -275,12 +281,15 @@ class MemoryTransactions:
     def _sync(self) -> None:
         if self._member is None or self._member not in self._coordinator:
             self._revoke(set(self._next))
+            self._held_back.clear()
             self._member = self._coordinator.join(self._topics, self._id)
         layout = {each: len(found) for each, found in self._memory.topics.items()}
         lost, new = self._coordinator.sync(self._member, layout)
-        self._revoke(lost)
+        self._revoke(lost - self._held_back)
         self._generation = self._coordinator.generation
-        self._assign(sorted(new))
+        assigned = new | self._held_back - lost
+        self._held_back = set(self._claims.not_ready(assigned)) if assigned else set()
+        self._assign(sorted(assigned - self._held_back))
         self._start_anew()
 
     def _revoke(self, places: set[Partition]) -> None:

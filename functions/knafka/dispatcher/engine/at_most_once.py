@@ -75,6 +75,9 @@ class ConfirmedReader:
         self._limit = limit
         self._uncommitted: list[Record] = []
         """Records that were read and whose offsets are not committed yet."""
+        self._uncommitted_ends: dict[int, int] = {}
+        """Ends that were reached, as the inner reader reports each only once, and that `ends`
+        doesn't have yet as their commit isn't confirmed, by partition."""
         self._next_offsets: dict[int, int] = {}
         """The offset to read next, by assigned partition."""
         self._committed: dict[int, int] = {}
@@ -111,13 +114,15 @@ class ConfirmedReader:
             if offset >= self._next_offsets.get(number, offset + 1):
                 self._next_offsets[number] = offset + 1
                 self._uncommitted.append(record)
+                self._uncommitted_ends.pop(number, None)
         reached_ends = {
             number: end for number, end in self._reader.ends.items() if number in self._next_offsets
         }
         self._next_offsets.update(reached_ends)
+        self._uncommitted_ends.update(reached_ends)
         if not await self._commit():
             return ()
-        self.ends = reached_ends
+        self.ends, self._uncommitted_ends = self._uncommitted_ends, {}
         records, self._uncommitted = self._uncommitted, []
         return records
 
@@ -199,7 +204,12 @@ class ConfirmedReader:
     def _drop(self, partitions: Iterable[int]) -> None:
         """Forget these partitions and their uncommitted records, which the next owner reads."""
         for number in partitions:
-            for by_partition in (self._next_offsets, self._committed, self._settled):
+            for by_partition in (
+                self._next_offsets,
+                self._committed,
+                self._settled,
+                self._uncommitted_ends,
+            ):
                 by_partition.pop(number, None)
         self._uncommitted = [
             record for record in self._uncommitted if record.partition() in self._next_offsets

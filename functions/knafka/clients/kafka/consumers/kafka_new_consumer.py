@@ -15,6 +15,7 @@ from typing import Final, TypeVar
 from confluent_kafka import Consumer, Message, TopicPartition
 
 from knafka.clients.kafka.kafka_client import READING, Connection, PartitionKey, open_client
+from knafka.clients.kafka.kafka_statistics import without_statistics
 
 GROUP_PREFIX: Final = "knafka-probe"
 """Prefix of the group id that librdkafka requires; Kafka never sees it."""
@@ -33,7 +34,8 @@ def ask_new_consumer(
     of its first message that is an answer (None: it is none), within `timeout` seconds. `assign`
     assigns the positions. Raises `LogError` and `KafkaException`."""
     group = f"{GROUP_PREFIX}-{uuid.uuid4().hex[:8]}"
-    configuration = {**READING, **connection, "group.id": group, "log_level": 0}
+    own = {"group.id": group, "log_level": 0}
+    configuration = {**READING, **without_statistics(connection), **own}
     answers: dict[PartitionKey, T] = {}
     deadline = time.monotonic() + timeout
     with closing(open_client(Consumer, configuration)) as consumer:

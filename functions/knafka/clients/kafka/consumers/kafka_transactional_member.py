@@ -103,7 +103,7 @@ class TransactionalMember(GroupConsumer):
         self._refusal: LogError | None = None
         """The error that every read raises from now on."""
         self._stalled = StalledPartitions(connection)
-        self._undecided = UndecidedPartitions(connection)
+        self._undecided = UndecidedPartitions(connection, claims.not_ready)
         super().__init__({**CONSUMER_SETTINGS, **connection}, group, topics, protocol)
         self._ids_thread = ReplacedTopicsThread(connection, topics)
         self._replaced = self._ids_thread.replaced
@@ -202,7 +202,7 @@ class TransactionalMember(GroupConsumer):
         for partition in [*self.owned, *self._undecided.partitions]:
             if partition.topic in replaced or partition in others:
                 log.warning(OF_ANOTHER_TOPIC, partition.number, partition.topic)
-                self._restart(partition, TopicPartition(*partition, OFFSET_BEGINNING))
+                self._restart(partition, TopicPartition(*partition, OFFSET_BEGINNING), True)
 
     def _start_anew(self, message: Message) -> None:
         """Read a partition from where its log was cut, or from its start, as its offset no longer
@@ -222,8 +222,11 @@ class TransactionalMember(GroupConsumer):
             self._replaced.hasten()  # it restarts other partitions of the topic, too
         self._restart(partition, restart)
 
-    def _restart(self, partition: Partition, restart: TopicPartition) -> None:
-        """Read a partition from another position, and report it to `Claims` as assigned anew."""
+    def _restart(
+        self, partition: Partition, restart: TopicPartition, is_of_present: bool = False
+    ) -> None:
+        """Read a partition from another position, and report it to `Claims` as assigned anew;
+        `is_of_present` is `CommittedTopics.restart`'s."""
         self.consumer.incremental_unassign([restart])
         self.consumer.incremental_assign([restart])
         if self._undecided.drop([restart]):
@@ -234,7 +237,7 @@ class TransactionalMember(GroupConsumer):
         # Assigned without a commit: the group's commit is of records that are gone.
         self.owned[partition] = None if restart.offset < 0 else OffsetAndMetadata(restart.offset)
         if restart.offset < 0:
-            self._committed_topics.restart(partition)
+            self._committed_topics.restart(partition, is_of_present)
         self._epochs[partition] = epoch_of(restart)
         self._call_claims(self._claims.on_assigned, {partition: None})
 
@@ -269,10 +272,8 @@ class TransactionalMember(GroupConsumer):
     def last_committed(self) -> Offsets:
         """Return the last commit of any owned partition, to be made again; empty if there is
         none."""
-        for partition, commit in self.owned.items():
-            if commit is not None:
-                return {partition: commit}
-        return {}
+        commits = ({key: commit} for key, commit in self.owned.items() if commit is not None)
+        return next(commits, {})
 
     def offsets_of(self, offsets: Offsets) -> list[TopicPartition]:
         """Return these offsets as confluent-kafka's objects, with the leader epochs of the records

@@ -1,17 +1,18 @@
 """Holds back partitions while it isn't known whether their commits' metadata hold.
 
 A Sensor can't begin without the metadata, or events would count twice, nor with metadata that speak
-of lost records, or events in their place would be skipped (`kafka_elections`). If Kafka doesn't
-answer in time, as for a partition without a leader, the partition stays assigned, but it is paused
-and its member doesn't own it yet. Kafka is asked again between reads, less and less often, while
-the other partitions are read.
+of lost records, or events in their place would be skipped (`kafka_elections`). Nor can it begin
+without what it holds for the partition, which it reads from another topic (`Claims.not_ready`). If
+Kafka doesn't answer in time, as for a partition without a leader, the partition stays assigned, but
+it is paused and its member doesn't own it yet. Kafka is asked again between reads, less and less
+often, while the other partitions are read.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final, TypeAlias
 
 from confluent_kafka import Consumer, TopicPartition
@@ -45,9 +46,15 @@ _Decided: TypeAlias = Sequence[tuple[TopicPartition, LeaderElection]]
 class UndecidedPartitions:
     """The assigned partitions of one consumer that it may not read yet; used on its thread."""
 
-    def __init__(self, connection: Connection) -> None:
-        """Begin without partitions; `connection` is that of the consumer."""
+    def __init__(
+        self,
+        connection: Connection,
+        not_ready: Callable[[Collection[Partition]], Collection[Partition]],
+    ) -> None:
+        """Begin without partitions; `connection` is that of the consumer. `not_ready`: as
+        `Claims.not_ready`."""
         self._connection = connection
+        self._not_ready = not_ready
         self._commits: dict[Partition, TopicPartition] = {}
         self._interval = MIN_ASK_INTERVAL
         self._ask_at = 0.0
@@ -67,7 +74,7 @@ class UndecidedPartitions:
         for entry in undecided:
             log.warning(
                 "partition %d of %s isn't read yet: Kafka doesn't say whether its log has lost its "
-                "end; it is asked again",
+                "end, or what is held for it can't be read; Kafka is asked again",
                 *(entry.partition, entry.topic),
             )
         if undecided:
@@ -109,10 +116,11 @@ class UndecidedPartitions:
         """Ask Kafka whether a leader was elected since each commit (`elections_since`, with
         `reach_timeout`). Return the decided commits, and note the others in `_commits`."""
         elections = elections_since(consumer, self._connection, committed, reach_timeout)
+        not_ready = self._not_ready([_partition_of(entry) for entry in committed])
         decided: list[tuple[TopicPartition, LeaderElection]] = []
         for entry in committed:
             election = elections.get(_partition_of(entry), NO_ELECTION)
-            if not election.is_answered:
+            if not election.is_answered or _partition_of(entry) in not_ready:
                 self._commits[_partition_of(entry)] = entry
                 continue
             # A Kafka that answers without leader epochs will never say more.
