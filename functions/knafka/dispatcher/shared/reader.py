@@ -132,21 +132,27 @@ class GroupReader:
         Raises `LogError`."""
         loop, limit = asyncio.get_running_loop(), min(limit, RECORDS_PER_READ)
         self.ends, self._handed_over_count = {}, 0
-        await asyncio.sleep(0)  # other drains have their turn between the reads of a backlog
-        records = self._take(limit)
-        if records or self._must_return() or timeout <= 0:
-            return self._records_or_raise(records)
-        # The timer ends the wait, not the clock, which may still be just before the deadline when a
-        # timer fires.
-        timeout_over = loop.create_future()
-        timer = loop.call_later(timeout, self._end_wait, timeout_over)
+        # What comes during the next turn is handed over, too: if each read returned the one record
+        # that came before it could wait, a drain would read again for each record.
+        self._waiter = loop.create_future()
+        timer: asyncio.TimerHandle | None = None
         try:
+            await asyncio.sleep(0)  # other drains have their turn between the reads of a backlog
+            records = self._take(limit)
+            if records or self._must_return() or timeout <= 0:
+                return self._records_or_raise(records)
+            # The timer ends the wait, not the clock, which may still be just before the deadline
+            # when a timer fires.
+            timeout_over = loop.create_future()
+            timer = loop.call_later(timeout, self._end_wait, timeout_over)
             while not (records or timeout_over.done() or self._must_return()):
-                self._waiter = loop.create_future()
+                if self._waiter.done():
+                    self._waiter = loop.create_future()
                 await self._waiter
                 records = self._take(limit)
         finally:
-            timer.cancel()
+            if timer is not None:
+                timer.cancel()
             self._waiter = None
         return self._records_or_raise(records)
 
