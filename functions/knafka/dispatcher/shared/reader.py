@@ -67,6 +67,10 @@ class ReaderTopic(Protocol):
         """Call the reader's `begin_commit` soon."""
         ...
 
+    def enqueue_check(self, reader: GroupReader) -> None:
+        """Call the reader's `check_topic` once the topic's id is known."""
+        ...
+
     def detach(self, reader: GroupReader) -> None:
         """Forget a reader that is closed."""
         ...
@@ -321,6 +325,7 @@ class GroupReader:
             self._settled[number] = BEGINNING if commit is None else commit.offset
             if commit is not None:
                 self.committed[number] = commit.offset
+        self._enqueue_check()
         self._assignment.on_assigned(
             {number: commit and commit.value for number, commit in committed.items()}
         )
@@ -350,6 +355,7 @@ class GroupReader:
         self._end_epochs.pop(number, None)
         if start.offset == BEGINNING:
             self._marks.restart(number, time.monotonic())
+            self._enqueue_check()
         self._settled[number] = start.offset
         self.committed.pop(number, None)
         self._restarted.add(number)
@@ -361,6 +367,16 @@ class GroupReader:
         the partition anew, would take the end of the earlier log for one that it has reached."""
         self.ends = {other: end for other, end in self.ends.items() if other != number}
         self._partitions_with_news.pop(number, None)
+
+    def _enqueue_check(self) -> None:
+        """Have the topic call `check_topic`, if any mark is to be checked."""
+        if self.has_unchecked:
+            self._topic.enqueue_check(self)
+
+    @property
+    def has_unchecked(self) -> bool:
+        """Whether `check_topic` has marks to check."""
+        return self._marks.has_unchecked
 
     def check_topic(self) -> None:
         """Check the marks of partitions whose topic's id is known only now; those that began at a
