@@ -17,7 +17,7 @@ from knafka.core.events.event import Event
 from knafka.core.events.kafka_binding import to_record
 from knafka.dispatcher.engine.selecting import Selective
 from knafka.dispatcher.shared.fetcher import RECORDS_PER_TURN
-from knafka.dispatcher.shared.reader import GroupReader
+from knafka.dispatcher.shared.reader import RECORDS_PER_READ, GroupReader
 from knafka.dispatcher.shared.topic import SharedTopic
 from knafka.ports.log import Record
 from knafka.ports.subscriber import Response
@@ -155,6 +155,34 @@ async def test_no_drain_that_waits_is_woken_for_what_is_read_at_once_for_many(
     await until(lambda: all(len(each.answered) == 4 for each in shard.subscribers))
     assert 4 * TRIGGERS > RECORDS_PER_TURN
     assert not woken
+
+
+async def test_a_drain_that_gets_an_event_in_each_turn_does_not_read_again_for_each(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To read again looks at all partitions, which costs as much as to take several events."""
+    await drain(shard)
+    await asyncio.sleep(1)
+    reads, read = Counter[str](), GroupReader.read
+
+    async def counted(self: GroupReader, limit: int, timeout: float) -> Sequence[Record]:
+        reads[self.group] += 1
+        return await read(self, limit, timeout)
+
+    async def read_one(
+        self: MemoryPositionedReader, limit: int, timeout: float
+    ) -> Sequence[Record]:
+        await asyncio.sleep(0)
+        return await read_memory(self, 1, timeout)
+
+    read_memory = MemoryPositionedReader.read
+    monkeypatch.setattr(GroupReader, "read", counted)
+    monkeypatch.setattr(MemoryPositionedReader, "read", read_one)
+    count = 10 * RECORDS_PER_READ
+    for number in range(count):
+        shard.world.send(str(number), type="t3")
+    await until(lambda: len(shard.subscribers[3].answered) == count)
+    assert reads["group-3"] <= 2 * count / RECORDS_PER_READ
 
 
 async def test_a_stop_does_not_wait_for_a_read(shard: Shard) -> None:

@@ -89,6 +89,11 @@ class CommitMarks(Generic[K]):
         """Partitions that began before the id of their topic was known, or that lost their log;
         when the request for an id must have been sent at the earliest to count for them."""
 
+    @property
+    def has_unchecked(self) -> bool:
+        """Whether `find_others` has partitions to check."""
+        return bool(self._unchecked_since)
+
     def get(self, key: K) -> str:
         """Return the mark that the next commit of a partition gets; empty: none. A revoked
         partition keeps its mark, for its last commit."""

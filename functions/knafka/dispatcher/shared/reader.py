@@ -67,6 +67,10 @@ class ReaderTopic(Protocol):
         """Call the reader's `begin_commit` soon."""
         ...
 
+    def enqueue_check(self, reader: GroupReader) -> None:
+        """Call the reader's `check_topic` once the topic's id is known."""
+        ...
+
     def detach(self, reader: GroupReader) -> None:
         """Forget a reader that is closed."""
         ...
@@ -132,21 +136,27 @@ class GroupReader:
         Raises `LogError`."""
         loop, limit = asyncio.get_running_loop(), min(limit, RECORDS_PER_READ)
         self.ends, self._handed_over_count = {}, 0
-        await asyncio.sleep(0)  # other drains have their turn between the reads of a backlog
-        records = self._take(limit)
-        if records or self._must_return() or timeout <= 0:
-            return self._records_or_raise(records)
-        # The timer ends the wait, not the clock, which may still be just before the deadline when a
-        # timer fires.
-        timeout_over = loop.create_future()
-        timer = loop.call_later(timeout, self._end_wait, timeout_over)
+        # What comes during the next turn is handed over, too: if each read returned the one record
+        # that came before it could wait, a drain would read again for each record.
+        self._waiter = loop.create_future()
+        timer: asyncio.TimerHandle | None = None
         try:
+            await asyncio.sleep(0)  # other drains have their turn between the reads of a backlog
+            records = self._take(limit)
+            if records or self._must_return() or timeout <= 0:
+                return self._records_or_raise(records)
+            # The timer ends the wait, not the clock, which may still be just before the deadline
+            # when a timer fires.
+            timeout_over = loop.create_future()
+            timer = loop.call_later(timeout, self._end_wait, timeout_over)
             while not (records or timeout_over.done() or self._must_return()):
-                self._waiter = loop.create_future()
+                if self._waiter.done():
+                    self._waiter = loop.create_future()
                 await self._waiter
                 records = self._take(limit)
         finally:
-            timer.cancel()
+            if timer is not None:
+                timer.cancel()
             self._waiter = None
         return self._records_or_raise(records)
 
@@ -315,6 +325,7 @@ class GroupReader:
             self._settled[number] = BEGINNING if commit is None else commit.offset
             if commit is not None:
                 self.committed[number] = commit.offset
+        self._enqueue_check()
         self._assignment.on_assigned(
             {number: commit and commit.value for number, commit in committed.items()}
         )
@@ -344,6 +355,7 @@ class GroupReader:
         self._end_epochs.pop(number, None)
         if start.offset == BEGINNING:
             self._marks.restart(number, time.monotonic())
+            self._enqueue_check()
         self._settled[number] = start.offset
         self.committed.pop(number, None)
         self._restarted.add(number)
@@ -355,6 +367,16 @@ class GroupReader:
         the partition anew, would take the end of the earlier log for one that it has reached."""
         self.ends = {other: end for other, end in self.ends.items() if other != number}
         self._partitions_with_news.pop(number, None)
+
+    def _enqueue_check(self) -> None:
+        """Have the topic call `check_topic`, if any mark is to be checked."""
+        if self.has_unchecked:
+            self._topic.enqueue_check(self)
+
+    @property
+    def has_unchecked(self) -> bool:
+        """Whether `check_topic` has marks to check."""
+        return self._marks.has_unchecked
 
     def check_topic(self) -> None:
         """Check the marks of partitions whose topic's id is known only now; those that began at a

@@ -76,6 +76,9 @@ class SharedTopic:
         self._readers: list[GroupReader] = []
         self._committing_readers: dict[GroupReader, None] = {}
         """The readers that may have something to commit, in the order in which they asked."""
+        self._unchecked_readers: dict[GroupReader, None] = {}
+        """The readers with marks to check once the topic's id is known: with many readers, most
+        have none, and to ask each of them in each round would take a part of a core."""
         self._owned: set[int] = set()
         """Partitions that the consumer group has assigned to this process."""
         self._serving: asyncio.Task[None] | None = None
@@ -102,9 +105,14 @@ class SharedTopic:
         """Make the reader's commits in the next round."""
         self._committing_readers[reader] = None
 
+    def enqueue_check(self, reader: GroupReader) -> None:
+        """Check the reader's marks in the rounds of commits, until all are checked."""
+        self._unchecked_readers[reader] = None
+
     def detach(self, reader: GroupReader) -> None:
         """Forget a reader that is closed."""
         self._committing_readers.pop(reader, None)
+        self._unchecked_readers.pop(reader, None)
         if reader in self._readers:
             self._readers.remove(reader)
 
@@ -147,8 +155,10 @@ class SharedTopic:
         process. Lasts `COMMIT_ROUND_SECONDS`, over which the commits are spread."""
         loop = asyncio.get_running_loop()
         if self._offsets.known_topic(self.name):
-            for reader in list(self._readers):
+            for reader in list(self._unchecked_readers):
                 reader.check_topic()
+                if not reader.has_unchecked:
+                    self._unchecked_readers.pop(reader, None)
         # A reader whose last commit is still under way asks again when it has ended.
         committing_readers = [reader for reader in self._committing_readers if reader.to_commit]
         self._committing_readers = dict.fromkeys(committing_readers)
