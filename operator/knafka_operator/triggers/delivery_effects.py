@@ -8,7 +8,7 @@ Not here: whether events may be delivered (`decide`), and running the effects (`
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
 from knafka.core.contract import Egress, SharedEgress
@@ -48,6 +48,7 @@ from knafka_operator.model.resources import (
 )
 from knafka_operator.records.delivery import BrokerState, Watched, offsets_key
 from knafka_operator.triggers.observed import ObservedTrigger
+from knafka_operator.triggers.started_topics import started_topics
 
 K = TypeVar("K")
 """The type of a connection to Kafka, which is passed on but never used here."""
@@ -74,9 +75,8 @@ def delivery_effects(
     """
     egress, running, place = watched.egress, observed.watched, watched.place
     paused = watched.autoscaling.paused
-    promised_group = ((observed.document.get("status") or {}).get("annotations") or {}).get(
-        GROUP_STATUS
-    )
+    stored_annotations = (observed.document.get("status") or {}).get("annotations") or {}
+    promised_group = stored_annotations.get(GROUP_STATUS)
     record = contract.records.get(egress.group)
     shared = record is not None or egress.group in contract.leaving
     delivered = running or record
@@ -113,9 +113,17 @@ def delivery_effects(
             effects.append(DeleteGroup(egress.group))
         if promised_group != egress.group or (broker.topic.external and not paused):
             start = kafka_settings.start_position(trigger.metadata.annotations)
-            effects += [CommitOffsets(egress.group, topic, start) for topic in egress.topics]
+            started: Collection[str] = ()
+            if promised_group == egress.group:
+                servers = egress.kafka.bootstrap_servers
+                started = started_topics(stored_annotations, servers, egress.group)
+            effects += [
+                CommitOffsets(egress.group, topic, start)
+                for topic in egress.topics
+                if topic not in started
+            ]
         # Otherwise the Trigger must get every event. If Kafka has no offsets of its group any
-        # more (its Broker was recreated, or the group had no member for a week), delivery begins at
+        # more (its topic was recreated, or the group had no member for a week), delivery begins at
         # the start of the topic.
     if place is not None:
         effects += _shared_effects(
