@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from knafka.core.contract import Egress
+from knafka.core.errors import LogError
 from knafka.core.numbering import Numbering
 from knafka.core.sensor import records
 from knafka.core.sensor.contract import SensorContract
@@ -155,11 +156,25 @@ class TopicLagCheck(LagCheck):
                 self._apply(trigger, lags.get(egress.group))
 
     async def _read_lags(self, groups: Sequence[str]) -> Mapping[str, Lag]:
-        """Return the lag of each group over all topics that are read together. Raises
-        `LogError`."""
+        """Return the lag of each group over all topics that are read together; those that don't
+        exist are left out. Raises `LogError`, also if none exists."""
         if len(self.names) == 1:
             return await self.kafka.lags(groups, self.names[0])
-        lags_by_topic = [await self.kafka.lags(groups, topic) for topic in self.names]
+        no_lags = dict.fromkeys(groups, Lag({}))
+        lags_by_topic: list[Mapping[str, Lag]] = []
+        missing_error: LogError | None = None
+        for topic in self.names:
+            try:
+                lags_by_topic.append(await self.kafka.lags(groups, topic))
+            except LogError as error:
+                if not error.unknown_topic:
+                    raise
+                # A topic that was deleted has nothing to deliver; the other ones' events mustn't
+                # wait for it. The source's own condition names it.
+                missing_error = error
+                lags_by_topic.append(no_lags)
+        if missing_error is not None and all(lags is no_lags for lags in lags_by_topic):
+            raise missing_error
         return {
             group: merge_lags(self.names, [lags[group] for lags in lags_by_topic])
             for group in groups
