@@ -20,7 +20,7 @@ from knafka.core import names
 from knafka.core.contract import Conversion
 from knafka.core.documents import parse, problem
 from knafka.core.errors import InvalidDocument
-from knafka.core.events.event import CORE, is_attribute_name
+from knafka.core.events.event import CORE, is_attribute_name, is_legal
 from knafka_operator.model.resources import (
     AUTOSCALING,
     DELIVERY_ORDER,
@@ -125,10 +125,21 @@ def _extension(name: str) -> str:
     return name
 
 
+def _extension_value(value: str) -> str:
+    """Return the value of an extension attribute. Raises a validation error for characters that
+    CloudEvents forbids, such as the line break at the end of a YAML block: with them no event of
+    the source would be valid."""
+    if not is_legal(value):
+        raise problem(f"invalid value: {value!r:.80}: want no control or non-characters")
+    return value
+
+
 class CloudEventOverrides(Declared):
     """Extension attributes that each event of the source gets."""
 
-    extensions: dict[Annotated[str, AfterValidator(_extension)], str] = Field(default_factory=dict)
+    extensions: dict[
+        Annotated[str, AfterValidator(_extension)], Annotated[str, AfterValidator(_extension_value)]
+    ] = Field(default_factory=dict)
 
 
 class Credential(NamedTuple):
