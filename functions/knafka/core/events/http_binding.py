@@ -378,12 +378,12 @@ def _parse_structured_strictly(body: bytes, added_headers: RecordHeaders) -> Dra
     too large for header lines, it is marked (`MODE`). Raises `InvalidEvent`."""
     event = json_format.read(body)
     draft = to_record(event, added_headers)
-    if _is_large(event.attributes):
+    if is_large(event.attributes):
         draft.headers.append((MODE, b"structured"))
     return draft
 
 
-def _is_large(attributes: Attributes) -> bool:
+def is_large(attributes: Attributes) -> bool:
     """Whether the attributes are too many or too long for the header lines that all common servers
     accept."""
     if len(attributes) > MAX_HEAD_LINES:
