@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from support.memory.admin import MemoryAdmin
-from support.sources_world import GROUP, SourcesWorld, sources_world
+from support.sources_world import GROUP, ID, SourcesWorld, sources_world
+from support.waiting import until
 
 from knafka_operator.triggers.started_topics import STARTED_TOPICS
 
@@ -67,3 +68,31 @@ async def test_in_another_kafka_it_begins_as_a_new_one() -> None:
         world.declare(bootstrapServers=["elsewhere:9092"])
         await world.turn()
         assert sum(world.committed().values()) == 5
+
+
+async def test_an_operator_that_takes_over_delivers_what_is_left_of_the_topics() -> None:
+    """A topic that is gone is named, and is no reason to leave the other ones' events."""
+    async with sources_world() as world:
+        world.declare(topics=["raw", "more"])
+        await world.turn()
+        await MemoryAdmin(world.inner.log).delete_topic("more")
+        await world.start()
+        await world.turn()
+        status, message = world.says("ConnectionEstablished")
+        assert (status, "no topic more" in message) == ("False", True)
+        store(world, "raw", 3)
+        await until(lambda: world.inner.drains.held[ID] == 1)
+        world.inner.log.create("more")
+        await world.turn()
+        assert world.says("Ready") == ("True", "")
+
+
+async def test_a_topic_on_which_it_has_not_begun_is_waited_for() -> None:
+    """Its start offsets can't be given before it is there: "latest" would skip events."""
+    async with sources_world() as world:
+        world.declare()
+        await world.turn()
+        world.declare(topics=["raw", "later"])
+        await world.turn()
+        assert world.says("ConnectionEstablished")[0] == "False"
+        assert world.egress().topics == ("raw",)

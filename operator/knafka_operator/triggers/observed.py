@@ -48,7 +48,7 @@ class ObservedTrigger(ObservedObject, Generic[K]):
     stopped: str | None = None
     """Why the Trigger's Broker may not use its topic; None: it may."""
     unreachable: KnafkaError | None = None
-    """Why a KafkaSource's Kafka can't be used; None: it can."""
+    """Why a KafkaSource's Kafka, or one of its topics, can't be used; None: it can."""
     dependency: Mapping[str, Any] | KnafkaError | None = None
     """The object that the annotation `knative.dev/dependency` names; None: it doesn't exist."""
     subscriber: Sink | KnafkaError | None = None
