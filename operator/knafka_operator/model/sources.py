@@ -167,16 +167,16 @@ def check_user_topic(topic: str) -> str:
 
 
 def refuse_taken_topics(topics: Iterable[str], is_taken: Callable[[str], bool], path: str) -> None:
-    """Raise `InvalidDocument` with this path if one of the topics belongs to a Broker or
-    KafkaChannel. Names made by an installation's template have no known prefix, so `is_taken` looks
-    them up."""
+    """Raise `InvalidDocument` with this path if one of the topics belongs to a Broker, KafkaChannel
+    or Sensor. Names of Sensors, and those made by an installation's template, have no known prefix,
+    so `is_taken` looks them up."""
     for topic in filter(is_taken, topics):
         raise InvalidDocument(path, _internal_topic_message(topic))
 
 
 def _internal_topic_message(topic: str) -> str:
     """Return the message about a topic that belongs to Knafka or Kafka."""
-    requirement = "want no topic of a Broker, a KafkaChannel, Knafka or Kafka itself"
+    requirement = "want no topic of a Broker, a KafkaChannel, a Sensor, Knafka or Kafka itself"
     return f"invalid value: {topic:.300}: {requirement}"
 
 

@@ -50,7 +50,7 @@ class SourceObserver:
     kafkas: KafkaClusters
     states: States
     is_taken: Callable[[str], bool]
-    """Whether a Broker or KafkaChannel has a topic of this name."""
+    """Whether a Broker, KafkaChannel or Sensor has a topic of this name."""
 
     async def connect_kafka(
         self, source: KafkaSource
