@@ -273,8 +273,9 @@ def write(event: Event) -> bytes:
         return _dump(attributes)[:-1] + b',"data":' + data + b"}"
     if attributes.get("specversion") != "0.3":
         return _dump({**attributes, "data_base64": b64encode(data).decode()})
-    # 0.3 has no data_base64. A binary event that declares base64 carries it in its data already.
-    if not (_declares_base64(attributes) and data.isascii()):
+    # 0.3 has no data_base64. A binary event that declares base64 carries it in its data already;
+    # if its data are no base64, whatever it declares, no reader could decode the document.
+    if not (_declares_base64(attributes) and _is_base64(data)):
         data = b64encode(data)
     return _dump({**attributes, "datacontentencoding": "base64", "data": data.decode()})
 
@@ -368,6 +369,15 @@ def _from_base64(encoded: object) -> bytes:
         return b64decode(encoded, validate=True)
     except ValueError as error:
         raise ValueError(f"the data are not base64: {error}") from None
+
+
+def _is_base64(data: bytes) -> bool:
+    """Whether data are base64 text that `_from_base64` decodes."""
+    try:
+        b64decode(data, validate=True)
+    except ValueError:
+        return False
+    return data.isascii()
 
 
 def _declares_base64(attributes: Attributes) -> bool:
