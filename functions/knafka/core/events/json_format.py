@@ -37,6 +37,7 @@ MEDIA_TYPE: Final = "application/cloudevents+json"
 BATCH_MEDIA_TYPE: Final = "application/cloudevents-batch+json"
 
 _DATA = ("data", "data_base64")
+_BASE64 = re.compile(rb"(?:[A-Za-z\d+/]{4})*(?:[A-Za-z\d+/]{2}==|[A-Za-z\d+/]{3}=)?").fullmatch
 _PUNCTUATION = re.compile(r"[ \t\n\r]*([][{}:,])[ \t\n\r]*").match
 
 
@@ -273,9 +274,9 @@ def write(event: Event) -> bytes:
         return _dump(attributes)[:-1] + b',"data":' + data + b"}"
     if attributes.get("specversion") != "0.3":
         return _dump({**attributes, "data_base64": b64encode(data).decode()})
-    # 0.3 has no data_base64. A binary event that declares base64 carries it in its data already;
-    # if its data are no base64, whatever it declares, no reader could decode the document.
-    if not (_declares_base64(attributes) and _is_base64(data)):
+    # 0.3 has no data_base64. A binary event that declares base64 carries it in its data already,
+    # or data that no reader could decode.
+    if not (_declares_base64(attributes) and _BASE64(data)):
         data = b64encode(data)
     return _dump({**attributes, "datacontentencoding": "base64", "data": data.decode()})
 
@@ -369,15 +370,6 @@ def _from_base64(encoded: object) -> bytes:
         return b64decode(encoded, validate=True)
     except ValueError as error:
         raise ValueError(f"the data are not base64: {error}") from None
-
-
-def _is_base64(data: bytes) -> bool:
-    """Whether data are base64 text that `_from_base64` decodes."""
-    try:
-        b64decode(data, validate=True)
-    except ValueError:
-        return False
-    return data.isascii()
 
 
 def _declares_base64(attributes: Attributes) -> bool:
