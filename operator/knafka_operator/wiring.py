@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, Final, Self
 
 from knafka.ports.log import LogAdmin, LogWriter
+from knafka_operator.brokers.external_topics import is_sensor_topic
 from knafka_operator.brokers.kind import Brokers
 from knafka_operator.channels.entry_cluster import ClusterWithEntries
 from knafka_operator.channels.kind import Channels
@@ -321,8 +322,12 @@ class OperatorParts(Neighbours):
         return running
 
     def _has_topic(self, topic: str) -> bool:
-        """Whether a Broker or KafkaChannel has a topic of this name."""
-        return any(topic in family_operator.states.topics for family_operator in self.all_operators)
+        """Whether a Broker, KafkaChannel or Sensor has a topic of this name."""
+        all_states = [family_operator.states for family_operator in self.all_operators]
+        return any(
+            topic in states.topics or is_sensor_topic(topic, states.sensor_uid_by_name)
+            for states in all_states
+        )
 
     def _used_kafkas(self) -> set[KafkaCluster]:
         """Return the Kafka clusters that any object uses now; the others' clients may be closed."""

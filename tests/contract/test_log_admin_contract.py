@@ -127,6 +127,13 @@ async def test_the_last_record_of_a_key_is_found_wherever_it_is(log: Log) -> Non
     assert caught.value.unknown_topic
 
 
+async def test_a_lag_on_a_topic_that_is_gone_is_an_error_that_says_so(log: Log, group: str) -> None:
+    """A source of several topics leaves that one out."""
+    with pytest.raises(LogError) as caught:
+        await log.admin.lags([group], "contract-nowhere")
+    assert caught.value.unknown_topic
+
+
 @pytest.mark.conformance("KN-TRG-06")
 async def test_partitions_that_come_later_are_read_from_their_start(log: Log, group: str) -> None:
     """KN-TRG-06: the Trigger was Ready when they came, so whatever is in them is its."""

@@ -33,7 +33,9 @@ def test_the_last_records_come_first_in_the_order_of_time_and_then_every_new_one
     now = int(time.time() * 1000)
     for number in range(6):
         append(kafka, name, f"old-{number}", partition=number % 2, at=now - 1000 + number)
-    found = tail_records({"bootstrap.servers": kafka.bootstrap_servers}, [name], TailStart(last=3))
+    found = tail_records(
+        {"bootstrap.servers": kafka.bootstrap_servers}, [name], TailStart(last=3), print
+    )
     shown = [each.value() for each in islice(found, 3)]
     assert shown == [b"old-3", b"old-4", b"old-5"]
     append(kafka, name, "new-1", "new-2", partition=1)
@@ -45,7 +47,10 @@ def test_a_topic_that_is_not_there_is_an_error(kafka: Kafka) -> None:
     with pytest.raises(TopicsMissing, match="tail-of-nobody"):
         next(
             tail_records(
-                {"bootstrap.servers": kafka.bootstrap_servers}, ["tail-of-nobody"], TailStart()
+                {"bootstrap.servers": kafka.bootstrap_servers},
+                ["tail-of-nobody"],
+                TailStart(),
+                print,
             )
         )
 
@@ -60,7 +65,9 @@ def test_a_tail_since_a_time_gives_what_several_topics_hold_since_then_in_order(
     append(kafka, second, "a", at=now - 3000)
     append(kafka, first, "c", at=now - 1000)
     connection = {"bootstrap.servers": kafka.bootstrap_servers}
-    found = tail_records(connection, [first, second, "of-nobody"], TailStart(since=now / 1000 - 5))
+    found = tail_records(
+        connection, [first, second, "of-nobody"], TailStart(since=now / 1000 - 5), print
+    )
     assert [each.value() for each in islice(found, 3)] == [b"a", b"b", b"c"]
     found.close()  # type: ignore[attr-defined]
 

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from knafka.core.dead_letter import EDITED
 from knafka.core.events import kafka_binding
 from knafka.core.events.event import Event
-from knafka_jobs.event_edits import EDITED, CannotEdit, EventEdits, edited_record, set_member
+from knafka_jobs.event_edits import CannotEdit, EventEdits, edited_record, set_member
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),

@@ -19,6 +19,7 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 import uvloop
@@ -33,6 +34,7 @@ pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="a thread's CPU time is asked from Linux"
 )
 
+T = TypeVar("T", bound=Callable[..., None])
 SECONDS = 1.0
 """Of a profile: enough looks to count also where others want the CPU."""
 MAIN, HOT, COLD = Frame("main", "m.py", 3), Frame("Ünï.hot", "m.py", 300), Frame("cold", "n.py", 7)
@@ -48,9 +50,11 @@ SMALL = Profile(
 )
 
 
-def by_go(test: Callable[..., None]) -> Callable[..., None]:
+def by_go(test: T) -> T:
     """Mark a test of Go's pprof, which Go compiles when it is first called: that takes minutes."""
-    return pytest.mark.go(pytest.mark.timeout(300)(test))
+    pytest.mark.timeout(300)(test)
+    pytest.mark.go(test)
+    return test
 
 
 def pprof(tmp_path: Path, profile: bytes, *options: str) -> str:

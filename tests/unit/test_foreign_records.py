@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import struct
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -11,6 +13,7 @@ import pytest
 from knafka.core.contract import Conversion
 from knafka.core.events import kafka_binding
 from knafka.core.events.foreign_records import RecordPosition, as_event, key_text
+from knafka.core.events.http_binding import located_request_of
 from knafka.core.events.kafka_binding import Envelope
 
 SOURCE = "/apis/v1/namespaces/shop/kafkasources/orders"
@@ -199,3 +202,41 @@ def test_a_traces_headers_travel_beside_the_event() -> None:
 
 def test_a_record_without_a_timestamp_has_an_event_without_a_time() -> None:
     assert "time" not in converted(timestamp=-1).attributes
+
+
+STACK_TRACE = (
+    b"java.lang.IllegalStateException: no such order\n\tat shop.Orders.find(Orders.java:7)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("key", "headers"),
+    [
+        (None, [("kafka_dlt-exception-stacktrace", STACK_TRACE * 100)]),
+        (b"k" * 5_000, []),
+        (None, [(f"h{number}", b"x") for number in range(100)]),
+    ],
+    ids=["a stack trace", "a long key", "many headers"],
+)
+def test_a_record_whose_event_is_too_large_for_header_lines_is_delivered_as_json(
+    key: bytes | None, headers: Headers
+) -> None:
+    """Node.js and functions-framework answer such lines with 431 or 400, however often."""
+    found = converted(key, headers, b'{"a":  1}')
+    head, body = located_request_of(found, 3, 41)
+    assert head == b"content-type: application/cloudevents+json\r\n"
+    assert base64.b64decode(json.loads(body)["data_base64"]) == b'{"a":  1}'
+    assert found.data == b'{"a":  1}', "the record is in binary mode as every other"
+
+
+def test_a_large_event_in_binary_mode_is_delivered_as_it_came() -> None:
+    found = converted(None, [*BINARY, ("ce_long", b"x" * 9_000)])
+    head, _ = located_request_of(found, 3, 41)
+    assert b"ce-long: xxx" in head
+
+
+def test_a_record_with_a_few_headers_is_delivered_with_header_lines() -> None:
+    found = converted(b"k" * 1_000, [("a", b"x" * 1_000)])
+    head, body = located_request_of(found, 3, 41)
+    assert b"ce-kafkaheadera: xxx" in head
+    assert body == b"v"

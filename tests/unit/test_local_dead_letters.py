@@ -268,7 +268,8 @@ async def test_an_event_that_was_edited_and_sent_again_is_sent_again(edits: list
 
     # It fails again, edited, and is sent again as it is now.
     await asyncio.sleep(0.002)  # its records have whole milliseconds
-    memory.store("dead", None, *reversed(dead_letter_of(headers, value, FAILURE, ORIGIN)))
+    headers, value = dead_letter_of(headers, value, FAILURE, ORIGIN)
+    memory.store("dead", None, value, headers)
     assert await replayed(memory, "1") == [""]
     assert all(each.replayed for each in await read_dead_letters(MemoryAdmin(memory), EGRESS, 10))
 

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from support.memory.admin import MemoryAdmin
 from support.sources_world import DISPATCHER, GROUP, ID, SourcesWorld, sources_world
 from support.waiting import until
 
@@ -348,3 +349,34 @@ async def test_a_source_is_the_peers_while_that_has_claimed_it_and_goes_back() -
         assert not [each for each in annotations if each.startswith("knafka.dev/")]
         assert world.committed() == before
         assert not world.inner.drains.held.total()
+
+
+async def test_a_topic_that_is_gone_keeps_no_event_of_the_others_waiting() -> None:
+    """The source says which one is missing; its dispatcher reads the others."""
+    async with sources_world() as world:
+        world.declare(topics=["raw", "more"])
+        await world.turn()
+        await MemoryAdmin(world.inner.log).delete_topic("more")
+        await world.turn()
+        assert world.says("ConnectionEstablished")[0] == "False"
+        store(world, "raw", 3)
+        await until(lambda: world.inner.drains.held[ID] == 1)
+        sources = world.inner.operator.sources
+        assert sources is not None
+        (watched,) = sources.watched.values()
+        assert watched.kafka.scaler.statuses()[ID].lag == 3
+
+
+async def test_a_source_none_of_whose_topics_is_there_says_so_and_drains_nothing() -> None:
+    async with sources_world() as world:
+        world.declare(topics=["raw", "more"])
+        await world.turn()
+        sources = world.inner.operator.sources
+        assert sources is not None
+        (watched,) = sources.watched.values()
+        for topic in ("raw", "more"):
+            await MemoryAdmin(world.inner.log).delete_topic(topic)
+        watched.kafka.scaler.wake("raw")
+        await until(lambda: watched.kafka.scaler.statuses()[ID].error is not None)
+        assert "does not exist" in str(watched.kafka.scaler.statuses()[ID].error)
+        assert world.inner.drains.held[ID] == 0

@@ -82,6 +82,10 @@ def test_what_upstream_takes_is_taken(spec: dict[str, Any]) -> None:
         ({"ceOverrides": {"extensions": {"Team": "a"}}}, "spec.ceOverrides.extensions"),
         ({"ceOverrides": {"extensions": {"type": "a"}}}, "spec.ceOverrides.extensions"),
         (
+            {"ceOverrides": {"extensions": {"team": "payments\n"}}},
+            "'payments\\n': spec.ceOverrides.extensions.team\nwant no control or non-characters",
+        ),
+        (
             {"net": {"sasl": {"enable": True, "user": KEY}}},
             "missing field(s): spec.net.sasl.password.secretKeyRef",
         ),

@@ -24,7 +24,8 @@ from knafka.ports.log import Commits, OffsetAndMetadata, Record
 from knafka.ports.shared_log import GroupHasMembers
 
 if TYPE_CHECKING:
-    from confluent_kafka.admin import AdminClient, PartitionMetadata
+    from confluent_kafka.admin import AdminClient
+    from confluent_kafka.admin._metadata import PartitionMetadata
 
 KAFKA_ANSWER_TIMEOUT: Final = 15.0
 """Seconds for one request to Kafka."""
@@ -143,7 +144,8 @@ class RangeReader:
             raise log_error_of(error.args[0]) from error
         if metadata.error is not None:
             raise log_error_of(metadata.error)
-        return metadata.partitions
+        partitions: Mapping[int, PartitionMetadata] = metadata.partitions
+        return partitions
 
     def offsets_since(self, topic: str, spans: OffsetSpans, since: float) -> dict[int, int]:
         """Return the offset of each partition's first record since a time, in seconds since the

@@ -52,6 +52,12 @@ def reserved_reason(topic: str) -> str | None:
     return None
 
 
+def is_sensor_topic(topic: str, sensor_names: Container[str]) -> bool:
+    """Whether a topic is a Sensor's; `sensor_names` has all names that Sensors have claimed, also
+    those of their consumer groups."""
+    return topic in sensor_names and _SENSOR_TOPIC(topic) is not None
+
+
 def external_topic_refusal(
     topic: str,
     namespace: str,
@@ -65,8 +71,8 @@ def external_topic_refusal(
     `sensor_names` has all names that Sensors have claimed, `broker_topics` the topics that other
     Brokers have claimed.
     """
-    is_sensor_topic = topic in sensor_names and _SENSOR_TOPIC(topic) is not None
-    reason = "it is a Sensor's" if is_sensor_topic else reserved_reason(topic)
+    is_of_sensor = is_sensor_topic(topic, sensor_names)
+    reason = "it is a Sensor's" if is_of_sensor else reserved_reason(topic)
     if reason is None and topic in broker_topics:
         reason = "it is another Broker's own"
     if reason is not None:

@@ -20,7 +20,7 @@ from knafka.core import names
 from knafka.core.contract import Conversion
 from knafka.core.documents import parse, problem
 from knafka.core.errors import InvalidDocument
-from knafka.core.events.event import CORE, is_attribute_name
+from knafka.core.events.event import CORE, is_attribute_name, is_legal
 from knafka_operator.model.resources import (
     AUTOSCALING,
     DELIVERY_ORDER,
@@ -125,10 +125,21 @@ def _extension(name: str) -> str:
     return name
 
 
+def _extension_value(value: str) -> str:
+    """Return the value of an extension attribute. Raises a validation error for characters that
+    CloudEvents forbids, such as the line break at the end of a YAML block: with them no event of
+    the source would be valid."""
+    if not is_legal(value):
+        raise problem(f"invalid value: {value!r:.80}: want no control or non-characters")
+    return value
+
+
 class CloudEventOverrides(Declared):
     """Extension attributes that each event of the source gets."""
 
-    extensions: dict[Annotated[str, AfterValidator(_extension)], str] = Field(default_factory=dict)
+    extensions: dict[
+        Annotated[str, AfterValidator(_extension)], Annotated[str, AfterValidator(_extension_value)]
+    ] = Field(default_factory=dict)
 
 
 class Credential(NamedTuple):
@@ -156,16 +167,16 @@ def check_user_topic(topic: str) -> str:
 
 
 def refuse_taken_topics(topics: Iterable[str], is_taken: Callable[[str], bool], path: str) -> None:
-    """Raise `InvalidDocument` with this path if one of the topics belongs to a Broker or
-    KafkaChannel. Names made by an installation's template have no known prefix, so `is_taken` looks
-    them up."""
+    """Raise `InvalidDocument` with this path if one of the topics belongs to a Broker, KafkaChannel
+    or Sensor. Names of Sensors, and those made by an installation's template, have no known prefix,
+    so `is_taken` looks them up."""
     for topic in filter(is_taken, topics):
         raise InvalidDocument(path, _internal_topic_message(topic))
 
 
 def _internal_topic_message(topic: str) -> str:
     """Return the message about a topic that belongs to Knafka or Kafka."""
-    requirement = "want no topic of a Broker, a KafkaChannel, Knafka or Kafka itself"
+    requirement = "want no topic of a Broker, a KafkaChannel, a Sensor, Knafka or Kafka itself"
     return f"invalid value: {topic:.300}: {requirement}"
 
 

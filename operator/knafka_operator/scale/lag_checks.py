@@ -158,9 +158,10 @@ class TopicLagCheck(LagCheck):
                 self._scale_by_lag(trigger, lags.get(egress.group))
 
     async def _read_lags(self, groups: Sequence[str]) -> Mapping[str, Lag]:
-        """Return the lag of each group over all topics that are read together. For a topic that
-        can't be read, as no partition has a leader, the last lag that is known counts, if events of
-        other topics wait; else raises `LogError`."""
+        """Return the lag of each group over all topics that are read together. A topic that doesn't
+        exist is left out. For one that can't be read, as no partition has a leader, the last lag
+        that is known counts, if events of other topics wait. Else raises `LogError`, also if no
+        topic exists."""
         if len(self.names) == 1:
             return await self.kafka.lags(groups, self.names[0])
         answers = await asyncio.gather(
@@ -168,19 +169,20 @@ class TopicLagCheck(LagCheck):
         )
         failures = [answer for answer in answers if isinstance(answer, BaseException)]
         read = [answer for answer in answers if not isinstance(answer, BaseException)]
+        # A topic that was deleted has nothing to deliver; the other ones' events mustn't wait for
+        # it. The source's own condition names it.
         has_lag = any(lag.total for lags in read for lag in lags.values())
         for failure in failures:
-            if not (has_lag and _may_pass(failure)):
+            if not (read if _is_missing(failure) else has_lag and _may_pass(failure)):
                 raise failure
+        lags_by_topic: list[Mapping[str, Lag]] = []
         for topic, answer in zip(self.names, answers, strict=True):
-            if not isinstance(answer, BaseException):
+            if isinstance(answer, BaseException):
+                known = {} if _is_missing(answer) else self._last_lags.get(topic, {})
+                lags_by_topic.append({group: known.get(group, Lag({})) for group in groups})
+            else:
                 self._last_lags[topic] = {**self._last_lags.get(topic, {}), **answer}
-        lags_by_topic = [
-            {group: self._last_lags.get(topic, {}).get(group, Lag({})) for group in groups}
-            if isinstance(answer, BaseException)
-            else answer
-            for topic, answer in zip(self.names, answers, strict=True)
-        ]
+                lags_by_topic.append(answer)
         return {
             group: merge_lags(self.names, [lags[group] for lags in lags_by_topic])
             for group in groups
@@ -214,6 +216,11 @@ class TopicLagCheck(LagCheck):
             return
         while len(holds) < scale.replicas:
             holds.open(scale.cause)
+
+
+def _is_missing(error: BaseException) -> bool:
+    """Whether the error says that the topic doesn't exist."""
+    return isinstance(error, LogError) and error.unknown_topic
 
 
 def _may_pass(error: BaseException) -> bool:

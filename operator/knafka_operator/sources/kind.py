@@ -110,13 +110,15 @@ class KafkaSources(Triggers):
         assert isinstance(trigger, SourceTrigger)
         observed = Observed(document, trigger, watched=record.watched, replaced=record.replaced)
         try:
-            broker = await self.source_observer.observe_broker_state(document, trigger.source)
+            broker, missing_error = await self.source_observer.observe_broker_state(
+                document, trigger.source
+            )
         except EXPECTED as error:
             # A running delivery goes on, as for a stored Broker without a topic.
             observed = replace(observed, unreachable=error, stored_broker=document)
         else:
             record.kafka = broker.kafka
-            observed = replace(observed, broker=broker)
+            observed = replace(observed, broker=broker, unreachable=missing_error)
         return await self.observer.with_destinations(observed, identity)
 
     def translate_to_kind(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from knafka.core.contract import Kafka
+from knafka_operator.decisions.status import NotReady
 from knafka_operator.functions import services
 from knafka_operator.installation.settings import Settings
 from knafka_operator.kafka.clusters import KafkaCluster, KafkaClusters
@@ -23,14 +24,17 @@ from knafka_operator.model.resources import CORE
 from knafka_operator.model.sources import (
     Credential,
     KafkaSource,
+    consumer_group_of,
     refuse_taken_topics,
     required_credentials,
     security_protocol,
 )
 from knafka_operator.model.topics import Topic
+from knafka_operator.records.ownership import status_annotations
 from knafka_operator.records.state import BrokerState, States
 from knafka_operator.senders.observe import is_authentication_on, observe_features
 from knafka_operator.sources.decide import kafka_secret_values, missing_topics_error
+from knafka_operator.triggers.started_topics import started_topics
 
 MOUNTED: Final = ""
 """Used instead of a Secret's name, as pods mount keys of several Secrets
@@ -46,7 +50,7 @@ class SourceObserver:
     kafkas: KafkaClusters
     states: States
     is_taken: Callable[[str], bool]
-    """Whether a Broker or KafkaChannel has a topic of this name."""
+    """Whether a Broker, KafkaChannel or Sensor has a topic of this name."""
 
     async def connect_kafka(
         self, source: KafkaSource
@@ -79,22 +83,35 @@ class SourceObserver:
         ]
         return kafka, (MOUNTED, ".".join(versions)) if credentials else None
 
-    async def observe_broker_state(self, document: Document, source: KafkaSource) -> BrokerState:
-        """Return a source's Kafka and topics in the form of a Broker's state. The Broker's topic is
-        the source's first topic, and counts as external. Raises the errors in `EXPECTED`, and
-        `ClusterError`."""
+    async def observe_broker_state(
+        self, document: Document, source: KafkaSource
+    ) -> tuple[BrokerState, NotReady | None]:
+        """Return a source's Kafka and topics in the form of a Broker's state, and the error that
+        names topics that are gone. The Broker's topic is the source's first topic, and counts as
+        external.
+
+        Events of the other topics are delivered meanwhile if the source has begun on those that are
+        gone. If it hasn't, or none is left, the error is raised. Raises the errors in `EXPECTED`,
+        and `ClusterError`.
+        """
         spec, namespace = source.spec, source.metadata.namespace
         refuse_taken_topics(spec.topics, self.is_taken, "spec.topics")
         kafka, secret = await self.connect_kafka(source)
         descriptions = await asyncio.gather(*map(kafka.topics.describe_topic, spec.topics))
         existing = [description for description in descriptions if description is not None]
+        missing_error = None
         if len(existing) < len(descriptions):
             missing = [
                 name
                 for name, description in zip(spec.topics, descriptions, strict=True)
                 if description is None
             ]
-            raise missing_topics_error(missing, kafka.bootstrap_servers)
+            missing_error = missing_topics_error(missing, kafka.bootstrap_servers)
+            started = started_topics(
+                status_annotations(document), kafka.bootstrap_servers, consumer_group_of(source)
+            )
+            if not existing or not {*missing} <= {*started}:
+                raise missing_error
         kafka_settings = Kafka(
             bootstrap_servers=kafka.bootstrap_servers,
             secret_path=None if secret is None else services.SECRET_PATH,
@@ -103,7 +120,7 @@ class SourceObserver:
         features = await observe_features(
             self.cluster, self.settings, self.states.policies, namespace
         )
-        return BrokerState(
+        state = BrokerState(
             broker=SOURCES.read_broker(document),
             topic=Topic(spec.topics[0], 1, 1, existing[0].config, external=True),
             partitions=sum(description.partitions for description in existing),
@@ -113,3 +130,4 @@ class SourceObserver:
             ready="True",
             oidc=is_authentication_on(features.authentication),
         )
+        return state, missing_error

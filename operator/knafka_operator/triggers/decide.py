@@ -52,6 +52,11 @@ from knafka_operator.model.resources import (
 from knafka_operator.records.delivery import BrokerState, Watched
 from knafka_operator.triggers.delivery_effects import delivery_effects, stop_effects
 from knafka_operator.triggers.observed import ObservedTrigger
+from knafka_operator.triggers.started_topics import (
+    STARTED_TOPICS,
+    started_topics,
+    started_topics_annotation,
+)
 
 K = TypeVar("K")
 """The type of a connection to Kafka, which is passed on but never used here."""
@@ -254,6 +259,7 @@ def _decide_delivery(
         )
         if autoscaling.paused:
             steps.status["annotations"].pop(DISPATCHER_KEY, None)
+        _forget_removed_topics(egress, steps)
         source = broker if actions is None else replace(broker, topic=actions.topic)
         effects: tuple[Effect, ...] = ()
         if not observed.acted:
@@ -269,6 +275,18 @@ def _decide_delivery(
             steps.status["auth"] = auth_status
         return TriggerDecision(effects, steps.conditions, steps.status, watched, automatic)
     return None
+
+
+def _forget_removed_topics(egress: Egress, steps: _TriggerSteps[K]) -> None:
+    """Drop topics that are read no more from those that the status records as started: one that is
+    added again begins as a new one does."""
+    annotations, offsets = (
+        steps.status["annotations"],
+        (egress.kafka.bootstrap_servers, egress.group),
+    )
+    if started := started_topics(annotations, *offsets):
+        kept = [topic for topic in started if topic in egress.topics]
+        annotations[STARTED_TOPICS] = started_topics_annotation(kept, *offsets)
 
 
 def _desired_delivery(

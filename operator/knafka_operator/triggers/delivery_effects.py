@@ -8,7 +8,7 @@ Not here: whether events may be delivered (`decide`), and running the effects (`
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
 from knafka.core.contract import Egress, SharedEgress
@@ -48,6 +48,7 @@ from knafka_operator.model.resources import (
 )
 from knafka_operator.records.delivery import BrokerState, Watched, offsets_key
 from knafka_operator.triggers.observed import ObservedTrigger
+from knafka_operator.triggers.started_topics import started_topics
 
 K = TypeVar("K")
 """The type of a connection to Kafka, which is passed on but never used here."""
@@ -165,19 +166,25 @@ def _offset_effects(
     """Yield the effects that prepare the offsets of a group by which nothing is delivered now: they
     delete a group that was there before a new Trigger's, and commit the start position.
 
-    There are none for a group that the Trigger's status names, on a topic of Knafka's: then the
-    Trigger must get every event. If Kafka has no offsets of the group any more (the Broker was
-    recreated, or the group had no member for a week), delivery begins at the start of the topic.
+    There are none for a group that the Trigger's status names, on a topic of Knafka's, or on one
+    where the status says that the group has begun: then the Trigger must get every event. If Kafka
+    has no offsets of the group any more (the topic was recreated, or the group had no member for a
+    week), delivery begins at the start of the topic.
     """
     egress = watched.egress
-    promised_group = _status_annotations(observed).get(GROUP_STATUS)
+    annotations = _status_annotations(observed)
+    promised_group = annotations.get(GROUP_STATUS)
     if promised_group is None and family_of(trigger.kind).owns_group:
         yield DeleteGroup(egress.group)
     is_new_group = promised_group != egress.group
     if is_new_group or (broker.topic.external and not watched.autoscaling.paused):
+        started: Collection[str] = ()
+        if not is_new_group:
+            started = started_topics(annotations, egress.kafka.bootstrap_servers, egress.group)
         start = kafka_settings.start_position(trigger.metadata.annotations)
         for topic in egress.topics:
-            yield CommitOffsets(egress.group, topic, start)
+            if topic not in started:
+                yield CommitOffsets(egress.group, topic, start)
 
 
 def _own_dispatcher_effects(

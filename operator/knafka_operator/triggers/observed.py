@@ -25,6 +25,11 @@ from knafka_operator.model.resources import (
     Trigger,
 )
 from knafka_operator.records.delivery import BrokerState, Watched
+from knafka_operator.triggers.started_topics import (
+    STARTED_TOPICS,
+    started_topics,
+    started_topics_annotation,
+)
 
 K = TypeVar("K")
 """The type of a connection to Kafka, which is passed on but never used here."""
@@ -43,7 +48,7 @@ class ObservedTrigger(ObservedObject, Generic[K]):
     stopped: str | None = None
     """Why the Trigger's Broker may not use its topic; None: it may."""
     unreachable: KnafkaError | None = None
-    """Why a KafkaSource's Kafka can't be used; None: it can."""
+    """Why a KafkaSource's Kafka, or one of its topics, can't be used; None: it can."""
     dependency: Mapping[str, Any] | KnafkaError | None = None
     """The object that the annotation `knative.dev/dependency` names; None: it doesn't exist."""
     subscriber: Sink | KnafkaError | None = None
@@ -83,6 +88,19 @@ class ObservedTrigger(ObservedObject, Generic[K]):
         start = (self.document["metadata"].get("annotations") or {}).get(START)
         status = (self.document.get("status") or {}).get("annotations") or {}
         match effect:
-            case CommitOffsets(group) if start is not None and status.get(GROUP_STATUS) != group:
-                return observed.with_annotations({START: start})
+            case CommitOffsets(group, topic):
+                if start is not None and status.get(GROUP_STATUS) != group:
+                    observed = observed.with_annotations({START: start})
+                if self.broker is not None and self.broker.topic.external:
+                    return observed._with_started_topic(self.broker, group, topic)
         return observed
+
+    def _with_started_topic(
+        self, broker: BrokerState[K], group: str, topic: str
+    ) -> ObservedTrigger[K]:
+        """Return a copy whose status records that the group has its start offsets on this topic,
+        which is somebody's."""
+        servers = broker.defaults.kafka.bootstrap_servers
+        topics = [*started_topics(self.annotations, servers, group), topic]
+        value = started_topics_annotation(topics, servers, group)
+        return self.with_annotations({STARTED_TOPICS: value})

@@ -4,7 +4,9 @@
     any other record                   -> dev.knative.kafka.event, its value as the data
 
 Every record becomes an event: one that looks like a CloudEvent but is invalid counts as any other
-record. Characters that CloudEvents forbids, and bytes that aren't UTF-8, are replaced by U+FFFD.
+record. Characters that CloudEvents forbids, and bytes that aren't UTF-8, are replaced by U+FFFD. A
+record whose attributes are more than header lines may hold, such as a stack trace in a header, is
+marked to be delivered as JSON.
 
 Not here: Kafka clients, and requests that deliver the event (`kafka_binding`, `http_binding`).
 """
@@ -22,8 +24,10 @@ from typing import Final, NamedTuple
 from knafka.core.contract import Conversion
 from knafka.core.errors import InvalidEvent
 from knafka.core.events.event import Event, is_media_type, replace_forbidden
+from knafka.core.events.http_binding import is_large
 from knafka.core.events.kafka_binding import (
     CONTENT_TYPE,
+    MODE,
     BoundedCache,
     RecordHeaders,
     passes,
@@ -80,7 +84,10 @@ def as_event(
     passed_headers = [
         (name, raw) for name, raw in record_headers if raw is not None and passes(name)
     ]
-    return to_record(Event(attributes, value), passed_headers)[1:]
+    record = to_record(Event(attributes, value), passed_headers)
+    if is_large(attributes):
+        record.headers.append((MODE, b"structured"))
+    return record.headers, record.value
 
 
 def _looks_like_an_event(headers: Iterable[tuple[str, bytes | None]]) -> bool:

@@ -170,8 +170,8 @@ def _batch_error_text(problems: Mapping[int, str], count: int) -> str:
 def reply_of(headers: HttpHeaders, body: bytes) -> Draft:
     """Return the record of the event that a response claims to hold (`claims_event`).
 
-    A malformed event or a batch raises `InvalidEvent` (CE-H13, KN-DP-08). So does an encoded body, as
-    no attribute of an event says that its data are compressed; a receiver answers such a request
+    A malformed event or a batch raises `InvalidEvent` (CE-H13, KN-DP-08). So does an encoded body,
+    as no attribute of an event says that its data are compressed; a receiver answers such a request
     with 415.
     """
     for name, value in headers:
@@ -380,12 +380,12 @@ def _parse_structured_carefully(body: bytes, added_headers: RecordHeaders) -> Dr
     `InvalidEvent`."""
     event = json_format.read(body)
     draft = to_record(event, added_headers)
-    if _is_large(event.attributes):
+    if is_large(event.attributes):
         draft.headers.append((MODE, b"structured"))
     return draft
 
 
-def _is_large(attributes: Attributes) -> bool:
+def is_large(attributes: Attributes) -> bool:
     """Whether the attributes are too many or too long for the header lines that all common servers
     accept."""
     if len(attributes) > MAX_HEAD_LINES:

@@ -37,6 +37,7 @@ MEDIA_TYPE: Final = "application/cloudevents+json"
 BATCH_MEDIA_TYPE: Final = "application/cloudevents-batch+json"
 
 _DATA = ("data", "data_base64")
+_BASE64 = re.compile(rb"(?:[A-Za-z\d+/]{4})*(?:[A-Za-z\d+/]{2}==|[A-Za-z\d+/]{3}=)?").fullmatch
 _PUNCTUATION = re.compile(r"[ \t\n\r]*([][{}:,])[ \t\n\r]*").match
 
 
@@ -273,8 +274,9 @@ def write(event: Event) -> bytes:
         return _dump(attributes)[:-1] + b',"data":' + data + b"}"
     if attributes.get("specversion") != "0.3":
         return _dump({**attributes, "data_base64": b64encode(data).decode()})
-    # 0.3 has no data_base64. A binary event that declares base64 carries it in its data already.
-    if not (_declares_base64(attributes) and data.isascii()):
+    # 0.3 has no data_base64. A binary event that declares base64 carries it in its data already,
+    # or data that no reader could decode.
+    if not (_declares_base64(attributes) and _BASE64(data)):
         data = b64encode(data)
     return _dump({**attributes, "datacontentencoding": "base64", "data": data.decode()})
 
