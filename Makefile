@@ -70,10 +70,10 @@ test-fast: $(VENV)/.dev ## Run the pure tests: after each edit (a minute; a fift
 	KNAFKA_EXAMPLES=0.2 $(BIN)/python -m pytest $(PURE) -q -m "not slow and not kafka" \
 		$(MORE_SIDE_BY_SIDE) $(ARGS)
 
-compiled: build/compiled/site/.compiled ## Build a wheel whose hot modules are compiled (a minute or two; needs gcc)
+compiled: build/compiled/functions/.compiled ## Build a wheel whose hot modules are compiled (a minute or two; needs gcc)
 
-test-compiled: build/compiled/site/.compiled ## Run the tests of the hot modules against the compiled ones
-	KNAFKA_TEST_COMPILED=1 KNAFKA_EXAMPLES=0.2 PYTHONPATH=build/compiled/site $(BIN)/python -m pytest -q \
+test-compiled: build/compiled/functions/.compiled ## Run the tests of the hot modules against the compiled ones
+	KNAFKA_TEST_COMPILED=1 KNAFKA_EXAMPLES=0.2 PYTHONPATH=build/compiled/functions $(BIN)/python -m pytest -q \
 		$(OF_COMPILED) -m "not kafka" $(MORE_SIDE_BY_SIDE) $(ARGS)
 
 test-integration: $(VENV)/.dev ## Test failures and restarts of real processes, and all Spark jobs (half an hour; some need Go)
@@ -158,10 +158,10 @@ mutants: $(VENV)/.dev ## Change pure code bit by bit, and see which changes no t
 	PYTHONPATH=tools nice $(BIN)/python -m mutants $(ARGS)
 
 # The wheel, and beside it what it holds, for whoever runs it from a folder: tests, images.
-build/compiled/site/.compiled: $(shell find functions/knafka -name '*.py') $(wildcard tools/compiled/*.py) pyproject.toml | $(VENV)/.dev
-	rm -rf build/compiled/wheel build/compiled/site
+build/compiled/functions/.compiled: $(shell find functions/knafka -name '*.py') $(wildcard tools/compiled/*.py) pyproject.toml | $(VENV)/.dev
+	rm -rf build/compiled/wheel build/compiled/functions
 	KNAFKA_COMPILED=1 $(BIN)/python -m hatchling build -t wheel -d build/compiled/wheel
-	$(BIN)/python -m zipfile -e build/compiled/wheel/*.whl build/compiled/site
+	$(BIN)/python -m zipfile -e build/compiled/wheel/*.whl build/compiled/functions
 	@touch $@
 
 collector: $(VENV)/.dev ## Compile the OTLP collector that a test of traces needs (a minute; needs Go)

@@ -93,7 +93,7 @@ def main(arguments: Sequence[str]) -> None:
     knafka = ["functions/knafka"]
     if chosen.compiled:
         _run("make", "compiled", cwd=ROOT)
-        built = ROOT / "build" / "compiled" / "site"
+        built = ROOT / "build" / "compiled" / "functions"
         knafka = [str(path) for path in (built / "knafka", *built.glob("*.so"))]
     _source("knafka", chosen.tag, functions, [*knafka, "functions/main.py"], "knafka")
     _source(
