@@ -74,7 +74,7 @@ compiled: build/compiled/functions/.compiled ## Build a wheel whose hot modules 
 
 test-compiled: build/compiled/functions/.compiled ## Run the tests of the hot modules against the compiled ones
 	KNAFKA_TEST_COMPILED=1 KNAFKA_EXAMPLES=0.2 PYTHONPATH=build/compiled/functions $(BIN)/python -m pytest -q \
-		$(OF_COMPILED) -m "not kafka" $(MORE_SIDE_BY_SIDE) $(ARGS)
+		$(OF_COMPILED) -m "not kafka and not slow" $(MORE_SIDE_BY_SIDE) $(ARGS)
 
 test-integration: $(VENV)/.dev ## Test failures and restarts of real processes, and all Spark jobs (half an hour; some need Go)
 	@$(MAKE) --no-print-directory -j2 tests-of-jobs tests-of-processes
