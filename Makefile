@@ -27,8 +27,16 @@ SHOWN_PACKAGES := --durations=50 --durations-min=1
 CLUSTER := PYTHONPATH=tools $(PYTHON) -m testcluster
 BUILD_IMAGES := $(BIN)/python tools/images/build.py
 TAG ?= latest
+# Hot paths of the functions' image, compiled (docs/decisions/0050-compiled.md): COMPILED=1.
+COMPILED_OPTION = $(if $(COMPILED),--compiled)
 # What is pure: no Kafka, no cluster, no Spark (marked slow).
 PURE := tests/unit tests/property tests/behaviour
+# Of the pure tests, those of the modules that `make compiled` compiles.
+OF_COMPILED := tests/compiled $(wildcard $(patsubst %,tests/unit/test_%.py,attribute_limit batches \
+	commit* congestion content_mode delivery drain* event filter* http_* ingest kafka_binding kafka_writer \
+	lanes large_attributes loops numbering offsets rate_limit receiver_* shard_* shared_*) \
+	$(patsubst %,tests/property/test_%.py,at_most_once_* bindings_* drain_* filter_* ingest_* lane_* \
+	offset_* shared_*))
 # What `make test` leaves to `make test-integration`: real processes in failures and disturbances,
 # what needs a program that Go compiles, and all of Spark but a slice.
 INTEGRATION = (integration or chaos or go or spark) $(SLICE)
@@ -39,7 +47,7 @@ MEASURED = $(if $(CI)$(COVERAGE),--cov --cov-report=)
 # Per cent of the lines and branches that are pure (pyproject.toml names the packages).
 COVERED := 99
 
-.PHONY: help run jobs test test-fast test-integration test-cluster test-again tests-here tests-of-jobs tests-of-processes lint types docs bench bench-backtest bench-jobs bench-replay chaos lock clean \
+.PHONY: help run jobs test test-fast compiled test-compiled test-integration test-cluster test-again tests-here tests-of-jobs tests-of-processes lint types docs bench bench-backtest bench-jobs bench-replay chaos lock clean \
 	collector s3-gateway java image image-push image-jobs cluster-build cluster-up cluster-images cluster-down cluster-purge
 
 help: ## Show this list
@@ -61,6 +69,12 @@ test: lint ## Check style, types and imports, run what a commit needs, with Pyth
 test-fast: $(VENV)/.dev ## Run the pure tests: after each edit (a minute; a fifth of the properties' examples)
 	KNAFKA_EXAMPLES=0.2 $(BIN)/python -m pytest $(PURE) -q -m "not slow and not kafka" \
 		$(MORE_SIDE_BY_SIDE) $(ARGS)
+
+compiled: build/compiled/functions/.compiled ## Build a wheel whose hot modules are compiled (a minute or two; needs gcc)
+
+test-compiled: build/compiled/functions/.compiled ## Run the tests of the hot modules against the compiled ones
+	KNAFKA_TEST_COMPILED=1 KNAFKA_EXAMPLES=0.2 PYTHONPATH=build/compiled/functions $(BIN)/python -m pytest -q \
+		$(OF_COMPILED) -m "not kafka and not slow" $(MORE_SIDE_BY_SIDE) $(ARGS)
 
 test-integration: $(VENV)/.dev ## Test failures and restarts of real processes, and all Spark jobs (half an hour; some need Go)
 	@$(MAKE) --no-print-directory -j2 tests-of-jobs tests-of-processes
@@ -143,6 +157,13 @@ chaos: $(VENV)/.dev ## Disturb bursts; take Kafka and the operator away under lo
 mutants: $(VENV)/.dev ## Change pure code bit by bit, and see which changes no test notices (75 minutes)
 	PYTHONPATH=tools nice $(BIN)/python -m mutants $(ARGS)
 
+# The wheel, and beside it what it holds, for whoever runs it from a folder: tests, images.
+build/compiled/functions/.compiled: $(shell find functions/knafka -name '*.py') $(wildcard tools/compiled/*.py) pyproject.toml | $(VENV)/.dev
+	rm -rf build/compiled/wheel build/compiled/functions
+	KNAFKA_COMPILED=1 $(BIN)/python -m hatchling build -t wheel -d build/compiled/wheel
+	$(BIN)/python -m zipfile -e build/compiled/wheel/*.whl build/compiled/functions
+	@touch $@
+
 collector: $(VENV)/.dev ## Compile the OTLP collector that a test of traces needs (a minute; needs Go)
 	PYTHONPATH=tests $(BIN)/python -m support.otlp
 
@@ -154,11 +175,11 @@ java: build/java/bin/java ## Keep the classes of Kafka and Spark, so that tests 
 build/java/bin/java: requirements/dev.lock $(wildcard local/knafka_local/kafka/*.sha256) | $(VENV)/.dev
 	PYTHONPATH=tests $(BIN)/python -m support.quick_java
 
-image: | $(VENV)/bin/python ## Build the container images into build/images/ (TAG=latest)
-	$(BUILD_IMAGES) --tag $(TAG)
+image: | $(VENV)/bin/python ## Build the container images into build/images/ (TAG=latest; COMPILED=1)
+	$(BUILD_IMAGES) --tag $(TAG) $(COMPILED_OPTION)
 
 image-push: | $(VENV)/bin/python ## Build the images and push them: REGISTRY=registry.example.com/team
-	$(BUILD_IMAGES) --tag $(TAG) --push $(REGISTRY)
+	$(BUILD_IMAGES) --tag $(TAG) $(COMPILED_OPTION) --push $(REGISTRY)
 
 image-jobs: $(VENV)/.local ## Build the image of the dead-letter jobs alone, with Java and Spark (1 GB)
 	$(BUILD_IMAGES) --tag $(TAG) --jobs $(if $(REGISTRY),--push $(REGISTRY))

@@ -18,6 +18,7 @@ pytest_plugins = [
     "support.mortal_kafka",
     "support.mock_kafka",
     "support.cluster",
+    "support.compiled",
     "support.conformance",
     "support.func_source",
     "support.installation",

@@ -1,6 +1,6 @@
 """Builds Knafka's container images from Debian packages and locked wheels, without an engine.
 
-    python tools/images/build.py [--tag TAG] [--test | --jobs] [--push REGISTRY [--insecure]]
+    python tools/images/build.py [--tag TAG] [--test | --jobs] [--compiled] [--push REGISTRY …]
 
     knafka             the functions: FUNCTION_TARGET says which; `python3 -m knafka`
     knafka-operator    the operator: `python3 -m knafka_operator`; the console of a cluster:
@@ -78,6 +78,7 @@ def main(arguments: Sequence[str]) -> None:
     )
     parser.add_argument("--push", metavar="REGISTRY", help="such as registry.example.com/team")
     parser.add_argument("--insecure", action="store_true", help="push over plain HTTP")
+    parser.add_argument("--compiled", action="store_true", help="compile the functions' hot paths")
     chosen = parser.parse_args(arguments)
     if sys.version_info[:2] != (3, 11):
         raise ImageError("byte code for the image must come from Python 3.11: start this with it")
@@ -89,7 +90,12 @@ def main(arguments: Sequence[str]) -> None:
         return
     names = ["knafka", "knafka-operator", *EXAMPLES]
     functions = _dependencies("functions")
-    _source("knafka", chosen.tag, functions, ["functions/knafka", "functions/main.py"], "knafka")
+    knafka = ["functions/knafka"]
+    if chosen.compiled:
+        _run("make", "compiled", cwd=ROOT)
+        built = ROOT / "build" / "compiled" / "functions"
+        knafka = [str(path) for path in (built / "knafka", *built.glob("*.so"))]
+    _source("knafka", chosen.tag, functions, [*knafka, "functions/main.py"], "knafka")
     _source(
         "knafka-operator", chosen.tag, _dependencies("operator"),
         [
@@ -142,8 +148,7 @@ def _jobs(tag: str) -> None:
 def _source(
     name: str, tag: str, base: Path, sources: Sequence[str], module: str, *options: str
 ) -> None:
-    """Build an image: our sources, compiled, over the layer `base`; its entrypoint runs
-    `module`."""
+    """Build an image: our sources, compiled, over the layer `base`; it runs `module`."""
     with tempfile.TemporaryDirectory() as directory:
         target = Path(directory) / "source"
         target.mkdir()
@@ -166,8 +171,7 @@ def _source(
 
 
 def _dependencies(lock: str) -> Path:
-    """Return the layer of the packages that requirements/`lock`.lock pins; it is built if
-    missing."""
+    """Return the layer of the packages in requirements/`lock`.lock; it is built if missing."""
     path = ROOT / "requirements" / f"{lock}.lock"
     return _installed(lock, path.read_bytes(), "--require-hashes", "-r", path)
 
@@ -195,8 +199,7 @@ def _build_as_func(name: str, tag: str) -> None:
 
 
 def install_func_scaffolding(folder: Path) -> None:
-    """Install the project in `folder`, with its dependencies, into its folder `lib`, as func does
-    with pip."""
+    """Install the project in `folder` and its dependencies into its `lib`, as func does by pip."""
     _run(
         # By uv, which takes a second where pip takes ten. It would take a folder for unchanged if
         # its pyproject.toml is, so both packages are refreshed.
@@ -246,8 +249,7 @@ def _installed(name: str, inputs: bytes, *what: object, base: Path | None = None
 
 
 def _java() -> Path:
-    """Return the layer of Java and of the jars that Spark lacks, over Python's; it is built if
-    missing."""
+    """Return the layer of Java and of Spark's jars, over Python's; it is built if missing."""
     sys.path[:0] = [str(ROOT / folder) for folder in ("functions", "local")]
     # It needs requirements/local.lock.
     from knafka_local.kafka.kafka_distribution import obtain_for_spark
@@ -270,8 +272,7 @@ def _java() -> Path:
 
 
 def _unpack_java(root: Path, packages: Path) -> None:
-    """Unpack Java's packages without running their scripts, and write Java's own store of
-    certificate authorities."""
+    """Unpack Java's packages without their scripts, and write Java's store of authorities."""
     from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, pkcs12
     from cryptography.x509 import load_pem_x509_certificates
 
@@ -362,8 +363,7 @@ def _build(
 
 
 def _tool() -> Path:
-    """Return the image tool; it is compiled if its source has changed, in one second, or ten with
-    empty caches."""
+    """Return the image tool; it is compiled if its source has changed (1 to 10 seconds)."""
     source = Path(__file__).resolve().parent / "tool"
     digest = _digest(*(path.read_bytes() for path in sorted(source.iterdir())))
     tool = CACHE / f"image-{digest}"

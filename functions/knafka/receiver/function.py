@@ -304,7 +304,7 @@ class ReceiverFunction:
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one HTTP request, as an ASGI application."""
         path = decoded_path(scope.get("raw_path") or scope["path"].encode())
-        headers = list(scope["headers"])
+        headers = [(name, value) for name, value in scope["headers"]]  # ASGI: any pairs
         address = address_of(path, headers)
         body = await self._read_body(address, headers, receive)
         if body is None:

@@ -105,6 +105,7 @@ class ReceiverProtocol(asyncio.Protocol):
         "_unfinished",
         "_url",
     )
+    __deletable__ = ("_parser",)  # read by mypyc: a compiled class keeps all other attributes
 
     def __init__(
         self,
@@ -135,7 +136,7 @@ class ReceiverProtocol(asyncio.Protocol):
         self._headers: list[tuple[bytes, bytes]] = []
         self._header_bytes = 0
         self._url = b""
-        self._body: list[bytes] = []
+        self._body: list[bytes | bytearray] = []
         self._body_bytes = 0
         self._received_bytes = 0  # its share of the server's `receiving_bytes`
         self._in_body = self._has_answered_expectation = False
@@ -275,8 +276,8 @@ class ReceiverProtocol(asyncio.Protocol):
             else bytearray(first_part + second_part)
         )
         whole += b"".join(more_parts)
-        # Two parts, so that `on_message_complete` joins them into bytes.
-        self._body = [b"", whole]  # type: ignore[list-item]
+        # Two parts, so that the next call finds the growing piece in second place.
+        self._body = [b"", whole]
 
     def _answer_expectation(self) -> None:
         """Check the announced length once the head is whole, and answer `Expect: 100-continue`."""
@@ -453,8 +454,7 @@ class ReceiverProtocol(asyncio.Protocol):
         """Hand the whole request to `ingest`, with a slot for its answer."""
         if self._closing or self._parser.should_upgrade():
             return
-        parts = self._body
-        body = parts[0] if len(parts) == 1 else b"".join(parts)
+        body = b"".join(self._body)  # a single part is returned as it is, not copied
         if self._received_bytes:
             self._forget_body()
         method = self._parser.get_method()

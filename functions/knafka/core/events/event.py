@@ -55,7 +55,7 @@ _NON_CHARACTERS = "".join(
     chr(plane + last) for plane in range(0, 0x110000, 0x10000) for last in (0xFFFE, 0xFFFF)
 )
 _FORBIDDEN_CHARACTER = re.compile(
-    f"[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef{_NON_CHARACTERS}]"
+    rf"[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef{_NON_CHARACTERS}]"
 )
 _find_forbidden, _substitute_forbidden = _FORBIDDEN_CHARACTER.search, _FORBIDDEN_CHARACTER.sub
 
