@@ -34,8 +34,8 @@ PURE := tests/unit tests/property tests/behaviour
 # Of the pure tests, those of the modules that `make compiled` compiles.
 OF_COMPILED := tests/compiled $(wildcard $(patsubst %,tests/unit/test_%.py,attribute_limit batches \
 	commit* congestion content_mode delivery drain* event filter* http_* ingest kafka_binding kafka_writer \
-	lanes large_attributes loops numbering offsets rate_limit receiver_* shard_* shared_*) \
-	$(patsubst %,tests/property/test_%.py,at_most_once_* bindings_* drain_* filter_* ingest_* lane_* \
+	large_attributes loops numbering offsets rate_limit receiver_* shard_* shared_*) \
+	$(patsubst %,tests/property/test_%.py,at_most_once_* bindings_* drain_* filter_* ingest_* \
 	offset_* shared_*))
 # What `make test` leaves to `make test-integration`: real processes in failures and disturbances,
 # what needs a program that Go compiles, and all of Spark but a slice.
