@@ -197,8 +197,7 @@ class TransactionalMember(GroupConsumer):
     def _restart_replaced(self) -> None:
         """Read the partitions of replaced topics from their start, and those whose commits turn out
         to be of another topic; partitions that are held back, once they are decided."""
-        replaced = self._replaced.pop()
-        others = self._committed_topics.find_others()
+        replaced, others = self._replaced.pop(), self._committed_topics.find_others()
         for partition in [*self.owned, *self._undecided.partitions]:
             if partition.topic in replaced or partition in others:
                 log.warning(OF_ANOTHER_TOPIC, partition.number, partition.topic)
