@@ -173,12 +173,12 @@ EGRESS = Egress(
 REPLAYS = replay_topic("shop", "main", "mail")
 
 
-def failed(memory: MemoryLog, id_: str, data: bytes = b"{}") -> None:
-    """An event became a dead letter."""
+def failed(memory: MemoryLog, id_: str, data: bytes = b"{}", at: int | None = None) -> None:
+    """An event became a dead letter, `at` this time of its record, if not now."""
     memory.create("dead")
     draft = to_record(Event({**EVENT.attributes, "id": id_}, data))
     headers, value = dead_letter_of(draft.headers, draft.value, FAILURE, ORIGIN)
-    memory.store("dead", draft.key, value, headers)
+    memory.store("dead", draft.key, value, headers, timestamp=at)
 
 
 async def replayed(memory: MemoryLog, *ids: str) -> list[str]:
@@ -239,6 +239,17 @@ async def test_an_event_is_sent_again_as_it_was_to_the_trigger_that_failed_it() 
     assert name == REPLAY
     assert marked.endswith(b"/0-0")
     assert (record.key(), record.value()) == (was.key, was.value)
+
+
+@pytest.mark.parametrize("at", [0, -1], ids=["1970", "no time"])
+async def test_a_dead_letter_of_no_time_that_was_not_sent_again_is_said_to_be_so(at: int) -> None:
+    memory = MemoryLog()
+    failed(memory, "1", at=at)
+    (found,) = await read_dead_letters(MemoryAdmin(memory), EGRESS, 10)
+    assert found.replayed == ""
+    assert await replayed(memory, "1") == [""]
+    (found,) = await read_dead_letters(MemoryAdmin(memory), EGRESS, 10)
+    assert found.replayed
 
 
 async def test_an_event_is_not_sent_twice_by_asking_twice() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,10 @@ from typer.testing import CliRunner
 from knafka.core.contract import Egress, Ingress, Kafka, Sink
 from knafka.core.dead_letter import Attempt, Failure, Origin, dead_letter_of
 from knafka.core.delivery import Outcome, Reason
+from knafka.core.errors import LogError
 from knafka.core.events.event import Event
 from knafka.core.events.kafka_binding import to_record
-from knafka.ports.log import OffsetAndMetadata
+from knafka.ports.log import OffsetAndMetadata, Record
 from knafka_cli.command_line import app
 from knafka_cli.events import searching, trace_command, tracing, zipkin
 from knafka_cli.events.searching import TopicSearch
@@ -114,6 +115,25 @@ def test_json_is_one_object(memory: MemoryLog, tmp_path: Path) -> None:
     (event,) = found["events"]
     assert (event["id"], event["topic"], event["partition"], event["offset"]) == ("1", "main", 0, 0)
     assert [each["state"] for each in event["deliveries"]] == ["settled", "settled"]
+
+
+def test_json_with_a_delivery_of_which_kafka_says_nothing_is_not_complete(
+    memory: MemoryLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory.create("dead-audit")
+    read_all = MemoryAdmin.read_all
+
+    async def fail_for_audit(admin: MemoryAdmin, topic: str, limit: int) -> Sequence[Record]:
+        if topic == "dead-audit":
+            raise LogError(f"partition 0 of {topic} has no leader")
+        return await read_all(admin, topic, limit)
+
+    monkeypatch.setattr(MemoryAdmin, "read_all", fail_for_audit)
+    store(memory, "main", b"1")
+    found = json.loads(knafka("1", "--json", data=tmp_path)[1])
+    (event,) = found["events"]
+    assert [each["state"] for each in event["deliveries"]] == ["settled", "unknown"]
+    assert found["complete"] is False
 
 
 def test_an_event_that_is_not_there_says_where_it_may_be(memory: MemoryLog, tmp_path: Path) -> None:

@@ -6,12 +6,16 @@ from collections.abc import Collection
 
 import pytest
 from support.memory.records import MemoryRecord
+from support.memory.transactions import Interruption
 from support.memory_sensors import ACTION, CHANGELOG, TRIGGER, MemorySensor, Send
 
 from knafka.core.documents import parse
 from knafka.core.sensor.contract import SensorTrigger
 
-PAIR = (parse(SensorTrigger, {"name": "pair", "conditions": "a && b", "correlation": "order"}),)
+PAIR, GONE = (
+    parse(SensorTrigger, {"name": name, "conditions": "a && b", "correlation": "order"})
+    for name in ("pair", "gone")
+)
 ORDERS = [f"order-{number}" for number in range(8)]
 AWAY = 1
 """The partition that loses its leader."""
@@ -20,7 +24,7 @@ AWAY = 1
 @pytest.fixture
 def world() -> MemorySensor:
     made = MemorySensor(2)
-    made.more = {"triggers": PAIR}
+    made.more = {"triggers": (PAIR,)}
     for order in ORDERS:
         made.send(Send("a", order, 0))
     made.settle()
@@ -77,3 +81,24 @@ def test_a_changelog_that_loses_its_leader_later_holds_up_no_other(world: Memory
     world.settle()
     assert fired(world) == set(ORDERS)
     assert len(world.read(ACTION)) == len(ORDERS)
+
+
+def test_tombstones_that_can_not_be_written_hold_up_no_other(world: MemorySensor) -> None:
+    """Those of a trigger that an edit has removed, when the changelog loses its leader after it was
+    read."""
+    held = orders_in(world, CHANGELOG)
+    world.more = {"triggers": (PAIR, GONE)}
+    world.sleep()
+    for order in ORDERS:
+        world.send(Send("a", order, 0))
+    world.settle()
+    world.sleep()
+    world.more, world.generation = {"triggers": (PAIR,)}, 2
+    world.opened(0)[1].interrupt(Interruption.ABORT)
+    world.run(0)
+    world.memory.unreachable.add((CHANGELOG, AWAY))
+    complete(world)
+    assert fired(world) == set(ORDERS) - set(held[AWAY])
+    world.memory.unreachable.clear()
+    world.settle()
+    assert fired(world) == set(ORDERS)

@@ -247,6 +247,33 @@ def test_an_undecided_partition_whose_commit_is_of_another_topic_is_read_from_it
     assert consumer.paused == set()
 
 
+def test_a_partition_of_a_replaced_topic_is_not_taken_over_before_it_is_ready(
+    consumer: SensorConsumer, member: TransactionalMember, holder: Holder
+) -> None:
+    """As while its changelog has no leader: `Claims` would fail, and so would all partitions."""
+    consumer.silent, consumer.mark = set(), OLD
+    holder.missing = {SECOND}
+    read_until(member, lambda: holder.held)
+    member._replaced._ids.current[TOPIC] = f"{NEW}rest-of-it"
+    read_until(member, lambda: holder.revocations)
+    asked = holder.asked
+    read_until(member, lambda: holder.asked > asked)
+    assert (holder.held, consumer.paused) == ({FIRST}, {1})
+
+    member._replaced.note_replaced(TOPIC)
+    read_until(member, lambda: len(holder.revocations) == 2)
+    assert (holder.held, consumer.paused) == ({FIRST}, {1})
+
+    holder.missing = set()
+    read_until(member, lambda: SECOND in holder.held)
+    assert holder.committed == {FIRST: None, SECOND: None}
+    assert consumer.starts == {0: OFFSET_BEGINNING, 1: OFFSET_BEGINNING}
+    assert consumer.paused == set()
+    commits = member.offsets_of({SECOND: OffsetAndMetadata(1)})
+    assert [each.metadata for each in commits] == [mark("", NEW)]
+    assert len(holder.revocations) == 2
+
+
 def test_commits_of_a_partition_assigned_soon_after_its_topic_was_replaced_name_the_topic(
     consumer: SensorConsumer, member: TransactionalMember, holder: Holder
 ) -> None:

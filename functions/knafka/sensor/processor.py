@@ -324,12 +324,18 @@ class Processor:
             log.warning("a transaction was aborted, and its records are read again: %s", error)
             for number, key, _ in batch.changed:
                 self._state.set_timers(number, key)
-            changed = {number for number, _, _ in batch.changed}
-            if unreadable := unreadable_changelogs(self._sensor, self._log, changed):
+            changelog = self._sensor.changelog_topic
+            # Of the outputs, not of what the batch changes: they have stale records' tombstones.
+            numbers = {
+                output.partition
+                for output in outputs
+                if output.topic == changelog and output.partition is not None
+            }
+            if unreadable := unreadable_changelogs(self._sensor, self._log, numbers):
                 # Each transaction with these partitions would be aborted, with others' records.
                 raise LogError(
-                    f"partitions {sorted(unreadable)} of {self._sensor.changelog_topic} can't be"
-                    " reached: begin anew without them"
+                    f"partitions {sorted(unreadable)} of {changelog} can't be reached: begin anew"
+                    " without them"
                 ) from error
             return
         self._ordering.note_batch_committed(batch)

@@ -18,7 +18,7 @@ from knafka.core.dead_letter import timestamp
 from knafka_cli.events import searching, tracing
 from knafka_cli.events.searching import TopicSearch
 from knafka_cli.events.steps import merge_steps
-from knafka_cli.events.tracing import Trace
+from knafka_cli.events.tracing import Trace, TracedState
 from knafka_cli.shared import moments
 from knafka_cli.shared.options import (
     EXIT_FAILED,
@@ -117,7 +117,11 @@ def trace(
     if zipkin:
         traces = [_with_zipkin_steps(view, record_trace, zipkin) for record_trace in traces]
     if as_json:
-        complete = all(search.ended and not search.leaderless for search in searches)
+        complete = all(search.ended and not search.leaderless for search in searches) and not any(
+            delivery.state is TracedState.UNKNOWN
+            for record_trace in traces
+            for delivery in record_trace.deliveries
+        )
         typer.echo(
             json.dumps(
                 {"complete": complete, "events": [asdict(record_trace) for record_trace in traces]},

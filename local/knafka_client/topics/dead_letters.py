@@ -314,8 +314,9 @@ def replayed_at(record: Record, sent: ReplayTimes) -> int | None:
     """Return when this dead letter was last sent again, by `sent` (ms since the Unix epoch); None
     if it has not been sent again since it failed."""
     digests = (_event_digest(record, with_data=with_data) for with_data in (True, False))
-    replayed = max(sent.get(digest, 0) for digest in digests)
-    return replayed if replayed >= record.timestamp()[1] else None
+    # 0 is a time, and a record may have it, or -1 for none.
+    replayed = max((sent[digest] for digest in digests if digest in sent), default=None)
+    return replayed if replayed is not None and replayed >= record.timestamp()[1] else None
 
 
 def _event_digest(record: Record, *, with_data: bool) -> bytes:

@@ -196,13 +196,15 @@ class TransactionalMember(GroupConsumer):
 
     def _restart_replaced(self) -> None:
         """Read the partitions of replaced topics from their start, and those whose commits turn out
-        to be of another topic."""
-        replaced = self._replaced.pop()
-        others = self._committed_topics.find_others()
+        to be of another topic; partitions that are held back, once they are decided."""
+        replaced, others = self._replaced.pop(), self._committed_topics.find_others()
         for partition in [*self.owned, *self._undecided.partitions]:
             if partition.topic in replaced or partition in others:
                 log.warning(OF_ANOTHER_TOPIC, partition.number, partition.topic)
-                self._restart(partition, TopicPartition(*partition, OFFSET_BEGINNING), True)
+                if self._undecided.forget_commit(partition):
+                    self._committed_topics.restart(partition, is_of_present=True)
+                else:
+                    self._restart(partition, TopicPartition(*partition, OFFSET_BEGINNING), True)
 
     def _start_anew(self, message: Message) -> None:
         """Read a partition from where its log was cut, or from its start, as its offset no longer
@@ -225,14 +227,11 @@ class TransactionalMember(GroupConsumer):
     def _restart(
         self, partition: Partition, restart: TopicPartition, is_of_present: bool = False
     ) -> None:
-        """Read a partition from another position, and report it to `Claims` as assigned anew;
-        `is_of_present` is `CommittedTopics.restart`'s."""
+        """Read an owned partition from another position, and report to `Claims` that it was
+        assigned anew; `is_of_present` is `CommittedTopics.restart`'s."""
         self.consumer.incremental_unassign([restart])
         self.consumer.incremental_assign([restart])
-        if self._undecided.drop([restart]):
-            self.consumer.resume([restart])  # librdkafka keeps a pause beyond an assignment
-        else:
-            self._call_claims(self._claims.on_revoked, self.forget_owned([partition]))
+        self._call_claims(self._claims.on_revoked, self.forget_owned([partition]))
         self._stalled.begin([restart])
         # Assigned without a commit: the group's commit is of records that are gone.
         self.owned[partition] = None if restart.offset < 0 else OffsetAndMetadata(restart.offset)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final, TypeAlias
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import OFFSET_INVALID, Consumer, TopicPartition
 
 from knafka.clients.kafka.consumers.kafka_cut_logs import assign_checked
 from knafka.clients.kafka.consumers.kafka_elections import (
@@ -104,11 +104,21 @@ class UndecidedPartitions:
             self.drop(starts)
         return decided
 
-    def drop(self, partitions: Iterable[TopicPartition]) -> bool:
-        """Forget these partitions; returns whether one was held back. librdkafka keeps its pause
-        until the partition is resumed."""
-        dropped = [self._commits.pop(_partition_of(partition), None) for partition in partitions]
-        return any(entry is not None for entry in dropped)
+    def forget_commit(self, partition: Partition) -> bool:
+        """Forget the commit of a partition that is held back, as it is of another topic: the
+        partition will begin at its start, and `begin_decided` asks about it at once. Returns
+        whether it is held back."""
+        if partition not in self._commits:
+            return False
+        self._commits[partition] = TopicPartition(*partition, OFFSET_INVALID)
+        self._interval = MIN_ASK_INTERVAL
+        self._ask_at = time.monotonic()
+        return True
+
+    def drop(self, partitions: Iterable[TopicPartition]) -> None:
+        """Forget these partitions. librdkafka keeps their pause until they are resumed."""
+        for partition in partitions:
+            self._commits.pop(_partition_of(partition), None)
 
     def _take_decided(
         self, consumer: Consumer, committed: Sequence[TopicPartition], reach_timeout: float
