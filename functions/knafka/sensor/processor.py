@@ -121,7 +121,7 @@ class Processor:
         ordering = self._ordering
         handled = ordering.take_in(new_records, reached, batch, self._now, self._first_read_at)
         expiry = self._expiry
-        expiry.note_read(batch.behind_known, self._now, is_any=bool(new_records))
+        expiry.note_read(batch.late_keys, self._now, is_any=bool(new_records))
         ordering.refresh(self._now, expiry.due(now), expiry.ask_since)
         handled += ordering.route(batch) + ordering.reduce(batch)
         # What time alone decides.

@@ -49,8 +49,8 @@ class Tracing:
     exporter: Exporter
 
     async def close(self) -> None:
-        """Send the last spans in a thread, for at most `EXPORTER_CLOSE_TIMEOUT` seconds; later ones
-        are lost."""
+        """Send the last spans in a thread, for at most `EXPORTER_CLOSE_TIMEOUT` seconds; spans that
+        aren't sent by then are lost."""
         await asyncio.to_thread(self.exporter.close, EXPORTER_CLOSE_TIMEOUT)
 
 

@@ -70,7 +70,7 @@ class JwkKey:
     """A `SigningKey` of the library PyJWT."""
 
     def __init__(self, key: PyJWK) -> None:
-        """Take a key, which verifies only the algorithm that it names."""
+        """`key` verifies only signatures of the algorithm that it names."""
         self._key = key
         self.algorithms: Set[str] = frozenset({key.algorithm_name})
 
@@ -160,7 +160,8 @@ class ApiServerKeys:
                 wait = KEY_READ_INTERVAL
             except (OSError, KnafkaError) as error:
                 log.warning(
-                    "the API server's keys for senders' tokens: %s", describe_request_error(error)
+                    "can't read the API server's keys for senders' tokens: %s",
+                    describe_request_error(error),
                 )
                 wait = FAILED_READ_INTERVAL
             self.tried.set()
