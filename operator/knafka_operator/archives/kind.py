@@ -69,8 +69,9 @@ class _ArchiveRecord:
     first."""
     group: str = ""
     """The consumer group with which the archive's Jobs read dead letters; empty: not known yet."""
-    at_rest: bool = False
-    """Whether the archive had neither a Job nor a Lease when they were last read."""
+    is_known_idle: bool = False
+    """Whether the archive had neither a Job nor a Lease when they were last read, and no Job of it
+    has changed since."""
     requeue_after: float = deciding.RECHECK_SECONDS
     """Seconds until the next reconciliation, by the last decision."""
 
@@ -80,7 +81,7 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
     """All DeadLetterArchives."""
 
     api_version = KNAFKA
-    left = "its Job, its Lease or its group in Kafka may be there still"
+    left_behind = "its Job, its Lease or its group in Kafka may still exist"
     """For users: what may still exist if a deletion was given up."""
 
     settings: Settings
@@ -117,7 +118,7 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
         keys of its archive and its operation, as far as they are known."""
         labels, keys = job["metadata"].get("labels") or {}, list[Key]()
         if (record := self._records.get(labels.get(ARCHIVE_LABEL, ""))) is not None:
-            record.at_rest = False
+            record.is_known_idle = False
             keys.append((ARCHIVE, *record.archive))
         if (key := self.operations.on_job(labels.get(OPERATION_LABEL, ""))) is not None:
             keys.append(key)
@@ -165,7 +166,7 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
         observed: Observed = ObservedArchive(document, declared, document.get("status") or {})
         if isinstance(observed.archive, DeadLetterArchive):
             observed = await self._observe_declared(observed, observed.archive, record)
-        if not record.at_rest or self.decide(observed, record).effects:
+        if not record.is_known_idle or self.decide(observed, record).effects:
             observed = await self._with_jobs(observed, record)
         return observed
 
@@ -286,7 +287,7 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
             await self.operations.find_job_verdicts(jobs),
         )
         lease = await self._read_lease(document)
-        record.at_rest = not jobs and lease is None
+        record.is_known_idle = not jobs and lease is None
         holder_is_gone = lease is not None and await self._is_holder_gone(
             str(lease["spec"].get("holderIdentity") or "")
         )

@@ -330,7 +330,8 @@ class Scaler:
         return [*checks, self._topic_checks[topic]] if topic in self._topic_checks else checks
 
     def topics_with_drains(self) -> set[str]:
-        """Return the topics whose Triggers have drains; replies may be written to these."""
+        """Return the topics from which drains deliver events. Replies to these events may be
+        written there at any time."""
         drained = (trigger.egress.topics for trigger in self._triggers.values() if trigger.holds)
         return {topic for topics in drained for topic in topics}
 

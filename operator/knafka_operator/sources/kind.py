@@ -43,7 +43,7 @@ class KafkaSources(Triggers):
 
     source_observer: SourceObserver = field(kw_only=True)
     """Reads what a source has instead of a Broker."""
-    left: str = "Kafka still has its consumer group, which nobody will delete"
+    left_behind: str = "Kafka still has its consumer group, which nobody will delete"
     """For users: what may still exist if a deletion was given up."""
 
     # Changes of objects, and operations on one object.
