@@ -48,7 +48,7 @@ class CompactOptions:
     """The options of a compaction."""
 
     broker: BrokerName | None = None
-    """None: all Brokers of the installation."""
+    """The Broker whose dead letters are compacted; None: all Brokers of the installation."""
     keep_hours: float = KEEP_HOURS
     """Hours for which a dead letter stays in its topic after the tables have it."""
     batch_records: int = BATCH_RECORDS

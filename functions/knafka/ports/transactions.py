@@ -31,12 +31,12 @@ class Output(NamedTuple):
 
     topic: str
     key: bytes | None
-    """None: any partition, as for a record without a key."""
+    """The record's key; None: it has none, so it may go to any partition."""
     value: bytes | None
-    """None: a tombstone, in a compacted topic."""
+    """The record's value; None: a tombstone, in a compacted topic."""
     headers: RecordHeaders
     partition: int | None = None
-    """None: chosen by the key, as all writers do (CE-K9)."""
+    """Number of the partition to append to; None: chosen by the key, as all writers do (CE-K9)."""
     timestamp: int | None = None
     """Milliseconds since the Unix epoch; None: now."""
 
@@ -69,9 +69,9 @@ class Claims(Protocol):
     `close`, never while a transaction is under way."""
 
     def not_ready(self, partitions: Collection[Partition]) -> Collection[Partition]:
-        """Return those of these newly assigned partitions that can't be taken over yet, as what is
-        needed for them can't be read now. They aren't read, and are asked about again later. Raises
-        nothing."""
+        """Return which of these newly assigned partitions can't be taken over yet, as what is
+        needed for them can't be read now. The log doesn't read these, and calls this again later.
+        Raises nothing."""
         ...
 
     def on_assigned(self, partitions: Mapping[Partition, OffsetAndMetadata | None]) -> None:

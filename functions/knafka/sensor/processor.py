@@ -235,7 +235,8 @@ class Processor:
     # Partitions
 
     def not_ready(self, partitions: Collection[Partition]) -> Collection[Partition]:
-        """Return those of the trigger topic whose held events can't be read now."""
+        """Return which of these partitions are of the trigger topic and have held events that can't
+        be read now."""
         numbers = [each.number for each in partitions if each.topic == self._sensor.trigger_topic]
         unreadable = unreadable_changelogs(self._sensor, self._log, numbers)
         return [Partition(self._sensor.trigger_topic, number) for number in unreadable]

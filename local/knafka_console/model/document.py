@@ -65,7 +65,7 @@ class ConsoleTrigger(Model):
     namespace: str
     name: str
     broker: str
-    """Its Broker or KafkaChannel, in the same namespace."""
+    """Name of the Trigger's Broker, or the Subscription's KafkaChannel, in the same namespace."""
     filters: str = ""
     """All filters on one line; a Subscription has none."""
     subscriber: str = ""

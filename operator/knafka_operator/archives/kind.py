@@ -78,7 +78,7 @@ class _ArchiveRecord:
 
 @dataclass(eq=False)
 class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], Kind):
-    """All DeadLetterArchives."""
+    """Reconciles all DeadLetterArchives."""
 
     api_version = KNAFKA
     left_behind = "its Job, its Lease or its group in Kafka may still exist"
@@ -93,7 +93,7 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
     now: Callable[[], datetime] = _now
     _dead_letters: UncompactedDeadLetters = field(default_factory=UncompactedDeadLetters)
     _records: dict[str, _ArchiveRecord] = field(default_factory=dict)
-    """By UID."""
+    """The record of each archive, by its UID."""
     operations: Operations = field(init=False)
     """The operations on the archives' tables."""
 
@@ -125,8 +125,9 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
         return keys
 
     def requeue_after(self, document: Document, new_status: Mapping[str, Any]) -> float | None:
-        """Return the seconds that the last decision set; None for an archive that isn't Ready and
-        whose phase isn't in `WORKING_PHASES`."""
+        """Return the seconds until the archive is reconciled again, as last decided; None, the
+        default backoff, for an archive that isn't Ready and whose phase isn't in
+        `WORKING_PHASES`."""
         is_ready = statuses.ready_condition(new_status["conditions"]).get("status") == "True"
         waits = not is_ready and new_status.get("phase") not in WORKING_PHASES
         return None if waits else self.ensure_record(document).requeue_after

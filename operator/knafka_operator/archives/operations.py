@@ -68,7 +68,8 @@ class JobVerdicts:
 
 @dataclass(eq=False)
 class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationRecord | None], Kind):
-    """All DeadLetterReplays and DeadLetterPurges; a change of one also wakes its archive."""
+    """Reconciles all DeadLetterReplays and DeadLetterPurges; a change of one also wakes its
+    archive."""
 
     api_version = KNAFKA
     left_behind = "its Job may still exist"
@@ -78,7 +79,7 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
     effects: Effects
     now: Callable[[], datetime]
     _records: dict[str, _OperationRecord] = field(default_factory=dict)
-    """By UID."""
+    """The record of each operation that has not finished, by its UID."""
     _requeue_delays: dict[str, float] = field(default_factory=dict)
     """Seconds until an operation is reconciled again, by UID."""
 

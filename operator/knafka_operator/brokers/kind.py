@@ -86,7 +86,7 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
     receivers: Receivers
     effects: Effects
     now: Callable[[], str]
-    """The time, RFC 3339."""
+    """Returns the time, RFC 3339."""
 
     def __post_init__(self) -> None:
         self.api_version = self.states.family.broker_version
@@ -461,7 +461,7 @@ def _update_state(
     conditions: list[dict[str, Any]],
 ) -> None:
     """Update the record's state, by which the Broker's Triggers are reconciled, with its new
-    `conditions`. It stays if the Broker's topic or connection was not found."""
+    `conditions`. The state stays unchanged if the Broker's topic or connection was not found."""
     topic, connection = decision.topic, observed.connection
     if topic is None or topic.existing is None or not isinstance(connection, BrokerConnection):
         return

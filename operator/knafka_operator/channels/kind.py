@@ -68,8 +68,8 @@ from knafka_operator.senders.encryption import Encryption
 from knafka_operator.senders.observe import is_authentication_on, observe_features, observe_https_of
 
 RIVAL_SERVICE: Final = (CORE, "Service", "knative-eventing", "kafka-channel-ingress")
-"""A Service that exists where eventing-kafka-broker is installed; that serves every channel then,
-except those whose finalizer it has removed."""
+"""A Service of eventing-kafka-broker, which shows that it is installed. It then serves every
+channel, except those whose finalizer it has removed."""
 
 
 @dataclass(eq=False)
@@ -84,7 +84,7 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
     receivers: Receivers
     effects: Effects
     now: Callable[[], str]
-    """The time, RFC 3339."""
+    """Returns the time, RFC 3339."""
     handling: Handling = field(default_factory=Handling)
     """Whether Knafka or Knative Eventing reconciles Subscriptions."""
 
@@ -445,7 +445,7 @@ def _update_state(
     conditions: list[dict[str, Any]],
 ) -> None:
     """Update the record's state, from which the channel's Subscriptions are reconciled, with its
-    new `conditions`. It stays if the topic or connection was not found."""
+    new `conditions`. The state stays unchanged if the topic or connection was not found."""
     topic, connection = decision.topic, observed.connection
     if topic is None or topic.existing is None or not isinstance(connection, ChannelConnection):
         return

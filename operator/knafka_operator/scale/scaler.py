@@ -108,7 +108,7 @@ class Scaler:
         self._topic_checks: dict[str, TopicLagCheck] = {}
         """Checks of topics, by `topics_key`."""
         self._multi_topic_checks: dict[str, TopicLagCheck] = {}
-        """Those checks that cover several topics."""
+        """The checks among these that cover several topics."""
         self._sensor_checks: dict[str, SensorLagCheck] = {}
         self._shards: dict[str, ScaledShard] = {}
         """Shards with Triggers, or with a request that hasn't ended, by group."""

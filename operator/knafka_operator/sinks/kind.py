@@ -70,9 +70,9 @@ class KafkaSinks(Reconciler[ObservedSink, AddressableDecision, SinkRecord], Kind
     """The states of Brokers."""
     effects: Effects
     now: Callable[[], str]
-    """The time, RFC 3339."""
+    """Returns the time, RFC 3339."""
     is_taken: Callable[[str], bool]
-    """Whether a Broker, KafkaChannel or Sensor has a topic of this name."""
+    """Returns whether a Broker, KafkaChannel or Sensor has a topic of this name."""
     records: dict[Identity, SinkRecord] = field(default_factory=dict)
     """What is kept about each sink, by namespace and name."""
     owners: dict[tuple[str, str], str] = field(default_factory=dict)

@@ -125,7 +125,7 @@ class TabledRecord:
     """A dead letter as it was in its topic: implements `ports.log.Record`."""
 
     row: dict[str, Any]
-    """Its row of `records`."""
+    """The dead letter's row of `records`."""
 
     def topic(self) -> str:
         """Return the topic's name."""

@@ -42,9 +42,11 @@ UNKNOWN_KEY_READ_INTERVAL: Final = 10.0
 FAILED_READ_INTERVAL: Final = 2.0
 """Seconds from a failed read to the next."""
 MAX_KEYS: Final = 64
+"""Most keys of the key set that are looked at."""
 MIN_RSA_BITS: Final = 2048
+"""Bits of the shortest RSA key that is trusted."""
 MIN_EC_BITS: Final = 256
-"""Limits of the key set: keys that are looked at, and the shortest keys that are trusted."""
+"""Bits of the shortest EC key that is trusted."""
 
 Fetch = Callable[[str], bytes]
 """Returns the body at a path of the API server; blocks. Raises `OSError`."""
