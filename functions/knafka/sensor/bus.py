@@ -181,7 +181,7 @@ class BusPartitions:
         """Return the time before which every event of a partition of this process was routed; None:
         not known."""
         own_queue = self._queues[number]
-        return own_queue.queue[0].since if own_queue.queue else self._read_until(number)
+        return own_queue.queue[0].since if own_queue.queue else self._own_read_until(number)
 
     def note_committed_time(self, number: int, until: int | None) -> None:
         """Note that the routed time `until` was committed with a partition's offset."""
@@ -274,7 +274,7 @@ class BusPartitions:
         lowest time with its partition, and the second lowest, which bounds that partition's own
         events. A time of -1 isn't known; `FOR_EVER` stands for a time that no partition has."""
         untils = [
-            (-1 if (until := self._read_until(number)) is None else until, number)
+            (-1 if (until := self._own_read_until(number)) is None else until, number)
             for number in self._queues
             if number not in self.stalled
         ]
@@ -286,7 +286,7 @@ class BusPartitions:
     def read_until(self) -> int | None:
         """The time before which everything of the bus was read here or routed by others; None: that
         isn't known."""
-        return self._lowest_time(self._read_until)
+        return self._lowest_time(self._own_read_until)
 
     @property
     def routed_until(self) -> int | None:
@@ -313,7 +313,7 @@ class BusPartitions:
             lowest = until if lowest is None else min(lowest, until)
         return lowest
 
-    def _read_until(self, number: int) -> int | None:
+    def _own_read_until(self, number: int) -> int | None:
         """Return the time before which all of an own partition was read; None: not known."""
         own_queue = self._queues[number]
         seen, end = own_queue.seen, self._ends.get(number)
@@ -347,7 +347,7 @@ class BusPartitions:
         if self._asked_at is not None and now - self._asked_at < interval:
             return
         if not self.is_shared and any(
-            self._is_behind(number) and (self._read_until(number) or 0) <= needed_until
+            self._is_behind(number) and (self._own_read_until(number) or 0) <= needed_until
             for number in self._queues
         ):
             self._note_stalls(now, needed_until)
@@ -420,7 +420,7 @@ class BusPartitions:
             if number not in self._queues:
                 untils[number] = self._others_routed_until.get(number)
             elif self._is_behind(number) or self._ends.get(number) is None:
-                untils[number] = self._read_until(number)
+                untils[number] = self._own_read_until(number)
         self._stalls.note_reads(now, needed_until, untils)
 
     def balance(self) -> None:
@@ -437,7 +437,7 @@ class BusPartitions:
                 len(queue.queue) * partitions > MAX_QUEUED_RECORDS
                 or queue.bytes * partitions > MAX_QUEUED_BYTES
             )
-            is_lowest = (self._read_until(number) or 0) <= lowest
+            is_lowest = (self._own_read_until(number) or 0) <= lowest
             is_waited_for = is_lowest and not self._is_ahead_limit_reached
             if is_much and has_more_than_its_share and not (is_waited_for or queue.is_paused):
                 pausing.append(number)

@@ -197,7 +197,7 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
     ) -> ObservedOperation:
         """Read the operation's archive, Jobs and pods, unless it has finished."""
         observed = ObservedOperation(document, _parse_or_error(document))
-        return observed if record is None else await self._observe(observed, record)
+        return observed if record is None else await self._observe_unfinished(observed, record)
 
     def decide(
         self, observed: ObservedOperation, record: _OperationRecord | None
@@ -232,7 +232,7 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
             message = f"Job {object_name(remaining_jobs[0])} is being ended"
             raise NotReady("Waiting", message, transient=True)
 
-    async def _observe(
+    async def _observe_unfinished(
         self, observed: ObservedOperation, record: _OperationRecord
     ) -> ObservedOperation:
         """Add to `observed` the operation's archive, its Jobs and their pods; no Jobs once they are

@@ -250,6 +250,7 @@ class Drain:
         self._revoke_timeout = 0.0  # attempts have used up their time
 
     def _has_no_attempts(self) -> bool:
+        """Whether no attempt is under way."""
         return not self._partitions.has_attempts
 
     async def _wait_until(self, condition: Callable[[], bool], timeout: float) -> bool:
