@@ -246,9 +246,9 @@ def _offsets_in_tables(files: TableFiles | None) -> dead_letters.OffsetsInTables
     the tables; empty without tables (`files` None)."""
     if files is None:
         return {}
-    from knafka_jobs.lookup.lookup_run import tabled_until
+    from knafka_jobs.lookup.lookup_run import offsets_in_tables
 
-    return tabled_until(files)
+    return offsets_in_tables(files)
 
 
 @takes_job_options("broker", "keep-hours", "forget-resolved-days", "forget-unresolved-days")
