@@ -246,7 +246,8 @@ class Supervisor:
             await admin.close()
 
     async def _follow_files(self) -> None:
-        """Apply the declared objects again after each change of a manifest file."""
+        """Apply the declared objects again after each change of a manifest file. If an object is
+        missing from the files, they are read again after `REMOVAL_DELAY` seconds first."""
         async for _ in self._manifests.changes():
             declared = self._manifests.read()
             is_any_missing = not self._declared.documents.keys() <= declared.documents.keys()

@@ -16,8 +16,8 @@ from knafka.core.trace_url import EXPECTED_TRACE_URL, is_trace_url
 from knafka_jobs.topic_offsets import BrokerName
 
 KEEP_HOURS: Final = 24.0
-"""Hours for which a dead letter stays in its topic after it is tabled: time to notice that a table
-was lost, and to look at recent dead letters without Spark."""
+"""Hours for which a dead letter stays in its topic after the tables have it: time to notice that a
+table was lost, and to look at recent dead letters without Spark."""
 
 BATCH_RECORDS: Final = 1_000_000
 """Dead letters in one batch: few large batches cost far less than many small ones."""
@@ -48,7 +48,7 @@ class CompactOptions:
     """The options of a compaction."""
 
     broker: BrokerName | None = None
-    """None: all Brokers of the installation."""
+    """The Broker whose dead letters are compacted; None: all Brokers of the installation."""
     keep_hours: float = KEEP_HOURS
     """Hours for which a dead letter stays in its topic after the tables have it."""
     batch_records: int = BATCH_RECORDS

@@ -102,9 +102,11 @@ def expired_failures(
 
 
 def _days_predicate(chosen_failures: DataFrame) -> str:
-    """Return a SQL predicate that is true for the days of these failures' records, by which Delta
-    opens only files of these days; `true` if the days of some failure are unknown."""
+    """Return a SQL predicate that is true from the first to the last day of these failures'
+    records, so that Delta opens only files of these days; `true` if the days of some failure are
+    unknown."""
     unknown = "first_day IS NULL OR last_day IS NULL"
+    # NULL as the first day if the days of any failure are unknown.
     row = chosen_failures.selectExpr(
         f"CASE WHEN NOT bool_or({unknown}) THEN min(first_day) END AS first",
         "max(last_day) AS last",

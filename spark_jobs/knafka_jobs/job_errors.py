@@ -26,7 +26,8 @@ _WORKER_JOB_ERROR: Final = re.compile(rf"{re.escape(JobError.__module__)}\.JobEr
 def worker_error_text(error: Exception) -> str:
     """Return the reason why a task in a Python worker of Spark failed, in one line.
 
-    It is the text of the `JobError` that was raised there, else the last line of the stack trace.
+    It is the text of the `JobError` that was raised there, else the last line of the stack trace,
+    or the error's type if there is no text.
     """
     text = str(error)
     if job_errors := _WORKER_JOB_ERROR.findall(text):

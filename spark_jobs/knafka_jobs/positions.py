@@ -27,7 +27,7 @@ class OffsetBounds(NamedTuple):
     partition: int
     first: int
     last: int
-    """Inclusive, like `first`."""
+    """The last offset; both are inclusive."""
 
 
 def offset_bounds(rows: DataFrame) -> list[OffsetBounds]:

@@ -112,7 +112,7 @@ FAILURES: Final[Columns] = {
 """`EVENT` is of the failure's first dead letter, `LAST_ATTEMPT` and `POSITION` of its last one.
 `summary` is the fingerprint of `error`. `head` is the beginning of the event's data, kept for the
 likely examples of a report (`HEADS`). The failure's records have days from `first_day` to
-`last_day`. `day` is the day on which the failure was first tabled: it never changes, and
+`last_day`. `day` is the day on which the failure was first stored: it never changes, and
 `failure_days` has it, too."""
 
 FAILURE_DAYS: Final[Columns] = {"key": "bigint", "day": "date"}

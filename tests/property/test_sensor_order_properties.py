@@ -167,7 +167,7 @@ def modelled(world: World) -> Counter[str]:
                 found[f"{route.key}: {came.identity.split()[1]}"] += 1
                 continue
             dependency, which = came.dependency, came.identity
-            if not seen[trigger_of(route.key)].is_new(route.key, dependency, which, place.at):
+            if not seen[trigger_of(route.key)].mark_if_new(route.key, dependency, which, place.at):
                 continue
             model = models.setdefault(route.key, FiringModel(rules[trigger_of(route.key)]))
             found.update(_told(route.key, model.add(came)))

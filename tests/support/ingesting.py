@@ -342,7 +342,7 @@ def compact(log: Log, table: Table, run: Run, clock: Callable[[], int]) -> None:
 
 
 def delete(log: Log, table: Table, topics: Mapping[str, TopicState]) -> None:
-    """As `_delete_tabled_from_topics`, of all that is there."""
+    """As `_delete_from_topics`, of all that is there."""
     read = {} if table.last is None else table.notes[table.last] or {}
     young = {(name, number): -1 for name, topic in topics.items() for number in topic.spans}
     held = table.rows.keys() | table.purged

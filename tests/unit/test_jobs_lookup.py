@@ -29,8 +29,8 @@ from knafka_jobs.lookup import lookup_plan
 from knafka_jobs.lookup.lookup_run import (
     count_pending,
     latest_dead_letters,
+    offsets_in_tables,
     preview,
-    tabled_until,
 )
 from knafka_jobs.replay.replay_run import preview as preview_by_spark
 from knafka_jobs.schema import LAYOUT, LAYOUT_PROPERTY, SENT, TABLES
@@ -176,7 +176,7 @@ def test_the_tables_are_documented_with_all_their_columns() -> None:
 
 
 def test_the_tables_end_in_each_partition_is_known_also_after_a_purge(tables: Tables) -> None:
-    assert tabled_until(TableFiles(tables.root)) == {("id-1", 0): 13, ("id-1", 1): 14}
+    assert offsets_in_tables(TableFiles(tables.root)) == {("id-1", 0): 13, ("id-1", 1): 14}
 
 
 def test_tables_of_another_layout_are_left_to_spark(tables: Tables, tmp_path: Path) -> None:

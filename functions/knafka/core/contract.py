@@ -440,8 +440,8 @@ class Egress(Model):
 
     @property
     def name_of_broker(self) -> str:
-        """Its Broker's name in topics and dead letters, or the name that stands for a KafkaChannel
-        or KafkaSource there."""
+        """The name of the Egress's Broker in topics and dead letters, or the name that stands for a
+        KafkaChannel or KafkaSource there."""
         if self.kind == "KafkaSource":
             return names.of_source(self.broker)
         return names.of_channel(self.broker) if self.kind == "Subscription" else self.broker

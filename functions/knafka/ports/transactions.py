@@ -31,12 +31,12 @@ class Output(NamedTuple):
 
     topic: str
     key: bytes | None
-    """None: any partition, as for a record without a key."""
+    """The record's key; None: it has none, so it may go to any partition."""
     value: bytes | None
-    """None: a tombstone, in a compacted topic."""
+    """The record's value; None: a tombstone, in a compacted topic."""
     headers: RecordHeaders
     partition: int | None = None
-    """None: chosen by the key, as all writers do (CE-K9)."""
+    """Number of the partition to append to; None: chosen by the key, as all writers do (CE-K9)."""
     timestamp: int | None = None
     """Milliseconds since the Unix epoch; None: now."""
 
@@ -69,9 +69,9 @@ class Claims(Protocol):
     `close`, never while a transaction is under way."""
 
     def not_ready(self, partitions: Collection[Partition]) -> Collection[Partition]:
-        """Return those of these newly assigned partitions that can't be taken over yet, as what is
-        needed for them can't be read now. They aren't read, and are asked about again later. Raises
-        nothing."""
+        """Return which of these newly assigned partitions can't be taken over yet, as what is
+        needed for them can't be read now. The log doesn't read these, and calls this again later.
+        Raises nothing."""
         ...
 
     def on_assigned(self, partitions: Mapping[Partition, OffsetAndMetadata | None]) -> None:
@@ -88,9 +88,10 @@ class TransactionalLog(Protocol):
     """A member of a consumer group that reads only committed records (`read_committed`)."""
 
     reached: Mapping[Partition, int]
-    """Partitions whose end the last read has reached, with the offset at which each continues, as
-    `LogReader.ends`. A topic written in transactions ends with a marker: unless this offset is
-    committed, the group always has a lag. Each end is reported by one read only."""
+    """By partition whose end the last read has reached: the offset at which it continues, as
+    `LogReader.ends`. Commit it even if no record came: a topic written in transactions ends with a
+    marker, so the group would always have a lag otherwise. Each end is reported by one read
+    only."""
 
     def read(self, limit: int, timeout: float) -> Sequence[Record]:
         """Return up to `limit` records of all its topics, in order for each partition, gathered for
@@ -129,8 +130,8 @@ class TransactionalLog(Protocol):
         ...
 
     def reachable_ends(self, topic: str) -> Mapping[int, int | None]:
-        """Return the end offset of each partition of this topic without waiting; None for a
-        partition that doesn't answer. Raises `LogError` if the partitions aren't known."""
+        """As `ends`, but without waiting long: None for a partition that has no leader or doesn't
+        answer soon. Raises `LogError` if the partitions aren't known."""
         ...
 
     def committed_now(self, topic: str) -> Mapping[int, OffsetAndMetadata]:

@@ -118,7 +118,8 @@ class _Encoder:
         return _number_field(1, number) + _bytes_field(4, line)
 
     def _encode_function(self, number: int, name: str, file: str) -> bytes:
-        """Encode a function: the message `Function` with this number as its id."""
+        """Encode a function: the message `Function` with this number as its id. Python has one name
+        for it, which stands in both `name` (2) and `system_name` (3)."""
         name_number, file_number = self._string(name), self._string(file)
         return (
             _number_field(1, number)

@@ -21,8 +21,8 @@ from knafka.sensor.state import State
 from knafka.sensor.tracing import SensorTracing
 from knafka.tracing.spans import Span
 
-LIMIT: Final = "max.message.bytes"
-"""The setting of a topic that limits its records, for error messages."""
+RECORD_SIZE_SETTING: Final = "max.message.bytes"
+"""Name of the topic setting that limits a record's size; error messages name it."""
 MAX_BATCH_RECORDS: Final = 1000
 """Most records, and most keys whose timers ran out, that one transaction handles. For a backlog 100
 (BUS-S9) would be too few: a transaction costs Kafka as much as hundreds of records
@@ -69,9 +69,9 @@ class Batch:
         """Number of keys that it drops because too much was held."""
         self.fulfilled_keys = 0
         """Number of keys that fire because the Sensor was changed."""
-        self.behind_known: set[tuple[int, str]] = set()
-        """Partitions and keys of events that came although everything up to their time was believed
-        to be read."""
+        self.late_keys: set[tuple[int, str]] = set()
+        """Partition and key of each event that came late: everything up to its time was believed to
+        be read."""
         self._causes: list[Cause] = []
         """The causes that were begun."""
         self._starts: list[int] = []
@@ -90,7 +90,8 @@ class Batch:
         self.routed: dict[int, Routed] = {}
         """Up to which time each partition of the bus is routed with this batch."""
         self.taken: dict[int, Taken | None] = {}
-        """Records taken behind the position of each partition of the trigger topic."""
+        """For each partition of the trigger topic: which records at or after its committed offset
+        were taken already."""
         self.counts = SensorCounts()
         """Counts of this batch, which are added to the process's once it is committed."""
         self._sensor = sensor
@@ -148,7 +149,9 @@ class Batch:
         limit = limits.get((output.topic, output.key))
         if limit is not None and _size_of(output) >= limit:
             size = _size_of(output)
-            raise TooLarge(f"{output.topic} takes no record of {size} bytes: raise {LIMIT} there")
+            raise TooLarge(
+                f"{output.topic} takes no record of {size} bytes: raise {RECORD_SIZE_SETTING} there"
+            )
 
     def _append(self, output: Output) -> None:
         """Add an output of the present cause. Raises `TooLarge` if it is known to be too large for
@@ -187,7 +190,7 @@ class Batch:
         text."""
         if held := self.held(number, key):
             self.add_dead_letter_of(number, key, held, failure)
-        self.keep(number, key, ())
+        self.keep(number, key, ())  # hold no event any more
 
     def add_dead_letter_of(
         self, number: int, key: str, events: Held, failure: tuple[Reason, str]
@@ -215,7 +218,7 @@ class Batch:
             for key, held in partition.items():
                 yield number, key, held
 
-    def match(self, key: str, event: HeldEvent, until: int | None) -> None:
+    def send_to_trigger(self, key: str, event: HeldEvent, until: int | None) -> None:
         """Send an event to the trigger in `key` through the trigger topic (BUS-13). `until` goes
         into the record: the time (ms) before which every event of the bus was read; None: not
         known."""

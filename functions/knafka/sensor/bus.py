@@ -67,8 +67,9 @@ class BusPartitions:
         self._has_read = False
         """Whether a record of the bus was read here."""
         self._latest: deque[tuple[int, int]] = deque()
-        """Each new highest time of an event, with the time (our clock) at which it was read; those
-        read less than a grace period before the last request."""
+        """Events that were later than all before them: the event's time, and when it was read (our
+        clock). Those that were read a grace period before the last request, or earlier, are left
+        out."""
         self._latest_before_grace = 0
         """One millisecond after the latest time of the events that were read a grace period or
         longer before the last request."""
@@ -180,7 +181,7 @@ class BusPartitions:
         """Return the time before which every event of a partition of this process was routed; None:
         not known."""
         own_queue = self._queues[number]
-        return own_queue.queue[0].since if own_queue.queue else self._read_until(number)
+        return own_queue.queue[0].since if own_queue.queue else self._own_read_until(number)
 
     def note_committed_time(self, number: int, until: int | None) -> None:
         """Note that the routed time `until` was committed with a partition's offset."""
@@ -206,7 +207,7 @@ class BusPartitions:
         """Whether a queued event may be routed now."""
         if not self.queued or (self.is_in_order and self._is_ahead_limit_reached):
             return False
-        bounds = self._read_bounds()
+        bounds = self._bounds_of_reading()
         return any(
             queue.queue and bounds.allows(queue.queue[0].place, self.is_in_order)
             for queue in self._queues.values()
@@ -235,12 +236,12 @@ class BusPartitions:
         return len(self._routed_ahead) >= MAX_AHEAD_RECORDS
 
     def ready(self, limit: int) -> Iterator[tuple[Arrival, int | None]]:
-        """Dequeue and yield the next events, at most `limit`. Each comes with a time: every event
-        that is earlier than this time, and earlier than the yielded event, is already ahead of it
-        in the trigger topic. The time is None if none is known."""
+        """Dequeue and yield the next events, at most `limit`. Each comes with a time: no event that
+        is earlier than this time, and earlier than the yielded event, can still follow it in the
+        trigger topic. The time is None if it isn't known."""
         if not self.queued:
             return
-        in_order, bounds = self.is_in_order, self._read_bounds()
+        in_order, bounds = self.is_in_order, self._bounds_of_reading()
         others_until = self._lowest_time(None)
         routed_before = None if in_order else self.routed_until
         heads = [(queue.queue[0].place, queue) for queue in self._queues.values() if queue.queue]
@@ -268,11 +269,12 @@ class BusPartitions:
             else:
                 heappush(heads, (place, own_queue))
 
-    def _read_bounds(self) -> Bounds:
-        """Return the two lowest times up to which this process's partitions were read, without
-        stalled ones; a time of -1 stands for an unknown one."""
+    def _bounds_of_reading(self) -> Bounds:
+        """Return how far this process's partitions were read, without stalled ones (`Bounds`): the
+        lowest time with its partition, and the second lowest, which bounds that partition's own
+        events. A time of -1 isn't known; `FOR_EVER` stands for a time that no partition has."""
         untils = [
-            (-1 if (until := self._read_until(number)) is None else until, number)
+            (-1 if (until := self._own_read_until(number)) is None else until, number)
             for number in self._queues
             if number not in self.stalled
         ]
@@ -284,7 +286,7 @@ class BusPartitions:
     def read_until(self) -> int | None:
         """The time before which everything of the bus was read here or routed by others; None: that
         isn't known."""
-        return self._lowest_time(self._read_until)
+        return self._lowest_time(self._own_read_until)
 
     @property
     def routed_until(self) -> int | None:
@@ -311,7 +313,7 @@ class BusPartitions:
             lowest = until if lowest is None else min(lowest, until)
         return lowest
 
-    def _read_until(self, number: int) -> int | None:
+    def _own_read_until(self, number: int) -> int | None:
         """Return the time before which all of an own partition was read; None: not known."""
         own_queue = self._queues[number]
         seen, end = own_queue.seen, self._ends.get(number)
@@ -325,8 +327,8 @@ class BusPartitions:
         return end is not None and self._queues[number].next < end
 
     def forget_ahead(self) -> None:
-        """Remove from `_routed_ahead` the events up to whose time all of the bus is routed by now.
-        Call it only while every routed event is committed."""
+        """Remove from `_routed_ahead` the events that are no longer ahead: all of the bus is routed
+        beyond their time. Call it only while every routed event is committed."""
         if self._routed_ahead and (until := self.routed_until) is not None:
             while self._routed_ahead and self._routed_ahead[0] < until:
                 self._routed_ahead.popleft()
@@ -335,9 +337,9 @@ class BusPartitions:
 
     def refresh(self, now: int, needed_until: int, since: int = 0) -> None:
         """Ask Kafka for ends and others' commits, to know up to which time everything was read.
-        Nothing is asked if an answer of `since` or later shows that everything before
-        `needed_until` was read, if it was asked just before, or if own records have to be read
-        first. Raises `LogError`."""
+        Nothing is asked in three cases: everything before `needed_until` was read, as a request of
+        `since` or later has shown; the last request was made just before; or only this process
+        reads the bus, and must first read on. Raises `LogError`."""
         read_until = self.read_until if self._asked_at is not None else None
         if read_until is not None and read_until > needed_until and self.ended_at >= since:
             return
@@ -345,7 +347,7 @@ class BusPartitions:
         if self._asked_at is not None and now - self._asked_at < interval:
             return
         if not self.is_shared and any(
-            self._is_behind(number) and (self._read_until(number) or 0) <= needed_until
+            self._is_behind(number) and (self._own_read_until(number) or 0) <= needed_until
             for number in self._queues
         ):
             self._note_stalls(now, needed_until)
@@ -418,13 +420,13 @@ class BusPartitions:
             if number not in self._queues:
                 untils[number] = self._others_routed_until.get(number)
             elif self._is_behind(number) or self._ends.get(number) is None:
-                untils[number] = self._read_until(number)
+                untils[number] = self._own_read_until(number)
         self._stalls.note_reads(now, needed_until, untils)
 
     def balance(self) -> None:
         """Pause partitions that are read far ahead while much is queued, and resume them later. The
         partition that was read least far is read on, as the others wait for it."""
-        partitions, lowest = max(1, len(self._queues)), self._read_bounds().first
+        partitions, lowest = max(1, len(self._queues)), self._bounds_of_reading().first
         is_much = self.queued > MAX_QUEUED_RECORDS or self.queued_bytes > MAX_QUEUED_BYTES
         is_little = (
             2 * self.queued < MAX_QUEUED_RECORDS and 2 * self.queued_bytes < MAX_QUEUED_BYTES
@@ -435,7 +437,7 @@ class BusPartitions:
                 len(queue.queue) * partitions > MAX_QUEUED_RECORDS
                 or queue.bytes * partitions > MAX_QUEUED_BYTES
             )
-            is_lowest = (self._read_until(number) or 0) <= lowest
+            is_lowest = (self._own_read_until(number) or 0) <= lowest
             is_waited_for = is_lowest and not self._is_ahead_limit_reached
             if is_much and has_more_than_its_share and not (is_waited_for or queue.is_paused):
                 pausing.append(number)

@@ -135,7 +135,7 @@ class Handlers:
                     event_place = f"e{place.partition}.{place.offset}.{record.timestamp()[1]}"
                     batch.fire(route.key, Firing((event,)), event_place, record.key())
                 else:
-                    batch.match(route.key, event, until)
+                    batch.send_to_trigger(route.key, event, until)
             except Exception as error:  # the event's other triggers still get it
                 give_up(record, arrival.headers, error, batch, records.trigger_of(route.key))
 
@@ -153,7 +153,7 @@ class Handlers:
         else add it to `ordered`; returns whether it was applied. Raises `NewerSensor`.
 
         `known`: time (ms) before which every event was believed to be read; an earlier event's key
-        is noted in `batch.behind_known`. `now`: ms since the Unix epoch.
+        is noted in `batch.late_keys`. `now`: ms since the Unix epoch.
         """
         headers: RecordHeaders | None = None
         offset, size = record.offset(), len(record.value() or b"")
@@ -177,7 +177,7 @@ class Handlers:
         if time != event.at:
             trigger_record = trigger_record._replace(event=event._replace(at=time))
         if known is not None and time < known:
-            batch.behind_known.add((record.partition(), trigger_record.key))
+            batch.late_keys.add((record.partition(), trigger_record.key))
         collected = Collected(record, trigger_record, headers, None)
         place = Place(time, *event.origin)
         if ordered.take_if_next(offset, place, trigger_record.until):

@@ -121,7 +121,7 @@ class Processor:
         ordering = self._ordering
         handled = ordering.take_in(new_records, reached, batch, self._now, self._first_read_at)
         expiry = self._expiry
-        expiry.note_read(batch.behind_known, self._now, is_any=bool(new_records))
+        expiry.note_read(batch.late_keys, self._now, is_any=bool(new_records))
         ordering.refresh(self._now, expiry.due(now), expiry.ask_since)
         handled += ordering.route(batch) + ordering.reduce(batch)
         # What time alone decides.
@@ -235,7 +235,8 @@ class Processor:
     # Partitions
 
     def not_ready(self, partitions: Collection[Partition]) -> Collection[Partition]:
-        """Return those of the trigger topic whose held events can't be read now."""
+        """Return which of these partitions are of the trigger topic and have held events that can't
+        be read now."""
         numbers = [each.number for each in partitions if each.topic == self._sensor.trigger_topic]
         unreadable = unreadable_changelogs(self._sensor, self._log, numbers)
         return [Partition(self._sensor.trigger_topic, number) for number in unreadable]

@@ -47,7 +47,7 @@ class TracingSettings:
     """The environment's settings of traces."""
 
     exporter: Exporter | None = None
-    """None: tracing is off."""
+    """How spans are exported; None: tracing is off."""
     sampler: Sampler = field(default_factory=Sampler)
     problems: tuple[str, ...] = ()
     """Sentences about ignored settings."""

@@ -36,7 +36,7 @@ class Span:
     kind: SpanKind
     context: SpanContext
     parent: SpanContext | None
-    """None: the span is the trace's first one."""
+    """The span that this one is part of; None: it is the trace's first one."""
     start: int
     attributes: Attributes = field(default_factory=dict)
     end: int = 0

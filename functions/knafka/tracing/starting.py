@@ -17,7 +17,7 @@ from knafka.tracing.spans import Span, Tracer
 log = logging.getLogger(__name__)
 
 EXPORTER_CLOSE_TIMEOUT: Final = 1.0
-"""Seconds to send the last spans when the process ends; later ones are lost."""
+"""Seconds to send the last spans when the process ends; spans that aren't sent by then are lost."""
 
 EXPORTER_LOGS: Final = (
     "opentelemetry.exporter.otlp.proto.grpc.exporter",
@@ -49,8 +49,8 @@ class Tracing:
     exporter: Exporter
 
     async def close(self) -> None:
-        """Send the last spans in a thread, for at most `EXPORTER_CLOSE_TIMEOUT` seconds; later ones
-        are lost."""
+        """Send the last spans in a thread, for at most `EXPORTER_CLOSE_TIMEOUT` seconds; spans that
+        aren't sent by then are lost."""
         await asyncio.to_thread(self.exporter.close, EXPORTER_CLOSE_TIMEOUT)
 
 

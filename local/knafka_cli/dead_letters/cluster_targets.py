@@ -20,8 +20,8 @@ from knafka_cli.shared.source_options import (
     Kubeconfig,
     NamespaceName,
     SystemNamespace,
+    read_view,
     source_of,
-    view_of,
 )
 from knafka_client.declared.declared_source import SYSTEM_NAMESPACE, DeclaredView
 from knafka_client.state.installation import DEFAULT_DATA
@@ -80,7 +80,7 @@ class TopicsTarget(ClusterTarget):
             self.bootstrap_servers,
             self.system_namespace,
         )
-        return view_of(source, self.namespace, trigger)
+        return read_view(source, self.namespace, trigger)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -121,11 +121,13 @@ def list_letters(
         egresses = list(running.egresses) if trigger is None else [egress_of(running, trigger)]
         if trigger is None:
             egresses += map(dead_letters.broker_dead_letter_egress, running.ingresses)
-        tabled = _tabled_offsets(files)
+        in_tables = _offsets_in_tables(files)
 
         async def count_letters(admin: KafkaAdmin) -> list[dead_letters.DeadLetterOverview]:
             """Count the dead letters of each Egress."""
-            return [await dead_letters.read_overview(admin, egress, tabled) for egress in egresses]
+            return [
+                await dead_letters.read_overview(admin, egress, in_tables) for egress in egresses
+            ]
 
         for egress, overview in zip(egresses, with_kafka(running, count_letters), strict=True):
             name = dead_letters.dead_letter_key(egress)
@@ -173,9 +175,9 @@ def show_letters(
             files, _failure_conditions(running, trigger, broker), limit
         )
     if running is not None:
-        egress, tabled = _dead_letter_egress(running, trigger, broker), _tabled_offsets(files)
+        egress, in_tables = _dead_letter_egress(running, trigger, broker), _offsets_in_tables(files)
         letters += with_kafka(
-            running, lambda admin: dead_letters.read_dead_letters(admin, egress, limit, tabled)
+            running, lambda admin: dead_letters.read_dead_letters(admin, egress, limit, in_tables)
         )
     for letter in letters[-limit:]:
         typer.echo(letter.json() if as_json else letter.text())
@@ -239,14 +241,14 @@ def _failure_conditions(
     return [FailureCondition(name, "=", value) for name, value in fields.items()]
 
 
-def _tabled_offsets(files: TableFiles | None) -> dead_letters.TabledOffsets:
+def _offsets_in_tables(files: TableFiles | None) -> dead_letters.OffsetsInTables:
     """Return for each partition of the dead-letter topics the offset below which all records are in
     the tables; empty without tables (`files` None)."""
     if files is None:
         return {}
-    from knafka_jobs.lookup.lookup_run import tabled_until
+    from knafka_jobs.lookup.lookup_run import offsets_in_tables
 
-    return tabled_until(files)
+    return offsets_in_tables(files)
 
 
 @takes_job_options("broker", "keep-hours", "forget-resolved-days", "forget-unresolved-days")

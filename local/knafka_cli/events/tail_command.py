@@ -28,8 +28,8 @@ from knafka_cli.shared.source_options import (
     Kubeconfig,
     NamespaceName,
     SystemNamespace,
+    read_view,
     source_of,
-    view_of,
 )
 from knafka_client.declared.declared_source import (
     SYSTEM_NAMESPACE,
@@ -134,7 +134,7 @@ def tail(
         source = source_of(
             data_dir, context, kubeconfig, namespace, bootstrap_servers, system_namespace
         )
-        view = view_of(source, namespace, trigger or broker)
+        view = read_view(source, namespace, trigger or broker)
         with exit_on_bad_input():
             owner, topics, trigger_filter = _find_topics_to_read(
                 view, broker, trigger, dead_letters

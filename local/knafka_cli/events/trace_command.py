@@ -34,8 +34,8 @@ from knafka_cli.shared.source_options import (
     Kubeconfig,
     NamespaceName,
     SystemNamespace,
+    read_view,
     source_of,
-    view_of,
 )
 from knafka_client.declared.declared_source import (
     SYSTEM_NAMESPACE,
@@ -105,7 +105,7 @@ def trace(
     source_ = source_of(
         data_dir, context, kubeconfig, namespace, bootstrap_servers, system_namespace
     )
-    view = view_of(source_, namespace, broker)
+    view = read_view(source_, namespace, broker)
     with exit_on_bad_input():
         ingresses = view.ingresses if broker is None else (view.find_ingress(broker),)
     searches = [_search_topic(view, ingress, id_, source, moment) for ingress in ingresses]

@@ -16,7 +16,7 @@ from knafka_local.supervisor import UpOptions
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add `knafka up` and `knafka down`."""
+    """Add `knafka up` and `knafka down`, each with an example for its help."""
     add(app, "up", up, "knafka up -f examples/quickstart --detach")
     add(app, "down", down, "knafka down")
 

@@ -23,8 +23,8 @@ from knafka_cli.shared.source_options import (
     Kubeconfig,
     NamespaceName,
     SystemNamespace,
+    read_view,
     source_of,
-    view_of,
 )
 from knafka_client.declared.declared_source import SYSTEM_NAMESPACE, namespace_in
 from knafka_client.state.installation import CHANNEL_PREFIX, DEFAULT_DATA, Installation, SensorPlace
@@ -155,7 +155,7 @@ def _find_sensor(
     from knafka_operator.model.sensors import KNAFKA, SENSOR, bus_of
 
     assert isinstance(source, ClusterSource)
-    view = view_of(source, namespace, name)
+    view = read_view(source, namespace, name)
     sensor_namespace, sensor_name = namespace_in(name) or view.namespace, name.rpartition("/")[2]
     documents = source.list(KNAFKA, SENSOR, sensor_namespace) or ()
     sensors = {document["metadata"]["name"]: document for document in documents}

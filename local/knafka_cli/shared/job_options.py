@@ -64,8 +64,9 @@ def _typer_parameter(name: str) -> inspect.Parameter:
     declared = OPTIONS[name]
     text = declared["help"] % declared  # argparse's help may refer to other fields
     option: dict[str, Any] = {"help": f"{text[0].upper()}{text[1:]}."}
+    is_text = declared.get("action") != "store_true"  # else a flag
     kind: Any = bool
-    if is_text := declared.get("action") != "store_true":
+    if is_text:
         kind = str | None
         option["metavar"] = name.upper()
         if "type" in declared:

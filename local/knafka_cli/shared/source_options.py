@@ -86,9 +86,10 @@ def source_of(
     )
 
 
-def view_of(source: DeclaredSource, namespace: str | None, name: str | None) -> DeclaredView:
-    """Read the declared objects of one namespace: the namespace in `name`, a Broker's or Trigger's
-    name, or else `namespace`. None: the source chooses.
+def read_view(source: DeclaredSource, namespace: str | None, name: str | None) -> DeclaredView:
+    """Read the declared objects of one namespace. `name` (a Broker's or Trigger's, maybe
+    NAMESPACE/NAME) may name it; otherwise it is `namespace`, and if that is None, the source
+    chooses.
 
     Objects that can't be read are printed on stderr. Raises `KnafkaError` if nothing can be read.
     """

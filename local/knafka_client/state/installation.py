@@ -166,7 +166,7 @@ class Installation:
         The process with this pid exists, since it holds the lock.
         """
         with contextlib.suppress(OSError, ValueError), self._lock.open() as file:
-            if not _try_lock(file.fileno()):
+            if not _try_lock(file.fileno()):  # a running `knafka up` holds it
                 return int(file.read())
         return None
 

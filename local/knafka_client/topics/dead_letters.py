@@ -1,9 +1,9 @@
 """Reads dead letters from their topics, without changing anything.
 
-A Spark job copies dead letters from the topics into tables. Records below the offsets of a
-`TabledOffsets` are in the tables and left out here: `dead_letter_tables` reads those. A dead letter
-that was replayed stays in its topic for some time: the record with the same event in the Trigger's
-replay topic is younger. If the event failed again, its new dead letter is younger still.
+A Spark job copies dead letters from the topics into tables. Records below the offsets of
+`OffsetsInTables` are in the tables, and left out here: `dead_letter_tables` reads those. A dead
+letter that was replayed stays in its topic for some time: the record with the same event in the
+Trigger's replay topic is younger. If the event failed again, its new dead letter is younger still.
 """
 
 from __future__ import annotations
@@ -231,27 +231,27 @@ def dead_letter_key(egress: Egress) -> tuple[str, str, str]:
     return egress.namespace, family_of(egress.kind).own_name(egress.broker), egress.trigger
 
 
-TabledOffsets: TypeAlias = Mapping[tuple[str, int], int]
+OffsetsInTables: TypeAlias = Mapping[tuple[str, int], int]
 """For each partition (topic id and number): the first offset whose record isn't in the tables."""
 
 
 async def read_dead_letters(
-    admin: LogAdmin, egress: Egress, limit: int, tabled: TabledOffsets | None = None
+    admin: LogAdmin, egress: Egress, limit: int, in_tables: OffsetsInTables | None = None
 ) -> Sequence[StoredDeadLetter]:
     """Return those of a Trigger's newest `limit` dead letters that aren't in the tables, oldest
-    first. Without `tabled`, no dead letter counts as being in the tables. Raises `LogError`."""
-    records = await _read_untabled(admin, egress.dead_letter_topic, limit, tabled or {})
+    first. Without `in_tables`, no dead letter counts as being in the tables. Raises `LogError`."""
+    records = await _read_not_in_tables(admin, egress.dead_letter_topic, limit, in_tables or {})
     sent = await read_replay_times(admin, egress) if records else {}
     return [parse_dead_letter(record, replayed_at(record, sent)) for record in records]
 
 
-async def _read_untabled(
-    admin: LogAdmin, topic: str, limit: int, tabled: TabledOffsets
+async def _read_not_in_tables(
+    admin: LogAdmin, topic: str, limit: int, in_tables: OffsetsInTables
 ) -> Sequence[Record]:
-    """Return those of a topic's newest `limit` records that aren't in the tables (`tabled`: the
+    """Return those of a topic's newest `limit` records that aren't in the tables (`in_tables`: the
     offsets up to which they are), oldest first. Raises `LogError`."""
     records = await read_topic(admin, topic, limit)
-    if not records or not tabled:
+    if not records or not in_tables:
         return records
     description = await admin.describe_topic(topic)
     if description is None:
@@ -259,16 +259,16 @@ async def _read_untabled(
     return [
         record
         for record in records
-        if record.offset() >= tabled.get((description.id, record.partition()), 0)
+        if record.offset() >= in_tables.get((description.id, record.partition()), 0)
     ]
 
 
 async def read_overview(
-    admin: LogAdmin, egress: Egress, tabled: TabledOffsets | None = None
+    admin: LogAdmin, egress: Egress, in_tables: OffsetsInTables | None = None
 ) -> DeadLetterOverview:
     """Count those of a Trigger's newest `MOST_RECORDS_READ` dead letters that aren't in the tables
-    (`tabled`: the offsets up to which they are). Raises `LogError`."""
-    dead_letters = await read_dead_letters(admin, egress, MOST_RECORDS_READ, tabled)
+    (`in_tables`: the offsets up to which they are). Raises `LogError`."""
+    dead_letters = await read_dead_letters(admin, egress, MOST_RECORDS_READ, in_tables)
     not_replayed = [dead_letter for dead_letter in dead_letters if not dead_letter.replayed]
     times = sorted(dead_letter.last_time for dead_letter in not_replayed)
     reasons = (f"{dead_letter.reason} {dead_letter.code}".strip() for dead_letter in not_replayed)

@@ -34,7 +34,7 @@ from knafka_operator.kafka.egresses import replay_topic
 REPLAY_WRITER_CLOSE_TIMEOUT: Final = 5.0
 """Seconds for a writer of dead letters or replays to close."""
 CLUSTER_DEFAULT: Final = -1
-"""As a replication factor: the Kafka cluster's default."""
+"""The replication factor that stands for the Kafka cluster's default."""
 
 
 class ReplayNotSent(KnafkaError):

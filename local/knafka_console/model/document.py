@@ -65,7 +65,7 @@ class ConsoleTrigger(Model):
     namespace: str
     name: str
     broker: str
-    """Its Broker or KafkaChannel, in the same namespace."""
+    """Name of the Trigger's Broker, or the Subscription's KafkaChannel, in the same namespace."""
     filters: str = ""
     """All filters on one line; a Subscription has none."""
     subscriber: str = ""
@@ -249,16 +249,16 @@ class ArchiveReplay(Model):
 
     name: str
     group: str = ""
-    """The group of a report that it was created for; empty if it was created elsewhere."""
+    """The group of a report for which the replay was created; empty if it was created elsewhere."""
     created: str = ""
     ids: int = 0
-    """Number of events that it names by id; 0 if it selects otherwise."""
+    """Number of events that the replay names by id; 0 if it selects otherwise."""
     phase: str = ""
     message: str = ""
     selected: int | None = None
-    """Number of dead letters that it selected; None until its Job has counted them."""
+    """Number of dead letters that the replay selected; None until its Job has counted them."""
     sent: int | None = None
-    """Number of events that it has sent again; None until its Job has sent any."""
+    """Number of events that the replay has sent again; None until its Job has sent any."""
 
 
 class ArchiveReplays(Model):

@@ -68,7 +68,8 @@ class FiguresSource(Protocol):
     """A source of lag, replicas and counts, such as `SharedFigures`."""
 
     async def current(self) -> Figures:
-        """Return the figures of all Triggers. Raises `KnafkaError`."""
+        """Return lag, replicas and counts of all Triggers. Raises `KnafkaError` if they can't be
+        read."""
         ...
 
 

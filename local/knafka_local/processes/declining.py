@@ -33,8 +33,9 @@ class DecliningServer:
         """A task for each accepted connection that isn't closed yet."""
 
     async def start(self) -> None:
-        """Start answering; has no effect if it was started before."""
+        """Start answering, also again after `stop`; has no effect while it answers."""
         if self._server is None:
+            # A copy, as the server closes its socket when it stops.
             copy = self._listener.dup()
             self._server = await asyncio.start_server(self._decline, sock=copy)
 

@@ -65,14 +65,13 @@ from knafka_operator.model.family import BROKERS
 from knafka_operator.records.delivery import BrokerState
 
 ARCHIVE_CONDITIONS: Final = (BROKER_READY, STORAGE_READY, TOPICS_READ, SUCCEEDED)
-
 RECHECK_SECONDS: Final = 30.0
 """Seconds until an archive is reconciled again if nothing changes."""
 JOB_RECHECK_SECONDS: Final = 10.0
 """Seconds until the next reconciliation while its Job runs or another archive has the tables."""
 FIRST_RETRY: Final = 60.0
+"""Seconds between the first failed Job and the next; doubled each time, up to `MAX_RETRY`."""
 MAX_RETRY: Final = 21_600.0
-"""Seconds between a failed Job and the next: the first delay, doubled up to the maximum."""
 
 ACCOUNT_REFUSAL: Final = Refusal("this archive", "AccountNotOurs", "JobRejected")
 JOB_REFUSAL: Final = Refusal("this archive", "JobNotOurs", "JobRejected")
@@ -88,8 +87,9 @@ class ObservedArchive(ObservedObject, Generic[K]):
     status: Mapping[str, Any]
     """The current status, including what effects have written."""
     broker: BrokerState[K] | None = None
-    """None: it has no topic yet; `stored_broker` is then its stored document, if it exists."""
+    """The state of the archive's Broker; None: the Broker has no topic yet."""
     stored_broker: Mapping[str, Any] | None = None
+    """The Broker's stored document, read only if `broker` is None; None: it doesn't exist."""
     is_broker_ours: bool = True
     """Whether Knafka serves the Broker; True if it doesn't exist."""
     storage: KnafkaError | None = None

@@ -69,18 +69,19 @@ class _ArchiveRecord:
     first."""
     group: str = ""
     """The consumer group with which the archive's Jobs read dead letters; empty: not known yet."""
-    at_rest: bool = False
-    """Whether the archive had neither a Job nor a Lease when they were last read."""
+    is_known_idle: bool = False
+    """Whether the archive had neither a Job nor a Lease when they were last read, and no Job of it
+    has changed since."""
     requeue_after: float = deciding.RECHECK_SECONDS
     """Seconds until the next reconciliation, by the last decision."""
 
 
 @dataclass(eq=False)
 class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], Kind):
-    """All DeadLetterArchives."""
+    """Reconciles all DeadLetterArchives."""
 
     api_version = KNAFKA
-    left = "its Job, its Lease or its group in Kafka may be there still"
+    left_behind = "its Job, its Lease or its group in Kafka may still exist"
     """For users: what may still exist if a deletion was given up."""
 
     settings: Settings
@@ -92,7 +93,7 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
     now: Callable[[], datetime] = _now
     _dead_letters: UncompactedDeadLetters = field(default_factory=UncompactedDeadLetters)
     _records: dict[str, _ArchiveRecord] = field(default_factory=dict)
-    """By UID."""
+    """The record of each archive, by its UID."""
     operations: Operations = field(init=False)
     """The operations on the archives' tables."""
 
@@ -117,15 +118,16 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
         keys of its archive and its operation, as far as they are known."""
         labels, keys = job["metadata"].get("labels") or {}, list[Key]()
         if (record := self._records.get(labels.get(ARCHIVE_LABEL, ""))) is not None:
-            record.at_rest = False
+            record.is_known_idle = False
             keys.append((ARCHIVE, *record.archive))
         if (key := self.operations.on_job(labels.get(OPERATION_LABEL, ""))) is not None:
             keys.append(key)
         return keys
 
     def requeue_after(self, document: Document, new_status: Mapping[str, Any]) -> float | None:
-        """Return the seconds that the last decision set; None for an archive that isn't Ready and
-        whose phase isn't in `WORKING_PHASES`."""
+        """Return the seconds until the archive is reconciled again, as last decided; None, the
+        default backoff, for an archive that isn't Ready and whose phase isn't in
+        `WORKING_PHASES`."""
         is_ready = statuses.ready_condition(new_status["conditions"]).get("status") == "True"
         waits = not is_ready and new_status.get("phase") not in WORKING_PHASES
         return None if waits else self.ensure_record(document).requeue_after
@@ -165,7 +167,7 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
         observed: Observed = ObservedArchive(document, declared, document.get("status") or {})
         if isinstance(observed.archive, DeadLetterArchive):
             observed = await self._observe_declared(observed, observed.archive, record)
-        if not record.at_rest or self.decide(observed, record).effects:
+        if not record.is_known_idle or self.decide(observed, record).effects:
             observed = await self._with_jobs(observed, record)
         return observed
 
@@ -286,7 +288,7 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
             await self.operations.find_job_verdicts(jobs),
         )
         lease = await self._read_lease(document)
-        record.at_rest = not jobs and lease is None
+        record.is_known_idle = not jobs and lease is None
         holder_is_gone = lease is not None and await self._is_holder_gone(
             str(lease["spec"].get("holderIdentity") or "")
         )

@@ -190,7 +190,7 @@ class ArchiveSpec(Declared):
     storage: Storage
     compaction: Compaction = Compaction()
     report: Reporting | None = None
-    """None: no reports are made on a schedule."""
+    """When reports are made; None: none is made on a schedule."""
     retention: Retention = Retention()
     executors: Annotated[int, Field(ge=0, le=MAX_EXECUTORS)] = 0
     """Number of Spark executors; 0: the Job's own pod does all the work."""

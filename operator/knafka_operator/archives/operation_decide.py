@@ -1,7 +1,7 @@
 """Operation: decides the status of an observed DeadLetterReplay or DeadLetterPurge. Pure.
 
     Pending (its archive isn't fit) -> Queued -> Running -> Succeeded
-                                         ^          |-----> Failed, after so many attempts
+                                         ^          |-----> Failed, after `MAX_ATTEMPTS`
                                          '- again --'
 
 The operation's archive creates the Job, deletes it once the operation's status has its outcome, and
@@ -78,7 +78,7 @@ class ObservedOperation(ObservedObject):
     """The operation's own Jobs."""
     pods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """The last pod of each of these Jobs, by the Job's name."""
-    deleted: bool = False
+    deletion_tried: bool = False
     """Whether the effect that deletes the operation has run, successfully or not."""
 
     @property
@@ -87,13 +87,13 @@ class ObservedOperation(ObservedObject):
         return self.document.get("status") or {}
 
     def after(self, effect: Effect, result: Any) -> ObservedOperation:
-        """Return a copy that counts as deleted: the only effect deletes the operation."""
-        return replace(self, deleted=True)
+        """Return a copy whose deletion was tried: the only effect deletes the operation."""
+        return replace(self, deletion_tried=True)
 
     def with_failure(self, effect: Effect, error: KnafkaError) -> ObservedOperation:
-        """Return a copy that counts as deleted although the deletion failed: it is tried again only
-        at the next reconciliation."""
-        return replace(self, deleted=True)  # it is tried again later
+        """Return a copy whose deletion was tried: it has failed, and is tried again at the next
+        reconciliation."""
+        return replace(self, deletion_tried=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ def decide(observed: ObservedOperation, now: datetime) -> OperationDecision:
     if is_finished(observed.status):
         ended = observed.status.get("completionTime") or timestamp(now)
         decision = _decision_after_end(observed, ended, now)
-        return replace(decision, effects=()) if observed.deleted else decision
+        return replace(decision, effects=()) if observed.deletion_tried else decision
     steps = _OperationSteps(observed, now)
     status, conditions, operation = steps.status, steps.conditions, observed.operation
     if isinstance(operation, InvalidDocument):  # the spec can't change, so it stays invalid
@@ -289,7 +289,8 @@ def _decision_after_end(
     seconds = operation.spec.ttl_seconds_after_finished
     if seconds is None:
         return OperationDecision({}, FINISHED_RECHECK_SECONDS)
-    # Seconds, not the time of the deletion: its year may be beyond the last one of `datetime`.
+    # Computed in seconds: with a long time to live, the time of the deletion would overflow
+    # `datetime`.
     seconds_left = seconds - (now - parse_timestamp(ended)).total_seconds()
     operation_name = ObjectName(
         KNAFKA, observed.document["kind"], metadata["namespace"], metadata["name"]

@@ -51,10 +51,9 @@ class _OperationRecord:
     archive: Identity
     turn: Turn
     """The operation's place in the order in which an archive runs its operations."""
-    at_rest: bool = False
-    """Whether the operation had no Job when Jobs were last read."""
-    requeue_after: float = deciding.RECHECK_SECONDS
-    """Seconds until the next reconciliation, by the last decision."""
+    is_known_jobless: bool = False
+    """Whether the operation had no Job when Jobs were last read, and no Job of it has changed
+    since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +68,19 @@ class JobVerdicts:
 
 @dataclass(eq=False)
 class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationRecord | None], Kind):
-    """All DeadLetterReplays and DeadLetterPurges; a change of one also wakes its archive."""
+    """Reconciles all DeadLetterReplays and DeadLetterPurges; a change of one also wakes its
+    archive."""
 
     api_version = KNAFKA
-    left = "its Job may be there still"
+    left_behind = "its Job may still exist"
     """For users: what may still exist if a deletion was given up."""
 
     cluster: Cluster
     effects: Effects
     now: Callable[[], datetime]
     _records: dict[str, _OperationRecord] = field(default_factory=dict)
-    """By UID."""
-    _again: dict[str, float] = field(default_factory=dict)
+    """The record of each operation that has not finished, by its UID."""
+    _requeue_delays: dict[str, float] = field(default_factory=dict)
     """Seconds until an operation is reconciled again, by UID."""
 
     # Changes of objects.
@@ -108,14 +108,14 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
         """Drop everything kept of an operation."""
         uid = document["metadata"].get("uid", "")
         self._records.pop(uid, None)
-        self._again.pop(uid, None)
+        self._requeue_delays.pop(uid, None)
 
     def on_job(self, uid: str) -> Key | None:
         """Record that a Job of the operation with this UID has changed; returns the operation's
         key, None if it isn't known."""
         if (record := self._records.get(uid)) is None:
             return None
-        record.at_rest = False
+        record.is_known_jobless = False
         return record.key
 
     def has_ended(self, status: Mapping[str, Any]) -> bool:
@@ -132,8 +132,11 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
         return EventNews("Warning", "Failed", new_status["message"])
 
     def requeue_after(self, document: Document, new_status: Mapping[str, Any]) -> float | None:
-        """Return the seconds that the last decision set."""
-        return self._again.get(document["metadata"].get("uid", ""), deciding.RECHECK_SECONDS)
+        """Return the seconds until the operation is reconciled again, as last decided;
+        `RECHECK_SECONDS` if nothing was decided yet."""
+        return self._requeue_delays.get(
+            document["metadata"].get("uid", ""), deciding.RECHECK_SECONDS
+        )
 
     # For the operations' archive.
 
@@ -194,14 +197,14 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
     ) -> ObservedOperation:
         """Read the operation's archive, Jobs and pods, unless it has finished."""
         observed = ObservedOperation(document, _parse_or_error(document))
-        return observed if record is None else await self._observe(observed, record)
+        return observed if record is None else await self._observe_unfinished(observed, record)
 
     def decide(
         self, observed: ObservedOperation, record: _OperationRecord | None
     ) -> OperationDecision:
         """Decide on an operation, and keep the delay until it is reconciled again."""
         decision = deciding.decide(observed, self.now())
-        self._again[observed.document["metadata"].get("uid", "")] = decision.requeue_after
+        self._requeue_delays[observed.document["metadata"].get("uid", "")] = decision.requeue_after
         return decision
 
     def status_of(
@@ -229,7 +232,7 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
             message = f"Job {object_name(remaining_jobs[0])} is being ended"
             raise NotReady("Waiting", message, transient=True)
 
-    async def _observe(
+    async def _observe_unfinished(
         self, observed: ObservedOperation, record: _OperationRecord
     ) -> ObservedOperation:
         """Add to `observed` the operation's archive, its Jobs and their pods; no Jobs once they are
@@ -237,10 +240,10 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
         if not isinstance(observed.operation, InvalidDocument):
             archive = await self.cluster.get(KNAFKA, ARCHIVE, *record.archive)
             observed = replace(observed, archive=archive)
-        if record.at_rest:
+        if record.is_known_jobless:
             return observed
         jobs = await self._list_jobs(observed.document)
-        record.at_rest = not jobs
+        record.is_known_jobless = not jobs
         return replace(observed, jobs=jobs, pods=await read_last_pods(self.cluster, jobs))
 
     async def _list_jobs(self, document: Document) -> list[Document]:

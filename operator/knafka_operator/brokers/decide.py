@@ -90,15 +90,15 @@ class ObservedBroker(ObservedObject):
 
     broker: Broker | InvalidDocument
     connection: BrokerConnection | KnafkaError | None = None
-    """None: the Broker can't be read."""
+    """The Broker's Kafka configuration; None: the Broker can't be read."""
     dead_letter_sink: Sink | KnafkaError | None = None
-    """None: the Broker declares none."""
+    """Where the Broker sends dead letters; None: it declares no sink."""
     refused: str | None = None
     """Why the Broker may not use the external topic that it names; None: it may."""
     stopped: bool = False
     """Whether the Broker had to stop using an external topic."""
     topic: ObservedTopic | KnafkaError | None = None
-    """None: there is no connection, or it is refused."""
+    """The Broker's topic in Kafka; None: there is no connection, or the topic is refused."""
     authentication: Authentication | KnafkaError = NO_AUTHENTICATION
     """How senders are authenticated."""
     encryption: Encryption | KnafkaError = NO_ENCRYPTION

@@ -86,7 +86,7 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
     receivers: Receivers
     effects: Effects
     now: Callable[[], str]
-    """The time, RFC 3339."""
+    """Returns the time, RFC 3339."""
 
     def __post_init__(self) -> None:
         self.api_version = self.states.family.broker_version
@@ -266,11 +266,11 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
             return None, None
         # Don't read the allowed topics from the Broker's own ConfigMap: its user writes that, as
         # well as the annotation.
-        installation_config = await self._read_config_map(*self._installation)
+        installation_config = await self._read_config_map(*self._defaults_identity)
         allowed = (
             "" if installation_config is None else installation_config.data.get(EXTERNAL_TOPICS, "")
         )
-        allowed_by = f"ConfigMap {self._installation}, the installation's own"
+        allowed_by = f"ConfigMap {self._defaults_identity}, the installation's own"
         namespace = identity.namespace
         # `self.states` knows the topics of Sensors, too, whatever their bus.
         other_owners = (
@@ -325,12 +325,14 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
         """Return the configuration and client of a Broker's Kafka. The Broker's ConfigMap is merged
         over the installation's; its Secret must exist, and the Broker must be allowed to use both.
         Raises the errors in `EXPECTED`."""
-        installation_config = await self._read_config_map(*self._installation)
+        installation_config = await self._read_config_map(*self._defaults_identity)
         reference = desired.config_reference(broker)
         broker_config = None if reference is None else await self._read_config_map(*reference)
-        credentials.check_config_map_reference(reference, broker_config, broker, self._installation)
+        credentials.check_config_map_reference(
+            reference, broker_config, broker, self._defaults_identity
+        )
         configured = credentials.merge_configuration(
-            reference, broker_config, installation_config, self._installation
+            reference, broker_config, installation_config, self._defaults_identity
         )
         credentials.check_secret(configured, broker, self.settings)
         secret = None
@@ -433,7 +435,7 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
             return self.kafkas.ensure_cluster(servers, None)
 
     @property
-    def _installation(self) -> Identity:
+    def _defaults_identity(self) -> Identity:
         """Namespace and name of the ConfigMap with the defaults for all Brokers."""
         return Identity(self.settings.namespace, self.settings.config)
 
@@ -461,7 +463,7 @@ def _update_state(
     conditions: list[dict[str, Any]],
 ) -> None:
     """Update the record's state, by which the Broker's Triggers are reconciled, with its new
-    `conditions`. It stays if the Broker's topic or connection was not found."""
+    `conditions`. The state stays unchanged if the Broker's topic or connection was not found."""
     topic, connection = decision.topic, observed.connection
     if topic is None or topic.existing is None or not isinstance(connection, BrokerConnection):
         return

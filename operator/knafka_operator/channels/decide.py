@@ -106,7 +106,7 @@ class ObservedChannel(ObservedObject):
     """Name of another implementation that serves KafkaChannels here; None: there is none."""
     connection: ChannelConnection | KnafkaError | None = None
     dead_letter_sink: Sink | KnafkaError | None = None
-    """None: the channel declares none."""
+    """Where the channel sends dead letters; None: it declares no sink."""
     topic: ObservedTopic | KnafkaError | None = None
     authentication: Authentication | KnafkaError = NO_AUTHENTICATION
     """How senders are authenticated."""

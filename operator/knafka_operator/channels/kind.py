@@ -68,8 +68,8 @@ from knafka_operator.senders.encryption import Encryption
 from knafka_operator.senders.observe import is_authentication_on, observe_features, observe_https_of
 
 RIVAL_SERVICE: Final = (CORE, "Service", "knative-eventing", "kafka-channel-ingress")
-"""A Service that exists where eventing-kafka-broker is installed; that serves every channel then,
-except those whose finalizer it has removed."""
+"""A Service of eventing-kafka-broker, which shows that it is installed. It then serves every
+channel, except those whose finalizer it has removed."""
 
 
 @dataclass(eq=False)
@@ -84,7 +84,7 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
     receivers: Receivers
     effects: Effects
     now: Callable[[], str]
-    """The time, RFC 3339."""
+    """Returns the time, RFC 3339."""
     handling: Handling = field(default_factory=Handling)
     """Whether Knafka or Knative Eventing reconciles Subscriptions."""
 
@@ -110,8 +110,8 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
         return {identity: record.state for identity, record in records if record.state is not None}
 
     def is_ours(self, document: Document) -> bool:
-        """Whether no other implementation has claimed this KafkaChannel (docs/decisions/0046). A
-        setting says whether we serve any."""
+        """Whether no other implementation has claimed this KafkaChannel (docs/decisions/0046). Not
+        checked: the setting by which Knafka serves KafkaChannels at all."""
         if document["kind"] != CHANNELS.broker:
             return False
         # In the local mode there is no other, whatever an exported document says.
@@ -261,7 +261,7 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
             return {"conditions": conditions}
         services_with_turns = self.shards.services_of(Identity.of(observed.document))
         if isinstance(observed.connection, ChannelConnection):
-            services_with_turns.append(self._service(_receiver_name(observed.connection)))
+            services_with_turns.append(self._service_identity(_receiver_name(observed.connection)))
         self.states.rolls.add_condition(decision.conditions, *services_with_turns)
         status = super().status_of(observed, decision, record)
         _update_state(observed, decision, record, status["conditions"])
@@ -320,10 +320,10 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
             event_types=features.event_types,
         )
         if isinstance(encryption, Encryption) and encryption.is_on:
-            service = self._service(_receiver_name(connection))
+            service = self._service_identity(_receiver_name(connection))
             observed = replace(observed, https=await observe_https_of(self.cluster, *service))
         try:
-            receiver = await self._receiver(connection, record.kafka)
+            receiver = await self._receiver_record(connection, record.kafka)
             await self.receivers.check_contract(receiver, Identity.of(document))
         except LogError:
             return observed  # its topic can't be read either, or the write reports the error
@@ -371,14 +371,16 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
             return error
         return ObservedTopic(desired_topic, existing_topic, partitions_elsewhere, disputed)
 
-    async def _receiver(self, connection: ChannelConnection, kafka: KafkaCluster) -> ReceiverRecord:
+    async def _receiver_record(
+        self, connection: ChannelConnection, kafka: KafkaCluster
+    ) -> ReceiverRecord:
         """Return the record of the receiver that serves channels with this connection. Raises
         `LogError`."""
         contract = deciding.receiver_contract(connection, self.settings)
-        service = self._service(_receiver_name(connection))
+        service = self._service_identity(_receiver_name(connection))
         return await self.receivers.ensure_receiver(service, kafka, contract.contract_topic)
 
-    def _service(self, receiver: str) -> Identity:
+    def _service_identity(self, receiver: str) -> Identity:
         """Return namespace and name of a receiver's Knative Service."""
         return Identity(self.settings.namespace, receiver)
 
@@ -406,7 +408,7 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
 
         Raises the errors in `EXPECTED`.
         """
-        service = self._service(receiver)
+        service = self._service_identity(receiver)
         receiver_record = self.receivers.records.get(service)
         try:
             kafka_and_topic = await self.connections.find_kafka_of_receiver(receiver)
@@ -445,7 +447,7 @@ def _update_state(
     conditions: list[dict[str, Any]],
 ) -> None:
     """Update the record's state, from which the channel's Subscriptions are reconciled, with its
-    new `conditions`. It stays if the topic or connection was not found."""
+    new `conditions`. The state stays unchanged if the topic or connection was not found."""
     topic, connection = decision.topic, observed.connection
     if topic is None or topic.existing is None or not isinstance(connection, ChannelConnection):
         return

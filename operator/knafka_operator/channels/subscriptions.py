@@ -50,13 +50,12 @@ class Subscriptions(Triggers):
             self.enqueue((self.states.family.broker, *broker_of(document)))
 
     async def hand_over(self, document: Document) -> None:
-        """Hand over a Subscription as `Triggers.hand_over` does a Trigger. Also report in its
-        status if no implementation serves its Channel.
-
-        An entry's functions are found by name, not by the channel's annotations, which may be gone
-        already.
-        """
+        """Hand over a Subscription whose channel another implementation serves, as
+        `Triggers.hand_over` does a Trigger; of an entry, only its delivery and its functions end.
+        If no implementation serves a Channel, report that in the status of its Subscription."""
         if is_entry(document):
+            # `super().hand_over` deletes functions only if annotations name them, and an entry's
+            # annotations, which come from the channel's status, may be gone already.
             await self.stop_delivery(Identity.of(document))
             await self._delete_functions(document)
             return
@@ -75,13 +74,14 @@ class Subscriptions(Triggers):
 
     async def drop_entry(self, document: Document) -> bool:
         """Return whether `document` is a channel's entry, and so has no finalizers. If Knafka
-        serves the channel, also remove the promise to the entry from the channel's status."""
+        serves the channel, also remove from the channel's status what the entry was promised
+        (`entries`)."""
         if not is_entry(document):
             return False
         if self.is_ours(document):
             await self.entries.forget(document)
-        # If another implementation serves the channel, `knafka adopt` may have just written the
-        # promise.
+        # Else keep what the entry was promised: `knafka adopt` may have just written it, while
+        # another implementation still serves the channel.
         return True
 
     def orphaned_finalizers(self, document: Document) -> tuple[Sequence[str], str]:

@@ -73,7 +73,8 @@ class Apply:
     step: Step
     manifests: tuple[Manifest, ...]
     refusal: Refusal | None = None
-    """None: other owners aren't checked, and an error fails the reconciliation."""
+    """How to report an object of another owner, or an error; None: other owners aren't checked, and
+    an error fails the reconciliation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,8 @@ class Create:
     step: Step
     manifest: Manifest
     refusal: Refusal | None = None
-    """None: an error fails the reconciliation, and a foreign object is accepted."""
+    """How to report an object of another owner, or an error; None: an error fails the
+    reconciliation, and such an object is accepted."""
     label: str = ""
     """An existing object is accepted only if it has the manifest's value of this label; empty: any
     object is."""

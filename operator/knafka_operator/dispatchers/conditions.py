@@ -89,7 +89,8 @@ class TriggerDependency(Observed):
     kind: NonEmpty
     name: NonEmpty
     namespace: Annotated[Namespace | None, BeforeValidator(lambda value: value or None)] = None
-    """As the annotation has it: empty or missing (None) means the Trigger's own."""
+    """The object's namespace in the annotation; None, for an empty or missing one: the Trigger's
+    own."""
 
 
 def declared_dependency(metadata: Metadata) -> TriggerDependency | None:

@@ -171,7 +171,7 @@ class Controller:
         deletion has failed, the seconds until it is tried again. Raises `ClusterError`."""
         if FINALIZER in finalizers_of(document) and kind.is_ours(document):
             if not await self._deletions.try_delete(
-                key, document, kind.delete(document), kind.left
+                key, document, kind.delete(document), kind.left_behind
             ):
                 return self._pace.deletion
         await kind.forget(document)

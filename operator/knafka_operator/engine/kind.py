@@ -49,7 +49,7 @@ class Kind:
 
     api_version: str
     """The API group and version of the objects, such as `eventing.knative.dev/v1`."""
-    left: str = "Kafka still has its topics or group, which nobody will delete"
+    left_behind: str = "Kafka still has its topics or group, which nobody will delete"
     """A message for users: what may be left behind if a deletion was given up."""
 
     cluster: Cluster
@@ -239,7 +239,8 @@ class Reconciler(Generic[S, D, R]):
         raise NotImplementedError
 
     def kafka_of(self, observed: S, record: R) -> KafkaCluster | None:
-        """Return the Kafka in which the object's effects run; None: none is known."""
+        """Return the Kafka whose topics and groups the object's effects change; None: none is
+        known. By default there is none; kinds with a Kafka override it."""
         return None
 
     async def follow_up(self, effect: Effect, observed: S, record: R) -> S:

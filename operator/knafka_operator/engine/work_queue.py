@@ -73,9 +73,9 @@ class _Item:
     failures: int = 0
     """Failures in a row since the object was last enqueued or reconciled successfully."""
     is_due: bool = False
-    """Whether it is in the queue of its namespace."""
+    """Whether the object is in the queue of its namespace."""
     running: bool = False
-    """Whether it is being reconciled."""
+    """Whether the object is being reconciled."""
     changed: bool = False
     """Whether the object was enqueued while it was being reconciled."""
     not_before: float = 0.0

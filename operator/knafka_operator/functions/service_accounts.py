@@ -1,4 +1,4 @@
-"""Service accounts: decides as which account a Trigger or Subscription sends events (KN-TRG-11,
+"""Service accounts: decides which account a Trigger or Subscription sends events as (KN-TRG-11,
 KN-SUB-06). Pure.
 
     a Trigger               has an account in its namespace, even if no destination requires tokens
@@ -41,8 +41,9 @@ CHANNEL_DISPATCHERS: Final = "knafka-channel-dispatchers"
 """The service account of channels' dispatchers, from operator/deploy/channels/rbac.yaml."""
 
 _MAX_ACCOUNT_NAME: Final = 63
+"""Most characters of an account's name, as upstream; a longer name is cut, and ends in a digest."""
 _DIGEST_LENGTH: Final = 32
-"""Characters, as upstream; a longer name is cut, and ends in a digest."""
+"""Characters of that digest."""
 _RBAC_GROUP: Final = RBAC.partition("/")[0]
 
 OIDC_DISABLED: Final = Condition(OIDC_IDENTITY_CREATED, Status.TRUE, "OIDCFeatureDisabled")
@@ -67,14 +68,15 @@ def account_name(trigger: Resource) -> str:
 
 
 def sender_account(trigger: Trigger, document: Mapping[str, Any]) -> str:
-    """Return the service account that a Trigger sends as; `document` is the stored Trigger. An
-    entry of a channel sends as the account of the Subscription with the entry's UID. Raises
-    `NotReady` if the entry names another account."""
+    """Return the service account that a Trigger sends as; `document` is the stored Trigger. If it
+    stands for a channel's entry, `trigger` has the name of the stored Subscription with the entry's
+    UID, whose account it is. Raises `NotReady` if there is no such Subscription, or if the entry
+    doesn't name its account."""
     name, metadata = account_name(trigger), document["metadata"]
-    # Otherwise anyone who may write a channel could have any account's tokens sent to an address of
-    # their own.
     if ENTRY not in metadata or metadata[SENDS_AS] == name:
         return name
+    # Refuse any other account: whoever may write a channel could otherwise have any account's
+    # tokens sent to an address of their own.
     message = (
         "its entry in the channel's spec.subscribers must have the UID of a Subscription, and "
         f"{name} as auth.serviceAccountName"

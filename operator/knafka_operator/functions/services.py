@@ -212,7 +212,7 @@ class FunctionService:
     annotations: Mapping[str, str]
     """Annotations of its pods, such as Knative's autoscaling."""
     declared: Mapping[str, Any]
-    """Its owner's declaration beside contract and Secret, for the digest."""
+    """What the function's owner declares besides contract and Secret; part of the digest."""
     environment: Mapping[str, str]
     """Names and values of its own environment variables, such as its contract."""
     secret: tuple[str, str] | None
@@ -228,7 +228,7 @@ class FunctionService:
     timeout: int = TIMEOUT_SECONDS
     """Seconds for a request, and the pod's grace period."""
     account: str | None = None
-    """Its service account; None: the namespace's default."""
+    """The service account that its pods run as; None: the namespace's default."""
     oidc: bool = False
     """Whether it requests tokens or their keys from the API server."""
     sends: bool = False

@@ -43,7 +43,7 @@ class TrustBundleCopies:
         self._names: frozenset[str] = frozenset()
         """Names of the ConfigMaps that were merged."""
         self._copied: dict[str, str] = {}
-        """By namespace: the PEM text of its copy."""
+        """The PEM text of each namespace's copy, by namespace."""
         self._changed = asyncio.Event()
         """Set when the bundles or a copy may have changed; wakes `run`."""
         self._lock = asyncio.Lock()

@@ -62,7 +62,7 @@ DEFAULT_SHARD_RESOURCES: Final[Mapping[str, Any]] = {
     "limits": {"memory": "1Gi"},
 }
 """Resources of a shared dispatcher: 268 MB were measured with 200 Triggers (docs/decisions/0018).
-With a memory limit, which the process divides among its Triggers."""
+They must have a memory limit, as the process divides that among its Triggers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ class _Write(Generic[T]):
     key: str
     """A consumer group, or the path of a Broker or channel."""
     entry: T | None
-    """None: a tombstone."""
+    """What the record holds; None: it is a tombstone."""
     done: asyncio.Future[None]
     """Done once the record is durable; has the error if writing failed."""
 

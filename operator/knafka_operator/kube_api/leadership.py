@@ -75,12 +75,13 @@ class Leadership:
     def __init__(
         self, leases: LeaseStore, election: Election, now: Callable[[], float] = time.monotonic
     ) -> None:
-        """`now` returns the time in seconds, by a clock that only goes forward."""
+        """`leases` reads and writes the Lease, by the decisions of `election`. `now` returns the
+        time in seconds, by a clock that only goes forward."""
         self._leases = leases
         self._election = election
         self._now = now
         self._writing = asyncio.Lock()
-        """Held during each write of the Lease."""
+        """Held while the Lease is claimed, renewed or released, with the reads that this needs."""
         self._is_leaving = False
         """Whether the Lease was released, so that it isn't claimed again."""
 
@@ -137,9 +138,9 @@ class Leadership:
             try:
                 return not self._is_leaving and await self._claim()
             except ClusterError as error:
-                log.warning("the Lease: %s", error)
+                log.warning("the Lease can't be claimed or renewed: %s", error)
             except Exception:  # a bug: keep trying; leading ends by the clock
-                log.exception("the Lease")
+                log.exception("the Lease can't be claimed or renewed")
             return False
 
     async def _claim(self) -> bool:

@@ -85,11 +85,11 @@ class SubscriberSpec(Declared):
     name: str = ""
     """Name of the Subscription."""
     subscriber_uri: str | None = None
-    """None: the event itself is sent to the reply address."""
+    """URL of the subscriber; None: the event itself is sent to the reply address."""
     subscriber_ca_certs: str | None = Field(default=None, alias="subscriberCACerts")
     subscriber_audience: str | None = None
     reply_uri: str | None = None
-    """None: replies are discarded (KN-SUB-02)."""
+    """URL to which replies are sent; None: they are discarded (KN-SUB-02)."""
     reply_ca_certs: str | None = Field(default=None, alias="replyCACerts")
     reply_audience: str | None = None
     delivery: DeliverySpec = DeliverySpec()
@@ -143,7 +143,7 @@ class SubscriptionSpec(Declared):
     channel: ChannelReference
     subscriber: Destination
     reply: Destination | None = None
-    """None: the subscriber's replies are discarded (KN-SUB-02)."""
+    """Where the subscriber's replies are sent; None: they are discarded (KN-SUB-02)."""
     delivery: DeliverySpec = DeliverySpec()
     """Delivery options; if any is set, none of the channel's applies."""
 

@@ -63,8 +63,9 @@ class Family:
     trigger: str
     """The kind that subscribes to them, such as Subscription."""
     read_broker: Callable[[Document], Broker]
+    """Parses a stored object of the kind `broker`. Raises `InvalidDocument`."""
     read_trigger: Callable[[Document], Trigger]
-    """`read_broker` and `read_trigger` parse a stored object; both raise `InvalidDocument`."""
+    """Parses a stored object of the kind `trigger`. Raises `InvalidDocument`."""
     broker_of: Callable[[Document], Identity]
     """Returns the Broker or channel that a stored Trigger or Subscription refers to."""
     reply_of: Callable[[Document], Destination | None]

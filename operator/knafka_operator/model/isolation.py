@@ -15,7 +15,7 @@ from knafka_operator.model.resources import ISOLATION, annotation_path
 
 class Isolation(StrEnum):
     OWN = "own"
-    """Its own Service: its pods handle no other Trigger's events."""
+    """A Service of the Trigger's own, whose pods handle no other Trigger's events."""
     SHARED = "shared"
     """A shard, which is a dispatcher that several Triggers of a Broker share
     (docs/decisions/0018)."""

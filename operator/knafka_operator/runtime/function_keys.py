@@ -61,7 +61,7 @@ class FunctionKeys:
                 await self._read()
                 return
             except ClusterError as error:
-                log.warning("the keys of functions' tokens: %s", error)
+                log.warning("can't read the keys of functions' tokens: %s", error)
                 await asyncio.sleep(KEYS_RETRY_INTERVAL)
 
     def on_secret(self, document: Document) -> None:

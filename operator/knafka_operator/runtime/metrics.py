@@ -2,7 +2,7 @@
 
     :9090/metrics    :8081/metrics    :8080/healthz    :8080/readyz
 
-Not here: counting; the scaler's counts are read for each request.
+Nothing is counted here: each request reads the scaler's counts.
 """
 
 from __future__ import annotations
@@ -42,8 +42,10 @@ together."""
 
 def operator_metrics(operator: Operator) -> Iterator[Metric]:
     """Yield the operator's metrics: readiness of Brokers, channels and sinks; lag, replicas and
-    outcomes of Triggers; dead letters, scaling, Sensors and shards."""
+    outcomes of Triggers; dead letters, scaling, Sensors and shards; records consumed and produced,
+    by topic."""
     yield from _readiness_metrics(operator)
+    # Id, delivery and scaling status (None: it isn't scaled) of each Trigger.
     watched = [
         (triggers.states.family.trigger_id(identity), delivery, triggers.scaling_status(identity))
         for triggers in operator.delivering_kinds
@@ -64,6 +66,7 @@ def operator_metrics(operator: Operator) -> Iterator[Metric]:
     yield from _shard_metrics(
         [shard for kafka in kafka_clusters for shard in kafka.scaler.shards()]
     )
+    # The scaler counts by an Egress's own numbers for the partitions of all its topics.
     yield consumed(
         (delivery.egress.group, topic, settled)
         for trigger_id, delivery, _ in watched

@@ -67,7 +67,7 @@ class FollowedNaming:
                 await self._load_recorded()
                 break
             except ClusterError as error:
-                log.warning("the templates of names: %s", error)
+                log.warning("can't read the recorded templates of names: %s", error)
                 await asyncio.sleep(NAMING_RETRY_INTERVAL)
         try:
             await self.apply_config(lambda *_: None)
@@ -97,7 +97,7 @@ class FollowedNaming:
                 await asyncio.sleep(WRITE_RETRY_INTERVAL)
                 self._changed.set()
             except Exception:  # a bug: go on following
-                log.exception("the templates of names")
+                log.exception("can't apply the templates of names")
 
     async def apply_config(self, post: Post) -> None:
         """Record the templates that the ConfigMap declares, then put them in force; post an Event

@@ -77,7 +77,7 @@ class HttpDrains:
         self._shard_line = min(LINE_BYTES + shard_size * TRIGGER_LINE_BYTES, MAX_LINE_BYTES)
         """Most bytes of a line of a shard's progress."""
         self._session: aiohttp.ClientSession | None = None
-        """None: no request was sent yet."""
+        """Sends the requests; None: none was sent yet."""
         self._paces: dict[str, LinePace] = {}
         """Rate limits by unit, kept while no request is open, so that new requests aren't
         faster."""

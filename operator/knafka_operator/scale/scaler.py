@@ -108,7 +108,7 @@ class Scaler:
         self._topic_checks: dict[str, TopicLagCheck] = {}
         """Checks of topics, by `topics_key`."""
         self._multi_topic_checks: dict[str, TopicLagCheck] = {}
-        """Those checks that cover several topics."""
+        """The checks among these that cover several topics."""
         self._sensor_checks: dict[str, SensorLagCheck] = {}
         self._shards: dict[str, ScaledShard] = {}
         """Shards with Triggers, or with a request that hasn't ended, by group."""
@@ -330,7 +330,8 @@ class Scaler:
         return [*checks, self._topic_checks[topic]] if topic in self._topic_checks else checks
 
     def topics_with_drains(self) -> set[str]:
-        """Return the topics whose Triggers have drains; replies may be written to these."""
+        """Return the topics from which drains deliver events. Replies to these events may be
+        written there at any time."""
         drained = (trigger.egress.topics for trigger in self._triggers.values() if trigger.holds)
         return {topic for topics in drained for topic in topics}
 

@@ -82,7 +82,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
     """The states of Brokers, which also hold the records of Sensors."""
     effects: Effects
     now: Callable[[], str]
-    """The time, RFC 3339."""
+    """Returns the time, RFC 3339."""
     buses: dict[Family, BrokerReconciler[Any, Any]] = field(default_factory=dict)
     """The reconcilers of kinds that can be a bus, by family."""
 

@@ -60,7 +60,7 @@ class KafkaSinks(Reconciler[ObservedSink, AddressableDecision, SinkRecord], Kind
     """Reconciles all KafkaSinks."""
 
     api_version = SINKS_VERSION
-    left = "Kafka still has its topic, which nobody will delete"
+    left_behind = "Kafka still has its topic, which nobody will delete"
     """For users: what may still exist if a deletion was given up."""
 
     settings: Settings
@@ -70,9 +70,9 @@ class KafkaSinks(Reconciler[ObservedSink, AddressableDecision, SinkRecord], Kind
     """The states of Brokers."""
     effects: Effects
     now: Callable[[], str]
-    """The time, RFC 3339."""
+    """Returns the time, RFC 3339."""
     is_taken: Callable[[str], bool]
-    """Whether a Broker, KafkaChannel or Sensor has a topic of this name."""
+    """Returns whether a Broker, KafkaChannel or Sensor has a topic of this name."""
     records: dict[Identity, SinkRecord] = field(default_factory=dict)
     """What is kept about each sink, by namespace and name."""
     owners: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -143,16 +143,17 @@ class KafkaSinks(Reconciler[ObservedSink, AddressableDecision, SinkRecord], Kind
                 raise
             kafka = record.kafka
         recorded_id = status_annotations(document).get(TOPIC_ID)
-        claimed = self._is_claimed(record, sink.servers, topic)
+        claimed = self._is_claimed_by_other(record, sink.servers, topic)
         if (
             await find_topic_to_delete(kafka.topics, topic, recorded_id, claimed=claimed)
             is not None
         ):
             await kafka.topics.delete_topic(topic)
 
-    def _is_claimed(self, record: SinkRecord, servers: str, topic: str) -> bool:
+    def _is_claimed_by_other(self, record: SinkRecord, servers: str, topic: str) -> bool:
         """Whether another sink has reserved this topic name on these servers."""
-        return self.owners.get((servers, topic), record.uid) != record.uid
+        owner = self.owners.get((servers, topic))
+        return owner is not None and owner != record.uid
 
     async def _is_named_by_other_sink(self, sink: Resource, topic: str) -> bool:
         """Whether another sink of its namespace names this topic, too. Raises `ClusterError`."""
@@ -219,7 +220,7 @@ class KafkaSinks(Reconciler[ObservedSink, AddressableDecision, SinkRecord], Kind
             sink,
             kafka_settings,
             secret,
-            taken=self._is_claimed(record, sink.servers, sink.spec.topic),
+            taken=self._is_claimed_by_other(record, sink.servers, sink.spec.topic),
             others=self._other_partitions(identity),
             authentication=features.authentication,
             encryption=features.encryption,

@@ -43,7 +43,7 @@ class KafkaSources(Triggers):
 
     source_observer: SourceObserver = field(kw_only=True)
     """Reads what a source has instead of a Broker."""
-    left: str = "Kafka still has its consumer group, which nobody will delete"
+    left_behind: str = "Kafka still has its consumer group, which nobody will delete"
     """For users: what may still exist if a deletion was given up."""
 
     # Changes of objects, and operations on one object.
@@ -63,8 +63,8 @@ class KafkaSources(Triggers):
         return self.states.store_trigger(document)
 
     def is_ours(self, document: Document) -> bool:
-        """Whether no other implementation serves this KafkaSource (docs/decisions/0046). A setting
-        says whether we serve any."""
+        """Whether no other implementation serves this KafkaSource (docs/decisions/0046). Not
+        checked: the setting by which Knafka serves KafkaSources at all."""
         return not is_claimed_by_peer(document, PEERS_SOURCE_FINALIZER)
 
     async def hand_over(self, document: Document) -> None:

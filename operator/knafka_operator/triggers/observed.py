@@ -55,9 +55,9 @@ class ObservedTrigger(ObservedObject, Generic[K]):
     """The subscriber's address, or the error of resolving it; None: not read, as the Trigger is
     invalid."""
     dead_letter_sink: Sink | KnafkaError | None = None
-    """None: neither the Trigger nor its Broker declares one."""
+    """Where dead letters are sent; None: neither the Trigger nor its Broker declares a sink."""
     reply: Sink | KnafkaError | None = None
-    """None: replies go to the Broker's topic; a Subscription's are discarded."""
+    """Where replies are sent; None: to the Broker's topic, and those of a Subscription nowhere."""
     watched: Watched[K] | None = None
     """The delivery that is running; None: there is none."""
     replaced: bool = False

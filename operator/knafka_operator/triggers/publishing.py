@@ -48,7 +48,7 @@ class Publishing:
     triggers: Triggers
     queue: WorkQueue
     now: Callable[[], str]
-    """The time, RFC 3339."""
+    """Returns the time, RFC 3339."""
     _publishing: set[str] = field(default_factory=set)
     """Namespaces where a status is being written."""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)

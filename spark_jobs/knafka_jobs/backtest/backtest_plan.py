@@ -265,7 +265,7 @@ def _fire_task(document: Any, until: int, rows: Iterable[Any]) -> Iterator[tuple
             if fires:
                 yield trigger, correlation, time, [event], None
                 continue
-            if not seen.is_new(key, dependency, identity, time):
+            if not seen.mark_if_new(key, dependency, identity, time):
                 continue
             for firing in model.add(event):
                 yield trigger, correlation, firing.at, list(firing.events), None

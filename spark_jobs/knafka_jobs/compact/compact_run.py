@@ -105,7 +105,7 @@ def compact(
             progress(f"{forgotten} failures deleted: their retention has ended")
         merged = _merge_small_files(tables) if folded else ()
         vacuum(tables, now)
-        deleted = _delete_tabled_from_topics(tables, kafka, checkpoints, topics, options.keep_hours)
+        deleted = _delete_from_topics(tables, kafka, checkpoints, topics, options.keep_hours)
         progress(f"{deleted} dead letters deleted from their topics")
     return CompactResult(
         len(topics), ingested.records, folded, forgotten, merged, deleted, ingested.missed
@@ -270,7 +270,7 @@ def forget_expired(
     return count
 
 
-def _delete_tabled_from_topics(
+def _delete_from_topics(
     tables: Tables,
     kafka: KafkaClient,
     checkpoints: Checkpoints,
@@ -285,7 +285,7 @@ def _delete_tabled_from_topics(
     ranges = compact_plan.older_ranges(topics, young, offsets_read)
     if not ranges:
         return 0
-    tabled = _read_tabled_ranges(tables, ranges)
+    in_tables = _read_spans_in_tables(tables, ranges)
     log = KafkaRecords(kafka, {topic.id: name for name, topic in topics.items()})
     current_topics = {
         name: topic
@@ -296,7 +296,7 @@ def _delete_tabled_from_topics(
     for (name, number), span in _spans_over_logs(ranges).items():
         if name in current_topics:
             messages = partial(log.messages, (topics[name].id, number))
-            delete_until[name, number] = deletable_until(span, tabled[name, number], messages)
+            delete_until[name, number] = deletable_until(span, in_tables[name, number], messages)
     # Last, leave out partitions whose log was cut: Kafka no longer has the records that were read.
     cuts, _ = find_cuts(offsets_read, _spans_by_topic_id(current_topics), log, checkpoints)
     delete_until = {
@@ -325,7 +325,7 @@ def _first_young_offsets(
     return kafka.offsets_at(positions, time.time() - keep_hours * 3600) if positions else {}
 
 
-def _read_tabled_ranges(
+def _read_spans_in_tables(
     tables: Tables, ranges: Sequence[tuple[Any, ...]]
 ) -> Mapping[Position, list[OffsetSpan]]:
     """Return which offsets of these ranges are in the table `records`, or `purged`, as contiguous
@@ -337,10 +337,10 @@ def _read_tabled_ranges(
     if not tables.is_empty("purged"):
         positions = positions.unionByName(tables.read("purged").where(bounds))
     older = tables.rows(ranges, compact_plan.RANGES)
-    tabled: dict[Position, list[OffsetSpan]] = defaultdict(list)
+    in_tables: dict[Position, list[OffsetSpan]] = defaultdict(list)
     for row in positions.transform(compact_plan.contiguous_ranges, older).collect():
-        tabled[row["topic"], row["partition"]].append(OffsetSpan(row["start"], row["end"]))
-    return tabled
+        in_tables[row["topic"], row["partition"]].append(OffsetSpan(row["start"], row["end"]))
+    return in_tables
 
 
 def _forget_purged(

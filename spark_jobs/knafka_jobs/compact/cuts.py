@@ -231,17 +231,17 @@ def first_offset_where(offsets: range, holds: Callable[[int], bool]) -> int | No
 
 def deletable_until(
     span: OffsetSpan,
-    tabled: Iterable[OffsetSpan],
+    in_table: Iterable[OffsetSpan],
     messages: Callable[[OffsetSpan], Iterable[CommittedRecord]],
 ) -> int:
     """Return the offset below which all committed records of a span are in the table, so that they
     may be deleted from their topic.
 
-    `tabled` are the spans that the table has without a gap. In a gap, `messages` tells whether
+    `in_table` are the spans that the table has without a gap. In a gap, `messages` tells whether
     Kafka has committed records there: offsets of markers and aborted records have none.
     """
     until = span.start
-    remaining = sorted(tabled, key=lambda stretch: stretch.start)
+    remaining = sorted(in_table, key=lambda stretch: stretch.start)
     while remaining and remaining[0].start <= until:
         until = max(until, remaining.pop(0).end)
     if until >= span.end:

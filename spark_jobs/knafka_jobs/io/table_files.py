@@ -24,7 +24,8 @@ OUT_OF_MEMORY_ERROR: Final = "Resources exhausted"
 """Words of DataFusion's error for a query that its memory doesn't suffice for."""
 
 APPEND_ATTEMPTS: Final = 10
-"""Attempts to append, and before that to create the table: others may do it at the same time."""
+"""How often an append is attempted, with the creation of a missing table: other processes may do
+the same at that time."""
 
 SPARK_QUOTES: Final = {"datafusion.sql_parser.dialect": "databricks"}
 """Setting of a session whose SQL quotes names as Spark's does."""

@@ -104,7 +104,7 @@ def count_pending(
     return {_trigger_name(row): row["number"] for row in rows}
 
 
-def tabled_until(files: TableFiles) -> dict[Partition, int]:
+def offsets_in_tables(files: TableFiles) -> dict[Partition, int]:
     """Return the first offset of each partition that is not in the tables yet. Raises
     `JobError`."""
     tables = [name for name in ("records", "purged") if files.has_table(name)]
@@ -121,11 +121,11 @@ def headers_of(row: Mapping[str, Any]) -> RecordHeaders:
 
 
 @dataclass(frozen=True, slots=True)
-class TabledRecord:
+class RecordInTables:
     """A dead letter as it was in its topic: implements `ports.log.Record`."""
 
     row: dict[str, Any]
-    """Its row of `records`."""
+    """The dead letter's row of `records`."""
 
     def topic(self) -> str:
         """Return the topic's name."""
@@ -164,7 +164,7 @@ APPENDED: Final = 2
 
 def latest_dead_letters(
     files: TableFiles, conditions: Sequence[FailureCondition], limit: int
-) -> Sequence[tuple[TabledRecord, datetime | None]]:
+) -> Sequence[tuple[RecordInTables, datetime | None]]:
     """Return the last dead letter of each of the `limit` latest failures with these `conditions`.
     With it comes the time at which the failure was resolved or sent again; None: it was neither.
 
@@ -175,7 +175,7 @@ def latest_dead_letters(
 
 def page_of_dead_letters(
     files: TableFiles, predicate_sql: str, limit: int, skip: int = 0
-) -> Sequence[tuple[TabledRecord, datetime | None]]:
+) -> Sequence[tuple[RecordInTables, datetime | None]]:
     """Return the last dead letter of each of the `limit` latest failures for which `predicate_sql`
     holds, after skipping the first `skip` failures; failures without a row in `records` are left
     out. With it comes the time at which the failure was resolved or sent again; None: it was
@@ -199,7 +199,7 @@ def page_of_dead_letters(
     rows = files.query(lookup_plan.records_at(first, last, topics, offsets), "records")
     records = {_record_key(row): row for row in rows}
     return [
-        (TabledRecord(records[_record_key(row)]), row["resolved"] or sent.get(row["failure_id"]))
+        (RecordInTables(records[_record_key(row)]), row["resolved"] or sent.get(row["failure_id"]))
         for row in failures
         if _record_key(row) in records
     ]

@@ -32,8 +32,8 @@ REPORT_POLL_INTERVAL: Final = 0.2
 METADATA_REFRESH_INTERVAL: Final = 1.0
 """Seconds without an answer after which librdkafka must read the cluster's metadata again. By
 itself (2.16.1) it waits for minutes for a controller or leader that is gone."""
-NO_TIMEOUT: Final = 3600.0
-"""Seconds of the longest timeout of a request that librdkafka accepts."""
+LONGEST_TIMEOUT: Final = 3600.0
+"""The longest timeout (seconds) of a request that librdkafka accepts; stands for none."""
 MAX_BLOCKING_CALLS: Final = 8
 """Number of blocking calls at a time; own threads, so that they don't use up asyncio's."""
 
@@ -82,7 +82,7 @@ class AdminCalls:
         """When Kafka last answered, or the client was opened."""
         self.admin = open_admin(connection, self._errors.record)
         """The admin client; `reopen` replaces it."""
-        self._opened = 1
+        self._opened_clients = 1
         """Number of clients opened so far, by which a request notices that its client was
         replaced."""
 
@@ -124,19 +124,19 @@ class AdminCalls:
         while the coordinator is moving. Raises `LogError`.
 
         librdkafka (2.16.1) aborts the process if its own timeout for such a request expires and a
-        broker comes up afterwards (librdkafka 4605). So its timeout is `NO_TIMEOUT`; if we stop
-        waiting earlier, the client is replaced, so that the request is not sent late.
+        broker comes up afterwards (librdkafka 4605). So its timeout is `LONGEST_TIMEOUT`. If we
+        stop waiting earlier, the client is replaced, so that the request is not sent late.
         """
 
         async def request(timeout: float) -> dict[K, T]:
             """Send the request and return its results by key; replace the client if a request is
             left without an answer."""
-            client_number = self._opened
-            futures = send_request(NO_TIMEOUT)
+            client_number = self._opened_clients
+            futures = send_request(LONGEST_TIMEOUT)
             try:
                 return await self._wait_for_results(futures, timeout, leaving_out)
             finally:
-                if client_number == self._opened and not all(
+                if client_number == self._opened_clients and not all(
                     future.done() for future in futures.values()
                 ):
                     with suppress(LogError):
@@ -287,14 +287,16 @@ class AdminCalls:
             await asyncio.sleep(REQUEST_RETRY_INTERVAL)
 
     def reopen(self) -> None:
-        """Replace the client by a new one. Raises `LogError` if none can be created."""
+        """Replace the client by a new one, and release the former one after `timeout` seconds.
+        Raises `LogError` if none can be created."""
         # Other callers' requests by the former client may still be answered.
         asyncio.get_running_loop().call_later(self.timeout, self._end, self._replace())
 
     def _replace(self) -> AdminClient:
-        """Replace the client; returns the former one. Raises `LogError` if none can be created."""
+        """Open a new client in place of the present one. Returns the former one, which the caller
+        must release (`_end`). Raises `LogError` if none can be created."""
         former, self.admin = self.admin, open_admin(self._connection, self._errors.record)
-        self._opened += 1
+        self._opened_clients += 1
         self._answered_at = time.monotonic()
         return former
 

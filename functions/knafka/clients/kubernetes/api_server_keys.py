@@ -42,9 +42,11 @@ UNKNOWN_KEY_READ_INTERVAL: Final = 10.0
 FAILED_READ_INTERVAL: Final = 2.0
 """Seconds from a failed read to the next."""
 MAX_KEYS: Final = 64
+"""Most keys of the key set that are looked at."""
 MIN_RSA_BITS: Final = 2048
+"""Bits of the shortest RSA key that is trusted."""
 MIN_EC_BITS: Final = 256
-"""Limits of the key set: keys that are looked at, and the shortest keys that are trusted."""
+"""Bits of the shortest EC key that is trusted."""
 
 Fetch = Callable[[str], bytes]
 """Returns the body at a path of the API server; blocks. Raises `OSError`."""
@@ -70,7 +72,7 @@ class JwkKey:
     """A `SigningKey` of the library PyJWT."""
 
     def __init__(self, key: PyJWK) -> None:
-        """Take a key, which verifies only the algorithm that it names."""
+        """`key` verifies only signatures of the algorithm that it names."""
         self._key = key
         self.algorithms: Set[str] = frozenset({key.algorithm_name})
 
@@ -160,7 +162,8 @@ class ApiServerKeys:
                 wait = KEY_READ_INTERVAL
             except (OSError, KnafkaError) as error:
                 log.warning(
-                    "the API server's keys for senders' tokens: %s", describe_request_error(error)
+                    "can't read the API server's keys for senders' tokens: %s",
+                    describe_request_error(error),
                 )
                 wait = FAILED_READ_INTERVAL
             self.tried.set()

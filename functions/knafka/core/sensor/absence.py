@@ -31,6 +31,7 @@ class Round(NamedTuple):
     """A complete set of wanted events that waits for an unwanted one."""
 
     events: Held
+    """In the order of time."""
     until: int
     """Latest time (ms) of an unwanted event that would cancel the round."""
 
@@ -133,8 +134,9 @@ def expires(condition: TriggerCondition, within: int, held: Held) -> int | None:
 def _order_key(
     condition: TriggerCondition, event: HeldEvent
 ) -> tuple[int, bool, tuple[int, int], int]:
-    """Return the sort key of an event: at the same time unwanted events come last, as they cancel
-    rounds of the same millisecond."""
+    """Return the sort key of an event: by time; at the same time unwanted events come last, as they
+    cancel rounds of the same millisecond; then by origin and offset, so that the order is always
+    the same."""
     return event.at, event.dependency in condition.unwanted, event.origin, event.offset
 
 
@@ -150,9 +152,9 @@ def _add_wanted(partial: list[HeldEvent], event: HeldEvent, condition: TriggerCo
 
 
 def _add_unwanted(unwanted: list[HeldEvent], event: HeldEvent, within: int) -> None:
-    """Add an unwanted event to `unwanted`. If the last but one is at most `within` ms older, the
-    event replaces the last one: each round that this one would cancel is cancelled by the other
-    two."""
+    """Add an unwanted event to `unwanted`. If the last but one is at most `within` ms older than
+    `event`, drop the last one, which lies between them: each round that it would cancel is
+    cancelled by one of these two."""
     if len(unwanted) >= 2 and event.at - unwanted[-2].at <= within:
         unwanted[-1] = event
     else:

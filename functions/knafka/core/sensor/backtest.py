@@ -73,7 +73,7 @@ class Backtest:
                 if route.fires:
                     yield Fired(route.key, event.at, Firing((held_event,)))
                     continue
-                if not self._seen.is_new(route.key, route.dependency, identity, event.at):
+                if not self._seen.mark_if_new(route.key, route.dependency, identity, event.at):
                     continue
                 rule = self._rules[trigger_of(route.key)]
                 step = rules.step(rule, self._held.get(route.key, ()), held_event)

@@ -14,9 +14,9 @@ from knafka.core.sensor.held import HeldEvent
 from knafka.core.sensor.rules import Rule
 
 MARK_PREFIX: Final = "@"
-"""Prefix of the keys of marks, and their dependency; names of triggers and dependencies can't have
-it.
-"""
+"""Begins the key of each mark; no name of a trigger or dependency contains it."""
+MARK_DEPENDENCY: Final = MARK_PREFIX
+"""The dependency for which marks are held."""
 
 
 def rule_of(trigger: str, dedupe: int) -> Rule:
@@ -24,7 +24,7 @@ def rule_of(trigger: str, dedupe: int) -> Rule:
     it wants two events, and a mark's key holds only one."""
     return Rule(
         MARK_PREFIX + trigger,
-        TriggerCondition(Wanted(MARK_PREFIX, 2), {MARK_PREFIX: 2}, frozenset()),
+        TriggerCondition(Wanted(MARK_DEPENDENCY, 2), {MARK_DEPENDENCY: 2}, frozenset()),
         dedupe,
     )
 
@@ -41,8 +41,8 @@ def is_mark(key: str) -> bool:
 
 def mark_of(event: HeldEvent) -> HeldEvent:
     """Return the mark of an event, by which a duplicate is recognised: the event without its
-    document and trace, for the dependency `MARK_PREFIX`."""
-    return event._replace(dependency=MARK_PREFIX, document=b"", trace=b"")
+    document and trace, for `MARK_DEPENDENCY`."""
+    return event._replace(dependency=MARK_DEPENDENCY, document=b"", trace=b"")
 
 
 class Seen:
@@ -55,10 +55,11 @@ class Seen:
         self._taken: OrderedDict[tuple[str, str, str], int] = OrderedDict()
         """Time (ms) of each marked event by key, dependency and identity, the oldest first."""
 
-    def is_new(self, key: str, dependency: str, identity: str, time: int) -> bool:
-        """Whether an event counts that came at this time (ms) for `dependency` of the trigger with
-        the correlation key in `key` (`records.key_of`); if so, it is marked. `identity`: its source
-        and id. Times must be passed in ascending order."""
+    def mark_if_new(self, key: str, dependency: str, identity: str, time: int) -> bool:
+        """Mark an event, and return True if it counts, False if it is a duplicate. It came at
+        `time` (ms) for `dependency` of the trigger in `key`, with its correlation key
+        (`records.key_of`); `identity`: the event's source and id. Times must be passed in ascending
+        order."""
         if self._dedupe is None:
             return True
         marks = self._taken

@@ -21,9 +21,9 @@ class HeldEvent(NamedTuple):
     document: bytes
     """The event as a JSON document (structured mode)."""
     trace: bytes = b""
-    """Its `traceparent` on the bus, if its trace is sampled."""
+    """The event's `traceparent` on the bus, if its trace is sampled; else empty."""
     origin: tuple[int, int] = (-1, -1)
-    """Its partition and offset on the bus, which order events of the same time."""
+    """The event's partition and offset on the bus, which order events of the same time."""
 
     @property
     def place(self) -> Place:

@@ -35,7 +35,7 @@ class _DependentTrigger:
     """A trigger that a dependency concerns."""
 
     trigger: str
-    """Its name."""
+    """The trigger's name."""
     correlate: Correlate | None
     """Returns an event's correlation key; None: the trigger has no correlation."""
     is_simple: bool

@@ -52,7 +52,8 @@ class Clients:
     topics: TopicMaker
     """Creates the dead-letter topic when it is first needed."""
     broker_dead_letters: BrokerDeadLetters | None = None
-    """None: the Egress names no topic for its Broker's dead letters."""
+    """Writes the Broker's dead letters; None: the Egress names no topic for its Broker's dead
+    letters."""
     parser: Parser | None = None
     """Parses records and encodes requests once for all Egresses of a shard; None: the drain does so
     for itself."""

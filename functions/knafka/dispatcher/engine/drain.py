@@ -250,11 +250,12 @@ class Drain:
         self._revoke_timeout = 0.0  # attempts have used up their time
 
     def _has_no_attempts(self) -> bool:
+        """Whether no attempt is under way."""
         return not self._partitions.has_attempts
 
     async def _wait_until(self, condition: Callable[[], bool], timeout: float) -> bool:
-        """Wait until `condition` returns True, at most `timeout` seconds, checking it whenever an
-        attempt has ended; returns whether it does."""
+        """Wait until `condition` returns True, at most `timeout` seconds; it is called whenever an
+        attempt has ended. Returns its last result."""
         attempt_ended = self._workers.moved
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
@@ -309,8 +310,8 @@ class Drain:
             partition.matching_from = offset
 
     def note_skipped(self, number: int, count: int, end: int) -> None:
-        """Count `count` records that the shared reader skipped, and settle all offsets below
-        `end`."""
+        """Count `count` records of partition `number` that the shared reader skipped, and settle
+        all of its offsets below `end`."""
         if (partition := self._partitions.get(number)) is not None:
             partition.tracker.reach(end)
             if count:

@@ -253,8 +253,9 @@ class PendingEvent:
         self.lane = lane
         """The lane whose events go one at a time (`Lanes`); None: it waits for no other event."""
         self.head = b""
+        """Header lines of the request of its stage; empty until it is encoded."""
         self.body = b""
-        """Header lines and body of the request of its stage; empty until it is encoded."""
+        """Body of that request."""
         self.size = 0
         """Bytes of head and body as first encoded, plus those of a kept reply."""
         self.stage: DeliveryStage = SUBSCRIBER
@@ -267,8 +268,9 @@ class PendingEvent:
         self.reply_tries = 0
         """Failed attempts to store or send the reply."""
         self.first_attempt = 0.0
+        """When the first attempt at the subscriber began (Unix time); 0: none has."""
         self.last_attempt = 0.0
-        """When the first and the last attempt at the subscriber began (Unix time); 0: none has."""
+        """When the last one began."""
         self.due = 0.0
         """When the next attempt may begin (Unix time)."""
         self.is_probe = False

@@ -27,7 +27,7 @@ class SelectedRecord(Record, Protocol):
 
 @runtime_checkable
 class Selective(Protocol):
-    """A drain, as a shared reader knows it."""
+    """A drain, as a shared reader knows it; `number` is a partition."""
 
     @property
     def selection(self) -> Selection | None:

@@ -5,8 +5,9 @@
 
 An event that waits for its retry holds no worker. While the subscriber is away (`congestion`) only
 probes get attempts. Events bound for the dead letter sink or topic go on, as they go to another
-server. So do kept replies, which don't count against the subscriber's rate either; but while so
-many replies fail that only probes are sent, only the replies of probes are tried again.
+server. So do replies whose delivery is tried again; they don't count against the subscriber's rate
+either. Exception: while so many replies fail that only probes are sent, only the replies of probes
+are tried again.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from knafka.dispatcher.engine.sending.sender import Sender
 from knafka.dispatcher.engine.turn_limit import TurnLimit
 
 MAX_READY_FOR_READING: Final = 500
-"""Ready events that wait only for a worker: while there are more, no records are read. Events
-beyond them wait behind their own key, and reading on lets other keys overtake."""
+"""No records are read while more events than this are ready for a worker. Events that wait for an
+earlier one of their key don't count: reading on lets other keys overtake them."""
 
 SHORTEST_TIMER: Final = 0.001
 """Seconds of the shortest timer: uvloop treats a shorter one as zero."""
@@ -205,8 +206,8 @@ class Workers:
         attempt, and settle the event or queue it again."""
         congestion, under_way, turn_limit = self._congestion, self._under_way, self._turn_limit
         while True:
-            # A worker that has nothing to do needs no turn: where each of many Egresses gets an
-            # event at a time, counting turns would cost a callback of the loop for each of them.
+            # Take a turn only if something is queued: with many Egresses that get an event at a
+            # time, the turns of idle workers would cost a callback of the event loop each.
             if turn_limit is not None and self._has_queued:
                 await turn_limit.wait_for_turn()
             while (event := self._take_next_event()) is None:

@@ -263,8 +263,8 @@ class Fetcher:
                 self._pause(active)
 
     def _full_buffers(self, active: Sequence[PartitionBuffer]) -> list[PartitionBuffer]:
-        """Return those of the buffers `active` that may take no more records until their slowest
-        groups have taken some."""
+        """Return which of the buffers `active` may take no more records until their slowest groups
+        have taken some."""
         limits = self._limits
         full_buffers = [buffer for buffer in active if buffer.has_untaken(limits.records)]
         if not full_buffers and self.size >= limits.size:

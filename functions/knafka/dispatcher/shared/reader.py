@@ -109,14 +109,15 @@ class GroupReader:
         self._interrupted = False  # whether `interrupt` was called during this read
         self._failure: LogError | None = None  # what every read raises from now on
         self._epochs: dict[int, int] = {}
-        """Leader epochs of the commits at the partitions' assignment, or of later records."""
+        """By partition: the leader epoch of its commit at the assignment, or of a later record."""
         self._end_epochs: dict[int, int] = {}
-        """Leader epochs that commits have at least (`Commit.end_epoch`); positions don't have them,
-        as those are of records that were read."""
+        """By partition: the lowest leader epoch to commit (`Commit.end_epoch`). A position to read
+        from doesn't use it: its epoch is that of the last record read."""
         self._marks: CommitMarks[int] = CommitMarks(
             lambda number, since: offsets.known_topic(topic.name, since)
         )
-        """Mark of the topic that each partition's offsets are of (`Commit.topic`)."""
+        """By partition: the start of the id of the topic to which its offsets belong
+        (`Commit.topic`), which shows whether the topic was created anew."""
         self._settled: dict[int, int] = {}
         """Offset below which the drain has settled everything, by assigned partition."""
         self._to_commit: dict[int, OffsetAndMetadata] = {}
@@ -136,8 +137,9 @@ class GroupReader:
         Raises `LogError`."""
         loop, limit = asyncio.get_running_loop(), min(limit, RECORDS_PER_READ)
         self.ends, self._handed_over_count = {}, 0
-        # What comes during the next turn is handed over, too: if each read returned the one record
-        # that came before it could wait, a drain would read again for each record.
+        # Create the waiter before the other drains' turn, so that what comes meanwhile is handed
+        # over, too. Otherwise each read might return only the one record that came before it could
+        # wait.
         self._waiter = loop.create_future()
         timer: asyncio.TimerHandle | None = None
         try:
@@ -213,7 +215,7 @@ class GroupReader:
         if not is_record:
             return 0
         if self.drain is not None and self._waiter and not self._waiter.done():
-            return self._hand_over(self.drain)
+            return self._hand_over_news(self.drain)
         self._wake()
         return 0
 
@@ -235,7 +237,7 @@ class GroupReader:
             return self.notify(cursor.number, True)
         return self._give(drain, buffer.take(cursor, room))
 
-    def _hand_over(self, drain: Selective) -> int:
+    def _hand_over_news(self, drain: Selective) -> int:
         """Hand new records to a drain that waits in `read`: waking it would cost more than taking a
         record does. Returns how many it took."""
         records = self._take(RECORDS_PER_READ - self._handed_over_count)
@@ -259,8 +261,8 @@ class GroupReader:
 
     @property
     def commit_interval(self) -> float:
-        """Seconds between commits of a drain that gets records, after which a killed dispatcher
-        delivers them again."""
+        """Seconds between commits of a drain that gets records. If the dispatcher is killed, what
+        it has delivered in this time is delivered again."""
         return min(MAX_COMMIT_INTERVAL, self.quiet_commit_interval)
 
     @property
@@ -331,8 +333,9 @@ class GroupReader:
         )
 
     def begin(self, number: int, committed: Commit | None) -> None:
-        """Start to read an assigned partition from the offset of `committed`, its commit; None:
-        from its beginning. Does nothing if the partition was revoked meanwhile."""
+        """Start to read an assigned partition from the offset of `committed`, the commit that
+        `assign_partitions` got; None: from its beginning. Does nothing if the partition was revoked
+        meanwhile."""
         if cursor := self.cursors.get(number):
             offset = BEGINNING if committed is None else committed.offset
             self._topic.place(cursor, Position(offset, self._epochs[number]))
@@ -342,8 +345,9 @@ class GroupReader:
         return Position(cursor.offset, self._epoch_of(cursor.number))
 
     def restart(self, cursor: Cursor, shared: Position) -> None:
-        """Start a partition anew, as its log is another one from `shared` on: there, or earlier if
-        the drain hasn't settled all records below. Drops the commits that are not made yet."""
+        """Prepare to read a partition again whose log was replaced from `shared` on: from there, or
+        from the first offset that the drain hasn't settled, if that is lower. Assigns the partition
+        to the drain anew, and drops the commits that are not made yet."""
         number = cursor.number
         self._forget_news(number)
         start = Position(min(shared.offset, self._settled.get(number, BEGINNING)), shared.epoch)
@@ -363,19 +367,20 @@ class GroupReader:
         self._assignment.on_assigned({number: None})
 
     def _forget_news(self, number: int) -> None:
-        """Forget what the read under way has found in a partition: the drain, which is assigned
-        the partition anew, would take the end of the earlier log for one that it has reached."""
+        """Forget what the read under way has found in a partition. If the partition is assigned to
+        the drain anew, it would take the earlier log's end for one that it has reached."""
         self.ends = {other: end for other, end in self.ends.items() if other != number}
         self._partitions_with_news.pop(number, None)
 
     def _enqueue_check(self) -> None:
-        """Have the topic call `check_topic`, if any mark is to be checked."""
-        if self.has_unchecked:
+        """Have the topic call `check_topic`, if there are marks to check."""
+        if self.has_marks_to_check:
             self._topic.enqueue_check(self)
 
     @property
-    def has_unchecked(self) -> bool:
-        """Whether `check_topic` has marks to check."""
+    def has_marks_to_check(self) -> bool:
+        """Whether the mark of some partition must still be compared with the topic's id
+        (`check_topic`)."""
         return self._marks.has_unchecked
 
     def check_topic(self) -> None:

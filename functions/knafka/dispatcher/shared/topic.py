@@ -157,7 +157,7 @@ class SharedTopic:
         if self._offsets.known_topic(self.name):
             for reader in list(self._unchecked_readers):
                 reader.check_topic()
-                if not reader.has_unchecked:
+                if not reader.has_marks_to_check:
                     self._unchecked_readers.pop(reader, None)
         # A reader whose last commit is still under way asks again when it has ended.
         committing_readers = [reader for reader in self._committing_readers if reader.to_commit]

@@ -237,7 +237,7 @@ class Membership(GroupConsumer):
         try:
             self._commits.commit_and_wait(self.consumer, owned_commits, self.owned)
         except KafkaException as error:
-            log.info("the group %s: not confirmed: %s", self._group, error.args[0].str())
+            log.info("the group %s didn't confirm: %s", self._group, error.args[0].str())
             return False
         return True
 

@@ -65,8 +65,7 @@ CONSUMER_SETTINGS: Final = {
 
 
 class TransactionalMember(GroupConsumer):
-    """The consumer side of `KafkaTransactions`: the partitions that it owns, and the records it has
-    read."""
+    """The consumer side of `KafkaTransactions`: the partitions it owns, the records it has read."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Holds back partitions while it isn't known whether their commits' metadata hold.
+"""Holds back partitions until Kafka has said whether their commits' metadata still hold.
 
 A Sensor can't begin without the metadata, or events would count twice, nor with metadata that speak
 of lost records, or events in their place would be skipped (`kafka_elections`). Nor can it begin
@@ -56,7 +56,9 @@ class UndecidedPartitions:
         self._connection = connection
         self._not_ready = not_ready
         self._commits: dict[Partition, TopicPartition] = {}
+        """The commit of each partition that is held back."""
         self._interval = MIN_ASK_INTERVAL
+        """Seconds from one question to the next."""
         self._ask_at = 0.0
         """When Kafka is asked again (`time.monotonic`)."""
 
@@ -84,24 +86,27 @@ class UndecidedPartitions:
         return decided
 
     def begin_decided(self, consumer: Consumer) -> _Decided:
-        """Ask Kafka again, if it is time to, and return the commits that are decided now, after
-        starting their partitions. Blocks as `elections_since`. Raises `LogError` if a partition
-        can't be started; it stays held back."""
+        """If it is time to, ask Kafka again, start the partitions that are decided now, and return
+        their commits. Blocks as `elections_since`. Raises `LogError` if a partition can't be
+        started; all of these then stay held back."""
         if not self._commits or time.monotonic() < self._ask_at:
             return []
+        # The longer Kafka hasn't answered, the longer the question may last, and the rarer it gets.
         timeout = min(REACH_TIMEOUT + self._interval, MAX_REACH_TIMEOUT)
         self._interval = min(2 * self._interval, MAX_ASK_INTERVAL)
         decided = self._take_decided(consumer, list(self._commits.values()), timeout)
         self._ask_at = time.monotonic() + self._interval
         starts = [start_position_of(entry) for entry, _ in decided]
         if starts:
+            # They are assigned already, but paused: assigned anew, they start at their commits, and
+            # `assign_checked` ends the pause.
             with raising_log_errors():
                 consumer.incremental_unassign(
                     [TopicPartition(*_partition_of(start)) for start in starts]
                 )
             assign_checked(consumer, starts)
             log.info("Kafka has answered: %s are read now", names_of(starts))
-            self.drop(starts)
+            self.drop(starts)  # last: if a call above fails, they stay held back
         return decided
 
     def forget_commit(self, partition: Partition) -> bool:

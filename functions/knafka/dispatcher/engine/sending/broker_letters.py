@@ -68,7 +68,8 @@ class _RecordIdentity(NamedTuple):
     partition: int
     offset: int
     value_hash: int | None
-    """None: the record has no value, or its dead letter was stored without it."""
+    """A hash of the record's value; None: the record has no value, or its dead letter was stored
+    without it."""
 
 
 class BrokerDeadLetters:

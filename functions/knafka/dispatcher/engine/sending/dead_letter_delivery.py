@@ -105,11 +105,12 @@ class DeadLetterDelivery:
         return Retry(0.0)
 
     async def _deliver_to_sink(self, event: PendingEvent) -> Done | Retry:
-        """Make one attempt at the dead letter sink; returns `Done` if the sink took the event, else
-        the `Retry` of the next attempt, there or at the topic."""
+        """Make one attempt at the dead letter sink. Returns `Done` if the sink took the event, else
+        the `Retry` of the next attempt: at the sink, or at the topic once the sink has failed for
+        good. An attempt without a token is made again, however often."""
         assert self._sink is not None
         if event.trace is None:
-            outcome, _ = await self._post(self._sink, event, False)
+            outcome, _ = await self._post(self._sink, event, False)  # it wants no reply
         else:
             outcome, _ = await event.trace.post(
                 "dead-letter", self._post, self._sink, event, wants_reply=False
@@ -125,6 +126,7 @@ class DeadLetterDelivery:
         event.tries += 1
         if isinstance(decision, Retry):
             return decision
+        # The sink has failed for good.
         self._move(event, DeliveryStage.TOPIC)
         return Retry(0.0)
 
@@ -174,7 +176,8 @@ class DeadLetterDelivery:
         """Log that a dead letter could not be written; returns when to try again."""
         retry = self._retry(event)
         log.error(
-            "%s is not written, so offset %d of partition %d stays uncommitted; again in %g s: %s",
+            "no dead letter could be written to %s, so offset %d of partition %d stays uncommitted"
+            "; next attempt in %g s: %s",
             topic.name,
             event.offset,
             event.partition.number,
