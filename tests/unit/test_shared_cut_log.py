@@ -17,6 +17,7 @@ from support.logs import Owner
 from support.memory.log import MemoryLog
 from support.memory.shared import MemoryMember, MemoryOffsets, MemoryPositionedReader
 
+from knafka.dispatcher.shared.epochs import KnownEpochs
 from knafka.dispatcher.shared.fetcher import FetchLimits
 from knafka.dispatcher.shared.topic import SharedTopic
 from knafka.ports.log import LogReader, OffsetAndMetadata, Record
@@ -149,3 +150,9 @@ async def test_a_commit_has_the_leader_epoch_of_the_last_record_that_was_read() 
     await reader.close(5)
     await shared.close()
     assert [(commit.offset, commit.epoch) for commit in offsets.made] == [(END, EPOCHS[-1])]
+
+
+def test_the_last_of_two_epochs_that_begin_in_one_read_is_the_last_ones() -> None:
+    known = KnownEpochs(0, 0)
+    known.note([EpochStart(5, 1), EpochStart(6, 2)])
+    assert known.last == 2
