@@ -70,7 +70,7 @@ class KafkaCluster:
     _moved: dict[str, float] = field(default_factory=dict)
     """When each topic was first seen or last grew, by the event loop's clock."""
     _writer: LogWriter | None = None
-    """None: not opened yet, or closed after a fatal error."""
+    """The open writer; None: not opened yet, or closed after a fatal error."""
     _closing: set[asyncio.Future[None]] = field(default_factory=set)
     """Writers that are being closed."""
     _turn: int = 0

@@ -141,7 +141,7 @@ class JudgedTopic:
     retention: float | None
     """Seconds for which the topic keeps a record; None: for ever, or unknown."""
     owned: Ownership | None
-    """None: somebody else made the topic or set its retention."""
+    """The Trigger's claim to the topic; None: somebody else made the topic or set its retention."""
     alter: Mapping[str, str]
     """Topic settings to alter; empty: none."""
     would_expire: bool = False
