@@ -276,7 +276,8 @@ async def test_a_trigger_of_an_earlier_release_has_begun_once_it_is_delivered(
     await _ready(world, "shop")
     world.declare_trigger("shop", "all")
     group = (await world.reconcile_trigger("shop", "all"))["annotations"]["group.id"]
-    del world.document("Trigger", "shop", "all")["status"]["annotations"][STARTED_TOPICS]
+    stored = world.cluster.objects[EVENTING, "Trigger", "shop", "all"]
+    del stored["status"]["annotations"][STARTED_TOPICS]
     await world.restart()
     await world.operator.resume()
     await _ready(world, "shop")
