@@ -1,6 +1,8 @@
 """The JSON event format: what is read, what is refused, and that data keep their bytes."""
 
 import json
+from base64 import b64decode, b64encode
+from itertools import product
 
 import pytest
 
@@ -245,3 +247,17 @@ def test_no_data_are_written_as_none() -> None:
 )
 def test_what_counts_as_json(media_type: str, expected: bool) -> None:
     assert json_format.is_json(media_type) is expected
+
+
+def test_data_count_as_base64_if_they_decode() -> None:
+    """All texts of up to 8 letters, by Python's own decoder."""
+    old = {**ATTRIBUTES, "specversion": "0.3", "datacontentencoding": "base64"}
+    for size in range(9):
+        for letters in product("A=!", repeat=size):
+            data = "".join(letters).encode()
+            try:
+                is_base64 = b64encode(b64decode(data, validate=True)) == data
+            except ValueError:
+                is_base64 = False
+            written = json.loads(json_format.write(Event(old, data)))["data"].encode()
+            assert written == (data if is_base64 else b64encode(data))

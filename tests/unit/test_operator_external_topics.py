@@ -13,6 +13,7 @@ from knafka.core import names
 from knafka_operator.kafka.topics import TOPIC_ID
 from knafka_operator.model.identity import Key
 from knafka_operator.model.resources import EVENTING, EXTERNAL_TOPIC, TOPIC_STATUS
+from knafka_operator.triggers.started_topics import STARTED_TOPICS
 
 NOT_ALLOWED = "ExternalTopicNotAllowed"
 
@@ -264,3 +265,29 @@ async def test_one_that_was_about_to_make_its_topic_does_not_get_an_external_one
     world.declare_broker("shop")
     await world.operator.delete_broker(world.document("Broker", "shop"))
     assert "legacy" in world.log.topics
+
+
+async def test_a_trigger_of_an_earlier_release_has_begun_once_it_is_delivered(
+    world: OperatorWorld,
+) -> None:
+    """It goes on from the topic's start if Kafka drops its offsets while its Broker is refused."""
+    world.allow("*")
+    world.declare_broker("shop", annotations={EXTERNAL_TOPIC: "legacy"})
+    await _ready(world, "shop")
+    world.declare_trigger("shop", "all")
+    group = (await world.reconcile_trigger("shop", "all"))["annotations"]["group.id"]
+    stored = world.cluster.objects[EVENTING, "Trigger", "shop", "all"]
+    del stored["status"]["annotations"][STARTED_TOPICS]
+    await world.restart()
+    await world.operator.resume()
+    await _ready(world, "shop")
+    await world.reconcile_trigger("shop", "all")
+    world.allow("")
+    await _stopped(world, "shop")
+    await world.reconcile_trigger("shop", "all")
+    world.log.group(group).committed.clear()
+    world.log.store("legacy", None, b"any", None)
+    world.allow("*")
+    await _ready(world, "shop")
+    await world.reconcile_trigger("shop", "all")
+    assert not world.log.group(group).committed

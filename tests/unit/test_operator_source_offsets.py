@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from support.memory.admin import MemoryAdmin
 from support.sources_world import GROUP, ID, SourcesWorld, sources_world
 from support.waiting import until
@@ -30,8 +31,62 @@ async def test_a_topic_that_is_made_anew_while_no_operator_runs_is_read_from_its
         assert ("more", 0) not in world.committed(), "so it is read from its start"
 
 
-async def test_offsets_that_a_pause_outlasts_are_not_replaced_by_the_end() -> None:
-    """Kafka drops the offsets of a group that nobody joins for a week."""
+def forget_started(world: SourcesWorld) -> None:
+    """Have the status be of an earlier release, which recorded no started topics."""
+    del world.stored()["status"]["annotations"][STARTED_TOPICS]
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+async def test_offsets_that_a_pause_outlasts_are_not_replaced_by_the_end(is_old: bool) -> None:
+    """Kafka drops the offsets of a group that nobody joins for a week. It is resumed while no
+    operator runs, so that no memory of a delivery helps."""
+    async with sources_world() as world:
+        world.declare()
+        await world.turn()
+        world.declare(consumers=0)
+        await world.turn()
+        if is_old:
+            forget_started(world)
+            await world.start()
+            await world.turn()
+        world.inner.log.group(GROUP).committed.clear()
+        store(world, "raw", 5)
+        world.declare()
+        await world.start()
+        await world.turn()
+        assert world.says("Ready") == ("True", "")
+        assert world.committed() == {}
+
+
+async def test_a_source_without_its_sink_at_an_upgrade_begins_at_the_start() -> None:
+    async with sources_world() as world:
+        world.declare()
+        await world.turn()
+        gone = {"apiVersion": "v1", "kind": "Service", "name": "gone", "namespace": "shop"}
+        world.declare(sink={"ref": gone})
+        await world.turn()
+        forget_started(world)
+        await world.start()
+        await world.turn()
+        world.inner.log.group(GROUP).committed.clear()
+        store(world, "raw", 5)
+        world.declare()
+        await world.turn()
+        assert world.says("Ready") == ("True", "")
+        assert world.committed() == {}
+
+
+async def test_a_topic_that_is_replaced_is_forgotten() -> None:
+    async with sources_world() as world:
+        world.inner.log.create("new")
+        world.declare(topics=["raw", "more"])
+        await world.turn()
+        world.declare(topics=["raw", "new"])
+        await world.turn()
+        assert world.status()["annotations"][STARTED_TOPICS].endswith(" raw,new")
+
+
+async def test_a_further_bootstrap_server_is_of_the_same_kafka() -> None:
     async with sources_world() as world:
         world.declare()
         await world.turn()
@@ -39,9 +94,8 @@ async def test_offsets_that_a_pause_outlasts_are_not_replaced_by_the_end() -> No
         await world.turn()
         world.inner.log.group(GROUP).committed.clear()
         store(world, "raw", 5)
-        world.declare()
+        world.declare(bootstrapServers=["theirs:9092", "theirs2:9092"])
         await world.turn()
-        assert world.says("Ready") == ("True", "")
         assert world.committed() == {}
 
 

@@ -153,41 +153,58 @@ class TopicLagCheck(LagCheck):
                 trigger.note_lag_error(error_text(error))
             return
         for trigger, egress in triggers_with_egress:
-            if self.triggers.get(trigger.id) is trigger and trigger.egress is egress:
+            lag = lags.get(egress.group)
+            if isinstance(lag, LogError):
+                trigger.note_lag_error(error_text(lag))
+            elif self.triggers.get(trigger.id) is trigger and trigger.egress is egress:
                 trigger.asked_at, trigger.settled_since_request = began, 0
-                self._scale_by_lag(trigger, lags.get(egress.group))
+                self._scale_by_lag(trigger, lag)
 
-    async def _read_lags(self, groups: Sequence[str]) -> Mapping[str, Lag]:
-        """Return the lag of each group over all topics that are read together. A topic that doesn't
-        exist is left out. For one that can't be read, as no partition has a leader, the last lag
-        that is known counts, if events of other topics wait. Else raises `LogError`, also if no
-        topic exists."""
+    async def _read_lags(self, groups: Sequence[str]) -> Mapping[str, Lag | LogError]:
+        """Return the lag of each group over all topics that are read together, or why it isn't
+        known. A topic that doesn't exist is left out. For one that can't be read, as no partition
+        has a leader, the group's last lag that is known counts, if its events wait in other
+        topics. Raises any other error, also if no topic exists."""
         if len(self.names) == 1:
             return await self.kafka.lags(groups, self.names[0])
         answers = await asyncio.gather(
             *(self.kafka.lags(groups, topic) for topic in self.names), return_exceptions=True
         )
         failures = [answer for answer in answers if isinstance(answer, BaseException)]
-        read = [answer for answer in answers if not isinstance(answer, BaseException)]
         # A topic that was deleted has nothing to deliver; the other ones' events mustn't wait for
         # it. The source's own condition names it.
-        has_lag = any(lag.total for lags in read for lag in lags.values())
         for failure in failures:
-            if not (read if _is_missing(failure) else has_lag and _may_pass(failure)):
+            if len(failures) == len(answers) or not (_is_missing(failure) or _may_pass(failure)):
                 raise failure
+        unread = next(
+            (
+                failure
+                for failure in failures
+                if isinstance(failure, LogError) and not failure.unknown_topic
+            ),
+            None,
+        )
+        resting_groups = {trigger.egress.group for trigger in self.triggers.values()} - {*groups}
         lags_by_topic: list[Mapping[str, Lag]] = []
+        waiting: set[str] = set()
         for topic, answer in zip(self.names, answers, strict=True):
+            known = self._last_lags.get(topic, {})
             if isinstance(answer, BaseException):
-                known = {} if _is_missing(answer) else self._last_lags.get(topic, {})
+                if _is_missing(answer):
+                    known = {}
                 lags_by_topic.append({group: known.get(group, Lag({})) for group in groups})
             else:
-                self._last_lags[topic] = {**self._last_lags.get(topic, {}), **answer}
+                resting = {group: known[group] for group in resting_groups & known.keys()}
+                self._last_lags[topic] = {**resting, **answer}
                 lags_by_topic.append(answer)
-        return {
-            group: merge_lags(self.names, [lags[group] for lags in lags_by_topic])
-            for group in groups
-            if all(group in lags for lags in lags_by_topic)
-        }
+                waiting |= {group for group, lag in answer.items() if lag.total}
+        merged: dict[str, Lag | LogError] = {}
+        for group in groups:
+            if all(group in lags for lags in lags_by_topic):
+                merged[group] = merge_lags(self.names, [lags[group] for lags in lags_by_topic])
+                if unread is not None and group not in waiting:
+                    merged[group] = unread
+        return merged
 
     def _scale_by_lag(self, trigger: ScaledTrigger, lag: Lag | None) -> None:
         """Record a Trigger's lag (None: its group doesn't exist), decide its scale, and open drains

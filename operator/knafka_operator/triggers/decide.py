@@ -45,6 +45,7 @@ from knafka_operator.model.family import BROKERS, family_of
 from knafka_operator.model.isolation import Isolation
 from knafka_operator.model.resources import (
     BATCH_PAYLOAD,
+    GROUP_STATUS,
     PAUSED_ANNOTATION,
     PAYLOAD,
     Trigger,
@@ -54,7 +55,6 @@ from knafka_operator.triggers.delivery_effects import delivery_effects, stop_eff
 from knafka_operator.triggers.observed import ObservedTrigger
 from knafka_operator.triggers.started_topics import (
     STARTED_TOPICS,
-    started_topics,
     started_topics_annotation,
 )
 
@@ -82,12 +82,11 @@ class _TriggerSteps(Generic[K]):
     far."""
 
     def __init__(self, observed: ObservedTrigger[K]) -> None:
-        stored_status = observed.document.get("status") or {}
         self.observed = observed
         self.conditions = ConditionSet(TRIGGER_CONDITIONS)
         self.status: dict[str, Any] = {
             "observedGeneration": observed.document["metadata"].get("generation", 0),
-            "annotations": dict(stored_status.get("annotations") or {}),
+            "annotations": observed.annotations,
             "subscriberUri": "",  # KN-TRG-03
             "subscriberCACerts": None,
             "deadLetterSinkUri": None,
@@ -115,7 +114,6 @@ def decide(
     `taken` has the consumer groups of other Triggers.
     """
     decision = _decide(observed, taken, settings)
-    decision.status["annotations"].update(observed.written)
     if observed.failure is not None:
         decision.conditions.fail(SUBSCRIPTION_READY, observed.failure)
     if (account_error := observed.failed.get(Step.APPLY_ACCOUNT)) is not None:
@@ -148,6 +146,7 @@ def _decide(
         keeps_delivery = observed.watched is None or observed.stored_broker is not None
         return steps.decision(() if keeps_delivery and not paused else effects_to_stop)
 
+    _record_started_topics(trigger, broker, steps)
     conditions.set(
         service_accounts.ACCOUNT_WAITS if broker.oidc else service_accounts.OIDC_DISABLED
     )
@@ -259,7 +258,6 @@ def _decide_delivery(
         )
         if autoscaling.paused:
             steps.status["annotations"].pop(DISPATCHER_KEY, None)
-        _forget_removed_topics(egress, steps)
         source = broker if actions is None else replace(broker, topic=actions.topic)
         effects: tuple[Effect, ...] = ()
         if not observed.acted:
@@ -277,16 +275,19 @@ def _decide_delivery(
     return None
 
 
-def _forget_removed_topics(egress: Egress, steps: _TriggerSteps[K]) -> None:
-    """Drop topics that are read no more from those that the status records as started: one that is
-    added again begins as a new one does."""
-    annotations, offsets = (
-        steps.status["annotations"],
-        (egress.kafka.bootstrap_servers, egress.group),
-    )
-    if started := started_topics(annotations, *offsets):
-        kept = [topic for topic in started if topic in egress.topics]
-        annotations[STARTED_TOPICS] = started_topics_annotation(kept, *offsets)
+def _record_started_topics(
+    trigger: Trigger, broker: BrokerState[K], steps: _TriggerSteps[K]
+) -> None:
+    """Record in the status on which of somebody's topics the Trigger's group has begun. A topic
+    that is read no more is dropped: if it is added again, it begins as a new one does."""
+    annotations, observed = steps.status["annotations"], steps.observed
+    group = annotations.get(GROUP_STATUS)
+    if group is None or observed.actions is not None or not broker.topic.external:
+        return
+    more_topics = family_of(trigger.kind).egress_fields(trigger).get("more_topics", ())
+    servers = broker.defaults.kafka.bootstrap_servers
+    if started := observed.started_topics((broker.topic.name, *more_topics), servers, group):
+        annotations[STARTED_TOPICS] = started_topics_annotation(started, servers, group)
 
 
 def _desired_delivery(

@@ -48,7 +48,6 @@ from knafka_operator.model.resources import (
 )
 from knafka_operator.records.delivery import BrokerState, Watched, offsets_key
 from knafka_operator.triggers.observed import ObservedTrigger
-from knafka_operator.triggers.started_topics import started_topics
 
 K = TypeVar("K")
 """The type of a connection to Kafka, which is passed on but never used here."""
@@ -180,7 +179,8 @@ def _offset_effects(
     if is_new_group or (broker.topic.external and not watched.autoscaling.paused):
         started: Collection[str] = ()
         if not is_new_group:
-            started = started_topics(annotations, egress.kafka.bootstrap_servers, egress.group)
+            servers = egress.kafka.bootstrap_servers
+            started = observed.started_topics(egress.topics, servers, egress.group)
         start = kafka_settings.start_position(trigger.metadata.annotations)
         for topic in egress.topics:
             if topic not in started:

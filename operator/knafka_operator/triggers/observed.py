@@ -5,7 +5,7 @@ Not here: the reading (`observe`), and what follows from it (`decide`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -27,6 +27,8 @@ from knafka_operator.model.resources import (
 from knafka_operator.records.delivery import BrokerState, Watched
 from knafka_operator.triggers.started_topics import (
     STARTED_TOPICS,
+    is_same_kafka,
+    started_before_recording,
     started_topics,
     started_topics_annotation,
 )
@@ -94,6 +96,19 @@ class ObservedTrigger(ObservedObject, Generic[K]):
                 if self.broker is not None and self.broker.topic.external:
                     return observed._with_started_topic(self.broker, group, topic)
         return observed
+
+    def started_topics(self, topics: Collection[str], servers: str, group: str) -> tuple[str, ...]:
+        """Return on which of these topics, which are somebody's, the group has been given its start
+        offsets: those that the status records, and those that it is delivered from. Of an object
+        that an earlier release delivered, for which the status records none, it is all."""
+        started = {*started_topics(self.annotations, servers, group)}
+        if self.watched is not None:
+            egress = self.watched.egress
+            if egress.group == group and is_same_kafka(egress.kafka.bootstrap_servers, servers):
+                started |= {*egress.topics}
+        elif started_before_recording(self.document, group):
+            started |= {*topics}
+        return tuple(topic for topic in topics if topic in started)
 
     def _with_started_topic(
         self, broker: BrokerState[K], group: str, topic: str

