@@ -13,7 +13,7 @@ from support.api_server import merged
 
 from knafka_operator.kube_api.cache import APPLIED, CachedCluster, changes_nothing, contains
 from knafka_operator.kube_api.cluster import WatchSelection
-from knafka_operator.model.cluster import Document
+from knafka_operator.model.cluster import ClusterError, Document
 from knafka_operator.model.resources import CORE, EVENTING, SERVING
 
 BROKERS = WatchSelection(EVENTING, "Broker")
@@ -31,6 +31,7 @@ class Api:
     def __init__(self) -> None:
         self.objects: dict[tuple[str, str, str, str], dict[str, Any]] = {}
         self.calls: Counter[str] = Counter()
+        self.refuses_deletions = False
         self._version = 0
 
     def put(self, document: Mapping[str, Any]) -> dict[str, Any]:
@@ -72,6 +73,8 @@ class Api:
         return self.put(merged(self.objects[key], {"status": status}))
 
     async def delete(self, api_version: str, kind: str, namespace: str, name: str) -> None:
+        if self.refuses_deletions:
+            raise ClusterError("500 Internal Server Error")
         self.objects.pop((api_version, kind, namespace, name), None)
 
 
@@ -322,6 +325,15 @@ async def test_what_is_deleted_is_applied_anew_though_no_watch_has_told(
     assert await cluster.get(SERVING, "Service", "shop", "mail") is None
     await cluster.apply(_service())
     assert api.calls["apply"] == 2
+
+
+async def test_what_could_not_be_deleted_is_still_there(api: Api, cluster: CachedCluster) -> None:
+    broker = api.put(_document(EVENTING, "Broker", "default"))
+    cluster.on_objects(BROKERS, (broker,), ())
+    api.refuses_deletions = True
+    with pytest.raises(ClusterError):
+        await cluster.delete(EVENTING, "Broker", "shop", "default")
+    assert await cluster.get(EVENTING, "Broker", "shop", "default") == broker
 
 
 async def test_a_secret_has_no_digest(api: Api, cluster: CachedCluster) -> None:
