@@ -330,7 +330,7 @@ class CachedCluster:
             self.keep(stored)
 
     async def delete(self, api_version: str, kind: str, namespace: str, name: str) -> None:
-        """Delete an object, if it exists, and drop it from the cache."""
+        """Delete an object, if it exists. Drop it from the cache first: a new one may follow."""
         for watched in self._watched.get((api_version, kind), ()):
             watched.documents.pop((namespace, name), None)
         await self._api.delete(api_version, kind, namespace, name)
