@@ -101,7 +101,7 @@ class TlsListener:
         """The open port; None: there is no certificate yet."""
 
     async def refresh(self) -> asyncio.Server | None:
-        """Read a changed certificate, and open the port at the first one; returns the server if it
+        """Read a changed certificate, and open the port once there is one; returns the server if it
         was opened by this call, else None. Raises `OSError` if the port can't be opened.
         """
         self._certificate.reload_if_changed()
@@ -113,7 +113,7 @@ class TlsListener:
             self._port,
             ssl=self._certificate.context,
             ssl_handshake_timeout=HANDSHAKE_TIMEOUT,
-            backlog=2048,
+            backlog=2048,  # uvicorn's default, as the port without TLS has it
         )
         return self.server
 

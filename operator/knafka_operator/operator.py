@@ -6,7 +6,7 @@
     receiver started   -> open drains of its Broker's Triggers, as an event is on its way
 
 Not here: the reconcilers and their tasks (`wiring`), hearing of changes (`runtime.controller`), and
-what reconciling is (the `kind` of each room).
+what reconciling does (the module `kind` of each package).
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Operator(OperatorParts):
     """The reconcilers of one family of kinds; created inside its event loop."""
 
     async def resume(self) -> int:
-        """Resume the drains of every Trigger that its dispatcher's Service, or its Broker's
-        contract, shows as delivered; returns the number of delivered Triggers.
+        """Resume the drains of every Trigger whose delivery has begun, as its dispatcher's Service
+        or its Broker's contract shows; returns the number of these Triggers.
 
         Called before anything is reconciled, so that waiting events are delivered at once. Raises
         `ClusterError`.
@@ -155,7 +155,8 @@ class Operator(OperatorParts):
         self._on_subscriptions_changed(changed)
 
     def _enqueue_channel(self, channel: Identity) -> None:
-        """Enqueue a channel, so that the entry of a deleted Subscription is removed."""
+        """Enqueue a channel, so that the entry of a deleted Subscription is removed. Does nothing
+        for a Broker, nor for a channel that isn't known."""
         if self.entries is not None and channel in self.states.brokers:
             self.queue.enqueue((self.family.broker, *channel))
 
@@ -169,7 +170,7 @@ class Operator(OperatorParts):
         if self.entries.handling.handler is not previous_handler:
             for broker in self.states.brokers:
                 self.queue.enqueue((self.family.broker, *broker))
-                self._wake_sensors(broker)
+                self._enqueue_sensors(broker)
 
     def _on_subscriptions_changed(self, changed: Collection[Identity]) -> None:
         """Handle Subscriptions whose document may differ now, or which are no longer shown: the
@@ -229,8 +230,8 @@ class Operator(OperatorParts):
             self.brokers.drop(document)
         elif is_ours:
             self.brokers.remember_topic(document)
-        # Triggers that were seen before their Broker counted as ours, although another
-        # implementation may serve the Broker.
+        # A Trigger that was seen before its Broker counted as ours. Now it may turn out that
+        # another implementation serves the Broker.
         if self._enqueue_if_changed(document, gone=gone) and (gone or not is_ours):
             self.wake_triggers(identity)
 
@@ -306,12 +307,12 @@ class Operator(OperatorParts):
             state.kafka.scaler.prewarm(state.topic.name, PREWARM_LIMIT)
 
     def wake_triggers(self, broker: Identity) -> None:
-        """Enqueue the Triggers and Sensors of a Broker."""
+        """Enqueue the Triggers and Sensors of a Broker; opens no drains."""
         for identity in self.states.triggers_of(broker):
             self.queue.enqueue((self.family.trigger, *identity))
-        self._wake_sensors(broker)
+        self._enqueue_sensors(broker)
 
-    def _wake_sensors(self, broker: Identity) -> None:
+    def _enqueue_sensors(self, broker: Identity) -> None:
         """Enqueue the Sensors on a Broker or channel."""
         if self.sensors is not None:
             for identity in self.sensors.states.sensors_on(Bus(self.family, broker)):

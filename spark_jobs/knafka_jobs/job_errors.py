@@ -38,7 +38,8 @@ def worker_error_text(error: Exception) -> str:
 
 
 def error_in_one_line(error: Exception) -> str:
-    """Return the reason why a job failed, in one line; an unexpected error asks for a report."""
+    """Return the reason why a job failed, in one line. For an unexpected error, the line asks the
+    user to report the fault."""
     text = " ".join(str(error).split())
     if isinstance(error, KnafkaError):
         return text

@@ -128,7 +128,8 @@ def _whole_cores(cpu: str) -> int:
 def executor_command(environment: Mapping[str, str]) -> list[str]:
     """Return the command line of an executor, as in Spark's own image.
 
-    Spark has it in kubernetes/dockerfiles/spark/entrypoint.sh.
+    Spark has it in kubernetes/dockerfiles/spark/entrypoint.sh. Raises `KeyError` if a variable that
+    Spark sets for its executors is missing.
     """
     options = sorted(
         (int(match[1]), value) for key, value in environment.items() if (match := _JAVA_OPTION(key))

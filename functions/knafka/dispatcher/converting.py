@@ -75,8 +75,8 @@ class ConvertingReader(KafkaReader):
         may_repeat: bool = True,
     ) -> None:
         """Join the group on the source's topics; `conversion` says how a record becomes an event.
-        `may_repeat` False: for delivery at most once, a topic that was deleted and created again is
-        not read again from its start. Raises `LogError`."""
+        `may_repeat`: whether a topic that was deleted and created again is read again from its
+        start; False for delivery at most once. Raises `LogError`."""
         super().__init__(connection, group, topics, assignment, may_repeat=may_repeat)
         self._conversion = conversion
 

@@ -35,7 +35,8 @@ READY_PATIENCE: Final = 5.0
 
 
 class Side(Protocol):
-    """The part of a draining function that does the draining, of an Egress, a shard or a Sensor."""
+    """Does the draining of a draining function: of an Egress, a shard or a Sensor. The function
+    itself answers the HTTP requests."""
 
     @property
     def failure(self) -> LogError | None:

@@ -84,8 +84,8 @@ class Record(Protocol):
 
 class LogWriter(Protocol):
     """Appends records durably (acks=all), at least once: a record may be stored twice, or stored
-    though its failure was reported; then maybe behind records that were appended after that
-    report."""
+    although a failure was reported. In the latter case, records that were appended after the report
+    may come before it."""
 
     def append(
         self,
@@ -404,9 +404,10 @@ class LogAdmin(TopicMaker, GroupSource, Protocol):
         """Commit the offsets at which a new group starts: the topic's end (KN-TRG-06), unless
         `start` says otherwise.
 
-        A group is new if it has no offset on any partition. If it has some, a partition without an
-        offset was added later: the group reads all of it. All offsets are committed together or
-        none, so that a crash never makes a new group look old.
+        A group is new if it has no offset on any partition; for other groups nothing is committed.
+        If such a group has no offset on a partition, that was added later, and the group reads all
+        of it. All offsets are committed together or none, so that a crash never makes a new group
+        look old.
         """
         ...
 
@@ -426,8 +427,8 @@ class LogAdmin(TopicMaker, GroupSource, Protocol):
     async def read_all(self, topic: str, limit: int) -> Sequence[Record]:
         """Return a topic's last `limit` records by timestamp, oldest first, without a group.
 
-        They are fewer than the topic has where offsets are missing between them, as after
-        compaction.
+        May return fewer than `limit` although the topic has more, if offsets are missing between
+        the last records, as after compaction.
         """
         ...
 

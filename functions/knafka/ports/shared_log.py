@@ -135,8 +135,8 @@ class PositionedReader(Protocol):
 
     def begin(self, positions: Mapping[int, Position]) -> None:
         """Read these partitions from the given positions on, besides those that are read already.
-        If the present log ends a position's leader epoch before the position's offset, it isn't the
-        log that was read, and the partition is `restarted`."""
+        If a position's leader epoch ends below the position's offset in the partition's log as it
+        is now, that log was cut or replaced since: the partition is then in `restarted`."""
         ...
 
     def drop(self, partitions: Collection[int]) -> None:

@@ -1,4 +1,4 @@
-"""HTTP/1.1 for the receiver, straight on llhttp: its faster entrance.
+"""HTTP/1.1 for the receiver, on the callbacks of the parser llhttp: faster than through ASGI.
 
 uvicorn runs this protocol (`Config(http=...)`) and still handles sockets, signals and the graceful
 stop; events don't pass through ASGI (docs/decisions/0005). A connection has one request in memory
@@ -193,8 +193,8 @@ class ReceiverProtocol(asyncio.Protocol):
             self._count_held()
 
     def _must_count(self, data: bytes) -> bool:
-        """Whether the first bytes of a request are so many that its headers must be counted while
-        they are parsed: more than all headers may have, or without the headers' end in the first
+        """Whether the headers of a request must be counted while its first bytes are parsed: there
+        are more bytes than all headers may have, or the headers don't end within the first
         `UNCOUNTED_HEAD` bytes."""
         return len(data) > self._header_limit or data.find(b"\r\n\r\n", 0, UNCOUNTED_HEAD) < 0
 
@@ -204,8 +204,8 @@ class ReceiverProtocol(asyncio.Protocol):
         self._progressed_at, self._progressed_bytes = self._heard_at, 0
 
     def _receive_counting(self, data: bytes) -> None:
-        """Parse received bytes of a request that isn't whole or is long, count what is held of it
-        then, and check the limits.
+        """Parse bytes of a request that has begun earlier or whose first bytes are many. Count the
+        bytes that are held of it, before and after, and refuse it if they exceed the limits.
 
         Most requests arrive whole in one read below the limit of headers; these are not counted.
         """
@@ -214,6 +214,7 @@ class ReceiverProtocol(asyncio.Protocol):
         self._count_held()
         headers, bytes_before = self._headers, self._header_bytes + self._body_bytes
         self._parse(data)
+        # `_begin_request` makes a new list: the request has ended, and another may have begun.
         has_begun_another = self._headers is not headers
         if has_begun_another:
             self._start_timers()
@@ -225,7 +226,9 @@ class ReceiverProtocol(asyncio.Protocol):
                 # All bytes went into an unfinished header or trailer, which the parser still holds.
                 self._count_header(len(data))
             else:
-                # The other bytes went into an unfinished header, or belong to an earlier request.
+                # Outside a body, the other bytes are held in an unfinished header, or belonged to
+                # an earlier request. These aren't told apart: all count as held, which is at worst
+                # too much.
                 self._unfinished = 0 if self._in_body else max(0, len(data) - counted_bytes)
             self._count_held()
         else:
@@ -430,8 +433,8 @@ class ReceiverProtocol(asyncio.Protocol):
         """Look up the route of this URL and store it, as a connection's next requests often have
         the same URL."""
         path = path_of(url)
-        # If the host decides, it must be looked up again, as a connection's next request may name
-        # another.
+        # For a root path the host decides. Then no URL is stored, so that the route is looked up
+        # for each request: the next one may have another host.
         self._routed_url = b"" if path in ROOTS else url
         self._address = address = address_of(path, self._headers)
         self._route = self._ingest.find_route(address)

@@ -170,8 +170,8 @@ def topic_line(name: str, topic: TopicDescription) -> str:
 
 
 def recorded_topic_lines(document: Document, topic: TopicDescription | None) -> list[str]:
-    """Return a line about the topic that an object's status names, if it names one; `topic` is None
-    if Kafka doesn't have it."""
+    """Return one line about the topic that an object's status names, none if it names no topic.
+    `topic` is None if Kafka doesn't have it; then the line has only its name."""
     if (name := annotations_of(document).get(TOPIC_STATUS)) is None:
         return []
     return [f"topic {name}" if topic is None else topic_line(name, topic)]

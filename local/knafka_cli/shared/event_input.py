@@ -18,8 +18,9 @@ class BadInput(KnafkaError):
 def sample_event(attributes: Mapping[str, str], data: bytes | None, number: int) -> Event:
     """Make the event with this number in a series; `{n}` in attributes and data becomes the number.
 
-    Required attributes that aren't given get sample values, and data its content type. Raises
-    `BadInput` with every rule of CloudEvents that the event breaks (CE-H12).
+    Required attributes that aren't given get sample values. With data, `datacontenttype` is added
+    if it isn't given: JSON if the data are JSON, else plain text. Raises `BadInput` with every rule
+    of CloudEvents that the event breaks (CE-H12).
     """
     numbered = {name: value.replace("{n}", str(number)) for name, value in attributes.items()}
     defaults = {

@@ -156,7 +156,7 @@ class ClusterSource:
         return self._view_of(reading, trigger["metadata"]["namespace"])
 
     def _view_of(self, reading: _NamespaceReading, namespace: str) -> DeclaredView:
-        """Return the view of what was read; `namespace` is that of names without one."""
+        """Return the view of what was read; names without a namespace are in `namespace`."""
         return DeclaredView(
             reading.ingresses,
             reading.egresses,
@@ -359,8 +359,8 @@ class _NamespaceReading:
         self.ingresses.append(ingress)
 
     def add_trigger(self, family: Family, document: Document) -> None:
-        """Add the Egress of a Trigger or Subscription whose Broker or channel was added; if that
-        fails, add a problem."""
+        """Add the Egress of a Trigger or Subscription whose Broker or channel was added, or a
+        problem. A dead-letter topic in its status counts only if the source trusts statuses."""
         if family is CHANNELS and not is_of_kafka_channel(document):
             return
         broker_id = f"{CHANNEL_PREFIX if family is CHANNELS else ''}{family.broker_of(document)}"

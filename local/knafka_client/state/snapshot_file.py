@@ -57,7 +57,7 @@ def read_snapshot(installation: Installation) -> Snapshot:
 
 
 def snapshot_json(snapshot: Snapshot) -> str:
-    """Return the snapshot as JSON."""
+    """Return the text of the status file: the snapshot in a `StatusDocument`, as JSON."""
     return StatusDocument(now=snapshot).model_dump_json(by_alias=True)
 
 

@@ -190,14 +190,14 @@ class KafkaServer:
         return await self._node.wait()
 
     @property
-    def _topics(self) -> Path:
-        """Kafka's own directory, with the topics' records."""
+    def _topics_directory(self) -> Path:
+        """The directory in which Kafka keeps the topics' records and its own files."""
         return self.directory / "topics"
 
     @property
     def _meta(self) -> Path:
         """The file in which Kafka keeps the ids of the cluster and the node."""
-        return self._topics / "meta.properties"
+        return self._topics_directory / "meta.properties"
 
     @property
     def _server_properties(self) -> Path:
@@ -221,7 +221,11 @@ class KafkaServer:
         """Raise `LocalKafkaError` if the directory belongs to another program, another node or a
         running node."""
         self.directory.mkdir(parents=True, exist_ok=True)
-        ours = {self._topics.name, self._server_properties.name, self._log4j_properties.name}
+        ours = {
+            self._topics_directory.name,
+            self._server_properties.name,
+            self._log4j_properties.name,
+        }
         foreign = [
             entry.name
             for entry in self.directory.iterdir()
@@ -237,11 +241,11 @@ class KafkaServer:
         node_id = _read_properties(self._meta).get("node.id")
         if node_id != NODE_ID:
             raise LocalKafkaError(
-                f"{self._topics} belongs to node {node_id} of another Kafka: give ours an empty "
-                "directory or one that Knafka made"
+                f"{self._topics_directory} belongs to node {node_id} of another Kafka: give ours "
+                "an empty directory or one that Knafka made"
             )
         deadline = time.monotonic() + KAFKA_LOCK_TIMEOUT
-        while _is_locked(self._topics / ".lock"):
+        while _is_locked(self._topics_directory / ".lock"):
             if time.monotonic() > deadline:
                 raise LocalKafkaError(
                     f"another Kafka runs on {self.directory}: stop it, or choose another directory"
@@ -267,7 +271,7 @@ class KafkaServer:
                 "listener.security.protocol.map": ",".join(
                     f"{name}:{protocol}" for name, protocol in self._protocols.items()
                 ),
-                "log.dirs": str(self._topics),
+                "log.dirs": str(self._topics_directory),
                 **DEVELOPMENT_NODE,
                 **self._properties,
             },
@@ -290,7 +294,9 @@ class KafkaServer:
         finally:
             await asyncio.shield(formatting.stop())
         if code:
-            raise self._failure_with_log(f"Kafka could not format {self._topics}", log_size_before)
+            raise self._failure_with_log(
+                f"Kafka could not format {self._topics_directory}", log_size_before
+            )
 
     async def _start_java(self, main_class: str, *arguments: str) -> Child:
         """Start a JVM; the kernel kills it when this thread ends. Raises `OSError`."""

@@ -1,8 +1,8 @@
 """Entries: shows the entries of channels' `spec.subscribers` as Subscriptions, next to the stored
-ones. A stored Subscription shows as itself while Knafka handles Subscriptions, and as its entry,
-once that exists, while Knative Eventing does. An entry without a Subscription shows as one named
-after its UID. A missing entry shows as nothing; after `MISSING_ENTRY_SECONDS` it shows as a
-Subscription under deletion, if no Subscription has its UID.
+ones. While Knafka handles Subscriptions, a stored Subscription is shown as it is. While Knative
+Eventing does, its entry is shown in its place, once there is one. An entry without a Subscription
+is shown as one named after its UID. A missing entry isn't shown; after `MISSING_ENTRY_SECONDS` it
+is shown as a Subscription under deletion, if no Subscription has its UID.
 
 All callers of this `Cluster` see Subscriptions only, which are delivered, moved and deleted in one
 way. The status of an entry is written to its channel's status.
@@ -78,7 +78,8 @@ class ClusterWithEntries:
         self._names: dict[Identity, dict[str, Identity]] = {}
         """The Subscription's name for each entry of a channel, by UID."""
         self._places: dict[Identity, EntryPlace] = {}
-        """The entry that each Subscription's name shows, also one that is missing for a while."""
+        """The place of the entry that is shown under each Subscription's name; also that of a
+        promised entry that is missing."""
         self._missing: dict[tuple[Identity, str], float] = {}
         """Since when a promised entry has been missing from its channel."""
         self._leaving: dict[tuple[Identity, str], Identity] = {}
@@ -98,7 +99,7 @@ class ClusterWithEntries:
         previous_entries = self._read.pop(identity, _NO_ENTRIES)
         if not gone:
             self._channels[identity] = channel
-            if previous is not None and _outline(previous) == _outline(channel):
+            if previous is not None and _entry_sources(previous) == _entry_sources(channel):
                 self._read[identity] = previous_entries
                 return ()
             self._read[identity] = entries.read_entries(channel)
@@ -303,8 +304,8 @@ class ClusterWithEntries:
         stored = await self._inner.list(api_version, kind, labels, namespace)
         if (api_version, kind) != (MESSAGING, CHANNELS.trigger):
             return stored
-        # Use a separate instance: listing must not count as a watch event, or a later one would be
-        # no change.
+        # Use a separate instance: if listed objects were recorded in this one, the watch event that
+        # follows would look like no change, and what it affects would not be enqueued.
         snapshot = ClusterWithEntries(self._inner, self.handling, self._now)
         for document in stored:
             snapshot.on_subscription(document, gone=False)
@@ -378,8 +379,8 @@ def _is_entry(document: Document) -> bool:
     return document["kind"] == CHANNELS.trigger and is_entry(document)
 
 
-def _outline(channel: Document) -> tuple[Any, ...]:
-    """Return the parts of a channel that determine its entries."""
+def _entry_sources(channel: Document) -> tuple[Any, ...]:
+    """Return the parts of a channel that determine its entries, to compare two versions of it."""
     return _list_entries(channel), entries.promised_uids(channel), entries.own_uids(channel)
 
 

@@ -66,7 +66,8 @@ def operator_metrics(operator: Operator) -> Iterator[Metric]:
     yield from _shard_metrics(
         [shard for kafka in kafka_clusters for shard in kafka.scaler.shards()]
     )
-    # The scaler counts by an Egress's own numbers for the partitions of all its topics.
+    # The scaler's counts have no topics: an Egress numbers the partitions of all its topics
+    # together (`Numbering`), so they are split by topic here.
     yield consumed(
         (delivery.egress.group, topic, settled)
         for trigger_id, delivery, _ in watched
@@ -290,7 +291,7 @@ def _shard_metrics(shards: Sequence[ShardStatus]) -> Iterator[Metric]:
 
 
 def _shard_labels(shard: ShardStatus) -> dict[str, str]:
-    """Return the labels of a shard's metrics."""
+    """Return the labels of a shard's metrics; a shard of Subscriptions belongs to a channel."""
     owner_label = "channel" if shard.kind == "Subscription" else "broker"
     return {"namespace": shard.namespace, owner_label: shard.broker, "shard": shard.group}
 

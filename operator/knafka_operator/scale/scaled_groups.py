@@ -135,7 +135,8 @@ class ScaledTrigger(ScaledGroup):
     declared: Shard | None = None
     """The shard that the Trigger is assigned to; None: it has its own drains."""
     shard: SharedDrain | None = None
-    """The shard that drains the Trigger; None while its own drains end, or while it is paused."""
+    """The shard that drains the Trigger now; None: it is in no shard, its own drains haven't ended
+    yet, or it is paused."""
     settled: Mapping[int, int] = field(default_factory=dict)
     """Settled records by partition, as of the last request for the lag (`Lag.settled`)."""
     decisions: Counter[Cause] = field(default_factory=Counter)
@@ -269,8 +270,9 @@ class ScaledTrigger(ScaledGroup):
         return ScalingCounts(self.decisions, self.own.wakes, self.lag_error is None)
 
     def status(self) -> ScalingStatus:
-        """Return the Trigger's lag, the number of its open drains, their counts and errors, and the
-        last scaling decision; a shard's drains are included."""
+        """Return the scaler's view of the Trigger: its lag, the last scaling decision, the number
+        of open drains, the counts of all drains so far, and the first error of three: of its own
+        drains, its shard's, or the lag's. Drains include its shard's."""
         shard = self.shard
         open_drains = [*self.open.values(), *(shard.progress_of(self) if shard else ())]
         return ScalingStatus(

@@ -106,8 +106,9 @@ def http_address(url: str, audience: str | None) -> Mapping[str, Any]:
 def addresses_status(
     addresses: Sequence[Mapping[str, Any]], previous_status: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the patch of `status.addresses` if that has more than `status.address`, namely https
-    or audiences. Null removes it from a status that had it."""
+    """Return the patch of `status.addresses`. The field lists all addresses if one of them is https
+    or has an audience. Otherwise `status.address` says everything: null removes the field from a
+    status that had it, and an empty patch leaves one that had none."""
     if any(address["name"] != "http" or address.keys() - {"name", "url"} for address in addresses):
         return {"addresses": list(addresses)}
     return {"addresses": None} if "addresses" in previous_status else {}

@@ -134,7 +134,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         return record
 
     def ensure_record(self, document: Document) -> SensorRecord:
-        """Return the Sensor's record, creating it if needed."""
+        """Return the Sensor's record, created or updated as by `remember`."""
         return self.remember(document)
 
     def decide(self, observed: Observed, record: SensorRecord) -> SensorDecision:
@@ -381,7 +381,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
     async def start_delivery(
         self, document: Document, watched: WatchedSensor, *, replaces: bool
     ) -> ScalingStatus | None:
-        """Start to scale the Sensor by `watched`; returns its scaling status, None: unknown."""
+        """Begin to scale by `watched`, ignoring `replaces`; returns the status, None: unknown."""
         await self._start_scaling(watched, self.states.sensors[Identity.of(document)])
         return self.scaling_status(Identity.of(document))
 

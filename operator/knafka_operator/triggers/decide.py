@@ -72,7 +72,7 @@ class TriggerDecision(Generic[K]):
     status: dict[str, Any]
     """The status without conditions, and without annotations that effects write."""
     watched: Watched[K] | None = None
-    """The delivery from `StartDelivery` on; None: nothing is delivered."""
+    """The delivery that `StartDelivery` begins; None: nothing is delivered."""
     automatic: Isolation | None = None
     """The isolation that was chosen for an `auto` Trigger; None: it isn't `auto`."""
 
@@ -279,7 +279,7 @@ def _record_started_topics(
     trigger: Trigger, broker: BrokerState[K], steps: _TriggerSteps[K]
 ) -> None:
     """Record in the status on which of somebody's topics the Trigger's group has begun. A topic
-    that is read no more is dropped: if it is added again, it begins as a new one does."""
+    that it no longer reads is left out; if that is added again, it starts like a new one."""
     annotations, observed = steps.status["annotations"], steps.observed
     group = annotations.get(GROUP_STATUS)
     if group is None or observed.actions is not None or not broker.topic.external:

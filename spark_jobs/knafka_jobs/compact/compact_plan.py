@@ -118,7 +118,7 @@ FOLDED: Final = tuple(name for name in RECORDS if name not in ("key", "value", "
 """The columns of `records` that folding needs: all but key, value, headers and day."""
 
 MAX_REPEATED: Final = 200_000
-"""Most failures whose hashes are sent to every task: some megabytes."""
+"""Largest number of failures whose hashes are sent to every task; so many take some megabytes."""
 
 
 def repeated_keys(records: DataFrame) -> DataFrame:
@@ -131,12 +131,13 @@ def repeated_keys(records: DataFrame) -> DataFrame:
 
 
 MAX_SUMMARIZED: Final = 5_000
-"""Most different errors whose summaries are sent to every task: some megabytes."""
+"""Largest number of different errors whose summaries are sent to every task; so many take some
+megabytes."""
 
 
 def batch_figures(failures: DataFrame) -> DataFrame:
-    """Return the figures of a batch in one row: the numbers of its failures (`rows`), of their
-    records and, about, of their different errors."""
+    """Return the figures of a batch in one row: how many failures it has (`rows`), how many
+    `records` these have, and about how many different `errors`."""
     return failures.agg(
         F.count("*").alias("rows"),
         F.coalesce(F.sum("failures"), F.lit(0)).alias("records"),

@@ -32,7 +32,8 @@ from knafka_jobs.job_errors import JobError
 from knafka_jobs.topic_offsets import OffsetSpan, Position, TopicState
 
 MAX_LANES: Final = 8
-"""Most lanes of a replay: a later run fences off all of them."""
+"""Largest number of lanes of a replay. Another run fences off so many, whether they were used or
+not."""
 BATCH_EVENTS: Final = 500
 """Most events in one transaction: enough that the 10 ms for a transaction don't matter."""
 REPLAY_BATCH_BYTES: Final = 16 * 1024 * 1024
@@ -252,6 +253,7 @@ def _send_transaction(producer: Producer, replay_id: str, batch: list[FailedEven
     producer.flush(TRANSACTION_TIMEOUT)
     if problems or delivered < len(batch):
         fenced = (KafkaError._FENCED, KafkaError.PRODUCER_FENCED)
+        # A fenced producer can't abort: whoever fenced it off has aborted its transaction.
         if problems and problems[0][0].code() in fenced:
             raise KafkaException(problems[0][0])
         producer.abort_transaction(TRANSACTION_TIMEOUT)

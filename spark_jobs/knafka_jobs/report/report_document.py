@@ -51,7 +51,7 @@ REPLAY_COMMAND: Final = "knafka dead-letters replay"
 that also name the tables and Kafka."""
 
 MAX_BUCKETS: Final = 1000
-"""Time buckets of a report, at most: `bucket_seconds` is chosen so that they suffice."""
+"""Largest number of time buckets of a group; `bucket_seconds` makes far fewer of them."""
 
 Count = Annotated[int, Field(ge=0)]
 
@@ -296,9 +296,8 @@ class Report(Part):
     totals: Totals
     changes: Changes
     groups: tuple[Group, ...] = ()
-    """The groups: acknowledged ones last; of the others, and of those, groups that failed for the
-    first time within the last hour first, then within the last day, then older ones; of one age
-    those with the most unresolved events first."""
+    """The groups, ordered by three criteria: those that aren't acknowledged before acknowledged
+    ones; then by `age`, the latest first; then by unresolved events, the most first."""
     replays: tuple[ReplayRun, ...] = ()
     """The latest replays, the newest first."""
     cut: Cut | None = None
@@ -349,8 +348,9 @@ def with_replay_command(report: Report, command: str) -> Report:
 
 
 def bucket_seconds(since: datetime, until: datetime, at_most: int = 60) -> int:
-    """Return the shortest round length (s) of buckets that cover the time in about `at_most`
-    buckets."""
+    """Return the shortest round bucket length, in seconds, of which `at_most` cover the time; a
+    week if none is long enough. As buckets begin at multiples of their length, there may be one
+    more."""
     lengths = (1, 5, 15, 60, 300, 900, 3600, 10_800, 21_600, 86_400, 604_800)
     span = (until - since).total_seconds()
     return next((length for length in lengths if span / length <= at_most), lengths[-1])

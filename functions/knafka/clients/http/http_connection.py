@@ -332,8 +332,8 @@ class Connection(asyncio.Protocol):
         self.lost.set_result(None)
 
     def _end(self, error: Exception | None) -> None:
-        """End the exchange, as the connection has ended: with the response if that ends with the
-        connection, else with an error."""
+        """Handle the connection's end. The exchange under way gets its response if that has no
+        length of its own and so is whole now; else it fails. An idle connection leaves the pool."""
         if self._waiter is None:
             self._pool.forget(self)
         elif error is None and self._status and not self._is_framed():

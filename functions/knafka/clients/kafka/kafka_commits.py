@@ -43,7 +43,8 @@ REBALANCING_ERRORS: Final = frozenset(
 """Errors of a commit that may succeed a moment later, as during a rebalance."""
 
 Epochs = Mapping[int, int]
-"""Leader epoch of the last commit, by partition that may be committed."""
+"""The least leader epoch of a commit, by partition. Where it is called `owned`, its keys also say
+which partitions may be committed."""
 
 Mark: TypeAlias = Callable[[PartitionKey, str], str]
 """Adds to the metadata of a commit the mark of its topic (`core.commit_metadata`), for a topic and
@@ -122,8 +123,9 @@ class OffsetCommits:
         self.commit_and_wait(consumer, commits, owned)
 
     def commit_and_wait(self, consumer: Consumer, commits: Commits, epochs: Epochs) -> None:
-        """Commit and wait for Kafka; a commit gets at least the leader epoch that `epochs` has for
-        its partition. Raises `KafkaException` if it fails."""
+        """Commit and wait for Kafka; unlike with `commit_now`, nothing is recorded here. A commit
+        gets at least the leader epoch that `epochs` has for its partition. Raises `KafkaException`
+        if it fails."""
         offsets = self._to_topic_partitions(consumer, commits, epochs)
         for entry in consumer.commit(offsets=offsets, asynchronous=False) or ():
             if entry.error is not None:
@@ -225,7 +227,8 @@ def end_epochs(
         if not missing or time.monotonic() + COMMIT_RETRY_INTERVAL > deadline:
             return epochs
         time.sleep(COMMIT_RETRY_INTERVAL)
-        # librdkafka's request fails as a whole if one partition has no leader, or one no answer.
+        # librdkafka's request fails as a whole if one partition has no leader, or one leader
+        # doesn't answer.
         requests = _group_by_leader(consumer, missing, deadline - time.monotonic())
         request_timeout = (deadline - time.monotonic()) / max(1, len(requests))
 

@@ -1,5 +1,5 @@
-"""Makes a Sensor's dead letters: of records that it could not handle, and of events that it can't
-fire with.
+"""Makes a Sensor's dead letters: for records that it could not handle, and for events with which a
+trigger could not fire.
 
 A record becomes a dead letter as in a dispatcher (`core.dead_letter`): the event as it was, and the
 reason. Events that a trigger held, or was to fire with, are named in one dead letter, an event of
@@ -73,8 +73,8 @@ def of_record(
 
 
 def structured(document: bytes | None) -> RecordHeaders:
-    """Return headers for a record whose value is an event as JSON, as in the trigger topic: the
-    content type of structured mode; none if there is no value."""
+    """Return the headers of a record of the trigger topic, whose value `document` is an event as
+    JSON: the content type of structured mode. A tombstone (None) gets no headers."""
     return [] if document is None else [(CONTENT_TYPE, json_format.MEDIA_TYPE.encode())]
 
 

@@ -304,7 +304,8 @@ class Workers:
             partition = event.partition
             if event.attempts or not partition.retrying or partition.may_begin:
                 return event
-            if event in partition.retrying:  # there was no token for its first attempt
+            # Its first attempt was put off, as no token for the subscriber was to be had.
+            if event in partition.retrying:
                 return event
             partition.held_back.append(event)  # the commit metadata has no room for its state
         return None

@@ -72,7 +72,7 @@ class ReaderTopic(Protocol):
         ...
 
     def detach(self, reader: GroupReader) -> None:
-        """Forget a reader that is closed."""
+        """Forget a reader that is closed or has failed, with the commits that wait for a round."""
         ...
 
 

@@ -100,7 +100,9 @@ class ServedShard:
         return ShardDrain(self._follower, self._ensure_served, self._connect, self._news)
 
     def _connect(self, egress: Egress) -> Clients:
-        """Return the clients of one drain of this Egress."""
+        """Return the clients of one drain of this Egress, which share memory and connections with
+        those of the shard's other Egresses. How many these are is asked again and again, as the
+        contract may change during the drain."""
         return self._clients.clients_for(egress, lambda: len(self._follower.contract.entries))
 
     def _ensure_served(self, egress: Egress) -> ServedEgress:

@@ -77,8 +77,9 @@ class SharedTopic:
         self._committing_readers: dict[GroupReader, None] = {}
         """The readers that may have something to commit, in the order in which they asked."""
         self._unchecked_readers: dict[GroupReader, None] = {}
-        """The readers with marks to check once the topic's id is known: with many readers, most
-        have none, and to ask each of them in each round would take a part of a core."""
+        """The readers with marks (starts of the topic's id) that can be checked only once the
+        topic's id is known. With many readers, most have none, and asking all of them in each round
+        would take a part of a core."""
         self._owned: set[int] = set()
         """Partitions that the consumer group has assigned to this process."""
         self._serving: asyncio.Task[None] | None = None
@@ -110,7 +111,7 @@ class SharedTopic:
         self._unchecked_readers[reader] = None
 
     def detach(self, reader: GroupReader) -> None:
-        """Forget a reader that is closed."""
+        """Forget a reader that is closed or has failed, with the commits that wait for a round."""
         self._committing_readers.pop(reader, None)
         self._unchecked_readers.pop(reader, None)
         if reader in self._readers:
@@ -151,15 +152,17 @@ class SharedTopic:
             self._owned.clear()
 
     async def _commit_round(self, member: GroupMember) -> None:
-        """Make the waiting commits, if Kafka confirms that the partitions still belong to this
-        process. Lasts `COMMIT_ROUND_SECONDS`, over which the commits are spread."""
+        """Check readers' marks if the topic's id is known. Then make the waiting commits, if Kafka
+        confirms that the partitions still belong to this process. Lasts `COMMIT_ROUND_SECONDS`,
+        over which the commits are spread."""
         loop = asyncio.get_running_loop()
         if self._offsets.known_topic(self.name):
             for reader in list(self._unchecked_readers):
                 reader.check_topic()
                 if not reader.has_marks_to_check:
                     self._unchecked_readers.pop(reader, None)
-        # A reader whose last commit is still under way asks again when it has ended.
+        # A reader whose last commit is still under way has nothing `to_commit`. It is left out
+        # here, and enqueues itself again when that commit ends.
         committing_readers = [reader for reader in self._committing_readers if reader.to_commit]
         self._committing_readers = dict.fromkeys(committing_readers)
         confirmed_at = loop.time()
@@ -210,8 +213,9 @@ class SharedTopic:
 
     async def _assign_readers(self, readers: Sequence[GroupReader], numbers: Sequence[int]) -> None:
         """Start readers at their groups' committed offsets, or at the beginning if these are of an
-        earlier topic of the name; groups near each other share a buffer. Doesn't wait for the
-        topic's id: once it is known, the readers check whose commits they began at."""
+        earlier topic of the name; groups near each other share a buffer. Doesn't wait long for the
+        topic's id: if it is known later, the readers check then that the commits they began at are
+        of this topic."""
         if not readers:
             return
         asked_at = time.monotonic()
@@ -328,8 +332,9 @@ class SharedTopic:
         """Restart the cursors of a partition that are in no buffer, such as evicted ones that are
         paused, and drop the commits of readers that are closing.
 
-        Its log is another one from `shared` on. These cursors would not notice it, and would skip
-        the records below their old offsets.
+        The partition's log was replaced or lost its end, and is the one that was read before only
+        up to `shared`. These cursors would not notice it, and would skip the records below their
+        old offsets.
         """
         for reader in list(self._readers):
             cursor = reader.cursors.get(number)

@@ -54,11 +54,10 @@ class TopicIds:
         self._shared_calls = calls
         self._own_calls: AdminCalls | None = None
         self.known: dict[str, set[str]] = {}
-        """All ids that were read, by topic: a node of Kafka that lags behind may return an earlier
-        one again."""
+        """All ids that were read, by topic. Earlier ones are kept, as a node of Kafka that lags
+        behind may return one again, which is no replacement."""
         self.current: dict[str, str] = {}
-        """The newest id of each topic: of all its ids, the one that was returned for the first time
-        last."""
+        """The newest id of each topic: the last one that was new when it was returned."""
         self._read_at: dict[str, float] = {}
         """When the last request that returned the id in `current` was sent, by topic
         (`time.monotonic`)."""
@@ -186,8 +185,8 @@ class ReplacedTopics:
         return replaced
 
     def id(self, topic: str, since: float = -math.inf) -> str:
-        """Return the id of the present topic of this name; empty if it wasn't read since then, a
-        `time.monotonic`; from any thread."""
+        """Return the id of the topic that has this name now; empty if no request that was sent at
+        `since` (`time.monotonic`) or later has returned it. From any thread."""
         return self._ids.known_id(topic, since)
 
     def was_read(self, topic: str, mark: str) -> bool:
@@ -196,8 +195,8 @@ class ReplacedTopics:
         return mark in map(short_id, known_ids)
 
     def hasten(self) -> None:
-        """Request that the ids are compared now, as a log was lost: its topic may have been
-        replaced. From any thread."""
+        """Have the ids compared now. To be called when a partition has lost records, as its topic
+        may have been replaced. From any thread."""
         if self._started:
             self._ids.hasten()
 
