@@ -152,6 +152,7 @@ chaos: $(VENV)/.dev ## Disturb bursts; take Kafka and the operator away under lo
 	KNAFKA_TEST_DIRECT=1 $(BIN)/python -m pytest tests/cluster/test_conformance_*.py \
 		tests/cluster/test_channels.py tests/behaviour -m "cluster and not alone" $(ARGS)
 	KNAFKA_EXAMPLES=8 $(BIN)/python -m pytest tests/property $(SIDE_BY_SIDE) $(ARGS)
+	@$(MAKE) --no-print-directory test-compiled
 
 .PHONY: mutants
 mutants: $(VENV)/.dev ## Change pure code bit by bit, and see which changes no test notices (75 minutes)
