@@ -1,4 +1,4 @@
-"""Topics of Sensors are no KafkaSink's and no KafkaSource's: whoever wrote there would fire one."""
+"""No KafkaSink or KafkaSource may name a Sensor's topics: a record there could fire the Sensor."""
 
 from __future__ import annotations
 

@@ -73,9 +73,9 @@ def tail_records(
     record, for ever.
 
     Beyond `ORDERED_RECORDS`, existing records are in order within each partition only. A topic that
-    doesn't exist is skipped; so are partitions without a leader, of which `note` is told in a
-    sentence. `connection` is librdkafka's configuration. Raises `LogError` if a topic can't be
-    read, and `TopicsMissing` if none exists.
+    doesn't exist is skipped. Partitions without a leader are skipped, too, and `note` gets a
+    sentence that names them. `connection` is librdkafka's configuration. Raises `LogError` if a
+    topic can't be read, and `TopicsMissing` if none exists.
     """
     with RangeReader(connection, "knafka-tail") as reader:
         starts, ends = _offsets_to_read(reader, topics, tail, note)

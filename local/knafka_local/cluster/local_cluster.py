@@ -193,8 +193,8 @@ class LocalCluster(MemoryCluster):
         names in it."""
         if (url := self._urls.get(document["kind"])) is not None:
             status = localize.with_local_address(status, url)
-        # Keep the names first: whoever sees the new status may act on it at once, and a topic whose
-        # id is kept nowhere would have no owner after a crash.
+        # Keep the names first. A reader of the new status may act on it at once, and after a crash
+        # a topic would have no owner if its id was kept nowhere.
         self._keep_names(document, status)
         await super().write_status(document, status)
 

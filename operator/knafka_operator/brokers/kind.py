@@ -51,7 +51,7 @@ from knafka_operator.kafka.topic_creation import (
     has_records,
 )
 from knafka_operator.kafka.topics import TOPIC_ID, ObservedTopic
-from knafka_operator.model.cluster import Cluster, Document, decode_secret
+from knafka_operator.model.cluster import Cluster, Document, decode_secret, status_annotations
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import (
     BROKER_CLASS,
@@ -68,7 +68,7 @@ from knafka_operator.receivers import contract_topics as receivers
 from knafka_operator.receivers.addressable import AddressableDecision
 from knafka_operator.receivers.receivers import Receivers
 from knafka_operator.records.namespace_totals import partitions_of_others
-from knafka_operator.records.ownership import TopicOwnership, status_annotations
+from knafka_operator.records.ownership import TopicOwnership
 from knafka_operator.records.state import BrokerRecord, BrokerState, States, topic_in_status
 from knafka_operator.senders.encryption import Encryption
 from knafka_operator.senders.observe import is_authentication_on, observe_features, observe_https

@@ -36,6 +36,7 @@ from knafka_operator.model.channels import (
     PROMISE,
     SENDS_AS,
 )
+from knafka_operator.model.cluster import status_annotations
 from knafka_operator.model.family import CHANNELS
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import FINALIZER, GROUP_STATUS, MAX_OBJECT_NAME, START
@@ -193,7 +194,7 @@ def with_promise(subscription: Document, channel: Document) -> Document:
 def find_promised_annotations(channel: Document, uid: str) -> dict[str, str] | None:
     """Return the status annotations that the entry with this UID was promised, from its channel's
     status; None: it was promised nothing."""
-    text = _annotations(channel).get(PROMISE + uid)
+    text = status_annotations(channel).get(PROMISE + uid)
     if text is None:
         return None
     try:
@@ -211,7 +212,7 @@ def _find_promise_as_subscription(
 ) -> dict[str, str] | None:
     """Return the status annotations that `stored`, the stored Subscription of an entry, was
     promised while Knafka reconciled Subscriptions itself; None: it was promised nothing."""
-    annotations = ((stored or {}).get("status") or {}).get("annotations") or {}
+    annotations = status_annotations(stored or {})
     if annotations.get(GROUP_STATUS) != entry_group(Identity.of(channel), uid):
         return None
     return {
@@ -236,17 +237,17 @@ def promise_annotation(
         if key in _PROMISED_ANNOTATIONS
     }
     text = json.dumps({key: value for key, value in sorted(promise.items()) if value is not None})
-    return {} if _annotations(channel).get(PROMISE + uid) == text else {PROMISE + uid: text}
+    return {} if status_annotations(channel).get(PROMISE + uid) == text else {PROMISE + uid: text}
 
 
 def is_promised(channel: Document, uid: str) -> bool:
     """Whether the entry with this UID of a channel was promised a consumer group."""
-    return PROMISE + uid in _annotations(channel)
+    return PROMISE + uid in status_annotations(channel)
 
 
 def promised_uids(channel: Document) -> set[str]:
     """Return the UIDs of the entries that were promised a consumer group."""
-    keys = _annotations(channel)
+    keys = status_annotations(channel)
     return {key.removeprefix(PROMISE) for key in keys if key.startswith(PROMISE)}
 
 
@@ -256,14 +257,9 @@ def entry_group(channel: Identity, uid: str) -> str:
     return names.subscription_group(channel.namespace, channel.name, uid)
 
 
-def _annotations(channel: Document) -> Mapping[str, str]:
-    """Return the annotations of a channel's status."""
-    return (channel.get("status") or {}).get("annotations") or {}
-
-
 def own_uids(channel: Document) -> set[str]:
     """Return the UIDs of the entries that Knafka may have written."""
-    return set(_annotations(channel).get(DECLARED, "").split())
+    return set(status_annotations(channel).get(DECLARED, "").split())
 
 
 def merge_subscribers(

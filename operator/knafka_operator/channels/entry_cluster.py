@@ -24,7 +24,7 @@ from typing import Any, Final
 from knafka_operator.channels import entries
 from knafka_operator.installation.handler import Handler, Handling
 from knafka_operator.model.channels import ENTRY, MESSAGING, PROMISE, is_entry
-from knafka_operator.model.cluster import Cluster, ClusterError, Document
+from knafka_operator.model.cluster import Cluster, ClusterError, Document, status_annotations
 from knafka_operator.model.family import CHANNELS, is_of_kafka_channel
 from knafka_operator.model.identity import Identity
 
@@ -328,7 +328,7 @@ class ClusterWithEntries:
         channel_kind = CHANNELS.broker_version, CHANNELS.broker
         stored = await self._inner.get(*channel_kind, *channel)
         if stored is not None:
-            previous_annotations = (document.get("status") or {}).get("annotations") or {}
+            previous_annotations = status_annotations(document)
             annotations = {**previous_annotations, **(status.get("annotations") or {})}
             if values := entries.promise_annotation(stored, metadata["uid"], annotations):
                 await self._write(channel, values)

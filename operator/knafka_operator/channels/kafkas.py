@@ -21,7 +21,7 @@ from knafka_operator.kafka import credentials, desired, kafka_settings
 from knafka_operator.kafka.clusters import KafkaCluster, KafkaClusters
 from knafka_operator.kafka.credentials import KAFKA_SECRET
 from knafka_operator.kafka.desired import Defaults
-from knafka_operator.model.cluster import Cluster, Document, decode_secret
+from knafka_operator.model.cluster import Cluster, Document, decode_secret, status_annotations
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import CORE, SERVING, ConfigMap
 
@@ -77,7 +77,7 @@ class ChannelKafkas:
         """Return the Kafka with a channel's topic, even if its ConfigMap or Secret was deleted or
         changed. `last_kafka` is the last known one. Raises `NotReady` and `InvalidDocument`.
         """
-        annotations = (document.get("status") or {}).get("annotations") or {}
+        annotations = status_annotations(document)
         servers, candidates = annotations.get(desired.BOOTSTRAP_SERVERS), list[KafkaCluster]()
         failure: KnafkaError | None = None
         try:

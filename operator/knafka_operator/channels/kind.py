@@ -48,7 +48,7 @@ from knafka_operator.kafka.topic_creation import (
 )
 from knafka_operator.kafka.topics import TOPIC_ID, ObservedTopic
 from knafka_operator.model.channels import KafkaChannel
-from knafka_operator.model.cluster import Cluster, Document
+from knafka_operator.model.cluster import Cluster, Document, status_annotations
 from knafka_operator.model.family import CHANNELS, without_subscribers
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import (
@@ -62,7 +62,6 @@ from knafka_operator.model.resources import (
 from knafka_operator.receivers.addressable import AddressableDecision
 from knafka_operator.receivers.receivers import ReceiverRecord, Receivers
 from knafka_operator.records.namespace_totals import partitions_of_others
-from knafka_operator.records.ownership import status_annotations
 from knafka_operator.records.state import BrokerRecord, BrokerState, States, topic_in_status
 from knafka_operator.senders.encryption import Encryption
 from knafka_operator.senders.observe import is_authentication_on, observe_features, observe_https_of
@@ -192,7 +191,7 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
         Raises `LogError`, also while one of the groups has members, `NotReady` and `ClusterError`.
         """
         record, identity = self.states.ensure_broker(document), Identity.of(document)
-        annotations = (document.get("status") or {}).get("annotations") or {}
+        annotations = status_annotations(document)
         topic, recorded_id = annotations.get(TOPIC_STATUS), annotations.get(TOPIC_ID)
         # No event may be accepted into a topic that is about to go (KN-BRK-22).
         for name in deciding.receivers_of(annotations):
@@ -363,7 +362,7 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
             partitions_elsewhere = (
                 0 if existing_topic else partitions_of_others(self.states, channel_identity)
             )
-            annotations = (document.get("status") or {}).get("annotations") or {}
+            annotations = status_annotations(document)
             id_unrecorded = existing_topic is not None and annotations.get(TOPIC_ID) == ""
             # A topic without records may be taken over; see `ObservedTopic.disputed`.
             disputed = not id_unrecorded or await has_records(topics, desired_topic.name)

@@ -23,6 +23,7 @@ from knafka_operator.decisions.effects import (
 )
 from knafka_operator.decisions.status import NotReady
 from knafka_operator.decisions.steps import Step
+from knafka_operator.model.cluster import status_annotations
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class ObservedObject:
     def annotations(self) -> dict[str, str]:
         """Return the annotations of the object's status, including those that effects have
         written."""
-        return {**((self.document.get("status") or {}).get("annotations") or {}), **self.written}
+        return {**status_annotations(self.document), **self.written}
 
     def after(self, effect: Effect, result: Any) -> Self:
         """Return a copy that includes the result of an effect."""

@@ -17,7 +17,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -30,7 +30,7 @@ from knafka_operator.dispatchers.dead_letters import WaitingDeadLetters
 from knafka_operator.kafka import dead_letter_topics as topics
 from knafka_operator.kafka.clusters import KafkaCluster
 from knafka_operator.model.channels import is_entry
-from knafka_operator.model.cluster import Document
+from knafka_operator.model.cluster import Document, status_annotations
 from knafka_operator.model.conditions import Condition, Status
 from knafka_operator.model.identity import Identity, Key
 from knafka_operator.records.state import States, TriggerRecord, Watched
@@ -248,7 +248,7 @@ class DeadLetterMonitor:
             described += 1
             description = await kafka.topics.describe_topic(topic.name)
             if description is not None:
-                claim = topics.Ownership.of(_status_annotations(record))
+                claim = topics.Ownership.of(status_annotations(record.document or {}))
                 await self._judge_topic(kafka, topic, settings, description, claim)
 
     async def _judge_topic(
@@ -315,13 +315,10 @@ class DeadLetterMonitor:
         )
         owned = topic.judgement.owned if topic.judgement is not None else None
         desired_annotations = owned.annotations() if owned is not None else {}
-        lacks_annotations = not desired_annotations.items() <= _status_annotations(record).items()
+        lacks_annotations = (
+            not desired_annotations.items() <= status_annotations(record.document or {}).items()
+        )
         is_message_due = previous != current and loop_time - topic.written >= MESSAGE_INTERVAL
         if is_other_condition or lacks_annotations or is_message_due:
             topic.written = loop_time
             self.enqueue((self.states.family.trigger, *identity))
-
-
-def _status_annotations(record: TriggerRecord) -> Mapping[str, str]:
-    """Return the annotations in a Trigger's status."""
-    return ((record.document or {}).get("status") or {}).get("annotations") or {}

@@ -75,8 +75,8 @@ def sender_account(trigger: Trigger, document: Mapping[str, Any]) -> str:
     name, metadata = account_name(trigger), document["metadata"]
     if ENTRY not in metadata or metadata[SENDS_AS] == name:
         return name
-    # Refuse any other account: whoever may write a channel could otherwise have any account's
-    # tokens sent to an address of their own.
+    # Refuse any other account. Otherwise a user who may write a channel could have the tokens of
+    # any account sent to an address of their own.
     message = (
         "its entry in the channel's spec.subscribers must have the UID of a Subscription, and "
         f"{name} as auth.serviceAccountName"

@@ -22,6 +22,7 @@ from knafka.core.contract import Kafka, RateLimit, RateUnit
 from knafka.core.errors import InvalidDocument
 from knafka.core.kafka_settings import client_settings
 from knafka.ports.log import Start
+from knafka_operator.model.cluster import status_annotations
 from knafka_operator.model.isolation import Isolation, declared_isolation
 from knafka_operator.model.resources import (
     GROUP_STATUS,
@@ -204,7 +205,7 @@ def check_start_unchanged(old: Mapping[str, Any], new: Mapping[str, Any]) -> Non
     """Refuse a changed start position of a Trigger whose group has offsets already, as it would
     have no effect. Removing the annotation is allowed.
     """
-    status = (old.get("status") or {}).get("annotations") or {}
+    status = status_annotations(old)
     old_start, new_start = (
         ((document.get("metadata") or {}).get("annotations") or {}).get(START)
         for document in (old, new)

@@ -18,6 +18,11 @@ from knafka.core.errors import KnafkaError
 Document: TypeAlias = Mapping[str, Any]
 
 
+def status_annotations(document: Document) -> Mapping[str, str]:
+    """Return the annotations of an object's status."""
+    return (document.get("status") or {}).get("annotations") or {}
+
+
 class ClusterError(KnafkaError):
     """A request failed: the API server refused it, or did not answer."""
 

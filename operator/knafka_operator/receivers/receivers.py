@@ -32,7 +32,7 @@ from knafka_operator.installation.settings import Settings
 from knafka_operator.kafka.clusters import KafkaCluster
 from knafka_operator.kafka.contracts import ContractTopic
 from knafka_operator.kafka.kafka_settings import CLEANUP
-from knafka_operator.model.cluster import Cluster, Document
+from knafka_operator.model.cluster import Cluster, Document, status_annotations
 from knafka_operator.model.identity import Identity, Key
 from knafka_operator.model.resources import CORE, SERVING
 from knafka_operator.model.topics import Topic
@@ -103,7 +103,7 @@ class ReceiverRecord:
         entry = self.contract.records.get(path)
         if entry is None or path in self.written:
             return False
-        annotations = (document.get("status") or {}).get("annotations") or {}
+        annotations = status_annotations(document)
         digest = deciding.entry_digest(self.contract.topic, entry)
         return bool(annotations.get(deciding.ACCEPTED_ANNOTATION) == digest)
 

@@ -28,7 +28,7 @@ from knafka_operator.installation.naming import NamedObject, NameKind
 from knafka_operator.kafka.clusters import KafkaCluster
 from knafka_operator.kafka.topic_creation import has_records
 from knafka_operator.kafka.topics import TOPIC_ID
-from knafka_operator.model.cluster import Cluster, Document
+from knafka_operator.model.cluster import Cluster, Document, status_annotations
 from knafka_operator.model.family import BROKERS, CHANNELS
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import GROUP_STATUS, TOPIC_STATUS
@@ -142,21 +142,15 @@ async def _is_claimed(
     """
     if not name.startswith(prefix):
         for document in await cluster.list(*kind):
-            annotations = (document.get("status") or {}).get("annotations") or {}
+            annotations = status_annotations(document)
             if annotations.get(key) == name and Identity.of(document) != identity:
                 return True
         return False
     for candidate in names.possible_splits(name.removeprefix(prefix)):
         if candidate != identity and (stored := await cluster.get(*kind, *candidate)) is not None:
-            annotations = (stored.get("status") or {}).get("annotations") or {}
-            if annotations.get(key) == name:
+            if status_annotations(stored).get(key) == name:
                 return True
     return False
-
-
-def status_annotations(document: Document) -> Mapping[str, str]:
-    """Return the annotations of an object's status."""
-    return (document.get("status") or {}).get("annotations") or {}
 
 
 @dataclass(eq=False, slots=True)

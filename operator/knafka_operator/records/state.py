@@ -25,6 +25,7 @@ from knafka_operator.kafka.clusters import KafkaCluster
 from knafka_operator.kafka.contracts import SharedContractTopic
 from knafka_operator.kafka.shards import CONTRACT_TOPIC_KEY
 from knafka_operator.model.channels import ChannelEntry
+from knafka_operator.model.cluster import status_annotations
 from knafka_operator.model.family import CHANNELS, Family, family_of
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.isolation import Isolation
@@ -405,19 +406,19 @@ def without_status(document: Document) -> Document:
 
 def has_contract(broker: Document) -> bool:
     """Whether a Broker's status names a contract topic of shared dispatchers."""
-    return CONTRACT_TOPIC_KEY in ((broker.get("status") or {}).get("annotations") or {})
+    return CONTRACT_TOPIC_KEY in status_annotations(broker)
 
 
 def topic_in_status(broker: Document) -> str | None:
     """Return the topic in a Broker's status, which may be another owner's; None: there is none."""
-    topic = ((broker.get("status") or {}).get("annotations") or {}).get(TOPIC_STATUS)
+    topic = status_annotations(broker).get(TOPIC_STATUS)
     return topic if isinstance(topic, str) and topic else None
 
 
 def group_in_status(trigger: Document, naming: Naming) -> str | None:
     """Return the consumer group in a Trigger's status; None if there is none, or one that can't be
     the Trigger's own."""
-    group = ((trigger.get("status") or {}).get("annotations") or {}).get(GROUP_STATUS)
+    group = status_annotations(trigger).get(GROUP_STATUS)
     if trigger["kind"] == CHANNELS.trigger:
         uid = trigger["metadata"].get("uid", "")
         is_own = group == names.subscription_group(*broker_of(trigger), uid)

@@ -171,26 +171,24 @@ class TopicLagCheck(LagCheck):
             *(self.kafka.lags(groups, topic) for topic in self.names), return_exceptions=True
         )
         failures = [answer for answer in answers if isinstance(answer, BaseException)]
-        # A topic that was deleted has nothing to deliver; the other ones' events mustn't wait for
-        # it. The source's own condition names it.
+        unread: LogError | None = None
         for failure in failures:
-            if len(failures) == len(answers) or not (_is_missing(failure) or _may_pass(failure)):
+            if len(failures) == len(answers) or not isinstance(failure, LogError):
                 raise failure
-        unread = next(
-            (
-                failure
-                for failure in failures
-                if isinstance(failure, LogError) and not failure.unknown_topic
-            ),
-            None,
-        )
+            if failure.unknown_topic:
+                # A topic that was deleted has nothing to deliver; the other ones' events mustn't
+                # wait for it. The source's own condition names it.
+                continue
+            if not failure.retriable:
+                raise failure  # such as a denial, which only a change ends
+            unread = unread or failure
         resting_groups = {trigger.egress.group for trigger in self.triggers.values()} - {*groups}
         lags_by_topic: list[Mapping[str, Lag]] = []
         waiting: set[str] = set()
         for topic, answer in zip(self.names, answers, strict=True):
             known = self._last_lags.get(topic, {})
             if isinstance(answer, BaseException):
-                if _is_missing(answer):
+                if isinstance(answer, LogError) and answer.unknown_topic:
                     known = {}
                 lags_by_topic.append({group: known.get(group, Lag({})) for group in groups})
             else:
@@ -233,16 +231,6 @@ class TopicLagCheck(LagCheck):
             return
         while len(holds) < scale.replicas:
             holds.open(scale.cause)
-
-
-def _is_missing(error: BaseException) -> bool:
-    """Whether the error says that the topic doesn't exist."""
-    return isinstance(error, LogError) and error.unknown_topic
-
-
-def _may_pass(error: BaseException) -> bool:
-    """Whether a topic may be read later without a change, unlike one that is missing or denied."""
-    return isinstance(error, LogError) and error.retriable and not error.unknown_topic
 
 
 def merge_lags(topics: Sequence[str], lags: Sequence[Lag]) -> Lag:

@@ -28,7 +28,7 @@ from knafka_operator.installation.settings import Settings
 from knafka_operator.kafka import desired
 from knafka_operator.kafka.clusters import KafkaCluster, KafkaClusters
 from knafka_operator.kafka.topic_creation import find_topic_to_delete
-from knafka_operator.model.cluster import Cluster, Document
+from knafka_operator.model.cluster import Cluster, Document, status_annotations
 from knafka_operator.model.family import Family
 from knafka_operator.model.identity import Identity, Key
 from knafka_operator.model.resources import GROUP_STATUS, SERVING, Resource
@@ -45,7 +45,6 @@ from knafka_operator.records.ownership import (
     SensorOwnership,
     kept_names,
     may_have_group,
-    status_annotations,
 )
 from knafka_operator.records.state import (
     BrokerRecord,

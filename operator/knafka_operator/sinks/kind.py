@@ -25,13 +25,12 @@ from knafka_operator.kafka.clusters import KafkaCluster, KafkaClusters
 from knafka_operator.kafka.endpoints import check_endpoint
 from knafka_operator.kafka.topic_creation import find_topic_to_delete, has_records
 from knafka_operator.kafka.topics import TOPIC_ID
-from knafka_operator.model.cluster import Cluster, Document, decode_secret
+from knafka_operator.model.cluster import Cluster, Document, decode_secret, status_annotations
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import CORE, TOPIC_STATUS, Resource
 from knafka_operator.model.sources import refuse_taken_topics
 from knafka_operator.receivers.addressable import AddressableDecision
 from knafka_operator.records.namespace_totals import partitions_of_others
-from knafka_operator.records.ownership import status_annotations
 from knafka_operator.records.state import States
 from knafka_operator.senders.encryption import Encryption
 from knafka_operator.senders.observe import observe_features, observe_https_of

@@ -16,7 +16,7 @@ from knafka_operator.decisions.status import EXPECTED, ConditionSet
 from knafka_operator.engine.kind import Kind
 from knafka_operator.engine.work_queue import GONE, Requeue
 from knafka_operator.kafka.clusters import KafkaCluster
-from knafka_operator.model.cluster import Document
+from knafka_operator.model.cluster import Document, status_annotations
 from knafka_operator.model.family import SOURCES
 from knafka_operator.model.identity import Identity, Key
 from knafka_operator.model.resources import KNAFKA_PREFIX, is_claimed_by_peer
@@ -26,7 +26,6 @@ from knafka_operator.model.sources import (
     consumer_group_of,
     has_generated_group,
 )
-from knafka_operator.records.ownership import status_annotations
 from knafka_operator.records.state import TriggerRecord, Watched
 from knafka_operator.scale.decide import ScalingStatus
 from knafka_operator.sources.decide import source_conditions, source_status

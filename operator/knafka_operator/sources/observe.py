@@ -18,7 +18,7 @@ from knafka_operator.installation.settings import Settings
 from knafka_operator.kafka.clusters import KafkaCluster, KafkaClusters
 from knafka_operator.kafka.desired import Defaults
 from knafka_operator.kafka.endpoints import check_endpoint
-from knafka_operator.model.cluster import Cluster, Document, decode_secret
+from knafka_operator.model.cluster import Cluster, Document, decode_secret, status_annotations
 from knafka_operator.model.family import SOURCES
 from knafka_operator.model.resources import CORE
 from knafka_operator.model.sources import (
@@ -30,7 +30,6 @@ from knafka_operator.model.sources import (
     security_protocol,
 )
 from knafka_operator.model.topics import Topic
-from knafka_operator.records.ownership import status_annotations
 from knafka_operator.records.state import BrokerState, States
 from knafka_operator.senders.observe import is_authentication_on, observe_features
 from knafka_operator.sources.decide import kafka_secret_values, missing_topics_error

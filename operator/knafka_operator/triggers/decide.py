@@ -40,6 +40,7 @@ from knafka_operator.kafka import egresses, shards
 from knafka_operator.kafka.desired import SensorActions
 from knafka_operator.kafka.shards import DISPATCHER_KEY, ShardPlacement, SharedContract
 from knafka_operator.model.autoscaling import DEFAULT_AUTOSCALING, Autoscaling
+from knafka_operator.model.cluster import status_annotations
 from knafka_operator.model.conditions import Condition, Status
 from knafka_operator.model.family import BROKERS, family_of
 from knafka_operator.model.isolation import Isolation
@@ -53,10 +54,7 @@ from knafka_operator.model.resources import (
 from knafka_operator.records.delivery import BrokerState, Watched
 from knafka_operator.triggers.delivery_effects import delivery_effects, stop_effects
 from knafka_operator.triggers.observed import ObservedTrigger
-from knafka_operator.triggers.started_topics import (
-    STARTED_TOPICS,
-    started_topics_annotation,
-)
+from knafka_operator.triggers.started_topics import STARTED_TOPICS, started_topics_annotation
 
 K = TypeVar("K")
 """The type of a connection to Kafka, which is passed on but never used here."""
@@ -387,7 +385,7 @@ def _automatic_isolation(
 ) -> Isolation:
     """Return the isolation of an `auto` Trigger, shared or own, by its activity and its current
     dispatcher (`shards.automatic_isolation`)."""
-    annotations = (observed.document.get("status") or {}).get("annotations") or {}
+    annotations = status_annotations(observed.document)
     return shards.automatic_isolation(
         observed.needed,
         observed.watched.isolation if observed.watched else None,

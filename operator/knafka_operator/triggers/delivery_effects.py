@@ -39,6 +39,7 @@ from knafka_operator.installation.settings import Settings
 from knafka_operator.kafka import kafka_settings, shards
 from knafka_operator.kafka.dead_letter_topics import DEAD_LETTER_TOPIC
 from knafka_operator.kafka.shards import DISPATCHER_KEY, ShardPlacement, SharedContract
+from knafka_operator.model.cluster import status_annotations
 from knafka_operator.model.family import family_of
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import (
@@ -171,7 +172,7 @@ def _offset_effects(
     week), delivery begins at the start of the topic.
     """
     egress = watched.egress
-    annotations = _status_annotations(observed)
+    annotations = status_annotations(observed.document)
     promised_group = annotations.get(GROUP_STATUS)
     if promised_group is None and family_of(trigger.kind).owns_group:
         yield DeleteGroup(egress.group)
@@ -250,7 +251,7 @@ def _shared_effects(
     """
     egress, place, running = watched.egress, watched.place, observed.watched
     assert place is not None
-    annotations = _status_annotations(observed)
+    annotations = status_annotations(observed.document)
     family, broker_identity = family_of(trigger.kind), services.identity_of(broker.broker)
     identity = services.identity_of(trigger)
     own_dispatcher = dispatcher_services.dispatcher_name(family, identity)
@@ -356,13 +357,8 @@ def _group_promise(
     promise = {GROUP_STATUS: egress.group, DEAD_LETTER_TOPIC: egress.dead_letter_topic}
     if dispatcher is not None:
         promise[DISPATCHER_KEY] = dispatcher
-    status = _status_annotations(observed)
+    status = status_annotations(observed.document)
     is_changed = any(
         key in promise and status.get(key) != promise[key] for key in RECORDED_BEFORE_CREATION
     )
     return Annotate(Step.PROMISE_GROUP, promise, at_once=is_changed)
-
-
-def _status_annotations(observed: ObservedTrigger[K]) -> Mapping[str, str]:
-    """Return `status.annotations` of the stored Trigger."""
-    return (observed.document.get("status") or {}).get("annotations") or {}

@@ -33,10 +33,10 @@ from knafka_operator.installation.settings import Settings
 from knafka_operator.kafka import desired
 from knafka_operator.kafka.clusters import KafkaCluster
 from knafka_operator.kafka.shards import DISPATCHER_KEY
-from knafka_operator.model.cluster import Cluster, Document
+from knafka_operator.model.cluster import Cluster, Document, status_annotations
 from knafka_operator.model.family import CHANNELS, is_of_kafka_channel
 from knafka_operator.model.identity import Identity, Key
-from knafka_operator.records.ownership import GroupOwnership, status_annotations
+from knafka_operator.records.ownership import GroupOwnership
 from knafka_operator.records.state import States, TriggerRecord, Watched, broker_of, group_in_status
 from knafka_operator.scale.decide import ScalingStatus
 from knafka_operator.triggers import decide as deciding

@@ -18,6 +18,7 @@ from knafka_operator.decisions.effects import (
 from knafka_operator.decisions.observed import ObservedObject
 from knafka_operator.kafka.desired import SensorActions
 from knafka_operator.kafka.shards import SharedContract
+from knafka_operator.model.cluster import status_annotations
 from knafka_operator.model.isolation import Isolation
 from knafka_operator.model.resources import (
     GROUP_STATUS,
@@ -88,7 +89,7 @@ class ObservedTrigger(ObservedObject, Generic[K]):
         """Return a copy that includes an effect's result."""
         observed = super().after(effect, result)
         start = (self.document["metadata"].get("annotations") or {}).get(START)
-        status = (self.document.get("status") or {}).get("annotations") or {}
+        status = status_annotations(self.document)
         match effect:
             case CommitOffsets(group, topic):
                 if start is not None and status.get(GROUP_STATUS) != group:

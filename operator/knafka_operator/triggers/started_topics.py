@@ -16,6 +16,7 @@ from collections.abc import Collection, Mapping, Set
 from typing import Any, Final
 
 from knafka_operator.decisions.status import SUBSCRIPTION_READY
+from knafka_operator.model.cluster import status_annotations
 from knafka_operator.model.resources import GROUP_STATUS, KNAFKA_PREFIX
 
 STARTED_TOPICS: Final = f"{KNAFKA_PREFIX}started-topics"
@@ -49,7 +50,7 @@ def started_before_recording(document: Mapping[str, Any], group: str) -> bool:
     """Whether an earlier release, which recorded no topics, has committed the group's start offsets
     for an object's present spec: it named the group in the status once it had."""
     status, metadata = document.get("status") or {}, document["metadata"]
-    annotations = status.get("annotations") or {}
+    annotations = status_annotations(document)
     return (
         STARTED_TOPICS not in annotations
         and annotations.get(GROUP_STATUS) == group

@@ -253,7 +253,7 @@ def _send_transaction(producer: Producer, replay_id: str, batch: list[FailedEven
     producer.flush(TRANSACTION_TIMEOUT)
     if problems or delivered < len(batch):
         fenced = (KafkaError._FENCED, KafkaError.PRODUCER_FENCED)
-        # A fenced producer can't abort: whoever fenced it off has aborted its transaction.
+        # A fenced producer can't abort: its transaction was aborted when it was fenced off.
         if problems and problems[0][0].code() in fenced:
             raise KafkaException(problems[0][0])
         producer.abort_transaction(TRANSACTION_TIMEOUT)
