@@ -187,7 +187,10 @@ class MemorySensor:
                 return logs[0]
 
             processor = Processor(
-                sensor(self.generation, self.without, **self.more), open_log, self.tracer
+                sensor(self.generation, self.without, **self.more),
+                open_log,
+                self.tracer,
+                lambda: self.now / 1000,
             )
             found = self._processes[number] = processor, logs[0]
         return found

@@ -145,7 +145,7 @@ def fired(contract: SensorContract, log: MemoryLog, *types: str) -> Event:
         topics = [contract.topic, contract.trigger_topic]
         return MemoryTransactions(log, contract.group, topics, claims, "0")
 
-    processor = Processor(contract, open_log)
+    processor = Processor(contract, open_log, monotonic=lambda: 0)
     for number, type_ in enumerate(types):
         store(log, contract.topic, type_, str(number), 1_000_000 + number)
     for each in range(10):

@@ -64,12 +64,15 @@ class Processor:
         sensor: SensorContract,
         open_log: Callable[[Processor], TransactionalLog],
         tracer: Tracer | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """`open_log` opens the log; its argument, this object, gets the log's assignments
-        (`Claims`). `tracer`: None if no spans are made. Raises `LogError`."""
+        (`Claims`). `tracer`: None if no spans are made. `monotonic` (s) measures how long a step
+        takes. Raises `LogError`."""
         self._tracing = None if tracer is None else SensorTracing(tracer, sensor)
         self.counts = SensorCounts()
         self._sensor = sensor
+        self._monotonic = monotonic
         self._rules: dict[str, Rule] = {rule.name: rule for rule in sensor.rules()}
         if (dedupe := sensor.dedupe_millis) is not None:
             marks = (duplicates.rule_of(rule, dedupe) for rule in list(self._rules))
@@ -111,9 +114,9 @@ class Processor:
             # future.
             raise LogError(f"the clock was set back by {(self._now - now) / 1000:g} s: begin anew")
         self._now = self._first_read_at = now
-        began = time.monotonic()
+        began = self._monotonic()
         new_records, reached = self._read(self._first_record_timeout(now, patience))
-        self._now = now + round((time.monotonic() - began) * 1000)
+        self._now = now + round((self._monotonic() - began) * 1000)
         batch = Batch(self._sensor, self._state, self._tracing, self._refused, self._now)
         self._make_room(batch)
         self._expiry.fire_fulfilled_by_edit(batch)
@@ -131,7 +134,7 @@ class Processor:
         outputs = batch.outputs
         if batch.positions or outputs:
             self._commit(batch, outputs)
-            self._now = now + round((time.monotonic() - began) * 1000)
+            self._now = now + round((self._monotonic() - began) * 1000)
             ordering.refresh(self._now, expiry.due(now), expiry.ask_since)
         ordering.balance()
         handled = max(len(new_records), handled)
@@ -163,12 +166,12 @@ class Processor:
     def _read(self, patience: float) -> tuple[Sequence[Record], Mapping[Partition, int]]:
         """Return new records, and the ends of partitions that were reached. Waits up to `patience`
         seconds for the first record, then `GATHERING_SECONDS` for further ones."""
-        began = time.monotonic()
+        began = self._monotonic()
         first = self._log.read(1, patience)
         reached = dict(self._log.reached)
         if not first:
             return first, reached
-        self._first_read_at += round((time.monotonic() - began) * 1000)
+        self._first_read_at += round((self._monotonic() - began) * 1000)
         self._moved.clear()
         following_records = self._log.read(MAX_BATCH_RECORDS - 1, GATHERING_SECONDS)
         # Records of partitions that were revoked meanwhile aren't ours; if such a partition was
