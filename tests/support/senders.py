@@ -24,7 +24,7 @@ OTHER_KEY: Final = rsa.generate_private_key(public_exponent=65537, key_size=2048
 """Not the issuer's, until a test says so."""
 KEY_ID: Final = "one"
 EC_KEY_ID: Final = "two"
-KAFKA_CLIENTS: Final = ("knafka.clients.kafka", "librdkafka")
+OF_FORMER_TESTS: Final = ("knafka.clients.kafka", "librdkafka", "py4j")
 """Names of loggers."""
 
 
@@ -127,5 +127,6 @@ def bearer(given: bytes) -> tuple[tuple[bytes, bytes], ...]:
 
 
 def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What was logged, but for Kafka's clients: a former test's may log from its own thread."""
-    return [each.message for each in caplog.records if not each.name.startswith(KAFKA_CLIENTS)]
+    """What was logged, but by what former tests left: a client of Kafka logs from its own thread,
+    an object of Spark when it is collected."""
+    return [each.message for each in caplog.records if not each.name.startswith(OF_FORMER_TESTS)]
