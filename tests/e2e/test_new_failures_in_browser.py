@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 from selenium.webdriver import Chrome
 from selenium.webdriver.support.ui import Select
-from support.browser import every, one, script
+from support.browser import every, one, script, texts
 from support.gate import only_chaos
 from support.report_browser import Open, column, names
 from support.reports import MADE, sample_group, sample_groups, sample_report
@@ -46,7 +46,7 @@ def test_what_is_new_comes_first_in_the_reports_own_order(open_page: Open, count
     chromium = open_page(report)
     assert order(chromium) == "new first, then most unresolved"
     assert shown_ids(chromium) == [each.id for each in report.groups[:PAGE]]
-    badges = [each.text for each in every(chromium, ".badge.age")]
+    badges = texts(chromium, ".badge.age")
     assert badges[:2] == ["< 1 h old", "< 24 h old"][:count]
     assert len(badges) == sum(each.age is not GroupAge.OLDER for each in report.groups[:PAGE])
     assert script(chromium, "document.documentElement.scrollWidth") == 1280
@@ -58,7 +58,7 @@ def test_the_rate_and_the_last_hour_stand_beside_the_trend(open_page: Open, coun
     fast = report.groups[-1].model_copy(update={"last_hour": 12_345, "rate": 1_234.5})
     slow = report.groups[0].model_copy(update={"last_hour": 0, "rate": 0.04})
     chromium = open_page(sample_report(slow, *report.groups[1:-1], fast))
-    heads = [each.text for each in every(chromium, "#groups > thead th")]
+    heads = texts(chromium, "#groups > thead th")
     assert heads[5:8] == ["Trend", "Per hour", "Last hour"]
     Select(one(chromium, "[name=order]")).select_by_value("hour")
     assert (column(chromium, 7)[0], column(chromium, 8)[0]) == ("1.2K", "12,345")

@@ -14,7 +14,7 @@ import pytest
 from selenium.common import TimeoutException
 from selenium.webdriver import ActionChains, Chrome, Keys
 from selenium.webdriver.support.ui import Select
-from support.browser import every, one, picture, script, wait
+from support.browser import every, one, picture, script, texts, wait
 from support.report_browser import Open, column, names
 from support.reports import (
     MADE,
@@ -103,7 +103,7 @@ def test_filters_narrow_the_list_and_the_timeline(open_page: Open) -> None:
     Select(one(chromium, "[name=reason]")).select_by_value(Reason.TIMEOUT.value)
     wanted = [group for group in groups if group.reason is Reason.TIMEOUT]
     assert sorted(names(chromium)) == sorted(group.trigger for group in wanted)
-    assert [each.text.rsplit(" ", 1)[0] for each in every(chromium, ".legend > *")] == ["timeout"]
+    assert [each.rsplit(" ", 1)[0] for each in texts(chromium, ".legend > *")] == ["timeout"]
 
     one(chromium, "[name=unresolved]").click()
     assert len(names(chromium)) == sum(group.unresolved > 0 for group in wanted)
@@ -135,9 +135,7 @@ def test_a_row_opens_to_its_examples_and_its_replay_command(open_page: Open) -> 
     assert opener.get_attribute("aria-expanded") == "true"
     assert chromium.switch_to.active_element == opener, "the keyboard stays where it was"
     assert one(chromium, ".command code").text == group.replay_command
-    assert [each.text for each in every(chromium, ".examples .id")] == [
-        example.id for example in group.examples
-    ]
+    assert texts(chromium, ".examples .id") == [example.id for example in group.examples]
     assert str(group.examples[0].data_preview) in one(chromium, ".examples").text
     opener.send_keys(Keys.ENTER)
     assert every(chromium, ".details") == []
@@ -151,7 +149,7 @@ def test_acknowledged_failures_come_last_and_can_be_hidden(open_page: Open) -> N
     for column_name in ("trigger", "unresolved", "last"):
         one(chromium, f"[data-sort={column_name}]").click()
         assert names(chromium)[-1] == known.trigger, column_name
-    assert [each.text for each in every(chromium, ".badge.acknowledged")] == ["acknowledged"]
+    assert texts(chromium, ".badge.acknowledged") == ["acknowledged"]
 
     every(chromium, ".group .opener")[-1].click()
     facts = one(chromium, ".figures").text
@@ -218,7 +216,7 @@ def test_the_timeline_is_told_by_a_table_and_by_a_tip_too(open_page: Open) -> No
     chromium = open_page(report)
     one(chromium, "#timeline-table summary").click()
     wait(chromium, lambda: every(chromium, "#timeline-table tbody tr"))
-    told = [int(each.text) for each in every(chromium, "#timeline-table tbody td")]
+    told = [int(each) for each in texts(chromium, "#timeline-table tbody td")]
     assert told == [bucket.failures for bucket in group.buckets]
     assert str(sum(told)) in str(one(chromium, ".uplot").get_attribute("aria-label"))
 
@@ -279,7 +277,7 @@ def test_a_failure_tells_what_the_last_reports_said_of_it(open_page: Open) -> No
     assert chart.accessible_name.startswith("4 reports: 1 failures and 0 unresolved")
     assert chart.accessible_name.endswith("7 and 2 now")
     one(chromium, ".history summary").send_keys(Keys.ENTER)
-    told = [each.text.split()[-2:] for each in every(chromium, ".history tbody tr")]
+    told = [each.split()[-2:] for each in texts(chromium, ".history tbody tr")]
     assert told == [["7", "2"], ["3", "2"], ["2", "1"], ["1", "0"]]
     one(chromium, f'[id="{sample_group(2).id}"] .opener').send_keys(Keys.ENTER)
     assert "No report had it before" in one(chromium, f'[id="details-{sample_group(2).id}"]').text

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 import pytest
-from support.browser import every, look_as, script, wait
+from support.browser import look_as, script, texts, wait
 
 from knafka_jobs.report.report_document import Report
 from knafka_jobs.report.report_page import render_file
@@ -58,8 +58,8 @@ def open_page(chromium: Chrome, tmp_path: Path) -> Iterator[Open]:
 
 
 def names(chromium: Chrome) -> list[str]:
-    return [each.text for each in every(chromium, ".group .name")]
+    return texts(chromium, ".group .name")
 
 
 def column(chromium: Chrome, number: int) -> list[str]:
-    return [each.text for each in every(chromium, f".group > :nth-child({number})")]
+    return texts(chromium, f".group > :nth-child({number})")
