@@ -28,6 +28,7 @@ pytest_plugins = [
     "support.report_browser",
     "support.logs",
     "support.markers",
+    "support.file_order",
     "support.left_behind",
     "support.failures",
     "support.measuring",

@@ -108,6 +108,7 @@ def test_kills_lose_nothing_and_count_nothing_twice(
     assert {row["reason"] for row in reasons} == {each.value for each in REASONS}
 
 
+@pytest.mark.slice
 def test_nothing_new_changes_nothing(
     dead: DeadLetters, client: KafkaClient, tables: Tables, tmp_path: Path
 ) -> None:
@@ -122,6 +123,8 @@ def test_nothing_new_changes_nothing(
     assert files(tmp_path / "tables") == before
     last = compacted(tables, client, dead)
     assert (last.records, last.deleted) == (0, 30)
+    told = make_report(DataFusionEngine(tables.root), None, datetime.now(UTC))
+    assert (told.totals.events, told.totals.unresolved) == (30, 30)
 
 
 def test_garbage_is_tabled_like_everything_else(
@@ -297,7 +300,6 @@ def test_a_replay_that_is_cut_short_sends_each_event_once_in_all(
     }
 
 
-@pytest.mark.slice
 def test_a_replay_is_resolved_or_failed_again_in_the_next_report(
     dead: DeadLetters, client: KafkaClient, tables: Tables
 ) -> None:

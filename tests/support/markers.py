@@ -1,12 +1,11 @@
-"""Gives every test its markers, timeout and turn, and measures coverage in the pure ones only.
+"""Gives every test its markers and timeout, and measures coverage in the pure ones only.
 
-With pytest-xdist's `--dist loadfile` the files are handed out in the order of their first tests, so
-the longest begin first. Registered by `pytest_plugins` in tests/conftest.py.
+Registered by `pytest_plugins` in tests/conftest.py.
 """
 
 from __future__ import annotations
 
-import random
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -21,53 +20,25 @@ load of 20 to 30."""
 LONG: Final = ("kafka", "cluster", "spark", "slow")
 """Markers of the tests that may take longer."""
 _TESTS: Final = Path(__file__).parents[1]
-LONG_ON_CLUSTER: Final = (
-    "test_shared_dispatchers.py",
-    "test_operator.py",
-    "test_channels.py",
-    "test_operator_absent.py",
-)
-"""Files that take two minutes: whoever begins one of them last ends last."""
 _KAFKAS: Final = frozenset({"kafka", "kafka_distribution"})
 """Fixtures of a real Kafka."""
-CLUSTER_TESTS: Final = _TESTS / "cluster"
-PROPERTIES: Final = _TESTS / "property"
-PURE_FOLDERS: Final = ("unit", "property", "behaviour")
+PROPERTIES: Final = "property"
+PURE_FOLDERS: Final = ("unit", PROPERTIES, "behaviour")
 """Folders whose tests, long ones apart, have only their own process, and have to cover the pure
 packages."""
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--shuffle", type=int, metavar="SEED", help="run files and tests in a random order"
-    )
-
-
 @pytest.hookimpl(tryfirst=True)  # before `-m` reads the markers
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         mark_what_it_needs(item)
-        is_timed = item.get_closest_marker("timeout") or is_long(item)
-        if not is_timed and PROPERTIES not in item.path.parents:
+        takes_long, folder = is_long(item), folder_of(item.path)
+        if not takes_long and folder != PROPERTIES and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(PURE_TIMEOUT))
-        if is_long(item) or not is_measured(item.path):
+        if takes_long or folder not in PURE_FOLDERS:
             item.add_marker("no_cover")
         if item.get_closest_marker("looptime"):
             item.add_marker(pytest.mark.looptime(noop_cycles=NOOP_CYCLES))
-    seed: int | None = config.getoption("--shuffle")
-    if seed is None:
-        items.sort(key=_turn)
-    else:
-        shuffle(items, random.Random(seed))
-
-
-def shuffle(items: list[pytest.Item], order: random.Random) -> None:
-    """Put the files into this order, and in each of them its tests, whose fixtures they share."""
-    order.shuffle(items)
-    turns: dict[Path, int] = {}
-    for item in items:
-        turns.setdefault(item.path, len(turns))
-    items.sort(key=lambda item: turns[item.path])
 
 
 def mark_what_it_needs(item: pytest.Item) -> None:
@@ -80,33 +51,21 @@ def mark_what_it_needs(item: pytest.Item) -> None:
         item.add_marker(pytest.mark.slow)
     if "bucket" in fixtures:
         item.add_marker(pytest.mark.go)
-    if item.path.is_relative_to(_TESTS / "chaos"):
+    folder = folder_of(item.path)
+    if folder == "chaos":
         item.add_marker(pytest.mark.chaos)
     world = str(getattr(getattr(item, "callspec", None), "params", {}).get("world", ""))
-    if item.path.is_relative_to(_TESTS / "integration") or world.startswith("local"):
+    if folder == "integration" or world.startswith("local"):
         item.add_marker(pytest.mark.integration)
-    if item.path.is_relative_to(CLUSTER_TESTS) or world == "cluster":
+    if folder == "cluster" or world == "cluster":
         item.add_marker(pytest.mark.cluster)
 
 
-def is_measured(path: Path) -> bool:
-    """Whether coverage is measured in a file's tests, where it is at all."""
-    if not path.is_relative_to(_TESTS):
-        return False
-    name = path.relative_to(_TESTS).as_posix()
-    return name.startswith(PURE_FOLDERS)
+@cache
+def folder_of(path: Path) -> str:
+    """The folder of tests/ that a file is in; empty if it is in none."""
+    return path.relative_to(_TESTS).parts[0] if path.is_relative_to(_TESTS) else ""
 
 
 def is_long(item: pytest.Item) -> bool:
     return any(item.get_closest_marker(name) for name in LONG)
-
-
-def _turn(item: pytest.Item) -> int:
-    """0 for what begins first. Cluster tests come last: what they need may still be compiling."""
-    if item.get_closest_marker("cluster"):
-        return 4 if item.path.name in LONG_ON_CLUSTER else 5
-    if item.get_closest_marker("spark"):
-        return 0
-    if is_long(item):
-        return 1
-    return 2 if item.path.is_relative_to(PROPERTIES) else 3  # of the pure files the longest

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import pytest
 from coverage import Coverage
-from support.markers import PROPERTIES
+from support.markers import PROPERTIES, folder_of
 
 MEASURED: Final = 0.3
 """Seconds of CPU from the start of a test's call in which coverage is measured."""
@@ -51,7 +51,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
         controller.cov.stop()
 
     before = signal.signal(signal.SIGPROF, stop)
-    is_property = item.path.is_relative_to(PROPERTIES)
+    is_property = folder_of(item.path) == PROPERTIES
     seconds = MEASURED_OF_PROPERTIES if is_property else MEASURED
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:

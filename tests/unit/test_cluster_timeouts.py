@@ -29,6 +29,7 @@ def test_that_comes_after(request):
 
 
 @pytest.mark.slow
+@pytest.mark.integration
 def test_the_first_test_of_a_file_that_is_not_skipped_waits_for_the_cluster(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(TESTS)
     (tmp_path / "conftest.py").write_text(

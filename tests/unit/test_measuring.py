@@ -34,6 +34,7 @@ asyncio_default_fixture_loop_scope = function
 
 
 @pytest.mark.slow
+@pytest.mark.integration
 @pytest.mark.parametrize("workers", ["0", "1"])
 def test_only_the_beginning_of_what_is_to_be_covered_is_measured(
     tmp_path: Path, workers: str

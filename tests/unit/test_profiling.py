@@ -13,7 +13,8 @@ from support.gate import only_chaos
 ALONE = Path(__file__).with_name("profiling_alone.py")
 
 
-@pytest.mark.slow  # a pytest of its own, for more than a minute
+@pytest.mark.slow
+@pytest.mark.integration
 @pytest.mark.conformance("DSP-14")
 def test_profiles_show_what_a_process_does() -> None:
     run_alone("not go", timeout=300)

@@ -66,6 +66,7 @@ def test_few_tests_of_real_services_get_a_second_try(
 
 @pytest.mark.parametrize("workers", [(), ("-n1", "--dist=loadfile")], ids=["alone", "xdist"])
 @pytest.mark.slow
+@pytest.mark.integration
 def test_what_passes_alone_passes_the_run_and_is_named(
     tmp_path: Path, workers: tuple[str, ...]
 ) -> None:
@@ -79,6 +80,7 @@ def test_what_passes_alone_passes_the_run_and_is_named(
 
 
 @pytest.mark.slow
+@pytest.mark.integration
 def test_what_fails_twice_fails_the_run(tmp_path: Path) -> None:
     done = run(tmp_path, "-k", "always or passes")
     assert done.returncode == 1
@@ -86,6 +88,7 @@ def test_what_fails_twice_fails_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.integration
 def test_a_pure_test_gets_no_second_try(tmp_path: Path) -> None:
     done = run(tmp_path, "-k", "pure or passes")
     assert done.returncode == 1

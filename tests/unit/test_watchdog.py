@@ -32,6 +32,7 @@ def test_comes_after():
 
 
 @pytest.mark.slow
+@pytest.mark.integration
 @pytest.mark.parametrize("handed_out", ["load", "loadfile"])
 def test_a_test_that_fails_and_then_hangs_ends_its_worker_alone(
     tmp_path: Path, handed_out: str
