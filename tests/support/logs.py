@@ -110,7 +110,17 @@ class Log:
         name = f"contract-{uuid.uuid4().hex}"
         self._topics.append(name)
         assert await self.admin.ensure_topic(name, partitions, 1, {})
+        async with asyncio.timeout(SOON):
+            while not await self._has_leaders(name, partitions):
+                pass
         return name
+
+    async def _has_leaders(self, topic: str, partitions: int) -> bool:
+        """Whether each partition of a new topic can be read: Kafka describes it a moment before."""
+        try:
+            return len(await self.admin.end_offsets(topic)) == partitions
+        except LogError:
+            return False
 
     async def grow(self, topic: str, partitions: int) -> None:
         """Give it more partitions, as its owner may, and wait until they are there."""
