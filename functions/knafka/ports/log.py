@@ -437,7 +437,7 @@ class LogAdmin(TopicMaker, GroupSource, Protocol):
         """Delete a group with its offsets, if it exists. Raises `LogError` if it has members."""
         ...
 
-    async def read_all(self, topic: str, limit: int) -> Sequence[Record]:
+    async def read_last(self, topic: str, limit: int) -> Sequence[Record]:
         """Return a topic's last `limit` records by timestamp, oldest first, without a group.
 
         May return fewer than `limit` although the topic has more, if offsets are missing between

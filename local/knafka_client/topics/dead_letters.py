@@ -287,7 +287,7 @@ async def read_topic(admin: LogAdmin, topic: str, limit: int) -> Sequence[Record
     """Return the newest `limit` records of a topic, oldest first; none if the topic doesn't exist
     yet. Raises `LogError`."""
     try:
-        return await admin.read_all(topic, limit)
+        return await admin.read_last(topic, limit)
     except LogError as error:
         if error.unknown_topic:
             return []
