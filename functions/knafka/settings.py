@@ -1,4 +1,4 @@
-"""Settings: what a function takes from its environment, checked once at start.
+"""Reads and checks the settings of a function in its environment.
 
     KNAFKA_INGRESSES   receiver: its contract, a JSON array of Ingress
     KNAFKA_RECEIVER    receiver, instead: one Receiver as JSON, which names a topic of Ingresses

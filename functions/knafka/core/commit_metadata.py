@@ -65,8 +65,8 @@ def mark_after_restart(former: str, known: str) -> str:
     """Return the mark for the commits of a partition that is read from its start again. `former`:
     its mark until now; `known`: the `short_id` of the topic, from Kafka's last answer.
 
-    The result is `known` if the two differ, else empty (no mark): then the topic may have been
-    replaced since Kafka's last answer, and new commits must not get the old topic's mark.
+    The result is `known` if both are known and differ. Else it is empty (no mark): the topic may
+    have been replaced since Kafka's last answer, and new commits must not get the old topic's mark.
     """
     return known if is_of_another(former, known) else ""
 

@@ -60,8 +60,8 @@ _CHECKED_ATTRIBUTES: Final = (
 
 
 class _Layout(NamedTuple):
-    """What the records of all documents have in common whose members have the same names in the
-    same order."""
+    """The properties that all documents share whose members have the same names in the same
+    order."""
 
     headers: tuple[str, ...]
     """The record headers for these attributes, in the same order."""
