@@ -114,7 +114,7 @@ def expire(
     return remaining.held, firings
 
 
-def due(condition: TriggerCondition, within: int, held: Held) -> int | None:
+def due_time(condition: TriggerCondition, within: int, held: Held) -> int | None:
     """Return when (ms since the Unix epoch) the first of the waiting rounds fires, unless it is
     cancelled; None: no round waits. `within` (ms): how long a round waits."""
     return min(
@@ -123,7 +123,7 @@ def due(condition: TriggerCondition, within: int, held: Held) -> int | None:
     )
 
 
-def expires(condition: TriggerCondition, within: int, held: Held) -> int | None:
+def expiry_time(condition: TriggerCondition, within: int, held: Held) -> int | None:
     """Return the first time (ms since the Unix epoch) at which `expire` would fire a round or drop
     an event; None: it never would. `within` (ms): how long a round waits."""
     decision = decide(condition, within, held)

@@ -64,7 +64,7 @@ class Backtest:
         """Apply the events in the given order and yield the firings. An event that is earlier than
         one before it counts as late, as on the bus."""
         for event in events:
-            yield from self.until(event.at)
+            yield from self.advance_to(event.at)
             identity = identity_of(event.attributes)
             for route in self._router.route(event.attributes):
                 held_event = HeldEvent(
@@ -82,10 +82,10 @@ class Backtest:
                 for firing in step.firings:
                     yield Fired(route.key, event.at, firing)
 
-    def until(self, time: int) -> Iterator[Fired]:
+    def advance_to(self, time: int) -> Iterator[Fired]:
         """Yield the firings whose wait for an unwanted event is over once no event before `time`
         (ms) is still to come, and drop held events that can't be part of a firing any more."""
-        for key in self._timers.until(time):
+        for key in self._timers.take_due(time):
             rule = self._rules[trigger_of(key)]
             step = rules.expire(rule, self._held[key], time)
             self._hold(key, step.held)
@@ -96,7 +96,7 @@ class Backtest:
 
     def _hold(self, key: str, held_now: Held) -> None:
         """Replace the events that are held at a key by `held_now`, and set the key's timer."""
-        self._timers.set(key, rules.expires(self._rules[trigger_of(key)], held_now))
+        self._timers.set(key, rules.expiry_time(self._rules[trigger_of(key)], held_now))
         if held_now:
             self._held[key] = held_now
         else:

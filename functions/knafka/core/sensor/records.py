@@ -1,9 +1,9 @@
 """Encodes and decodes the records of a Sensor's three topics (BUS-7, BUS-18, BUS-S6).
 
-    topic       key                                  value                       holds events that
-    trigger     TRIGGER or TRIGGER/CORRELATION       one event, as JSON          a trigger may need
-    changelog   OFFSET/ and the trigger topic's key  the same, or a tombstone    a trigger holds
-    action      the trigger topic's key              a CloudEvent, see `action`  have fired
+    topic      key                                  value                         events that
+    trigger    TRIGGER or TRIGGER/CORRELATION       one event, as JSON            a trigger may need
+    changelog  OFFSET/ and the trigger topic's key  the same, or a tombstone      a trigger holds
+    action     the trigger topic's key              CloudEvent (`action_record`)  have fired
 
 All records for one trigger and correlation key have the same record key, so they are in one
 partition, and one process at a time handles them (BUS-18, BUS-19). Changelog records of a partition
@@ -148,7 +148,7 @@ def read_changelog(key: bytes | None) -> tuple[str, int]:
         raise InvalidEvent("the record is none of a Sensor's changelog") from None
 
 
-def action(
+def action_record(
     source: str, identity: str, key: str, firing: Firing, trace: bytes = b""
 ) -> tuple[RecordHeaders, bytes]:
     """Return headers and value of the record that announces a firing: a CloudEvent whose data are a

@@ -102,23 +102,23 @@ def expire(rule: Rule, held: Held, until: int) -> RuleStep:
     )
 
 
-def due(rule: Rule, held: Held) -> int | None:
+def due_time(rule: Rule, held: Held) -> int | None:
     """Return when (ms since the Unix epoch) the held events fire if no further event comes. None:
     they don't fire by themselves; only those of a condition with an unwanted event do."""
     if not rule.condition.unwanted or not held:
         return None
     assert rule.within is not None
-    return absence.due(rule.condition, rule.within, held)
+    return absence.due_time(rule.condition, rule.within, held)
 
 
-def expires(rule: Rule, held: Held) -> int | None:
+def expiry_time(rule: Rule, held: Held) -> int | None:
     """Return the first time (ms since the Unix epoch) at which `expire` would change the held
     events: a wait for absence, `within` or a reset is over. None: never."""
     if not held:
         return None
     if rule.condition.unwanted:
         assert rule.within is not None
-        return absence.expires(rule.condition, rule.within, held)
+        return absence.expiry_time(rule.condition, rule.within, held)
     oldest = min(event.at for event in held)
     times = [] if rule.within is None else [oldest + rule.within + 1]
     resets = (reset.next(oldest) for reset in rule.resets)

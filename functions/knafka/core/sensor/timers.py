@@ -28,7 +28,7 @@ class Timers:
             self._heap = [(time, key) for key, time in self._times.items()]
             heapify(self._heap)
 
-    def of(self, key: str) -> int | None:
+    def time_of(self, key: str) -> int | None:
         """Return the time of this key; None if it has none."""
         return self._times.get(key)
 
@@ -42,7 +42,7 @@ class Timers:
             heappop(self._heap)
         return None
 
-    def until(self, time: int) -> Iterator[str]:
+    def take_due(self, time: int) -> Iterator[str]:
         """Yield the keys whose times are at or before `time` (ms), the earliest first, and remove
         their times."""
         while (first := self.first) is not None and first <= time:
