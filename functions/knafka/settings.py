@@ -48,6 +48,7 @@ from knafka.core.documents import parse_json
 from knafka.core.errors import InvalidDocument
 from knafka.core.tokens.caller_tokens import CALLERS, SCRAPERS, Callers
 
+# Names of environment variables, which this module's docstring describes.
 INGRESSES: Final = "KNAFKA_INGRESSES"
 RECEIVER: Final = "KNAFKA_RECEIVER"
 EGRESS: Final = "KNAFKA_EGRESS"

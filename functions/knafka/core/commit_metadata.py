@@ -27,6 +27,7 @@ _ID_LENGTH: Final = MARK_LENGTH - len("@:")
 _MARK: Final = re.compile(rf"@([\w+/-]{{{_ID_LENGTH}}}):", re.ASCII)
 """Matches a mark. librdkafka writes ids in base64 with + and /, other clients with - and _."""
 _BASE64_TO_URL: Final = str.maketrans("+/", "-_")
+"""Translation to the form of other clients' ids."""
 _ZERO_ID: Final = "A" * _ID_LENGTH
 """The beginning of Kafka's id zero, which librdkafka returns if a node of Kafka sends no id."""
 

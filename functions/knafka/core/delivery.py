@@ -98,6 +98,7 @@ class DeadLetter:
 
 
 Decision = Done | Retry | DeadLetter
+"""What follows an attempt."""
 DONE: Final = Done()
 
 

@@ -20,6 +20,7 @@ from pydantic import AfterValidator, Field
 from knafka.core.documents import Duration, Model
 
 PATH: Final = "/drain"
+"""Path of requests to drain."""
 PROGRESS_INTERVAL: Final = 1.0
 """Seconds between two lines of progress: no proxy's idle timeout is that short."""
 

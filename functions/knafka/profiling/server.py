@@ -34,6 +34,7 @@ Profiles of this process, for `go tool pprof URL` or speedscope:
 {PREFIX}threads              how many threads are where
 {PREFIX}threads?debug=1      every thread and task, to be read
 """
+"""Text of the response at `PREFIX`."""
 DEFAULT_PROFILE_SECONDS: Final = 30.0
 """Default duration of a profile, in seconds."""
 

@@ -38,6 +38,7 @@ CORE: Final = frozenset(
 URIS: Final = frozenset({"source", "dataschema", "schemaurl"})
 """Standard attributes that are a URI or a URI-reference."""
 
+# Each of these matches a whole text, only `_SCHEME` the beginning of one.
 _NAME = re.compile(r"[a-z0-9]+").fullmatch
 # In a character class; characters outside ASCII are allowed, as in an IRI (RFC 3987).
 _URI_CHARACTERS = r"[A-Za-z0-9\-._~:/?#\[\]@!$&'()*+,;=\u0080-\U0010ffff]"

@@ -84,7 +84,9 @@ _NOT_AN_ATTRIBUTE = "ce-"
 """Stands for the record header of a request header `ce-…` that names no attribute. No header has
 this name."""
 _MODES = BoundedCache[bytes, Mode](lambda value: mode_of(value.decode("latin-1")))
+"""`mode_of` by content type; cached."""
 _QUOTED = re.compile(rb'"((?:[^"\\]|\\.)*)"', re.DOTALL).fullmatch
+"""Matches a quoted string (RFC 9110, 5.6.4); the group is the text between its quotes."""
 _QUOTED_PAIR = re.compile(rb"\\(.)", re.DOTALL)
 
 

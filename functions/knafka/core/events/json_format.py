@@ -76,6 +76,7 @@ _SCAN = json.JSONDecoder(parse_int=_Integer).raw_decode
 _SKIP = json.JSONDecoder(parse_int=len).raw_decode
 """Like `_SCAN`, for a list or an object whose value isn't needed: it doesn't keep the text of
 integers, of which a megabyte may have 500,000."""
+# Accepts the same JSON as other readers do, without NaN and infinities.
 _CHECK = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=_reject_constant).decode
 
 

@@ -40,6 +40,7 @@ its attributes as header lines."""
 _matches_passed = re.compile(
     r"traceparent|tracestate|x-request-id|(?:x-b3|knative)-[a-z0-9_.-]+"
 ).fullmatch
+"""Matches the names of headers that are passed on with an event."""
 
 
 class Draft(NamedTuple):

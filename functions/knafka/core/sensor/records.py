@@ -37,6 +37,7 @@ _ORIGIN: Final = "origin"
 """The event's partition and offset on the bus; in the trigger topic followed by a third number,
 `TriggerTopicRecord.until`."""
 _TRACE: Final = "traceparent"
+"""Record header with the event's trace context, also in the action topic."""
 NEVER: Final = -(2**62)
 """A time (ms) before all others."""
 
