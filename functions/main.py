@@ -1,4 +1,4 @@
-"""The targets that functions-framework starts: thin, nothing is opened at import.
+"""The targets that functions-framework starts. Importing this module opens nothing.
 
     functions-framework --source functions/main.py --target receive|dispatch|sense
 
@@ -21,13 +21,15 @@ from knafka.serving import Receive, Scope, Send
 
 
 class _Handled(Response):
-    """A response that the function writes by itself, from the untouched request."""
+    """A response that the function itself writes, from the request that the framework hasn't read:
+    so the targets below don't use their argument."""
 
     def __init__(self, hosted: Hosted) -> None:
         super().__init__()
         self._hosted = hosted
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on to the function; the framework calls this to send the response."""
         await self._hosted.handle(scope, receive, send)
 
 
@@ -38,17 +40,17 @@ _SENSOR = Hosted(SensorFunction())
 
 @functions_framework.aio.http
 async def receive(request: Request) -> Response:
-    """The receiver, as a functions-framework target."""
+    """Handle a request by the receiver."""
     return _Handled(_RECEIVER)
 
 
 @functions_framework.aio.http
 async def dispatch(request: Request) -> Response:
-    """The dispatcher, as a functions-framework target."""
+    """Handle a request by the dispatcher."""
     return _Handled(_DISPATCHER)
 
 
 @functions_framework.aio.http
 async def sense(request: Request) -> Response:
-    """The sensor, as a functions-framework target."""
+    """Handle a request by the sensor."""
     return _Handled(_SENSOR)

@@ -9,6 +9,7 @@ MODULES = {
     "dispatch": "knafka.dispatcher",
     "sense": "knafka.sensor",
 }
+"""Packages to run, by FUNCTION_TARGET."""
 
 if __name__ == "__main__":
     target = os.environ.get("FUNCTION_TARGET", "")

@@ -4,8 +4,9 @@
     a log that begins anew, or an error --> the same again; the old contract counts until the end
 
 A contract is complete only at the topic's end, as later records may replace earlier ones. A record
-that can't be used removes the entry of its key, and no other. `Entries` defines what an entry is: a
-shard's Egresses (`dispatcher.shared.entries`), a receiver's Ingresses (`receiver.entries`).
+that can't be used removes the entry of its key, and no other. `Entries` defines what an entry is:
+one of a shard's Egresses (`dispatcher.shared.entries`), or of a receiver's Ingresses
+(`receiver.entries`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from knafka.ports.shared_log import BEGINNING, Position, PositionedReader
 log = logging.getLogger(__name__)
 
 CONTRACT_PARTITION: Final = 0
-"""The topic's only partition: records of several would have no common order."""
+"""The topic's only partition: records of several partitions would have no common order."""
 CONTRACT_READ_LIMIT: Final = 500
 """Most records of one read."""
 CONTRACT_READ_TIMEOUT: Final = 1.0
@@ -33,8 +34,8 @@ CONTRACT_READ_TIMEOUT: Final = 1.0
 CONTRACT_CLOSE_TIMEOUT: Final = 5.0
 """Seconds to close a reader."""
 READ_TO_END_TIMEOUT: Final = 30.0
-"""Seconds without reaching the topic's end after which another reader is opened: librdkafka looks
-less and less often for a topic that didn't exist."""
+"""Seconds within which a reader must reach the topic's end, before another one is opened:
+librdkafka looks less and less often for a topic that didn't exist."""
 
 E = TypeVar("E")
 E_co = TypeVar("E_co", covariant=True)
@@ -45,12 +46,13 @@ class Entries(Protocol[E_co]):
     shared dispatcher implement it."""
 
     def entry_of(self, key: str, value: bytes) -> E_co | None:
-        """Return the entry that a record with this key and value declares; None if it doesn't
-        concern this process. Raises any exception for a record that can't be used."""
+        """Return the entry that a record with this key and value declares; None: it doesn't concern
+        this process. May raise any exception for a record that can't be used."""
         ...
 
     def concerns(self, value: bytes) -> bool:
-        """Whether a record for which `entry_of` has raised concerns this process."""
+        """Whether a record with this value, for which `entry_of` has raised an error, concerns this
+        process."""
         ...
 
 
@@ -59,11 +61,11 @@ class Contract(Generic[E]):
     """The entries of a contract topic by key, as of a position in it."""
 
     position: int = 0
-    """The offset of the first record that is not taken into account yet."""
+    """The offset of the first record that isn't applied yet."""
     entries: Mapping[str, E] = field(default_factory=dict)
     """The entries; an entry that is declared again unchanged stays the same object."""
     refused: Mapping[str, str] = field(default_factory=dict)
-    """Why records that concern this process can't be used, by key."""
+    """By key, why a record that concerns this process can't be used."""
 
 
 class ContractFollower(Generic[E]):
@@ -84,7 +86,7 @@ class ContractFollower(Generic[E]):
         self._failures = 0
         """Number of failed runs of `follow` in a row."""
         self._ready = asyncio.Event()
-        """Set with `is_ready`."""
+        """Set when `is_ready` becomes True."""
 
     async def wait_until_ready(self) -> None:
         """Wait until the topic's end was reached once."""
@@ -117,8 +119,9 @@ class ContractFollower(Generic[E]):
                 await reader.close(CONTRACT_CLOSE_TIMEOUT)
 
     async def _follow(self, reader: PositionedReader) -> None:
-        """Apply records as they come, and publish the contract from the topic's end on; returns
-        never. Raises `LogError`, also if the end isn't reached within `READ_TO_END_TIMEOUT`."""
+        """Apply records as they come, and publish the contract once the topic's end is reached, and
+        after each later read. Never returns. Raises `LogError`, also if the end isn't reached
+        within `READ_TO_END_TIMEOUT`."""
         loop = asyncio.get_running_loop()
         contract: Contract[E] = Contract()
         began, at_end = loop.time(), False
@@ -139,9 +142,10 @@ class ContractFollower(Generic[E]):
     def _apply_records(
         self, contract: Contract[E], records: Sequence[Record], end: int
     ) -> Contract[E]:
-        """Return the contract as these records change it: each sets the entry of its key, a
-        tombstone removes it, and a record that can't be used removes it and is noted in `refused`.
-        `end`: the topic's end offset if the read has reached it, else 0."""
+        """Return the contract after these records. A record sets the entry of its key; a tombstone
+        removes the entry; a record that can't be used removes the entry, and is noted in `refused`
+        if it concerns this process. `end`: the topic's end offset if the read has reached it, else
+        0."""
         position = max(contract.position, end)
         if not records:
             return replace(contract, position=position)
@@ -161,6 +165,7 @@ class ContractFollower(Generic[E]):
                     refused[key] = f"its contract can't be used: {error}"
             else:
                 if entry is not None:
+                    # An unchanged entry stays the same object (`Contract.entries`).
                     entries[key] = (
                         previous_entry
                         if previous_entry is not None and previous_entry == entry

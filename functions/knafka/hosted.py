@@ -1,8 +1,9 @@
-"""Runs our functions in func's server, by func's contract, which functions-framework uses too.
+"""Runs our functions in the servers of func and functions-framework.
 
-func calls `new()` once and then the instance: `start` and `stop` are plain calls on the event loop,
-`handle` is ASGI, `alive` and `ready` answer its probes (FN-2, FN-4). `functions/function` exports
-`new` for a build from source (FN-13), `functions/main.py` has the targets of functions-framework.
+func calls `new()` once and then the instance's methods: `start` and `stop` are plain calls on the
+event loop, `handle` is ASGI, `alive` and `ready` answer its probes (FN-2, FN-4).
+`functions/function` exports `new` for a build from source (FN-13). Under functions-framework, the
+targets in `functions/main.py` call `handle`.
 
 Not here: an import of either framework. The two can't be installed together (FF-4), and this module
 is used with both.
@@ -36,22 +37,24 @@ class Hosted:
         """The start of the function; None: it hasn't begun."""
         self._ending: asyncio.Task[None] | None = None
         """The end of the server after SIGTERM; None: it hasn't begun."""
+        self._stopping: asyncio.Task[None]
+        """The stop of the function, set by `stop`."""
 
     def start(self, environment: Mapping[str, str]) -> None:
-        """Start the function in the background; func or the first request calls this on the event
-        loop."""
+        """Start the function in the background. Called on the event loop by func, or else by the
+        first request (`handle`)."""
         self._starting = asyncio.create_task(self._start(environment))
         self._handle_sigterm()
 
     async def _start(self, environment: Mapping[str, str]) -> None:
-        """Start profiling if the environment enables it, then the function; logs and raises what
-        prevents either."""
+        """Start profiling if the environment enables it, then the function. Log and raise the
+        `KnafkaError` that prevents either."""
         try:
             start_profiling(environment)
             await self._function.start(environment)
         except KnafkaError as error:
-            # The readiness probe gets the error too, but Kubernetes shows only the status of its
-            # answer.
+            # The readiness probe's answer has the error, too, but Kubernetes shows only the
+            # answer's status.
             log.error("error: %s", error)
             raise
 
@@ -66,7 +69,7 @@ class Hosted:
         previous_handler = signal.getsignal(signal.SIGTERM)
 
         def interrupt(number: int, frame: FrameType | None) -> None:
-            """Interrupt the function from the event loop, then call the server's own handler of
+            """Have the event loop interrupt the function, and call the server's own handler of
             SIGTERM."""
             loop.call_soon_threadsafe(self._function.interrupt)
             if callable(previous_handler):
@@ -75,9 +78,9 @@ class Hosted:
         signal.signal(signal.SIGTERM, interrupt)
 
     def _end_function_then_server(self) -> None:
-        """Interrupt the function, and end the server once the function's drains have ended. Called
-        at SIGTERM in place of the server's own handler, with which the server would wait for open
-        connections, but not for the task of `stop`."""
+        """Interrupt the function, and end the server once the function's drains have ended; called
+        at SIGTERM. With its own handler, the server would wait for open connections, but not for
+        the task of `stop`."""
         if self._ending is None:
             self._function.interrupt()
             self._ending = asyncio.create_task(self._end_server())
@@ -87,12 +90,12 @@ class Hosted:
         try:
             await self._function.wait_until_interrupted()
         finally:
-            # Not SIGTERM, whose handler is ours: func's server ends at SIGINT too.
+            # Not SIGTERM, whose handler is ours: func's server ends at SIGINT, too.
             signal.raise_signal(signal.SIGINT)
 
     def stop(self) -> None:
-        """Stop the function in the background; func calls this on the event loop when requests have
-        ended."""
+        """Stop the function in the background. func calls this on the event loop once all requests
+        have ended."""
         self._stopping = asyncio.create_task(self._function.stop())
 
     async def wait_until_stopped(self) -> None:
@@ -100,12 +103,13 @@ class Hosted:
         await self._stopping
 
     def alive(self) -> tuple[bool, str]:
-        """Answer the liveness probe: return False and the reason if only a restart helps, else
-        True."""
+        """Answer the liveness probe: return False and the reason if only a restart of the process
+        helps, else True and a text."""
         return self._function.alive()
 
     def ready(self) -> tuple[bool, str]:
-        """Return whether the function has started and is ready, and if not the reason."""
+        """Answer the readiness probe: return whether the function has started and is ready, and if
+        not the reason."""
         if self._starting is None or not self._starting.done():
             return False, "starting"
         if error := self._starting.exception():
@@ -113,11 +117,12 @@ class Hosted:
         return self._function.ready()
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request as an ASGI application; start the function first if nothing has, and
-        wait for its start. Raises the error of a failed start."""
+        """Answer one request as an ASGI application. Before the first one, start the function if
+        the server hasn't, and wait until it has started. Raises the error of a failed start."""
         if self._starting is None:
             self.start(os.environ)
             assert self._starting is not None
+        # Shielded, as a request that is cancelled must not cancel the start.
         await asyncio.shield(self._starting)
         await self._function.handle(scope, receive, send)
 

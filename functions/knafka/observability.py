@@ -1,7 +1,7 @@
-"""Observability: counters in plain integers, shown as Prometheus text, and the format of logs.
+"""Formats metrics as Prometheus text, and log records as text or JSON.
 
-A hot path only adds to an attribute, a dict or a `Histogram`; names and labels are put together
-when metrics are requested. There is no shared registry: each function owns its counts.
+A hot path only adds to an attribute, a dict or a `Histogram`; names and labels are added when
+metrics are requested. There is no shared registry: each function owns its counts.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from typing import Final, Literal
 from knafka.core.contract import Egress, Ingress
 
 Labels = Mapping[str, str]
+"""Values of a metric's labels by name."""
 
 CONSUMED: Final = "eventing_kafka_consumed_msg_count"
 CONSUMED_HELP: Final = "Consumed Message Count"
 PRODUCED: Final = "eventing_kafka_produced_msg_count"
 PRODUCED_HELP: Final = "Produced Message Count"
-"""Names and help texts of two metrics of eventing-kafka's KafkaChannel, which are gauges there too
+"""Names and help texts of two metrics of eventing-kafka's KafkaChannel, where they are gauges, too
 (DSP-16, DSP-22)."""
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -39,7 +40,8 @@ REPEAT_INTERVAL: Final = 10.0
 """Seconds between two log lines that differ in their numbers only."""
 
 MAX_REMEMBERED_KINDS: Final = 100
-"""Kinds of log lines that a filter remembers before it forgets all of them, to bound its memory."""
+"""Most kinds of log lines that a filter remembers; with more it forgets all of them, to bound its
+memory."""
 
 _NUMBERS = re.compile(r"\d+")
 
@@ -58,7 +60,8 @@ class Histogram:
         self._last = 0
         """Index of the last observation's bucket, into which most observations fall."""
         self._above = self._upto = 0.0
-        """Bounds of the last observation's bucket."""
+        """Bounds of the last observation's bucket. At first equal, so that no observation is
+        between them."""
 
     def observe(self, seconds: float) -> None:
         """Count an observation in seconds."""
@@ -68,7 +71,7 @@ class Histogram:
         self.sum += seconds
 
     def _search(self, seconds: float) -> None:
-        """Find the bucket of an observation in seconds, to which `observe` adds it."""
+        """Make the bucket of an observation (seconds) the last one, to which `observe` adds it."""
         bucket = self._last = bisect_left(BUCKETS, seconds)
         self._above = BUCKETS[bucket - 1] if bucket else -math.inf
         self._upto = BUCKETS[bucket] if bucket < len(BUCKETS) else math.inf
@@ -107,11 +110,13 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric: its name, help text, and a value for each set of labels."""
+    """One metric with its values."""
 
     name: str
     help: str
+    """A text that explains the metric."""
     samples: Iterable[tuple[Labels, float | Histogram]]
+    """A value for each set of labels: a `Histogram` if `kind` says so, else a number."""
     kind: Literal["counter", "gauge", "histogram"] = "counter"
 
 
@@ -134,7 +139,7 @@ def egress_labels(egress: Egress) -> dict[str, str]:
     return {"namespace": egress.namespace, "broker": egress.broker, "trigger": egress.trigger}
 
 
-def consumed(samples: Iterable[tuple[str, str, Mapping[int, int]]]) -> Metric:
+def consumed_metric(samples: Iterable[tuple[str, str, Mapping[int, int]]]) -> Metric:
     """Return the metric of consumed records (DSP-16 to DSP-18). `samples`: for each consumer and
     topic, the consumer's name, the topic, and the number of records by partition."""
     labelled_samples = [
@@ -145,7 +150,7 @@ def consumed(samples: Iterable[tuple[str, str, Mapping[int, int]]]) -> Metric:
     return Metric(CONSUMED, CONSUMED_HELP, labelled_samples, "gauge")
 
 
-def produced(samples: Iterable[tuple[str, str, Mapping[int, int]]]) -> Metric:
+def produced_metric(samples: Iterable[tuple[str, str, Mapping[int, int]]]) -> Metric:
     """Return the metric of produced records (DSP-22). `samples`: for each producer and topic, the
     producer's name, the topic, and the number of records by partition."""
     labelled_samples = [
@@ -157,9 +162,8 @@ def produced(samples: Iterable[tuple[str, str, Mapping[int, int]]]) -> Metric:
 
 
 def prometheus_text(metrics: Iterable[Metric]) -> bytes:
-    """Return the metrics in Prometheus's text format (`CONTENT_TYPE`). That blocks for about 7 us a
-    sample: for thousands of samples, call it in a thread.
-    """
+    """Return the metrics in Prometheus's text format (`CONTENT_TYPE`). This takes about 7 us for
+    each sample: for thousands of samples, call it in a thread."""
     # Not imported at a cold start: it takes 40 ms, and most processes deliver before their metrics
     # are requested (docs/decisions/0021-prometheus-client.md).
     from prometheus_client.exposition import generate_latest
@@ -192,24 +196,21 @@ def prometheus_text(metrics: Iterable[Metric]) -> bytes:
 
 
 class RateLimitedFilter(logging.Filter):
-    """Passes one log line of a kind every `REPEAT_INTERVAL` seconds: while Kafka is away, the same
-    line would be logged hundreds of times a second.
-
-    Lines of one level are of a kind if they differ only in numbers. With `by_wording` they are if
-    their messages before formatting are the same: for messages whose values come from events and
-    never repeat.
-    """
+    """Passes one log line of each kind every `REPEAT_INTERVAL` seconds: while Kafka is away, the
+    same line would be logged hundreds of times a second."""
 
     def __init__(self, *, by_wording: bool = False) -> None:
-        """`by_wording`: lines with the same message before formatting are of a kind."""
+        """`by_wording` False: lines of one level are of the same kind if they differ only in
+        numbers. True: they are if their messages before formatting are equal; this is for messages
+        whose values come from events and never repeat."""
         super().__init__()
         self._by_wording = by_wording
         self._logged_at: dict[tuple[int, str], float] = {}
-        """When (Unix time) a line of each kind was last logged, by level and wording."""
+        """When (Unix time) a line of each kind was last logged; a kind is a level and a wording."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the record is logged: one of its kind per `REPEAT_INTERVAL` is. `logging` calls
-        it for each record."""
+        """Decide whether the record is logged, and remember it if so. `logging` calls this for each
+        record."""
         wording = str(record.msg) if self._by_wording else _NUMBERS.sub("", record.getMessage())
         kind = record.levelno, wording
         if record.created - self._logged_at.get(kind, 0.0) < REPEAT_INTERVAL:
@@ -221,8 +222,8 @@ class RateLimitedFilter(logging.Filter):
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats log records as one JSON object per line; records about an event have `trace_id` and
-    `span_id` by `extra`."""
+    """Formats log records as one JSON object per line. Records about an event may have the
+    attributes `trace_id` and `span_id` (`extra` of the logging call), which are included."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as one line of JSON."""
@@ -242,8 +243,8 @@ class JsonFormatter(logging.Formatter):
 
 
 def log_to_stderr(level: str, form: Literal["json", "text"] = "text") -> None:
-    """Log to stderr, for the whole process: one line (as text or JSON) for each record of `level`
-    or above."""
+    """Configure the whole process's logging: to stderr, one line in this form for each record of
+    `level` or above."""
     handler = logging.StreamHandler(sys.stderr)
     if form == "json":
         handler.setFormatter(JsonFormatter())

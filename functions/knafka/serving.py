@@ -1,4 +1,4 @@
-"""Serving: runs one function under uvicorn, from the command line or a supervisor.
+"""Runs one function under uvicorn, from the command line or a supervisor.
 
     python -m knafka.receiver               on HOST and PORT
     python -m knafka.receiver --fd 3        on a listening socket that the parent opened
@@ -30,16 +30,18 @@ from knafka.observability import log_to_stderr
 log = logging.getLogger(__name__)
 
 GRACEFUL_TIMEOUT: Final = 4
-"""Seconds in which connections finish after SIGTERM; with a function's own stop, less than ten."""
+"""Seconds that connections have after SIGTERM to finish. With the time of the function's own stop,
+this is less than the ten seconds of Kubernetes' shortest grace period."""
 
 TICK: Final = 1.0
 """Seconds between two ticks of the server, which update the Date header."""
 
 GC_THRESHOLD: Final = 20_000
-"""New objects between two runs of the garbage collector: some failures make a few reference cycles,
-an event makes none."""
+"""New objects between two runs of the garbage collector. Runs may be rare, as only some failures
+make reference cycles, and an event makes none."""
 
 LIVENESS: Final = frozenset({"/health/liveness", "/healthz"})
+"""Paths of the liveness probe: func's, and upstream's (FN-4, KN-DP-13)."""
 READINESS: Final = frozenset({"/health/readiness", "/readyz"})
 """Paths of the readiness probe: func's, and upstream's (FN-4, KN-DP-13)."""
 
@@ -61,8 +63,8 @@ class ServedFunction(Protocol):
         ...
 
     def interrupt(self) -> None:
-        """Begin to end long work, such as drains, as the process will end; returns at once. Called
-        on the event loop."""
+        """Begin to end long work, such as drains, because the process is about to end; returns at
+        once. Called on the event loop."""
         ...
 
     async def wait_until_interrupted(self) -> None:
@@ -75,22 +77,23 @@ class ServedFunction(Protocol):
         ...
 
     def alive(self) -> tuple[bool, str]:
-        """Return False and the reason if only a restart helps, else True."""
+        """Return False and the reason if only a restart of the process helps, else True and a
+        text."""
         ...
 
     def ready(self) -> tuple[bool, str]:
-        """Return whether requests may be sent to the process, and if not why."""
+        """Return whether requests may be sent to the process, and if not the reason."""
         ...
 
     def state(self) -> Mapping[str, Any]:
-        """Return the objects by name that the connections of a started function share (ASGI's
+        """Return, by name, the objects that the connections of a started function share (ASGI's
         lifespan state)."""
         ...
 
 
 def asgi(function: ServedFunction, environment: Mapping[str, str]) -> Any:
-    """Return the function as an ASGI application with a lifespan, in which it reads its settings
-    from `environment`."""
+    """Return the function as an ASGI application. The function starts when the application's
+    lifespan begins, with the settings in `environment`."""
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
         """Start and stop the function by the lifespan protocol, or pass an HTTP request on to it;
@@ -110,8 +113,8 @@ async def _lifespan(
     receive: Receive,
     send: Send,
 ) -> None:
-    """Start and stop the function as ASGI's lifespan protocol says; a `KnafkaError` of the start is
-    reported to the server, which then ends."""
+    """Start and stop the function as ASGI's lifespan protocol says. If the start raises a
+    `KnafkaError`, report it to the server, which then ends."""
     await receive()
     try:
         start_profiling(environment)
@@ -120,8 +123,8 @@ async def _lifespan(
         await send({"type": "lifespan.startup.failed", "message": f"error: {error}"})
         return
     scope["state"].update(function.state())
-    # Imported objects stay, and an event's objects are freed by reference counting: the garbage
-    # collector's search among them took a tenth of a dispatcher's time (docs/decisions/0010).
+    # The imported objects stay, and an event's objects are freed by reference counting. To let the
+    # garbage collector search them took a tenth of a dispatcher's time (docs/decisions/0010).
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD, 50, 100)
     await send({"type": "lifespan.startup.complete"})
@@ -131,9 +134,9 @@ async def _lifespan(
 
 
 def start_profiling(environment: Mapping[str, str]) -> None:
-    """Start the server of profiles if the environment enables it; call it on the event loop. Raises
-    `InvalidDocument`."""
-    if settings.profiling(environment):
+    """Start the server of profiles if the environment enables it. Must be called on the event loop.
+    Raises `InvalidDocument` for an invalid setting."""
+    if settings.serves_profiles(environment):
         # Imported here, so that it costs nothing unless profiling is enabled.
         from knafka.profiling import server
 
@@ -146,11 +149,14 @@ def serve(
     protocol: type[asyncio.Protocol] | None = None,
     encrypted: type[asyncio.Protocol] | None = None,
 ) -> None:
-    """Serve the function until SIGTERM or SIGINT. `protocol` handles connections in place of ASGI;
-    `encrypted` handles those of the TLS port, if the settings declare one.
+    """Serve the function until SIGTERM or SIGINT.
 
-    Exits with 2 and one line on stderr if these settings are invalid, with 3 if the contract is
-    invalid or the start failed.
+    `protocol` handles the connections of the plain port; None: uvicorn's own protocol passes
+    requests on as ASGI. `encrypted` handles those of the TLS port; None: there is no TLS port, even
+    if the settings declare one.
+
+    Exits with 2 and one line on stderr if the settings of the server or the log are invalid, with 3
+    if the contract is invalid or the start failed.
     """
     options = argparse.ArgumentParser(
         description=settings.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -158,16 +164,16 @@ def serve(
     options.add_argument("--fd", type=int, help="serve on this inherited listening socket")
     fd: int | None = options.parse_args().fd
     try:
-        listen = settings.listen(os.environ)
-        tls = settings.tls(os.environ)
+        address = settings.listen_address(os.environ)
+        tls = settings.tls_settings(os.environ)
         log_to_stderr(settings.log_level(os.environ), settings.log_format(os.environ))
     except InvalidDocument as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     config = uvicorn.Config(
         asgi(function, os.environ),
-        host=listen.host,
-        port=listen.port,
+        host=address.host,
+        port=address.port,
         http=protocol or "httptools",
         loop="uvloop",
         ws="none",
@@ -187,17 +193,18 @@ def serve(
 
 
 class _FunctionServer(uvicorn.Server):
-    """A uvicorn server that interrupts the function at a signal, before it waits for connections to
-    end.
+    """A uvicorn server that, at a signal, interrupts the function before it waits for connections
+    to end.
 
-    Its main loop ticks once a second, for the Date header, and a signal wakes it: uvicorn's own ten
-    ticks a second were half of an idle dispatcher's CPU.
+    Its main loop ticks once a second, for the Date header, and a signal wakes the loop. With
+    uvicorn's own ten ticks a second, an idle dispatcher used twice as much CPU.
     """
 
     def __init__(self, config: uvicorn.Config, function: ServedFunction) -> None:
         super().__init__(config)
         self._function = function
         self._is_signalled = asyncio.Event()
+        """Set once a signal was received."""
 
     async def main_loop(self) -> None:
         """Serve until a signal ends the server, in place of uvicorn's own loop: tick every `TICK`
@@ -208,12 +215,12 @@ class _FunctionServer(uvicorn.Server):
                     await self._is_signalled.wait()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Handle a signal, overriding uvicorn's handler: let the server end, and interrupt the
-        function on the event loop."""
+        """Handle a signal: let uvicorn note that the server ends, and have the event loop interrupt
+        the function."""
         super().handle_exit(sig, frame)
-        asyncio.get_running_loop().call_soon_threadsafe(self._end)
+        asyncio.get_running_loop().call_soon_threadsafe(self._interrupt_function)
 
-    def _end(self) -> None:
+    def _interrupt_function(self) -> None:
         """Interrupt the function and wake the main loop."""
         self._function.interrupt()
         self._is_signalled.set()
@@ -226,11 +233,11 @@ class _TlsServer(_FunctionServer):
         self,
         config: uvicorn.Config,
         function: ServedFunction,
-        tls: settings.Tls,
+        tls: settings.TlsSettings,
         protocol: type[asyncio.Protocol],
     ) -> None:
-        """Create the server; the TLS port opens in `startup`, or later if `tls.folder` has no
-        certificate yet. `protocol` handles its connections."""
+        """Create the server. `protocol` handles the connections of the TLS port, which opens in
+        `startup`, or later if `tls.folder` has no certificate yet."""
         super().__init__(config, function)
         # Imported here, so that it costs nothing without a TLS port.
         from knafka.tls_listener import TlsListener
@@ -250,21 +257,21 @@ class _TlsServer(_FunctionServer):
         return protocol
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Open the plain port, and the TLS port if there is a certificate; uvicorn calls it at the
-        start."""
+        """Open the plain port, and the TLS port if there is a certificate; uvicorn calls this when
+        it starts."""
         await super().startup(sockets)
         if self.started:
             await self._refresh_certificate()
 
     async def on_tick(self, counter: int) -> bool:
-        """Check the certificate at each tick, which `main_loop` makes; returns whether the server
-        ends."""
+        """Check the certificate; `main_loop` calls this at each tick. Return whether the server is
+        to end."""
         await self._refresh_certificate()
         return await super().on_tick(counter)
 
     async def _refresh_certificate(self) -> None:
-        """Read the certificate again if it has changed, and open the TLS port at the first one; log
-        each problem once."""
+        """Read the certificate again if it has changed, and open the TLS port as soon as there is
+        one. Log a problem once, not at each tick."""
         try:
             server = await self._listener.refresh()
         except OSError as error:

@@ -1,4 +1,4 @@
-"""Settings: what a function takes from its environment, checked once at start.
+"""Reads and checks the settings of a function in its environment.
 
     KNAFKA_INGRESSES   receiver: its contract, a JSON array of Ingress
     KNAFKA_RECEIVER    receiver, instead: one Receiver as JSON, which names a topic of Ingresses
@@ -48,6 +48,7 @@ from knafka.core.documents import parse_json
 from knafka.core.errors import InvalidDocument
 from knafka.core.tokens.caller_tokens import CALLERS, SCRAPERS, Callers
 
+# Names of environment variables, which this module's docstring describes.
 INGRESSES: Final = "KNAFKA_INGRESSES"
 RECEIVER: Final = "KNAFKA_RECEIVER"
 EGRESS: Final = "KNAFKA_EGRESS"
@@ -70,7 +71,7 @@ TRUST_BUNDLES: Final = "KNAFKA_TRUST_BUNDLES"
 API_FOLDER: Final = "/var/run/secrets/knafka/api"
 """Folder with the function's own token and the API server's CA."""
 
-LEAVING: Final = 7.0
+LEAVING_SECONDS: Final = 7.0
 """Seconds of the grace period that are kept for the time after the attempts: for the last commits,
 dead letters and replies, and for leaving the group."""
 
@@ -78,46 +79,47 @@ if TYPE_CHECKING:
     from knafka.core.sensor.contract import SensorContract
 
 Environment = Mapping[str, str]
+"""Environment variables by name."""
 
 
 @dataclass(frozen=True, slots=True)
-class Listen:
+class ListenAddress:
     """Host and port at which a function listens."""
 
     host: str = "0.0.0.0"
     port: int = 8080
 
 
-def listen(environment: Environment) -> Listen:
-    """Return host and port at which the function listens. Raises `InvalidDocument` if PORT is no
-    port."""
+def listen_address(environment: Environment) -> ListenAddress:
+    """Return host and port at which the function listens; port 0: any free port. Raises
+    `InvalidDocument` if PORT is no port."""
     port = environment.get("PORT", "8080")
     if not port.isdecimal() or len(port) > 5 or int(port) > 65_535:
         raise InvalidDocument("PORT", f"invalid value: {port:.80}: want a port number")
-    return Listen(environment.get("HOST", "0.0.0.0"), int(port))
+    return ListenAddress(environment.get("HOST", "0.0.0.0"), int(port))
 
 
 @dataclass(frozen=True, slots=True)
-class Tls:
-    """Port and certificate of a function that ends TLS itself."""
+class TlsSettings:
+    """Port and certificate of a function that serves TLS itself."""
 
     folder: Path
     """Folder with `tls.crt` and `tls.key`, which may change while the function runs."""
     port: int = 8443
 
 
-def tls(environment: Environment) -> Tls | None:
+def tls_settings(environment: Environment) -> TlsSettings | None:
     """Return the TLS settings; None: the function serves plain HTTP only. Raises `InvalidDocument`
     if KNAFKA_TLS_PORT is no port."""
     port = environment.get(TLS_PORT, "8443")
     if not port.isdecimal() or len(port) > 5 or not 0 < int(port) <= 65_535:
         raise InvalidDocument(TLS_PORT, f"invalid value: {port:.80}: want a port number")
     folder = environment.get(TLS)
-    return Tls(Path(folder), int(port)) if folder else None
+    return TlsSettings(Path(folder), int(port)) if folder else None
 
 
 def log_level(environment: Environment) -> str:
-    """Return the level from which on lines are logged, `warning` by default. Raises
+    """Return the lowest level of log records that are logged, `warning` by default. Raises
     `InvalidDocument` for an unknown level."""
     level = environment.get(LOG_LEVEL, "warning").lower()
     if level not in ("debug", "info", "warning", "error"):
@@ -138,9 +140,9 @@ def log_format(environment: Environment) -> Literal["json", "text"]:
     raise InvalidDocument(LOG_FORMAT, f"invalid value: {value:.80}: want json or text")
 
 
-def profiling(environment: Environment) -> bool:
-    """Whether the function serves profiles; the values are those of Knative's `runtime-profiling`.
-    Raises `InvalidDocument`."""
+def serves_profiles(environment: Environment) -> bool:
+    """Whether the function serves profiles; by default it doesn't. The variable has the values of
+    Knative's `runtime-profiling`. Raises `InvalidDocument` for an unknown value."""
     value = environment.get(PROFILING, "disabled").strip().lower()
     if value not in ("enabled", "disabled"):
         raise InvalidDocument(PROFILING, f"invalid value: {value:.80}: want enabled or disabled")
@@ -159,19 +161,19 @@ def allows_local_addresses(environment: Environment) -> bool:
 
 def callers(environment: Environment) -> Callers:
     """Return the callers whom `/drain` and `/contract` answer: everybody if the variable isn't set.
-    Raises `InvalidDocument`."""
+    Raises `InvalidDocument` for an invalid value."""
     return Callers.parse(environment.get(CALLERS, ""))
 
 
 def scrapers(environment: Environment) -> Callers:
     """Return the callers whom `/metrics` answers: everybody if the variable isn't set. Raises
-    `InvalidDocument`."""
+    `InvalidDocument` for an invalid value."""
     return Callers.parse(environment.get(SCRAPERS, ""), SCRAPERS)
 
 
 def oidc_url(environment: Environment) -> str | None:
-    """Return the URL of the API server that issues tokens; None: tokens are neither verified nor
-    requested."""
+    """Return the URL of the API server that issues tokens; None: the function neither verifies nor
+    requests tokens."""
     return environment.get(OIDC_URL) or None
 
 
@@ -182,14 +184,14 @@ def oidc_folder(environment: Environment) -> Path:
 
 def trust_bundles(environment: Environment) -> Path | None:
     """Return the folder of the certificate authorities that are trusted besides the system's; None:
-    there is none."""
+    only the system's are trusted."""
     folder = environment.get(TRUST_BUNDLES)
     return Path(folder) if folder else None
 
 
 def statistics_interval(environment: Environment) -> float:
     """Return the seconds between two reports of librdkafka's statistics, 15 by default; 0: there
-    are no reports. Raises `InvalidDocument`."""
+    are no reports. Raises `InvalidDocument` for an invalid number."""
     text = environment.get(STATISTICS_INTERVAL, "15").strip()
     if not text.isdecimal() or len(text) > 5 or int(text) > 86_400:
         problem = f"invalid value: {text:.80}: want whole seconds, 0 to 86400"
@@ -197,9 +199,9 @@ def statistics_interval(environment: Environment) -> float:
     return float(text)
 
 
-def event_types(environment: Environment) -> bool:
-    """Whether a receiver lists new types of events for its operator, by default not. Raises
-    `InvalidDocument`."""
+def lists_event_types(environment: Environment) -> bool:
+    """Whether a receiver lists new types of events for its operator; by default it doesn't. Raises
+    `InvalidDocument` for an unknown value."""
     value = environment.get(EVENT_TYPES, "disabled").strip().lower()
     if value not in ("enabled", "disabled"):
         problem = f"invalid value: {value:.80}: want enabled or disabled"
@@ -209,7 +211,7 @@ def event_types(environment: Environment) -> bool:
 
 def ingresses(environment: Environment) -> Sequence[Ingress]:
     """Return the Ingresses that the environment declares. Raises `InvalidDocument` that names the
-    variable and the broken field, or the path that several of them have."""
+    variable and the broken field, or the path that several Ingresses have."""
     text = _required_variable(environment, INGRESSES)
     try:
         parsed = parse_ingresses(text)
@@ -223,8 +225,8 @@ def ingresses(environment: Environment) -> Sequence[Ingress]:
 
 def receiver(environment: Environment) -> Receiver | None:
     """Return the contract of a receiver that reads its Ingresses from a topic; None: the
-    environment declares them (`ingresses`). Raises `InvalidDocument` for an invalid contract, or if
-    both are declared."""
+    environment itself declares the Ingresses (`ingresses`). Raises `InvalidDocument` for an invalid
+    contract, or if both are declared."""
     if not (text := environment.get(RECEIVER)):
         return None
     if environment.get(INGRESSES):
@@ -259,7 +261,7 @@ def shard(environment: Environment) -> Shard | None:
 def sensor(environment: Environment) -> SensorContract:
     """Return the contract of a Sensor's function. Raises `InvalidDocument` that names the variable
     and the broken field."""
-    # Imported here, as it imports time zones, which no other function needs.
+    # Imported here, as the module imports time zones, which no other function needs.
     from knafka.core.sensor.contract import SensorContract
 
     text = _required_variable(environment, SENSOR)
@@ -274,7 +276,8 @@ class DrainSettings:
     """How a dispatcher or Sensor starts and stops its drains."""
 
     service_url: str | None = None
-    """URL of the function's own Service, for renewals; None: no operator scales the function."""
+    """URL of the function's own Service, by which the function renews its drains; None: it renews
+    none, as no operator scales it."""
     at_start: bool = False
     """Whether the function drains from its start, without a request."""
     stop_timeout: float = 3.0
@@ -282,13 +285,14 @@ class DrainSettings:
 
 
 def service_url(environment: Environment) -> str | None:
-    """Return the URL of the function's own Service; None: no operator scales the function."""
+    """Return the URL of the function's own Service; None: the function sends no requests there, as
+    no operator scales it."""
     return environment.get(SERVICE_URL) or None
 
 
-def drains(environment: Environment) -> DrainSettings:
-    """Return the settings of the function's drains; attempts get the grace period without `LEAVING`
-    seconds. Raises `InvalidDocument` that names the variable."""
+def drain_settings(environment: Environment) -> DrainSettings:
+    """Return the settings of the function's drains. At the end, attempts get the grace period
+    without its last `LEAVING_SECONDS`. Raises `InvalidDocument` that names the variable."""
     at_start = environment.get(DRAIN_AT_START, "false").strip().lower()
     if at_start not in ("true", "false"):
         raise InvalidDocument(DRAIN_AT_START, f"invalid value: {at_start:.80}: want true or false")
@@ -296,7 +300,7 @@ def drains(environment: Environment) -> DrainSettings:
     if not grace.isdecimal() or len(grace) > 6 or int(grace) < 10:
         problem = f"invalid value: {grace:.80}: want whole seconds, 10 or more"
         raise InvalidDocument(GRACE_PERIOD, problem)
-    return DrainSettings(service_url(environment), at_start == "true", int(grace) - LEAVING)
+    return DrainSettings(service_url(environment), at_start == "true", int(grace) - LEAVING_SECONDS)
 
 
 def _required_variable(environment: Environment, name: str) -> str:

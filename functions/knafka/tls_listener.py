@@ -1,4 +1,4 @@
-"""TLS: the port on which a function serves TLS itself, besides its plain port.
+"""Opens the port on which a function itself serves TLS, besides its plain port.
 
     folder with tls.crt and tls.key (a Secret in cert-manager's form) -> a listener on a port
     the files change -> the next handshake shows the new certificate; open connections stay
@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 CERTIFICATE: Final = "tls.crt"
 KEY_FILE: Final = "tls.key"
+"""Names of the files with the certificate and its private key, both PEM."""
 HANDSHAKE_TIMEOUT: Final = 10.0
 """Seconds within which a TLS handshake must end, so that a silent client doesn't hold its buffers
 for longer."""
@@ -43,18 +44,19 @@ class ServerCertificate:
         self.context.sni_callback = self._use_newest_certificate
         self._folder = folder
         self._seen: _FileVersions | str | None = None
-        """Versions of the files that were read last, or why they weren't found."""
+        """Versions of the files that were read last, or the error for which they weren't found;
+        None: they weren't read yet."""
         self._newest: ssl.SSLContext | None = None
         """The context with the newest certificate; None: there is none yet."""
 
     @property
     def is_there(self) -> bool:
-        """Whether there is a certificate to show."""
+        """Whether a certificate was loaded, so that TLS can be served."""
         return self._newest is not None
 
     def reload_if_changed(self) -> None:
-        """Read the files if they have changed; files that can't be used are logged, and the old
-        certificate stays."""
+        """Read the files if they have changed. If they can't be used, log the reason and keep the
+        previous certificate."""
         certificate, key = (self._folder / name for name in (CERTIFICATE, KEY_FILE))
         versions: _FileVersions | str
         try:
@@ -78,11 +80,11 @@ class ServerCertificate:
         self._newest = context
 
     def _use_newest_certificate(
-        self, handshake: ssl.SSLObject, _name: str | None, _of: ssl.SSLContext
+        self, handshake: ssl.SSLObject, _server_name: str | None, _context: ssl.SSLContext
     ) -> None:
-        """Use the newest certificate for this handshake; called by `ssl`, with the requested server
-        name and the listener's context, which don't matter."""
-        assert self._newest is not None, "nobody listens without a certificate"
+        """Use the newest certificate for this handshake. `ssl` calls this with the requested server
+        name and the listener's context, which make no difference."""
+        assert self._newest is not None, "the port opens only once there is a certificate"
         handshake.context = self._newest
 
 
@@ -101,9 +103,9 @@ class TlsListener:
         """The open port; None: there is no certificate yet."""
 
     async def refresh(self) -> asyncio.Server | None:
-        """Read a changed certificate, and open the port once there is one; returns the server if it
-        was opened by this call, else None. Raises `OSError` if the port can't be opened.
-        """
+        """Read the certificate again if it has changed, and open the port as soon as there is one.
+        Return the server if this call has opened the port, else None. Raises `OSError` if the port
+        can't be opened."""
         self._certificate.reload_if_changed()
         if self.server is not None or not self._certificate.is_there:
             return None
@@ -127,6 +129,7 @@ def _tls_context() -> ssl.SSLContext:
 
 
 def _file_version(path: Path) -> tuple[int, int, int]:
-    """Return inode, change time and size, which identify a file's version."""
+    """Return inode, change time (ns) and size of a file, which identify its version. Raises
+    `OSError`, such as for a missing file."""
     status = path.stat()
     return status.st_ino, status.st_mtime_ns, status.st_size

@@ -1,11 +1,11 @@
-"""Tokens that librdkafka can't fetch by itself: it calls back for a token, and again before that
-expires.
+"""Signs the tokens for AWS MSK, which librdkafka can't fetch by itself: it calls back for a token,
+and again before that token expires.
 
-Our own keys in a client's configuration say which tokens it needs
+Our own keys in a client's configuration say which tokens the client needs
 (`core.kafka_settings.kafka_oauth`); they are removed here. AWS's library is an extra
 (docs/decisions/0020), and imported only if a Secret needs it.
 
-Not here: OIDC, whose tokens librdkafka fetches itself.
+Not here: OIDC, whose tokens librdkafka fetches by itself.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from knafka.core.kafka_settings.kafka_oauth import MSK_REGION, MSK_ROLE_ARN, REG
 log = logging.getLogger(__name__)
 
 SIGNER: Final = "aws-msk-iam-sasl-signer-python"
+"""The package with AWS's library."""
 REGIONS: Final = ("AWS_REGION", "AWS_DEFAULT_REGION")
 """Environment variables in which AWS's tools look for the region; EKS sets the first for a service
 account with a role."""
 SESSION: Final = "knafka"
 """The name of sessions that assume a role, which AWS's audit log shows."""
 TOKEN_SHARING_SECONDS: Final = 60.0
-"""Seconds for which newly opened clients share a token, or a quarter of its life if that is less: a
-token is valid for fifteen minutes, and with a role each costs a request to AWS."""
+"""Seconds for which newly opened clients share a token, or a quarter of the token's life if that is
+less. A token is valid for fifteen minutes, and with a role each token costs a request to AWS."""
 
 Token: TypeAlias = tuple[str, float]
 """A token, and when it expires (seconds since the Unix epoch)."""
@@ -42,8 +43,9 @@ def with_tokens(configuration: Mapping[str, Any]) -> dict[str, Any]:
     """Return the configuration for librdkafka, with our keys replaced by a callback that fetches
     tokens.
 
-    Raises `InvalidDocument` for a Secret that can't work here, and `LogError` if there is no token:
-    librdkafka's client would wait for it for ten seconds, and not say why.
+    A configuration without our keys is returned as it is. Raises `InvalidDocument` for a Secret
+    that can't work here, and `LogError` if there is no token: librdkafka's client would wait for it
+    for ten seconds, and not say why.
     """
     client_settings = dict(configuration)
     region, role = client_settings.pop(MSK_REGION, None), client_settings.pop(MSK_ROLE_ARN, None)
@@ -53,7 +55,8 @@ def with_tokens(configuration: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _aws_region() -> str:
-    """Return the AWS region of the environment. Raises `InvalidDocument`."""
+    """Return the AWS region that the environment names. Raises `InvalidDocument` if it names
+    none."""
     for name in REGIONS:
         if region := os.environ.get(name):
             return region
@@ -63,15 +66,15 @@ def _aws_region() -> str:
 
 
 def _msk_token_callback(region: str, role: str | None) -> Callable[[str], Token]:
-    """Return the callback by which librdkafka requests tokens, in its own thread. Its first token
-    is signed now, or shared with clients that were opened within `TOKEN_SHARING_SECONDS`. Raises
-    `InvalidDocument` and `LogError`."""
+    """Return the callback by which librdkafka requests tokens, in its own thread. The callback's
+    first token is fetched now, by `_shared_token`, so that errors show at once. Raises
+    `InvalidDocument` if AWS's library is missing, `LogError` if there is no token."""
     sign = _open_signer(region, role)
     prefetched = [_shared_token(region, role, sign)]
 
-    def token(_: str) -> Token:
-        """Return the prefetched token at the first call, later a newly signed one. Raises
-        `LogError`, which it also logs."""
+    def next_token(_: str) -> Token:
+        """Return the prefetched token at the first call, later a newly signed one. If there is no
+        token, log and raise the `LogError`."""
         if prefetched:
             return prefetched.pop()
         try:
@@ -80,7 +83,7 @@ def _msk_token_callback(region: str, role: str | None) -> Callable[[str], Token]
             log.warning("Kafka: %s", error)  # librdkafka learns only that there was an error
             raise
 
-    return token
+    return next_token
 
 
 def _shared_token(region: str, role: str | None, sign: Callable[[], Token]) -> Token:
@@ -98,9 +101,9 @@ def _shared_token(region: str, role: str | None, sign: Callable[[], Token]) -> T
 
 
 def _open_signer(region: str, role: str | None) -> Callable[[], Token]:
-    """Return a function that signs a token for this region, and raises `LogError` if AWS gives
-    none. `role`: ARN of the role that is assumed; None: the process's own identity signs. Raises
-    `InvalidDocument` if AWS's library is missing."""
+    """Return a function that signs a token for this region, or raises `LogError`. `role`: ARN of
+    the role that is assumed; None: the process's own identity signs. Raises `InvalidDocument` if
+    AWS's library is missing."""
     try:
         from aws_msk_iam_sasl_signer import MSKAuthTokenProvider as Signer
     except ImportError as error:
@@ -112,8 +115,8 @@ def _open_signer(region: str, role: str | None) -> Callable[[], Token]:
         ) from error
 
     def sign() -> Token:
-        """Return a newly signed token and its expiry in Unix time. Raises `LogError` if AWS gives
-        none."""
+        """Return a newly signed token with its expiry in Unix time. Raises `LogError` if it can't
+        be signed."""
         try:
             if role is None:
                 signed, expires_ms = Signer.generate_auth_token(region)
@@ -121,7 +124,7 @@ def _open_signer(region: str, role: str | None) -> Callable[[], Token]:
                 signed, expires_ms = Signer.generate_auth_token_from_role_arn(region, role, SESSION)
         except AttributeError as error:  # the library raises it if it finds no credentials
             raise LogError("AWS gives no token for Kafka: no credentials were found") from error
-        except Exception as error:  # of botocore, which nothing of ours imports
+        except Exception as error:  # botocore's own, whose classes only AWS's library imports
             raise LogError(f"AWS gives no token for Kafka: {error}") from error
         return signed, expires_ms / 1000
 

@@ -164,7 +164,7 @@ class Payments:
 
         async def read(admin: KafkaAdmin) -> Sequence[Record]:
             there = await admin.describe_topic(self.topic())
-            return await admin.read_all(self.topic(), 100) if there else []
+            return await admin.read_last(self.topic(), 100) if there else []
 
         return self._asked(read)
 

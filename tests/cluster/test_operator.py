@@ -115,7 +115,7 @@ def test_an_external_topic_is_used_as_it_is_and_never_deleted(
     found = asyncio.run(admin.describe_topic(topic))
     assert found is not None
     assert found.partitions == 2
-    assert len(asyncio.run(admin.read_all(topic, 10))) == 1
+    assert len(asyncio.run(admin.read_last(topic, 10))) == 1
 
 
 @pytest.mark.usefixtures("brokers_go")

@@ -67,7 +67,7 @@ class Quickstart:
         async def read() -> list[Record]:
             admin = KafkaAdmin({"bootstrap.servers": self.installed.kafka.bootstrap("PLAINTEXT")})
             try:
-                return list(await admin.read_all(topic, 100))
+                return list(await admin.read_last(topic, 100))
             except LogError as error:
                 if not error.unknown_topic:  # it is made for the first
                     raise

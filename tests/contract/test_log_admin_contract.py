@@ -365,16 +365,16 @@ async def test_a_group_with_members_is_not_deleted(log: Log, group: str) -> None
         await log.admin.delete_group(group)
 
 
-async def test_read_all_gives_the_last_records_oldest_first(log: Log) -> None:
+async def test_read_last_gives_the_last_records_oldest_first(log: Log) -> None:
     topic = await log.topic(partitions=3)
     for number in range(12):
         await log.append(topic, b"%d" % number, b"%d" % number)
         appended_by = time.time_ns() // 1_000_000
         while time.time_ns() // 1_000_000 == appended_by:
             pass  # each record has a millisecond of its own
-    assert values(await log.admin.read_all(topic, 100)) == [b"%d" % each for each in range(12)]
-    assert values(await log.admin.read_all(topic, 3)) == [b"9", b"10", b"11"]
-    assert list(await log.admin.read_all(await log.topic(), 3)) == []
+    assert values(await log.admin.read_last(topic, 100)) == [b"%d" % each for each in range(12)]
+    assert values(await log.admin.read_last(topic, 3)) == [b"9", b"10", b"11"]
+    assert list(await log.admin.read_last(await log.topic(), 3)) == []
 
 
 @pytest.mark.parametrize(
@@ -383,9 +383,9 @@ async def test_read_all_gives_the_last_records_oldest_first(log: Log) -> None:
         lambda admin: admin.end_offsets("contract-nowhere"),
         lambda admin: admin.lags(["g"], "contract-nowhere"),
         lambda admin: admin.ensure_committed("g", "contract-nowhere"),
-        lambda admin: admin.read_all("contract-nowhere", 10),
+        lambda admin: admin.read_last("contract-nowhere", 10),
     ],
-    ids=["end_offsets", "lags", "ensure_committed", "read_all"],
+    ids=["end_offsets", "lags", "ensure_committed", "read_last"],
 )
 async def test_a_missing_topic_is_a_log_error(
     log: Log, ask: Callable[[LogAdmin], asyncio.Future[object]]

@@ -28,7 +28,7 @@ async def test_an_append_is_reported_once_when_it_is_durable(log: Log) -> None:
     assert log.writer.in_flight == 1
     async with asyncio.timeout(SOON):
         await reported.wait()
-    assert values(await log.admin.read_all(topic, 10)) == [b"x"]
+    assert values(await log.admin.read_last(topic, 10)) == [b"x"]
     assert (reports, log.writer.in_flight) == ([None], 0)
 
 
@@ -41,7 +41,7 @@ async def test_equal_keys_share_a_partition_and_stay_in_order(log: Log) -> None:
         log.writer.append(topic, key, b"%d" % number, [], reports.put_nowait)
     async with asyncio.timeout(SOON):
         assert [await reports.get() for _ in range(400)] == [None] * 400
-    records = await log.admin.read_all(topic, 1000)
+    records = await log.admin.read_last(topic, 1000)
     homes = {record.key(): record.partition() for record in records}
     assert all(homes[record.key()] == record.partition() for record in records)
     assert len(set(homes.values())) > 1
@@ -70,7 +70,7 @@ async def test_what_is_appended_together_is_reported_once_and_stays_in_order(
     assert log.writer.in_flight == len(sent)
     async with asyncio.timeout(SOON):
         assert [await reports.get() for _ in range(5)] == [None] * 5
-    records = await log.admin.read_all(topic, 10_000)
+    records = await log.admin.read_last(topic, 10_000)
     assert (log.writer.in_flight, reports.empty()) == (0, True)
     assert sum(log.writer.stored[topic, number] for number in range(4)) == len(sent)
     numbers: dict[bytes | None, list[int]] = {}
@@ -97,7 +97,7 @@ async def test_a_record_survives_byte_for_byte(log: Log) -> None:
     )
     for key, value, headers in every:
         await log.append(topic, value, key, headers)
-    records = await log.admin.read_all(topic, 100)
+    records = await log.admin.read_last(topic, 100)
     assert [each.offset() for each in records] == list(range(len(every)))
     assert {(each.topic(), each.partition()) for each in records} == {(topic, 0)}
     assert [(each.key(), each.value(), each.headers() or []) for each in records] == every
@@ -119,7 +119,7 @@ async def test_a_record_beyond_kafkas_limit_is_too_large(log: Log, part: str) ->
     assert raised.value.too_large
     assert not raised.value.retriable
     await log.append(topic, b"the next one")
-    assert values(await log.admin.read_all(topic, 10)) == [b"the next one"]
+    assert values(await log.admin.read_last(topic, 10)) == [b"the next one"]
     assert log.writer.in_flight == 0
 
 
@@ -144,7 +144,7 @@ async def test_a_report_that_breaks_silences_no_other(
     log.writer.append(topic, None, b"1", [], report)
     await log.append(topic, b"2")
     assert len(broken) == 1
-    assert len(await log.admin.read_all(topic, 10)) == 2
+    assert len(await log.admin.read_last(topic, 10)) == 2
 
 
 async def test_close_waits_for_what_is_in_flight_and_takes_no_more(log: Log) -> None:
@@ -154,7 +154,7 @@ async def test_close_waits_for_what_is_in_flight_and_takes_no_more(log: Log) -> 
         log.writer.append(topic, None, b"x", [], reports.append)
     await log.writer.close(SOON)
     assert reports == [None] * 100
-    assert len(await log.admin.read_all(topic, 1000)) == 100
+    assert len(await log.admin.read_last(topic, 1000)) == 100
     with pytest.raises(LogError):
         log.writer.append(topic, None, b"x", [], reports.append)
 

@@ -54,7 +54,7 @@ class World:
                 pass
 
     async def stored(self) -> set[bytes | None]:
-        return {record.value() for record in await self.admin.read_all(NAME, 100_000)}
+        return {record.value() for record in await self.admin.read_last(NAME, 100_000)}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -174,7 +174,7 @@ async def test_a_replay_appends_each_event_though_kafka_rejects_a_request(world:
     world.proxy.then(Fault.REJECT)
     assert (await asyncio.to_thread(sender.send, 0, events)).sent == 4
     async with asyncio.timeout(SOON):  # a commit is seen a moment after it was acknowledged
-        while len(await world.admin.read_all(NAME, 10)) < 4:
+        while len(await world.admin.read_last(NAME, 10)) < 4:
             pass
 
 

@@ -42,7 +42,7 @@ async def admin(kafka: Kafka, world: TriggerWorld) -> AsyncIterator[KafkaAdmin]:
 
 
 async def letters(admin: KafkaAdmin, world: TriggerWorld) -> Sequence[Record]:
-    return await admin.read_all(world.dead, 100)
+    return await admin.read_last(world.dead, 100)
 
 
 async def refuse(arrival: object) -> bytes:
@@ -113,7 +113,7 @@ async def test_small_dead_letters_in_one_batch_are_never_stubs(
         world.send(*(f"{number}" for number in range(200)), data=b"x" * 2000)
         async with world.dispatcher(server.url) as function:
             assert (await drained(function)).dead_lettered == 200
-    found = await admin.read_all(world.dead, 1000)
+    found = await admin.read_last(world.dead, 1000)
     assert {dict(each.headers() or ())["ce_id"] for each in found} == {
         b"%d" % number for number in range(200)
     }

@@ -238,7 +238,7 @@ async def test_a_writer_that_may_not_write_says_so_and_writes_once_it_may(
         (lambda admin, topic: admin.delete_topic(topic), "Delete --topic {}"),
         (lambda admin, topic: admin.describe_topic(topic), "Describe --topic {}"),
         (lambda admin, topic: admin.end_offsets(topic), "Describe --topic {}"),
-        (lambda admin, topic: admin.read_all(topic, 10), "Describe --topic {}"),
+        (lambda admin, topic: admin.read_last(topic, 10), "Describe --topic {}"),
         (
             lambda admin, topic: admin.set_topic_config(topic, {"retention.ms": "1"}),
             "AlterConfigs --topic {}",
@@ -289,7 +289,7 @@ async def test_a_dispatcher_that_may_make_no_topics_buries_once_there_is_one(
         await admin.ensure_topic(f"{topic}-dead", 1, 1, {})
         await until(lambda: held.lines[-1].dead_lettered == 1, within=60)
         await held.hang_up()
-    assert len(await admin.read_all(f"{topic}-dead", 10)) == 1
+    assert len(await admin.read_last(f"{topic}-dead", 10)) == 1
     await admin.close()
 
 

@@ -188,6 +188,6 @@ async def test_a_writer_goes_on_with_another_producer(node: Node) -> None:
         writer.append(TOPIC, b"key", b"%d" % number, [], reported.append)
         await until(lambda: not writer.in_flight)
     assert reported == [None] * 100
-    values = [record.value() for record in await admin.read_all(TOPIC, 1000)]
+    values = [record.value() for record in await admin.read_last(TOPIC, 1000)]
     assert values == [b"%d" % number for number in range(100)]
     await writer.close(5)

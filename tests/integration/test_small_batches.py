@@ -56,7 +56,7 @@ async def test_events_far_below_the_limit_are_stored_however_many_come_at_once(
     assert answers.count(None) == COUNT, next(each for each in answers if each)
     admin = KafkaAdmin({"bootstrap.servers": kafka.bootstrap_servers})
     numbers: dict[bytes | None, list[int]] = defaultdict(list)
-    for record in await admin.read_all(name, 10 * COUNT):
+    for record in await admin.read_last(name, 10 * COUNT):
         ((_, number),) = record.headers() or []
         assert record.value() == b"x" * 1024
         numbers[record.key()].append(int(number or b""))
@@ -96,7 +96,7 @@ async def test_records_appended_together_are_sent_alone_with_their_own_headers(
     assert error is not None
     assert error.too_large
     admin = KafkaAdmin({"bootstrap.servers": kafka.bootstrap_servers})
-    stored = [record.headers() for record in await admin.read_all(name, 2000)]
+    stored = [record.headers() for record in await admin.read_last(name, 2000)]
     assert stored[-400:] == 2 * [record.headers for record in sent]
     assert writer.in_flight == 0
     await admin.close()
@@ -118,7 +118,7 @@ async def test_records_appended_together_are_acknowledged_only_in_their_order(
     assert not error.too_large
     assert await append_together(writer, name, sent) is None
     admin = KafkaAdmin({"bootstrap.servers": kafka.bootstrap_servers})
-    stored = [record.headers() for record in await admin.read_all(name, 5000)]
+    stored = [record.headers() for record in await admin.read_last(name, 5000)]
     assert len(stored) == 2000, "each once for each time that it was sent"
     assert stored[:1000] != [record.headers for record in sent]
     assert stored[1000:] == [record.headers for record in sent]

@@ -141,7 +141,7 @@ def expected(world: World) -> Counter[str]:
     """By the reducer, as `knafka sensor test` has it."""
     backtest = Backtest(sensor(1, **world.more), lambda kind: None)
     in_order = [event for _, event in sorted(world.past(), key=lambda each: each[0])]
-    fired = [*backtest.play(in_order), *backtest.until(world.now)]
+    fired = [*backtest.play(in_order), *backtest.advance_to(world.now)]
     return Counter(
         f"{each.key}: {' '.join(one.identity.split()[1] for one in each.firing.events)}"
         for each in fired

@@ -14,7 +14,7 @@ from support.sensors import event
 from knafka.core.sensor.conditions import TriggerCondition, parse
 from knafka.core.sensor.held import Held, HeldEvent
 from knafka.core.sensor.resets import Reset
-from knafka.core.sensor.rules import Rule, due, expire, expires, step
+from knafka.core.sensor.rules import Rule, due_time, expire, expiry_time, step
 
 NAMES = "abcd"
 
@@ -146,7 +146,7 @@ def test_what_is_dropped_in_time_makes_no_difference(
     patient: Held = ()
     for number, each in enumerate(events):
         if number in asked:
-            changes = expires(rule, held)
+            changes = expiry_time(rule, held)
             left = expire(rule, held, each.at * SECOND)
             assert left.firings == ()
             assert (left.held != held) is (changes is not None and changes <= each.at * SECOND)
@@ -222,7 +222,7 @@ def test_what_is_due_is_what_happens_next(
     held: Held = ()
     for number, each in enumerate(events):
         held = step(rule, held, _event(number, each)).held
-    fires, changes = due(rule, held), expires(rule, held)
+    fires, changes = due_time(rule, held), expiry_time(rule, held)
     after, firings = _fired(rule, held, until)
     assert bool(firings) is (fires is not None and until >= fires)
     assert (after != held) is (changes is not None and until >= changes)

@@ -126,7 +126,7 @@ def topics(bootstrap: str, *names: str) -> dict[str, list[Record] | None]:
         try:
             there = await admin.topics()
             return {
-                name: list(await admin.read_all(name, 1000)) if name in there else None
+                name: list(await admin.read_last(name, 1000)) if name in there else None
                 for name in names
             }
         finally:

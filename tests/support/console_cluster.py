@@ -11,7 +11,7 @@ from support.memory.log import MemoryLog
 
 from knafka.core.drain import Counts
 from knafka.core.names import channel_topic, report_key, reports_topic
-from knafka.observability import Metric, produced, prometheus_text
+from knafka.observability import Metric, produced_metric, prometheus_text
 from knafka_console.model.source import ArchiveName
 from knafka_jobs.report.report_document import Report
 from knafka_operator.model.resources import CORE, EVENTING
@@ -42,7 +42,7 @@ def metrics(leads: bool, delivered: int = 7) -> str:
                     for name in ("read", "filtered", "delivered", "retried", "dead_lettered")
                 ],
             ),
-            produced([("all", TOPIC, {0: 40, 1: 2}), ("all", CHANNEL_TOPIC, {0: 5})]),
+            produced_metric([("all", TOPIC, {0: 40, 1: 2}), ("all", CHANNEL_TOPIC, {0: 5})]),
         ]
     return prometheus_text(found).decode()
 

@@ -37,7 +37,7 @@ class Running:
             return (await wire.response()).status
 
     async def records(self, limit: int = 1000) -> list[Record]:
-        return list(await self.kafka.read_all(self.topic, limit))
+        return list(await self.kafka.read_last(self.topic, limit))
 
 
 @asynccontextmanager

@@ -95,7 +95,7 @@ class TriggerWorld:
 
     async def records(self, topic: str) -> Sequence[Any]:
         admin = KafkaAdmin({"bootstrap.servers": self.kafka.bootstrap_servers})
-        return await admin.read_all(topic, 1000)
+        return await admin.read_last(topic, 1000)
 
     async def letters(self) -> dict[str, dict[str, str]]:
         """The dead letters' attributes by id."""

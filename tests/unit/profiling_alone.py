@@ -385,12 +385,12 @@ def test_a_port_that_is_taken_is_replaced_and_said(caplog: pytest.LogCaptureFixt
     ],
 )
 def test_profiling_is_off_unless_enabled(environment: dict[str, str], wanted: bool) -> None:
-    assert settings.profiling(environment) is wanted
+    assert settings.serves_profiles(environment) is wanted
 
 
 def test_a_word_that_is_neither_is_refused() -> None:
     with pytest.raises(InvalidDocument, match=r"^KNAFKA_PROFILING: .*enabled or disabled"):
-        settings.profiling({settings.PROFILING: "true"})
+        settings.serves_profiles({settings.PROFILING: "true"})
 
 
 async def test_a_function_that_wants_it_is_served_on_8008(monkeypatch: pytest.MonkeyPatch) -> None:

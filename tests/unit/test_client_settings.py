@@ -12,8 +12,8 @@ from knafka.core.kafka_settings.client_settings import (
     REFUSED,
     SIDES,
     check_setting,
+    declared_settings,
     for_librdkafka,
-    given,
 )
 
 GOOD = {
@@ -96,12 +96,12 @@ def test_the_keys_of_a_document_are_told_apart_by_their_side() -> None:
         "consumer.client.rack": "a",
         "consumers": "3",
     }
-    assert given(data, "", "data.") == {
+    assert declared_settings(data, "", "data.") == {
         "producer": {"linger.ms": "5"},
         "consumer": {"client.rack": "a"},
     }
     annotations = {"knafka.dev/consumer.client.rack": "b", "consumer.client.rack": "c"}
-    assert given(annotations, "knafka.dev/", "metadata.annotations.") == {
+    assert declared_settings(annotations, "knafka.dev/", "metadata.annotations.") == {
         "producer": {},
         "consumer": {"client.rack": "b"},
     }
@@ -109,7 +109,7 @@ def test_the_keys_of_a_document_are_told_apart_by_their_side() -> None:
 
 def test_the_path_of_what_is_wrong_is_that_of_its_key() -> None:
     with pytest.raises(InvalidDocument) as caught:
-        given({"producer.acks": "1"}, "", "data.")
+        declared_settings({"producer.acks": "1"}, "", "data.")
     assert caught.value.path == "data.producer.acks"
 
 

@@ -16,7 +16,7 @@ from knafka.core.dead_letter import (
     dead_letter_of,
     extensions_of,
     headers_for_replay,
-    logged_attempts,
+    parse_attempt_log,
 )
 from knafka.core.delivery import Outcome, Reason
 from knafka.core.events.http_binding import record_of, request_of
@@ -234,7 +234,7 @@ def test_the_last_attempts_are_told_one_by_one_and_what_they_take_is_bounded() -
     why = replace(failure(), attempts=13, log=attempts)
     headers = letter_of(HEADERS, why, ORIGIN)
     attributes = read(headers, b"data").attributes
-    told = logged_attempts(attributes["knafkaattemptlog"])
+    told = parse_attempt_log(attributes["knafkaattemptlog"])
     assert len(told) == LOGGED_ATTEMPTS
     assert told[0] == ("1970-01-01T00:00:04.500Z", "503")
     assert told[-1] == ("1970-01-01T00:01:00.000Z", "timeout")
@@ -247,4 +247,4 @@ def test_the_last_attempts_are_told_one_by_one_and_what_they_take_is_bounded() -
 
 def test_a_dead_letter_from_before_attempts_were_told_has_none() -> None:
     assert "ce_knafkaattemptlog" not in dict(letter_of(HEADERS, failure(), ORIGIN))
-    assert logged_attempts("") == []
+    assert parse_attempt_log("") == []

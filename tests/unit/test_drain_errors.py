@@ -12,7 +12,7 @@ from support.memory.log import MemoryWriter
 from support.memory.records import MemoryRecord
 
 from knafka.core.contract import Delivery
-from knafka.core.dead_letter import ATTEMPT_LOG, dead_letter_of, logged_attempts
+from knafka.core.dead_letter import ATTEMPT_LOG, dead_letter_of, parse_attempt_log
 from knafka.core.events.kafka_binding import RecordHeaders
 from knafka.core.offsets import OffsetTracker
 from knafka.dispatcher.engine import intake
@@ -132,7 +132,7 @@ async def test_a_bug_in_a_later_attempt_is_told_after_the_attempts_before_it() -
     assert (progress.delivered, progress.dead_lettered) == (3, 1)
     told = story(world)
     assert told["ce_knafkaattempts"] == b"2"
-    results = [result for _, result in logged_attempts(told[f"ce_{ATTEMPT_LOG}"].decode())]
+    results = [result for _, result in parse_attempt_log(told[f"ce_{ATTEMPT_LOG}"].decode())]
     assert results == ["503", "internal-error"]
 
 

@@ -20,7 +20,7 @@ from support.drains import (
 )
 
 from knafka.core.contract import BackoffPolicy, Delivery, Order
-from knafka.core.dead_letter import logged_attempts
+from knafka.core.dead_letter import parse_attempt_log
 from knafka.core.drain import COMMIT_INTERVAL
 from knafka.core.errors import DeliveryError
 from knafka.core.events.kafka_binding import Envelope
@@ -203,7 +203,7 @@ async def test_a_dispatcher_that_goes_on_knows_the_last_attempt_of_the_one_befor
     await world.run()
     (letter,) = world.events_of(DEAD)
     assert attribute(letter, "knafkaattempts") == "4"
-    told = logged_attempts(attribute(letter, "knafkaattemptlog"))
+    told = parse_attempt_log(attribute(letter, "knafkaattemptlog"))
     assert [result for _, result in told] == ["502", "503", "400"]
     assert told[-1][0] == attribute(letter, "knafkalasttime")
 
@@ -224,7 +224,7 @@ async def test_the_attempt_under_way_is_not_taken_for_the_one_that_failed_before
     await world.run()
     (letter,) = world.events_of(DEAD)
     assert attribute(letter, "knafkaattempts") == "5"
-    assert len(logged_attempts(attribute(letter, "knafkaattemptlog"))) == 3
+    assert len(parse_attempt_log(attribute(letter, "knafkaattemptlog"))) == 3
 
 
 async def test_an_event_on_its_way_to_the_sink_goes_on_there() -> None:

@@ -273,5 +273,5 @@ def test_the_pages_contracts_are_those_of_a_dispatcher_and_a_sensor() -> None:
     sensor = settings.sensor(environment(SENSOR))
     assert (egress.topic, sensor.topic) == ("orders", "orders")
     for name in (DISPATCHER, SENSOR):
-        assert settings.drains(environment(name)).at_start
+        assert settings.drain_settings(environment(name)).at_start
         assert yaml.safe_load(ON_PAGE[name])["deploy"]["options"]["scale"] == {"min": 1, "max": 1}

@@ -121,14 +121,14 @@ def test_json_with_a_delivery_of_which_kafka_says_nothing_is_not_complete(
     memory: MemoryLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory.create("dead-audit")
-    read_all = MemoryAdmin.read_all
+    read_last = MemoryAdmin.read_last
 
     async def fail_for_audit(admin: MemoryAdmin, topic: str, limit: int) -> Sequence[Record]:
         if topic == "dead-audit":
             raise LogError(f"partition 0 of {topic} has no leader")
-        return await read_all(admin, topic, limit)
+        return await read_last(admin, topic, limit)
 
-    monkeypatch.setattr(MemoryAdmin, "read_all", fail_for_audit)
+    monkeypatch.setattr(MemoryAdmin, "read_last", fail_for_audit)
     store(memory, "main", b"1")
     found = json.loads(knafka("1", "--json", data=tmp_path)[1])
     (event,) = found["events"]

@@ -265,10 +265,10 @@ async def test_a_trigger_of_which_kafka_says_nothing_hides_no_other() -> None:
     log, unreadable = Log(), {"dead-audit"}
 
     class Halved(MemoryAdmin):
-        async def read_all(self, topic: str, limit: int) -> Sequence[Record]:
+        async def read_last(self, topic: str, limit: int) -> Sequence[Record]:
             if topic in unreadable:
                 raise LogError(f"partition 1 of {topic} has no leader")
-            return await super().read_all(topic, limit)
+            return await super().read_last(topic, limit)
 
     log.admin = Halved(log.memory)
     for name in ("dead-mail", "dead-audit"):

@@ -24,7 +24,7 @@ def test_a_number_is_one_partitions_and_the_first_topics_are_kafkas_own(
 def test_what_is_known_by_number_is_told_by_topic_and_back() -> None:
     numbering = Numbering(TOPICS)
     by_topic = {"a": {0: 1, 7: 2}, "b": {}, "c": {0: 3}}
-    assert numbering.by_topic(numbering.numbered(by_topic)) == by_topic
+    assert numbering.by_topic(numbering.by_number(by_topic)) == by_topic
 
 
 def test_the_lag_on_several_topics_is_that_on_each_of_them() -> None:

@@ -190,7 +190,7 @@ async def test_kafka_that_is_away_altogether_is_the_topics_condition(
     await ready(world)
     if restarted:
         await world.restart()
-    for each in ("describe_topic", "read_all", "end_offsets", "append"):
+    for each in ("describe_topic", "read_last", "end_offsets", "append"):
         world.kafka_failures[each] = LogError("no brokers")
     status = await world.reconcile_channel(SHOP, "orders")
     assert condition(status, "ConfigParsed")["status"] == "True"

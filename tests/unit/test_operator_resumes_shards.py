@@ -90,12 +90,12 @@ async def test_reconciling_what_was_resumed_writes_nothing_to_the_contract(
 async def test_a_contract_that_cant_be_read_delays_no_other_broker(
     world: OperatorWorld, monkeypatch: pytest.MonkeyPatch, silent: bool
 ) -> None:
-    async def read_all(topic: str, limit: int) -> Sequence[Any]:
+    async def read_last(topic: str, limit: int) -> Sequence[Any]:
         if silent:
             await asyncio.sleep(3600)
         raise LogError("away")
 
-    monkeypatch.setattr(MemoryAdmin, "read_all", lambda self, *given: read_all(*given))
+    monkeypatch.setattr(MemoryAdmin, "read_last", lambda self, *given: read_last(*given))
     await world.restart()
     resumed = asyncio.create_task(world.operator.resume())
     async with asyncio.timeout(1):

@@ -44,7 +44,7 @@ def played(sensor: Conditions, events: str) -> Sequence[str]:
         if key:
             attributes["order"] = key
         past.append(PastEvent(int(at), attributes, identity.encode()))
-    fired = [*backtest.play(past), *backtest.until(10**12)]
+    fired = [*backtest.play(past), *backtest.advance_to(10**12)]
     return [
         f"{each.key}@{each.at}: {' '.join(one.document.decode() for one in each.firing.events)}"
         for each in fired

@@ -21,7 +21,7 @@ BUG = Reason.INTERNAL_ERROR, "KeyError: 'x'"
 
 def test_a_record_of_the_trigger_topic_becomes_the_event_that_it_holds() -> None:
     document = json_format.write(Event(ABOUT, b"data"))
-    draft = Draft(b"two", letters.structured(document), document)
+    draft = Draft(b"two", letters.structured_headers(document), document)
     letter = letters.of_record(sensor(1), (TRIGGER, 0, 7), draft, BUG, 1_000.0, "two")
     event = read(letter.headers, letter.value).event
     assert (event.attributes["id"], event.data, letter.key) == ("o-1", b"data", b"two")
@@ -31,9 +31,13 @@ def test_a_record_of_the_trigger_topic_becomes_the_event_that_it_holds() -> None
 
 
 def test_what_is_no_event_is_kept_as_it_is_whatever_it_was_given_up_for() -> None:
-    assert letters.structured(None) == []
+    assert letters.structured_headers(None) == []
     letter = letters.of_record(
-        sensor(1), (TRIGGER, 0, 7), Draft(None, letters.structured(b"{"), b"{"), BUG, 1_000.0
+        sensor(1),
+        (TRIGGER, 0, 7),
+        Draft(None, letters.structured_headers(b"{"), b"{"),
+        BUG,
+        1_000.0,
     )
     about = dict(letter.headers)
     assert (letter.value, about["ce_knafkareason"]) == (b"{", b"undecodable-record")

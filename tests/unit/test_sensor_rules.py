@@ -12,7 +12,7 @@ from knafka.core.sensor import absence
 from knafka.core.sensor.conditions import parse
 from knafka.core.sensor.held import Firing, Held
 from knafka.core.sensor.resets import Reset
-from knafka.core.sensor.rules import Rule, RuleStep, due, expire, expires, step
+from knafka.core.sensor.rules import Rule, RuleStep, due_time, expire, expiry_time, step
 
 
 def rule(condition: str, within: int | None = None, *resets: Reset) -> Rule:
@@ -79,7 +79,7 @@ def test_so_many_within_a_time_fire() -> None:
 def test_what_can_fire_no_more_is_held_no_longer_than_its_window() -> None:
     of = rule("a && b", 10)
     held = played(of, "a1@1").held
-    assert expires(of, held) == 12
+    assert expiry_time(of, held) == 12
     assert expire(of, held, 11) == RuleStep(held)
     assert expire(of, held, 12) == RuleStep(())
 
@@ -87,7 +87,7 @@ def test_what_can_fire_no_more_is_held_no_longer_than_its_window() -> None:
 def test_what_has_no_window_is_held_for_ever() -> None:
     of = rule("a && b")
     held = played(of, "a1@1").held
-    assert expires(of, held) is None
+    assert expiry_time(of, held) is None
     assert expire(of, held, 2**60) == RuleStep(held)
 
 
@@ -128,15 +128,15 @@ def test_what_isnt_followed_by_an_unwanted_event_fires_after_that_time(
 
 def test_it_is_known_when_the_next_one_fires_that_waits_for_no_event() -> None:
     held = played(ABSENT, "a1@1 a2@5").held
-    assert due(ABSENT, held) == 12
-    assert due(ABSENT, played(ABSENT, "a1@1 b1@2").held) is None
-    assert due(ABSENT, ()) is None
-    assert due(rule("a && b", 10), played(rule("a && b", 10), "a1@1").held) is None
+    assert due_time(ABSENT, held) == 12
+    assert due_time(ABSENT, played(ABSENT, "a1@1 b1@2").held) is None
+    assert due_time(ABSENT, ()) is None
+    assert due_time(rule("a && b", 10), played(rule("a && b", 10), "a1@1").held) is None
 
 
 def test_an_unwanted_event_is_held_only_until_all_before_it_was_read() -> None:
     held = played(ABSENT, "b1@5").held
-    assert expires(ABSENT, held) == 6
+    assert expiry_time(ABSENT, held) == 6
     assert expire(ABSENT, held, 6).held == ()
 
 
@@ -203,14 +203,14 @@ def test_what_was_reset_is_held_no_longer() -> None:
     of = rule("a && b", None, Reset("59 23 * * *"))
     before, at, after = ms(2026, 11, 1, 23, 58), ms(2026, 11, 1, 23, 59), ms(2026, 11, 2, 0, 10)
     held = (event("a", "a1", before, 0), event("a", "a2", at, 1), event("a", "a3", after, 2))
-    assert expires(of, held) == at
+    assert expiry_time(of, held) == at
     assert expire(of, held, at - 1) == RuleStep(held)
     assert expire(of, held, at) == RuleStep(held[2:])
-    assert expires(of, held[1:]) == at
-    assert expires(of, held[2:]) == ms(2026, 11, 2, 23, 59)
+    assert expiry_time(of, held[1:]) == at
+    assert expiry_time(of, held[2:]) == ms(2026, 11, 2, 23, 59)
     windowed = rule("a && b", 1000, Reset("59 23 * * *"))
-    assert expires(windowed, held) == before + 1001
-    assert expires(windowed, held[2:]) == after + 1001
+    assert expiry_time(windowed, held) == before + 1001
+    assert expiry_time(windowed, held[2:]) == after + 1001
 
 
 @pytest.mark.conformance("BUS-S5")

@@ -19,7 +19,7 @@ from knafka.settings import (
     RECEIVER,
     SHARD,
     STATISTICS_INTERVAL,
-    Listen,
+    ListenAddress,
 )
 
 EGRESS_DOCUMENT = Egress(
@@ -35,17 +35,19 @@ EGRESS_DOCUMENT = Egress(
 
 
 def test_it_listens_everywhere_on_8080_by_default() -> None:
-    assert settings.listen({}) == Listen("0.0.0.0", 8080)
+    assert settings.listen_address({}) == ListenAddress("0.0.0.0", 8080)
 
 
 def test_host_and_port_are_taken_from_the_environment() -> None:
-    assert settings.listen({"HOST": "127.0.0.1", "PORT": "0"}) == Listen("127.0.0.1", 0)
+    assert settings.listen_address({"HOST": "127.0.0.1", "PORT": "0"}) == ListenAddress(
+        "127.0.0.1", 0
+    )
 
 
 @pytest.mark.parametrize("port", ["", "x", "-1", "80.0", "65536", "²", "9" * 5000])
 def test_a_port_that_is_none_is_told(port: str) -> None:
     with pytest.raises(InvalidDocument, match=r"^PORT: invalid value") as raised:
-        settings.listen({"PORT": port})
+        settings.listen_address({"PORT": port})
     assert len(str(raised.value)) < 200
 
 
@@ -163,7 +165,7 @@ def test_an_interval_that_is_none_is_told(interval: str) -> None:
 
 
 def test_new_types_of_events_are_told_where_that_is_asked_for() -> None:
-    assert not settings.event_types({})
-    assert settings.event_types({EVENT_TYPES: "Enabled"})
+    assert not settings.lists_event_types({})
+    assert settings.lists_event_types({EVENT_TYPES: "Enabled"})
     with pytest.raises(InvalidDocument, match=r"^KNAFKA_EVENT_TYPES: invalid value: yes"):
-        settings.event_types({EVENT_TYPES: "yes"})
+        settings.lists_event_types({EVENT_TYPES: "yes"})

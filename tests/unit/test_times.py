@@ -111,7 +111,7 @@ def test_a_window_of_ten_thousand_years_ends_no_sensor() -> None:
     (rule,) = parse(Conditions, declared).rules()
     now = 1_764_096_000_000
     held = rules.step(rule, (), HeldEvent("a", "/s 1", now, 0, b"{}")).held
-    assert rules.expires(rule, held) == now + TEN_THOUSAND_YEARS * 1000 + 1
+    assert rules.expiry_time(rule, held) == now + TEN_THOUSAND_YEARS * 1000 + 1
     after = rules.expire(rule, held, now + 2 * TEN_THOUSAND_YEARS * 1000)
     assert after.held == ()
 

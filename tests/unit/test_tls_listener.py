@@ -18,7 +18,7 @@ from support.wire import Wire, connected
 
 from knafka import tls_listener
 from knafka.core.errors import InvalidDocument
-from knafka.settings import Tls, tls
+from knafka.settings import TlsSettings, tls_settings
 from knafka.tls_listener import TlsListener
 
 HOST = "127.0.0.1"
@@ -176,8 +176,10 @@ def test_a_receiver_without_tls_imports_nothing_of_it() -> None:
 
 
 def test_the_settings_name_a_folder_and_a_port() -> None:
-    assert tls({}) is None
-    assert tls({"KNAFKA_TLS": "/tls"}) == Tls(Path("/tls"), 8443)
-    assert tls({"KNAFKA_TLS": "/tls", "KNAFKA_TLS_PORT": "443"}) == Tls(Path("/tls"), 443)
+    assert tls_settings({}) is None
+    assert tls_settings({"KNAFKA_TLS": "/tls"}) == TlsSettings(Path("/tls"), 8443)
+    assert tls_settings({"KNAFKA_TLS": "/tls", "KNAFKA_TLS_PORT": "443"}) == TlsSettings(
+        Path("/tls"), 443
+    )
     with pytest.raises(InvalidDocument, match="KNAFKA_TLS_PORT"):
-        tls({"KNAFKA_TLS_PORT": "0"})
+        tls_settings({"KNAFKA_TLS_PORT": "0"})

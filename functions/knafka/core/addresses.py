@@ -36,13 +36,15 @@ METADATA: Final = frozenset(
     )
 )
 """Metadata services of clouds at addresses outside 169.254.0.0/16."""
-_NAMES: Final = re.compile(
+_LOCAL_NAME: Final = re.compile(
     r"(?:.*\.)?(?:localhost|localhost\.localdomain|ip6-localhost|ip6-loopback)"
     r"|metadata\.google\.internal|metadata\.goog|instance-data(?:\..*)?"
 ).fullmatch
+"""Matches names of the pod itself, and of clouds' metadata services."""
 _NAT64_PREFIX: Final = IPv6Network("64:ff9b::/96")
 """Prefix of IPv6 addresses that NAT64 translates: their last 32 bits are an IPv4 address."""
 _NUMBER: Final = re.compile(r"0[xX][0-9a-fA-F]*|[0-9]+").fullmatch
+"""Matches one number of an IPv4 address: hexadecimal, octal (with a leading 0) or decimal."""
 _MAX_NUMBER_CHARACTERS: Final = 12
 """Most characters of one number in an IPv4 address: 32 bits have 11 octal digits and a `0`."""
 
@@ -51,7 +53,7 @@ def refusal(host: str) -> str | None:
     """Return why this host, a name or an address, must not be connected to; None: it may, or it is
     a name that must be resolved first."""
     host = host.strip("[]").rstrip(".").lower()
-    if _NAMES(host) is not None:
+    if _LOCAL_NAME(host) is not None:
         return f"{host} is a name of the pod or the node itself"
     address = _parse(host)
     if address is None or (local_kind := _local_kind(address)) is None:
@@ -81,14 +83,15 @@ def is_loopback(host: str) -> bool:
 
 
 def _without_embedding(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
-    """Return the address, or the IPv4 address that it embeds."""
+    """Return the IPv4 address that an IPv6 address embeds; any other address is returned as it
+    is."""
     inner = _embedded_ipv4(address) if isinstance(address, IPv6Address) else None
     return address if inner is None else inner
 
 
 def _local_kind(address: IPv4Address | IPv6Address) -> str | None:
-    """Return what kind of refused address this is, as a phrase for `refusal`; None: it isn't
-    refused."""
+    """Return which kind of local address this is, as a phrase for `refusal`, such as "a loopback
+    address"; None: the address isn't refused."""
     address = _without_embedding(address)
     if address.is_loopback:
         return "a loopback address"
@@ -102,7 +105,7 @@ def _local_kind(address: IPv4Address | IPv6Address) -> str | None:
 
 def _embedded_ipv4(address: IPv6Address) -> IPv4Address | None:
     """Return the IPv4 address that is embedded in an IPv6 address: by NAT64, as `::a.b.c.d`, as
-    `::ffff:a.b.c.d`, or by 6to4; None if there is none."""
+    `::ffff:a.b.c.d`, or by 6to4. None: the address embeds none."""
     has_only_low_bits = not int(address) >> 32
     is_ipv4_compatible = has_only_low_bits and int(address) > 1  # `::` and `::1` are IPv6's own
     if is_ipv4_compatible or address in _NAT64_PREFIX:
@@ -111,7 +114,7 @@ def _embedded_ipv4(address: IPv6Address) -> IPv4Address | None:
 
 
 def _parse(host: str) -> IPv4Address | IPv6Address | None:
-    """Parse an IP address in any form that resolvers take; None: it is a name."""
+    """Parse an IP address in any form that resolvers take; None: the host is a name."""
     try:
         return ip_address(host)
     except ValueError:
@@ -119,8 +122,8 @@ def _parse(host: str) -> IPv4Address | IPv6Address | None:
 
 
 def _parse_as_resolvers(host: str) -> IPv4Address | None:
-    """Parse an address as `inet_aton` does: one to four decimal, octal or hexadecimal numbers, of
-    which the last fills all remaining bytes. None: it isn't one."""
+    """Parse an IPv4 address as `inet_aton` does: one to four decimal, octal or hexadecimal numbers,
+    the last of which fills all remaining bytes. None: the host is no address."""
     parts = host.split(".")
     if len(parts) > 4 or not all(map(_NUMBER, parts)):
         return None
@@ -132,7 +135,7 @@ def _parse_as_resolvers(host: str) -> IPv4Address | None:
             else int(part, 8 if part[0] == "0" else 10)
             for part in parts
         ]  # fmt: skip
-    except ValueError:
+    except ValueError:  # an octal number with an 8 or 9
         return None
     *leading, last = numbers
     if any(number > 255 for number in leading) or last >= 256 ** (4 - len(leading)):

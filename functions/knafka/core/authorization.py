@@ -42,12 +42,14 @@ class Authorization:
             (policy.subjects, _require_all([compile_filter(filter_) for filter_ in policy.filters]))
             for policy in policies
         ]
+        """Each policy's subject patterns and compiled filters (None: every event passes)."""
         self._mode = mode
-        self._namespace = f"{SERVICE_ACCOUNTS}{namespace}:"
+        self._namespace_prefix = f"{SERVICE_ACCOUNTS}{namespace}:"
+        """Begins the subjects of the namespace's own service accounts."""
 
     def verdict(self, subject: str) -> bool | Predicate:
-        """Return True if this sender may send any event, False if none, else the predicate that an
-        event of this sender must fulfil. `subject`: the subject of the sender's token."""
+        """Decide about a sender by the `subject` of its token. Return True if it may send any
+        event, False if it may send none, else the predicate that its events must fulfil."""
         if not self._policies:
             return self._default_verdict(subject)
         sender_predicates: list[Predicate] = []
@@ -65,7 +67,7 @@ class Authorization:
         allowed_by_mode: dict[AuthorizationMode, bool] = {
             "allow-all": True,
             "deny-all": False,
-            "allow-same-namespace": subject.startswith(self._namespace),
+            "allow-same-namespace": subject.startswith(self._namespace_prefix),
         }
         return allowed_by_mode[self._mode]
 

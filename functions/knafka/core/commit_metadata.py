@@ -1,4 +1,4 @@
-"""What the metadata of all commits have in common: of which topic the offset is.
+"""Marks the metadata of commits with the topic that their offset belongs to.
 
 A commit outlives its topic if a reader commits once more before it notices that the topic was
 deleted and created again. Then the offset has no meaning for the new topic's records. So the
@@ -23,24 +23,25 @@ from knafka.core.sensor.records import parse_taken
 K = TypeVar("K")
 
 _ID_LENGTH: Final = MARK_LENGTH - len("@:")
-"""Characters of an id in a mark: 66 bits, nearly all of them random."""
+"""Characters of a topic's id in a mark: 66 bits, nearly all of them random."""
 _MARK: Final = re.compile(rf"@([\w+/-]{{{_ID_LENGTH}}}):", re.ASCII)
-"""librdkafka writes ids in base64 with + and /, other clients with - and _."""
+"""Matches a mark. librdkafka writes ids in base64 with + and /, other clients with - and _."""
 _BASE64_TO_URL: Final = str.maketrans("+/", "-_")
+"""Translation to the form of other clients' ids."""
 _ZERO_ID: Final = "A" * _ID_LENGTH
 """The beginning of Kafka's id zero, which librdkafka returns if a node of Kafka sends no id."""
 
 
 def short_id(topic_id: str) -> str:
-    """Return the part of a topic's id that a mark has, with - and _; empty for an unknown id, which
-    is empty or zero."""
-    topic = topic_id[:_ID_LENGTH].translate(_BASE64_TO_URL)
-    return "" if topic == _ZERO_ID else topic
+    """Return the first characters of a topic's id, as a mark holds them: with - and _ in place of +
+    and /. Empty for an unknown id, which is empty or zero."""
+    start_of_id = topic_id[:_ID_LENGTH].translate(_BASE64_TO_URL)
+    return "" if start_of_id == _ZERO_ID else start_of_id
 
 
 def mark(metadata: str, topic: str) -> str:
-    """Return the metadata with a mark put before them; `topic` is the topic's `short_id`. They are
-    returned unchanged if that is empty, or if there is no room for it."""
+    """Return the metadata with a mark put before them. `topic` is the topic's `short_id`. If it is
+    empty, or there is no room for a mark, the metadata are returned unchanged."""
     if not topic or len(metadata) + MARK_LENGTH > MAX_METADATA:
         return metadata
     return f"@{topic}:{metadata}"
@@ -49,15 +50,15 @@ def mark(metadata: str, topic: str) -> str:
 def unmark(metadata: str) -> tuple[str, str]:
     """Return the mark at the beginning of the metadata (the topic's `short_id`), and the metadata
     without it; an empty mark if they have none."""
-    if (found := _MARK.match(metadata)) is None:
+    if (match := _MARK.match(metadata)) is None:
         return "", metadata
-    return short_id(found[1]), metadata[found.end() :]
+    return short_id(match[1]), metadata[match.end() :]
 
 
 def is_of_another(committed: str, present: str) -> bool:
-    """Whether a commit belongs to another topic than the present one: `committed`, the mark in its
-    metadata, differs from `present`, the present topic's `short_id`. False if one of them is empty,
-    as then nothing is known."""
+    """Whether a commit belongs to another topic than the present one of that name. `committed` is
+    the mark in the commit's metadata, `present` the `short_id` of the present topic. False if one
+    of them is empty, as then nothing is known."""
     return bool(committed and present) and committed != present
 
 
@@ -65,29 +66,33 @@ def mark_after_restart(former: str, known: str) -> str:
     """Return the mark for the commits of a partition that is read from its start again. `former`:
     its mark until now; `known`: the `short_id` of the topic, from Kafka's last answer.
 
-    Empty if they don't differ: the topic may have been replaced since that answer, and a commit
-    with the old mark would be taken for one of the old topic.
+    The result is `known` if both are known and differ. Else it is empty (no mark): the topic may
+    have been replaced since Kafka's last answer, and new commits must not get the old topic's mark.
     """
     return known if is_of_another(former, known) else ""
 
 
 class CommitMarks(Generic[K]):
-    """The mark that the next commit of each partition of one reader gets; `K` identifies a
+    """Keeps the mark that the next commit of each partition of one reader gets; `K` identifies a
     partition.
 
-    A start doesn't wait for a topic's id. So a partition may begin at a commit whose mark can't be
-    compared yet. Once the id is known, the commit may turn out to be of another topic, and then the
-    partition must be read from its start. Until then its commits keep that mark.
+    A reader doesn't wait for a topic's id before it starts. So a partition may begin at a commit
+    whose mark can't be compared yet. Once the id is known, the commit may turn out to be of another
+    topic, and then the partition must be read from its start. Until the id is known, the
+    partition's own commits get the same mark as the commit at which it began.
     """
 
     def __init__(self, present: Callable[[K, float], str]) -> None:
-        """Begin without partitions. `present` returns the mark of the present topic of a partition;
-        empty if its id wasn't read by a request that was sent at this `time.monotonic` or later."""
+        """Begin without partitions. `present(key, since)` returns the `short_id` of a partition's
+        present topic; empty if no request that was sent at `since` (`time.monotonic`) or later has
+        returned the id."""
         self._present = present
         self._marks: dict[K, str] = {}
+        """Mark by partition; empty: its commits get none."""
         self._unchecked_since: dict[K, float] = {}
-        """Partitions that began before the id of their topic was known, or that lost their log;
-        when the request for an id must have been sent at the earliest to count for them."""
+        """Partitions whose mark must still be checked: they began before the id of their topic was
+        known, or they lost their log. Only an id counts that is requested at this time
+        (`time.monotonic`) or later."""
 
     @property
     def has_unchecked(self) -> bool:
@@ -100,17 +105,19 @@ class CommitMarks(Generic[K]):
         return self._marks.get(key, "")
 
     def begin(self, key: K, committed: str, present: str, asked_at: float = -math.inf) -> None:
-        """Note that a partition begins at a commit with the mark `committed`, or at its start if
-        that is of another topic than `present`. `present` empty: the id isn't known; only one that
-        is requested at `asked_at` or later counts then."""
+        """Note that a partition begins to be read: at a commit with the mark `committed`, or at its
+        start if that commit is of another topic than the present one. `present`: the present
+        topic's `short_id`. If it is empty, the mark is checked later, by an id that is requested at
+        `asked_at` (`time.monotonic`) or later."""
         self._note(key, present or committed, None if present else asked_at)
 
     def restart(self, key: K, now: float, *, is_of_present: bool = False) -> None:
-        """Note that a partition is read from its start; `is_of_present`: surely in the topic whose
-        id is known. `now`: `time.monotonic`."""
+        """Note that a partition is read from its start. `is_of_present`: whether this is certainly
+        the topic whose id is known. `now`: `time.monotonic`."""
         mark = self._present(key, -math.inf)
         if not is_of_present:
-            # A log may be lost as its topic was replaced, before the new id is known.
+            # The log may have been lost because its topic was replaced; then its new id isn't known
+            # yet.
             mark = mark_after_restart(self.get(key), mark)
         self._note(key, mark, None if mark else now)
 
@@ -128,12 +135,12 @@ class CommitMarks(Generic[K]):
         return others
 
     def stop_checking(self, key: K) -> None:
-        """Leave a partition its mark, as it belongs to another reader now."""
+        """Leave a partition's mark as it is, without checking it any more."""
         self._unchecked_since.pop(key, None)
 
     def _note(self, key: K, mark: str, unchecked_since: float | None) -> None:
-        """Note a partition's mark, and since when an id must be requested to check it; None: it is
-        right."""
+        """Note a partition's mark. `unchecked_since`: the earliest time (`time.monotonic`) at which
+        an id that is to check the mark may be requested; None: the mark is right."""
         self._marks[key] = mark
         if unchecked_since is None:
             self.stop_checking(key)
@@ -142,11 +149,11 @@ class CommitMarks(Generic[K]):
 
 
 def described_until(offset: int, metadata: str) -> int | None:
-    """Return the offset after the last record that a commit's metadata describe, or the committed
-    `offset` itself if they describe none; None: the metadata aren't ours. They are passed without
-    their mark."""
+    """Return the offset after the last record that a commit's metadata describe; if they describe
+    none, the committed `offset` itself. None: the metadata aren't ours. `metadata`: without their
+    mark."""
     if metadata.startswith(PROGRESS_PREFIX):
-        progress = decode(offset, metadata, 0)
+        progress = decode(offset, metadata, policy=0)  # the policy makes no difference here
         settled = [range_end for _, range_end in progress.settled]
         return max([offset, *settled, *(begun + 1 for begun in progress.deliveries)])
     if not metadata or metadata.startswith("{"):

@@ -54,6 +54,7 @@ AttributeName: TypeAlias = Annotated[str, AfterValidator(_check_attribute_name)]
 AttributeValues: TypeAlias = Annotated[
     dict[AttributeName, Annotated[str, Field(min_length=1)]], Field(min_length=1)
 ]
+"""Non-empty texts by attribute name; at least one."""
 
 
 def _check_cesql(text: str) -> str:
@@ -94,8 +95,8 @@ class Suffix(Model):
 
 
 def _check_not_empty(filters: tuple[Filter, ...]) -> tuple[Filter, ...]:
-    """Return the filters unchanged; raise an error if there are none, in place of `min_length`,
-    which would also refuse a list whose filters are all invalid."""
+    """Return the filters unchanged; raise an error if there are none."""
+    # In place of `min_length`, which would also refuse a list whose filters are all invalid.
     if not filters:
         raise problem("want at least one filter")
     return filters
@@ -103,10 +104,12 @@ def _check_not_empty(filters: tuple[Filter, ...]) -> tuple[Filter, ...]:
 
 class All(Model):
     all: Annotated[tuple[Filter, ...], AfterValidator(_check_not_empty)]
+    """Filters that the event must all match."""
 
 
 class Any_(Model):
     any: Annotated[tuple[Filter, ...], AfterValidator(_check_not_empty)]
+    """Filters of which the event must match at least one."""
 
 
 class Not(Model):
@@ -116,6 +119,7 @@ class Not(Model):
 
 class CESQL(Model):
     cesql: CesqlText
+    """The expression that must be true of the event's attributes."""
 
 
 Dialect: TypeAlias = Literal["exact", "prefix", "suffix", "all", "any", "not", "cesql"]
@@ -267,7 +271,7 @@ class Kafka(Model):
     """Settings of consumers and of producers; only allowed ones (`client_settings`)."""
 
     def __hash__(self) -> int:
-        """Hash the object without its settings, as a dict can't be hashed."""
+        """Hash only the servers and the Secret's folder, as dicts can't be hashed."""
         return hash((self.bootstrap_servers, self.secret_path))
 
 
@@ -283,8 +287,8 @@ class Sink(Model):
 
 def event_limit(max_batch_bytes: int) -> int:
     """Return the most bytes that an event may have in a topic that takes batches of at most
-    `max_batch_bytes`: `MAX_EVENT_BYTES` / `MAX_RECORD_BYTES` of them, as a record holds more than
-    its event."""
+    `max_batch_bytes`. The event gets the share `MAX_EVENT_BYTES` / `MAX_RECORD_BYTES` of a batch,
+    as a record holds more than its event."""
     return max(1, max_batch_bytes * MAX_EVENT_BYTES // MAX_RECORD_BYTES)
 
 
@@ -332,7 +336,8 @@ class Ingress(Model):
     audience: str | None = None
     """Audience of the token that senders must show (OIDC); None: everybody may send."""
     policies: tuple[Policy, ...] = ()
-    """Policies of which one must admit the sender, if there are any; only with an `audience`."""
+    """If there are any, one of them must admit the sender and the event; only with an
+    `audience`."""
     default_authorization: AuthorizationMode = "allow-same-namespace"
     """Who may send where there are no policies; only with an `audience`."""
     encrypted_only: bool = False
@@ -352,8 +357,8 @@ class Receiver(Model):
     """Kafka of the contract topic and of all Ingresses; of an Ingress's own `kafka` only `producer`
     counts."""
     contract_topic: Annotated[str, Field(min_length=1)]
-    """Compacted, of one partition: the key is an Ingress's path, the value an `Ingress` or a
-    tombstone."""
+    """A compacted topic with one partition: the key is an Ingress's path, the value an `Ingress` or
+    a tombstone."""
     path: str | None = None
     """Path of the only Ingress that it serves; None: it serves all."""
 
@@ -407,7 +412,8 @@ class Egress(Model):
     delivery: Delivery = Delivery()
     order: Order = Order.KEY
     max_in_flight: Annotated[int, Field(gt=0, le=10_000)] = 100
-    """Attempts under way at once in one dispatcher; the peer's fixed pool is 100."""
+    """Most attempts under way at once in one dispatcher; eventing-kafka-broker's fixed pool has
+    100."""
     batch: bool = False
     """Whether the data of its events, which are arrays of events, are sent as JSON batches: a
     Sensor's actions in batched mode. A dead letter sink gets the events themselves."""
@@ -427,7 +433,8 @@ class Egress(Model):
 
     @property
     def broker_dead_letter_topic(self) -> str | None:
-        """Topic of dead letters of records without an event; None: the Trigger's own topic."""
+        """Topic of dead letters of records without an event; None: they go to
+        `dead_letter_topic`, the Trigger's own."""
         if not self.shares_topic:
             return None
         return names.broker_dead_letter_topic(self.namespace, self.name_of_broker)
@@ -460,8 +467,8 @@ class Shard(Model):
     kafka: Kafka
     """Kafka of the contract topic and of all Egresses, whose own `kafka` doesn't count."""
     contract_topic: Annotated[str, Field(min_length=1)]
-    """Compacted, of one partition: the key is an Egress's group, the value a `SharedEgress` or a
-    tombstone."""
+    """A compacted topic with one partition: the key is an Egress's group, the value a
+    `SharedEgress` or a tombstone."""
 
 
 def _check_at_least_once(egress: Egress) -> Egress:

@@ -27,13 +27,15 @@ ERROR_DATA_BYTES: Final = 1024
 upstream's Kafka Broker: at most 1368 characters of base64, always decodable."""
 
 ATTRIBUTE_PREFIX: Final = "knafka"
+"""Begins the names of the attributes that Knafka adds."""
 
 _UPSTREAM: Final = ("knativeerrordest", "knativeerrorcode", "knativeerrordata")
-_OURS: Final = (
-    *("reason", "attempts", "firsttime", "lasttime"),
-    *("namespace", "broker", "trigger", "topic", "partition", "offset"),
-    *("extensions", "omitted", "attemptlog", "hops", "replyattempts"),
+"""Attributes of a dead letter that upstream adds, too."""
+_OURS: Final = tuple(
+    "reason attempts firsttime lasttime namespace broker trigger topic partition offset"
+    " extensions omitted attemptlog hops replyattempts".split()
 )
+"""Attributes of a dead letter that only Knafka adds, without `ATTRIBUTE_PREFIX`."""
 
 EXTENSIONS: Final = f"{ATTRIBUTE_PREFIX}extensions"
 """Attribute: comma-separated names of the attributes from the subscriber's `kne-` headers."""
@@ -57,14 +59,15 @@ out."""
 MAX_STUB_KEY: Final = 1024
 """Longest record key, in bytes, that a stub keeps."""
 
-_NAMES: Final = frozenset((*_UPSTREAM, *(f"{ATTRIBUTE_PREFIX}{name}" for name in _OURS)))
+_ADDED_NAMES: Final = frozenset((*_UPSTREAM, *(f"{ATTRIBUTE_PREFIX}{name}" for name in _OURS)))
+"""Names of all attributes that a dead letter may add to its event."""
 
 _NO_EXTENSIONS: Final = CORE | {"datacontentencoding", "knativebrokerttl"}
 """Attributes that no `kne-` header may set. `datacontentencoding` says how the data of an event of
 CloudEvents 0.3 are encoded, `knativebrokerttl` is `hops.TTL`."""
 
-FAILURE_HEADERS: Final = frozenset(f"ce_{name}" for name in _NAMES)
-"""The record headers that a dead letter adds to its event."""
+FAILURE_HEADERS: Final = frozenset(f"ce_{name}" for name in _ADDED_NAMES)
+"""The record headers of `_ADDED_NAMES`."""
 
 REPLAY_TOPIC: Final = {
     "cleanup.policy": "delete",
@@ -75,8 +78,8 @@ REPLAY_TOPIC: Final = {
 of the log, so that it is known whether an event failed again after it was sent."""
 
 EDITED: Final = "knafkaedited"
-"""Attribute of an event that a replay has edited: the names of the edited attributes, and `data`,
-with commas."""
+"""Attribute of an event that a replay has edited: comma-separated names of the edited attributes,
+and `data` if the data were edited."""
 
 REPLAY: Final = "knafka-replay"
 """Header of a replayed record (no attribute of the event): replay id, a slash, failure id."""
@@ -135,8 +138,9 @@ def attempt_log(attempts: Sequence[Attempt]) -> str:
     return ",".join(f"{timestamp(began)} {outcome.text}" for began, outcome in last)
 
 
-def logged_attempts(text: str) -> Sequence[tuple[str, str]]:
-    """Parse an attempt log: return time and result of each attempt; any text is accepted."""
+def parse_attempt_log(text: str) -> Sequence[tuple[str, str]]:
+    """Parse an attempt log: return time and result of each attempt, both as text. Any text is
+    accepted; a part without a space is a time without a result."""
     entries = (entry.partition(" ") for entry in text.split(",") if entry)
     return [(time, result) for time, _, result in entries]
 
@@ -163,14 +167,16 @@ def extensions_of(headers: HttpHeaders) -> Sequence[tuple[str, str]]:
 
 def _is_extension(name: str) -> bool:
     """Whether a `kne-` header may set the attribute of this name."""
-    return is_attribute_name(name) and name not in _NAMES and name not in _NO_EXTENSIONS
+    return is_attribute_name(name) and name not in _ADDED_NAMES and name not in _NO_EXTENSIONS
 
 
 def dead_letter_of(
     headers: RecordHeaders, value: bytes | None, failure: Failure, origin: Origin
 ) -> tuple[RecordHeaders, bytes | None]:
-    """Return headers and value of the dead letter: those of the record that failed, and attributes
-    that say how (`failure`) and which record it was (`origin`).
+    """Return headers and value of the dead letter of a record, given by its `headers` and `value`.
+    Attributes are added that say how delivery failed (`failure`) and which record it was
+    (`origin`). Raises `InvalidEvent` if the record holds no event, though `failure.reason` isn't
+    `UNDECODABLE`.
 
     A record that holds its event as JSON is rewritten in binary mode, where headers hold the
     attributes (CE-K7); every other record keeps its value byte for byte, decodable or not.
@@ -194,8 +200,8 @@ def dead_letter_of(
     }
     if failure.reason is not Reason.UNDECODABLE:
         envelope = read(headers, value)
-        if envelope.document is not None:
-            headers, value = to_record(envelope.event, envelope.passed)[1:]
+        if envelope.document is not None:  # the event is JSON
+            _, headers, value = to_record(envelope.event, envelope.passed)
     own_headers = [(name, raw) for name, raw in headers if name not in FAILURE_HEADERS]
     # The event's own attributes stay as they are (KN-BRK-10).
     own_names = {name for name, _ in own_headers} | {"ce_datacontenttype"}
@@ -216,7 +222,7 @@ def origin_of(headers: RecordHeaders) -> tuple[str, int, int] | None:
         header_values.get(f"ce_{ATTRIBUTE_PREFIX}{field_name}") or b""
         for field_name in ("topic", "partition", "offset")
     )
-    # No longer than a number of 64 bits, which Kafka's are.
+    # Kafka's numbers have 64 bits, so at most 19 digits.
     if not topic or not all(
         number.isdigit() and len(number) < 20 for number in (partition, offset)
     ):
@@ -225,15 +231,16 @@ def origin_of(headers: RecordHeaders) -> tuple[str, int, int] | None:
 
 
 def stub_of(letter: Draft) -> Draft:
-    """Return a dead letter without its data, for a topic that refuses it as too large. It keeps
-    what was added to the event, and of the event's own attributes `STUB_BYTES`: the required ones
-    first, then the shortest."""
+    """Return a dead letter without its data, for a topic that refuses it as too large. The stub
+    keeps the attributes that were added to the event, and up to `STUB_BYTES` of the event's own
+    attributes: the required ones first, then the shortest. `OMITTED` says what is missing."""
     own_headers = [header for header in letter.headers if header[0] not in FAILURE_HEADERS]
     required = {f"ce_{name}" for name in REQUIRED}
     remaining_bytes, kept_names = STUB_BYTES, set[str]()
-    for name, raw in sorted(
+    required_then_shortest = sorted(
         own_headers, key=lambda header: (header[0] not in required, len(header[1]))
-    ):
+    )
+    for name, raw in required_then_shortest:
         remaining_bytes -= len(name) + len(raw)
         if remaining_bytes < 0:
             break
@@ -252,8 +259,8 @@ def stub_of(letter: Draft) -> Draft:
 
 
 def headers_for_replay(headers: Iterable[tuple[str, bytes]], replay: str) -> RecordHeaders:
-    """Return a dead letter's headers for a replay: without those that it added to its event, and
-    with `REPLAY`, whose value is `replay`.
+    """Return a dead letter's headers for a replay: without the headers that the dead letter added
+    to its event, and with `REPLAY`, whose value is `replay`.
 
     The record's key and value are sent again as they are.
     """
@@ -273,7 +280,8 @@ def headers_for_replay(headers: Iterable[tuple[str, bytes]], replay: str) -> Rec
 
 def _truncated_body(body: bytes) -> bytes:
     """Return at most `ERROR_DATA_BYTES` of a body, not cut within a UTF-8 character."""
-    # Such a character has at most 4 bytes, and all but its first are 10xxxxxx.
+    # A character has at most 4 bytes, and all but its first are 10xxxxxx. Without such a boundary
+    # the body isn't UTF-8, and may be cut anywhere.
     for end in range(ERROR_DATA_BYTES, ERROR_DATA_BYTES - 4, -1):
         if end >= len(body) or body[end] & 0xC0 != 0x80:
             return body[:end]

@@ -98,6 +98,7 @@ class DeadLetter:
 
 
 Decision = Done | Retry | DeadLetter
+"""What follows an attempt."""
 DONE: Final = Done()
 
 
@@ -164,7 +165,7 @@ def retry_after_seconds(header_value: bytes, now: float) -> float | None:
     """
     text = header_value.decode("latin-1").strip()
     if text.isascii() and text.isdigit():
-        return float(text[:12])
+        return float(text[:12])  # more than 300 digits would be infinite
     try:
         moment = parsedate_to_datetime(text)
     except (ValueError, TypeError, IndexError, OverflowError):

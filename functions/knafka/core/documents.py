@@ -37,6 +37,7 @@ from knafka.core.events.event import is_uri_reference
 M = TypeVar("M", bound=BaseModel)
 
 _COUNT = r"\d+(?:[.,]\d+)?"
+"""Pattern of a number in an ISO-8601 duration."""
 _DURATION = re.compile(
     rf"P(?=.)(?:(?P<years>{_COUNT})Y)?(?:(?P<months>{_COUNT})M)?(?:(?P<weeks>{_COUNT})W)?"
     rf"(?:(?P<days>{_COUNT})D)?(?:T(?=.)(?:(?P<hours>{_COUNT})H)?(?:(?P<minutes>{_COUNT})M)?"
@@ -53,6 +54,7 @@ _UNITS = {
     "minutes": 60.0,
     "seconds": 1.0,
 }
+"""Seconds in each unit of an ISO-8601 duration."""
 
 
 class Model(BaseModel):
@@ -115,7 +117,8 @@ Duration: TypeAlias = Annotated[
 
 
 def shown_url(url: str) -> str:
-    """Return a URL for a message, without the part before an `@`, which may be a password."""
+    """Return a URL for a message: cut to 200 characters, and without the part before an `@`, which
+    may be a password."""
     _, mark, rest = url.rpartition("@")
     text = f"...@{rest:.200}" if mark else f"{url:.200}"
     is_clean = text.isascii() and (not text or is_uri_reference(text))
@@ -123,8 +126,10 @@ def shown_url(url: str) -> str:
 
 
 def holds_credentials(parts: SplitResult) -> bool:
-    """Whether a URL holds a user or password, also one with an unencoded `/`, `?` or `#`: then its
-    port is no number, or the `@` is in the fragment."""
+    """Whether a URL holds a user or password, even if the password has an unencoded `/`, `?` or
+    `#`."""
+    # After a `#` in a password, the `@` is in the fragment. After a `/` or `?` it is in the path or
+    # query, and the beginning of the password is taken for a port that is no number.
     if "@" in parts.netloc or "@" in parts.fragment:
         return True
     try:
@@ -151,8 +156,8 @@ def check_url_text(url: str, *fields: str) -> None:
 
 
 def _ascii_host_hint(host: str) -> str:
-    """Return a clause for the error message that shows a host name in ASCII; empty if it is ASCII
-    already, or has no such form."""
+    """Return a clause for an error message that shows the host name in its ASCII form; empty if the
+    host is ASCII already, or has no such form."""
     if host.isascii():
         return ""
     with contextlib.suppress(UnicodeError):
@@ -166,7 +171,7 @@ def _check_absolute_url(url: str) -> str:
     try:
         parts = urlsplit(url)
     except ValueError:
-        parts = None
+        parts = None  # `check_url_text` says what is wrong
     if parts is not None and not (parts.scheme and parts.hostname):
         text = "want an absolute URL, such as http://host/path"
         raise problem(f"invalid value: {shown_url(url)}: {text}")
@@ -257,12 +262,12 @@ def _to_invalid_document(error: ValidationError, root: str) -> InvalidDocument:
     fields; `root` is the document's own path."""
     missing: list[str] = []
     problems: list[tuple[str, str]] = []
-    for problem in error.errors(include_url=False)[:MAX_PROBLEMS]:
-        path = path_of(root, problem["loc"])
-        if problem["type"] == "missing":
+    for details in error.errors(include_url=False)[:MAX_PROBLEMS]:
+        path = path_of(root, details["loc"])
+        if details["type"] == "missing":
             missing.append(path)
         else:
-            problems.append(describe_error(path, problem))
+            problems.append(describe_error(path, details))
     if missing:
         problems.insert(0, (missing[0], f"missing field(s): {', '.join(missing)}"))
     path, first_problem = problems[0]
@@ -286,8 +291,8 @@ _EXPECTATIONS: Final = {
 
 def describe_error(path: str, error: ErrorDetails) -> tuple[str, str]:
     """Return path and problem of one broken field, in the words of Knative's own messages. `path`
-    is the field's; `error` is pydantic's. If a validator named several fields (`problem`), the path
-    is that of the first."""
+    is the field's path, `error` pydantic's description. If a validator named fields
+    (see `problem`), the returned path is that of the first of them."""
     if fields := error.get("ctx", {}).get("fields"):
         paths = [path_of(path, (field,)) for field in fields]
         all_paths = f": {', '.join(paths)}" if len(paths) > 1 else ""
@@ -295,7 +300,7 @@ def describe_error(path: str, error: ErrorDetails) -> tuple[str, str]:
     if error["type"] == "extra_forbidden":
         return path, "unknown field"
     allowed = _EXPECTATIONS.get(error["type"]) or error["msg"].removeprefix("Input should be ")
-    if allowed == error["msg"]:
+    if allowed == error["msg"]:  # a message of ours, or one of pydantic's that is a whole sentence
         return path, allowed
     value = error["input"]
     if not isinstance(value, str | int | float):

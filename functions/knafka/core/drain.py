@@ -20,6 +20,7 @@ from pydantic import AfterValidator, Field
 from knafka.core.documents import Duration, Model
 
 PATH: Final = "/drain"
+"""Path of requests to drain."""
 PROGRESS_INTERVAL: Final = 1.0
 """Seconds between two lines of progress: no proxy's idle timeout is that short."""
 
@@ -31,39 +32,41 @@ MAX_IDLE: Final = 86_400.0
 """Longest `idle` in seconds: a drain that waits longer for events would hardly ever end."""
 
 COMMIT_INTERVAL: Final = 1.0
-"""Seconds between commits: a killed dispatcher delivers about as many seconds of events again."""
+"""Seconds between commits: after a kill, the events of about this time are delivered again."""
 MAX_COMMIT_INTERVAL: Final = 5.0
-"""Seconds between commits at most, where 1,000 groups or more share a dispatcher: Kafka's own
-default (auto.commit.interval.ms)."""
+"""Most seconds between commits: the interval where 1,000 groups or more share a dispatcher. It is
+Kafka's own default (auto.commit.interval.ms)."""
 
 STOP: Final = b'{"stop":true}\n'
-"""Added by a caller to its request to end the drain: attempts finish within a bound, settled
-offsets are committed, the group is left, and the response ends. Only a request that names what it
-drains (`egress`, `shard` or `sensor`) may do so."""
+"""The line that a caller adds to its request to end the drain: attempts finish within a time limit,
+settled offsets are committed, the group is left, and the response ends. Only a request that names
+what it drains (`egress`, `shard` or `sensor`) may do so."""
 
 
 class DrainRequest(Model):
     """A request to deliver events, and for how long."""
 
     idle: Annotated[Duration, Field(ge=0), AfterValidator(lambda idle: min(idle, MAX_IDLE))] = 30.0
-    """Seconds without anything to do after which the drain ends (cooldown-period); `MAX_IDLE` if
-    more are asked for."""
+    """Seconds without anything to do after which the drain ends (cooldown-period); a larger number
+    than `MAX_IDLE` counts as `MAX_IDLE`."""
     budget: Annotated[Duration, Field(gt=0, le=MAX_BUDGET)] = 570.0
     """Seconds after which the request is over: below the Service's timeoutSeconds of 600."""
     renewal: bool = False
     """Whether the dispatcher itself sends the request, because nobody else did."""
     egress: str | None = None
-    """Digest of the Egress to drain by. While a changed Trigger is rolled out its old Revision
-    still answers; a dispatcher that has another Egress refuses, since events that the old filter
-    passes over would be lost to the new one."""
+    """Digest of the Egress to drain by; None: whichever the dispatcher has. A dispatcher with
+    another Egress refuses: while a changed Trigger is rolled out, its old Revision still answers,
+    and would settle events that only the new filter matches."""
     shard: str | None = None
-    """`Shard.group` of a dispatcher with many Egresses, all of which are drained."""
+    """`Shard.group` of a dispatcher with many Egresses, all of which are drained; None: this is a
+    request for another kind of function."""
     sensor: str | None = None
-    """Digest of the Sensor to drain: a process that has another version of it refuses."""
+    """Digest of the Sensor to drain: a process that has another version of it refuses. None: this
+    is a request for another kind of function."""
     slot: Annotated[int, Field(ge=0)] | None = None
-    """Number of a Sensor's process; no two have the same at once. A killed process leaves a
-    transaction open, which its successor in this slot ends. A drain already under way keeps its own
-    slot, and reports it."""
+    """Number of a Sensor's process; no two processes have the same at once. A killed process leaves
+    a transaction open, which its successor in this slot ends. A drain that is already under way
+    keeps its own slot, and reports it."""
 
     bearer: Annotated[str, Field(exclude=True, repr=False)] = ""
     """The caller's token, which came in a header: a dispatcher that renews its drain by a request
@@ -116,7 +119,8 @@ COUNTED: Final = tuple(field.name for field in fields(Counts))
 
 
 def outcomes(counts: Counts | DrainProgress) -> Iterator[tuple[str, int]]:
-    """Yield each count with its value of the metric's label `outcome`."""
+    """Yield each count, preceded by its name, which is the value of the metric's label
+    `outcome`."""
     for name in COUNTED:
         yield name, getattr(counts, name)
 
@@ -156,7 +160,7 @@ class DrainProgress(Model):
     replied: int = 0
     lost: int = Field(default=0, exclude_if=lambda count: not count)
     """Left out while there are none, because an older operator doesn't know the field."""
-    dead_letters: dict[str, int] = Field(default_factory=dict, exclude_if=lambda found: not found)
+    dead_letters: dict[str, int] = Field(default_factory=dict, exclude_if=lambda counts: not counts)
     """The `dead_lettered` events by reason and status, such as `status 503` or `timeout`. Left out
     while there are none, like `lost`."""
     late: int = Field(default=0, exclude_if=lambda count: not count)
@@ -165,7 +169,7 @@ class DrainProgress(Model):
     unsettled: int = 0
     """Records that are read and not yet settled."""
     partitions: tuple[int, ...] = ()
-    """Partitions that it owns now."""
+    """Partitions that the dispatcher owns now."""
     slot: int | None = None
     """The `DrainRequest.slot` that a Sensor's drain began with; None if it has none."""
     holding: Holding | None = None
@@ -183,7 +187,7 @@ class DrainProgress(Model):
 
     @property
     def counts(self) -> Counts:
-        """The event counts of this line of progress."""
+        """All counts of this progress."""
         return Counts(*(getattr(self, name) for name in COUNTED))
 
 
@@ -196,8 +200,8 @@ class Settled(Model):
     """Offset by partition that this dispatcher owned until the end: every record below it is
     settled."""
     without: tuple[str, ...] = ()
-    """Groups that haven't committed these offsets: their drain failed, a commit wasn't confirmed,
-    they are behind, or they read another topic."""
+    """Groups for which `offsets` doesn't hold: their drain failed, a commit wasn't confirmed, they
+    are behind, or they read another topic."""
 
 
 class ShardProgress(Model):

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 
 class KnafkaError(Exception):
-    """The base class of these errors; `str(error)` is one sentence for a person."""
+    """The base class of all errors that Knafka raises on purpose; `str(error)` is one sentence for
+    a person."""
 
 
 class InvalidEvent(KnafkaError):
@@ -53,9 +54,10 @@ class InvalidDocument(KnafkaError):
     """
 
     def __init__(self, path: str, problem: str) -> None:
-        """Create the error; its text begins with `path`, unless `problem` names that already."""
-        names_path = not path or path in problem
-        super().__init__(problem if names_path else f"{path}: {problem}")
+        """Create the error. Its text begins with `path`, unless the path is empty, or `problem`
+        names it already."""
+        needs_path = bool(path) and path not in problem
+        super().__init__(f"{path}: {problem}" if needs_path else problem)
         self.path = path
         self.problem = problem
 
@@ -72,9 +74,9 @@ class LogError(KnafkaError):
     """An operation on the log (Kafka) failed.
 
     `retriable`: another attempt may succeed. `too_large`: a record is larger than its topic takes.
-    `unknown_topic`: there is no such topic. `too_few_brokers`: a topic is to have more replicas
-    than there are brokers. `denied`: the kind of resource that the user isn't authorized to use,
-    such as `topic`; empty: no authorization is missing.
+    `unknown_topic`: the topic doesn't exist. `too_few_brokers`: a new topic is to have more
+    replicas than there are brokers. `denied`: the kind of resource that the user isn't authorized
+    to use, such as `topic`; empty: no authorization is missing.
     """
 
     def __init__(

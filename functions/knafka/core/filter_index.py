@@ -1,6 +1,6 @@
 """Finds the Triggers that match an event, without evaluating every filter.
 
-    Selection: one Trigger's compiled filter, and its keys; an event must have one of them
+    Selection: one Trigger's compiled filter, and its keys; a matching event has one of them
     FilterIndex: event --its type, source, ...--> Triggers with such a key --filter--> the matches
 
 An exact value is found by hash, a prefix by its length. An `all` is indexed by the part whose key
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class _Key(NamedTuple):
-    """A value, or prefix of a value, that an event must have in the attribute `name`."""
+    """A value that an event must have in the attribute `name`, or with which that must begin."""
 
     name: str
     value: str
@@ -43,18 +43,33 @@ class _Key(NamedTuple):
 
 
 class _OneOf(NamedTuple):
-    """Keys of a conjunction: the filter is indexed under one of them, the rarest."""
+    """Keys of a conjunction: its filter is indexed under one of them, the rarest."""
 
     keys: tuple[_Keys, ...]
 
 
 class _EachOf(NamedTuple):
-    """Keys of a disjunction: the filter is indexed under each of them."""
+    """Keys of a disjunction: its filter is indexed under each of them."""
 
     keys: tuple[_Keys, ...]
 
 
 _Keys: TypeAlias = _Key | _OneOf | _EachOf
+
+
+class _IndexChoice(NamedTuple):
+    """Keys under which a filter may be indexed, and what that costs."""
+
+    entry_count: int
+    """Number of entries that have these keys already."""
+    has_prefix: bool
+    """Whether one of the keys is a prefix, which takes longer to find than an exact value."""
+    keys: list[_Key]
+
+    @property
+    def cost(self) -> tuple[int, bool]:
+        """The cost for comparisons: first the number of entries, then prefixes."""
+        return self.entry_count, self.has_prefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +81,7 @@ class Selection:
     """Attribute values by which the index finds the filter; None: it is evaluated for each
     event."""
     is_decided_by_key: bool
-    """Whether an event with one of its keys matches for certain."""
+    """Whether every event with one of the keys matches."""
 
 
 def select(
@@ -81,8 +96,10 @@ def select(
         keys, decides = _keys_of_conjunction(filters)
     else:
         pairs = attributes.attributes.items()
-        named = tuple(_Key(name, value, False) for name, value in pairs if value)
-        keys, decides = (_OneOf(named) if named else None), len(pairs) == 1
+        # An empty value stands for any, so it is no key.
+        attribute_keys = tuple(_Key(name, value, False) for name, value in pairs if value)
+        keys = _OneOf(attribute_keys) if attribute_keys else None
+        decides = len(pairs) == 1
     return Selection(compile_trigger(attributes, filters, count_error), keys, decides)
 
 
@@ -119,13 +136,13 @@ def _keys_of_conjunction(parts: Sequence[Filter]) -> tuple[_Keys | None, bool]:
         if part_keys is not None:
             keys.append(part_keys)
         if _has_cesql(part):
-            break
+            break  # keys of later parts would skip its evaluation
     return (_OneOf(tuple(keys)) if keys else None), decides and len(parts) == 1
 
 
 def _has_cesql(spec: Filter) -> bool:
-    """Whether a filter contains a CESQL expression: its evaluation may count an error, so no part
-    after it may decide before."""
+    """Whether a filter contains a CESQL expression. Its evaluation may count an error, so parts
+    after it must not decide before it is evaluated."""
     match spec:
         case CESQL():
             return True
@@ -200,13 +217,13 @@ class FilterIndex(Generic[T]):
         """Entries without a key, which are evaluated for each event."""
 
     def add(self, owner: T, selection: Selection) -> None:
-        """Add a new owner with its filter, `selection`, under the keys that fewest entries have
-        already."""
+        """Add a new owner with its filter, `selection`, under those of its keys that the fewest
+        entries have already."""
         entry = self._entries[owner] = _Entry(owner, selection)
         if selection.keys is None:
             self._others[entry] = None
             return
-        entry.keys = tuple(dict.fromkeys(self._cheapest_keys(selection.keys)[1]))
+        entry.keys = tuple(dict.fromkeys(self._cheapest_choice(selection.keys).keys))
         for key in entry.keys:
             by_value = self._buckets(key).setdefault(key.name, {})
             if (bucket := by_value.get(key.value)) is None:
@@ -255,34 +272,32 @@ class FilterIndex(Generic[T]):
         return matching
 
     def _buckets(self, key: _Key) -> _Buckets[T]:
-        """Return the buckets of prefixes or of exact values, whichever `key` is."""
+        """Return the buckets of prefixes if `key` is a prefix, else those of exact values."""
         return self._prefix if key.is_prefix else self._exact
 
     def _update_lengths(self, key: _Key) -> None:
-        """Store which lengths the prefixes of the key's attribute have, if it is a prefix."""
+        """If `key` is a prefix, store which lengths the prefixes of its attribute have now."""
         if key.is_prefix:
             self._lengths[key.name] = sorted(
                 {len(prefix) for prefix in self._prefix.get(key.name, ())}
             )
 
-    def _cheapest_keys(self, keys: _Keys) -> tuple[tuple[int, bool], list[_Key]]:
-        """Return the keys to index a filter under, preceded by their cost: how many entries have
-        them already, and whether one of them is a prefix. Of several possible choices the cheapest
-        is returned: the one with the fewest entries, and of equal ones that without a prefix, as an
-        exact value is found faster."""
+    def _cheapest_choice(self, keys: _Keys) -> _IndexChoice:
+        """Return the cheapest choice of keys to index a filter under; `keys` are those that the
+        filter has."""
         match keys:
             case _Key(name=name, value=value, is_prefix=is_prefix):
                 bucket = self._buckets(keys).get(name, {}).get(value)
-                return (0 if bucket is None else len(bucket), is_prefix), [keys]
+                return _IndexChoice(0 if bucket is None else len(bucket), is_prefix, [keys])
             case _OneOf(keys=inner):
-                return min(map(self._cheapest_keys, inner), key=lambda part: part[0])
+                return min(map(self._cheapest_choice, inner), key=lambda choice: choice.cost)
             case _EachOf(keys=inner):
-                parts = [self._cheapest_keys(condition) for condition in inner]
-                cost = (
-                    sum(count for (count, _), _ in parts),
-                    any(has_prefix for (_, has_prefix), _ in parts),
+                choices = [self._cheapest_choice(part) for part in inner]
+                return _IndexChoice(
+                    sum(choice.entry_count for choice in choices),
+                    any(choice.has_prefix for choice in choices),
+                    [key for choice in choices for key in choice.keys],
                 )
-                return cost, [key for _, part_keys in parts for key in part_keys]
 
 
 def _match(

@@ -22,7 +22,8 @@ from knafka.core.documents import problem
 MAX_FILTERS: Final = 1_000
 """Most filters of one object, nested ones included."""
 MAX_FILTER_DEPTH: Final = 16
-"""Deepest nesting of filters, the outermost included; expressions have a limit of their own."""
+"""Deepest nesting of filters, the outermost included; CESQL expressions have a limit of their
+own."""
 MAX_FILTER_CHARACTERS: Final = 32_768
 """Most characters of all names, values and expressions in the filters of one object. Its contract
 has to fit into a container's environment, of which one variable may have 128 KiB."""
@@ -67,10 +68,10 @@ def characters_of(document: object, enough: int) -> int:
 
 
 def _filter_parts(filters: object) -> Iterator[tuple[int, object, bool]]:
-    """Yield each part of declared filters: its depth (1 for the outermost), its text if it has any,
-    and whether it is a filter. Dialects, names and values are yielded only to count their
-    characters."""
-    remaining: list[tuple[int, object]] = [(1, condition) for condition in _list(filters)]
+    """Yield each part of declared filters: its depth (1 for the outermost), its value (None for a
+    filter), and whether it is a filter. Dialects, names and values are yielded only so that their
+    characters are counted."""
+    remaining: list[tuple[int, object]] = [(1, condition) for condition in _as_list(filters)]
     while remaining:
         depth, declared = remaining.pop()
         yield depth, None, True
@@ -90,11 +91,11 @@ def _filter_parts(filters: object) -> Iterator[tuple[int, object, bool]]:
 
 
 def _filters_within(dialect: Dialect, value: object) -> Sequence[object] | None:
-    """Return the filters that are nested in a filter of this dialect with this value; None: the
-    dialect nests none."""
+    """Return the filters that are nested in a filter of this dialect with this value; None: filters
+    of this dialect contain no others."""
     match dialect:
         case "all" | "any":
-            return _list(value)
+            return _as_list(value)
         case "not":
             return (value,)
         case "exact" | "prefix" | "suffix" | "cesql":
@@ -103,7 +104,7 @@ def _filters_within(dialect: Dialect, value: object) -> Sequence[object] | None:
             assert_never(dialect)
 
 
-def _list(value: object) -> Sequence[object]:
+def _as_list(value: object) -> Sequence[object]:
     """Return the value if it is a list, else an empty sequence."""
     return value if isinstance(value, list | tuple) else ()
 
@@ -128,4 +129,4 @@ DeclaredFilters: TypeAlias = Annotated[tuple[Filter, ...], BeforeValidator(_refu
 DeclaredAttributes: TypeAlias = Annotated[
     AttributesFilter, BeforeValidator(_refuse_large_attributes)
 ]
-"""The older form (KN-TRG-08)."""
+"""A filter of the older form, as an object declares it (KN-TRG-08)."""

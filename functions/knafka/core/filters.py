@@ -48,10 +48,10 @@ def compile_trigger(
 
 def compile_attributes(declared_filter: AttributesFilter) -> Predicate:
     """Compile a filter of the older form: an event passes if it has every declared attribute with
-    the declared value, or with any value where the declared one is empty (KN-TRG-08)."""
+    the declared value. A declared value that is empty stands for any value (KN-TRG-08)."""
     if not declared_filter.attributes:
         return lambda event: True
-    return _compile_attributes(
+    return _compile_comparison(
         declared_filter.attributes, lambda value, want: bool(value) and want in ("", value)
     )
 
@@ -61,11 +61,11 @@ def compile_filter(spec: Filter, count_error: CountError = _ignore) -> Predicate
     evaluation of a CESQL expression that ends with an error."""
     match spec:
         case Exact(exact=declared_values):
-            return _compile_attributes(declared_values, str.__eq__)
+            return _compile_comparison(declared_values, str.__eq__)
         case Prefix(prefix=declared_values):
-            return _compile_attributes(declared_values, str.startswith)
+            return _compile_comparison(declared_values, str.startswith)
         case Suffix(suffix=declared_values):
-            return _compile_attributes(declared_values, str.endswith)
+            return _compile_comparison(declared_values, str.endswith)
         case All(all=inner):
             return _compile_all(tuple(compile_filter(spec, count_error) for spec in inner))
         case Any_(any=inner):
@@ -80,8 +80,9 @@ def compile_filter(spec: Filter, count_error: CountError = _ignore) -> Predicate
 
 
 def never_true(filters: Sequence[Filter], path: str) -> Iterator[tuple[str, str]]:
-    """Yield path and problem of each CESQL expression that can be true of no event, as its type
-    isn't Boolean. `path`: that of the list `filters` in its object, such as `spec.filters`."""
+    """Yield path and problem of each CESQL expression that no event can fulfil, because it returns
+    a string or an integer. `path` is the path of the list `filters` in its object, such as
+    `spec.filters`."""
     for expression_path, text in expressions(filters, path):
         returns = cesql.compile_expression(text).returns
         if returns is not bool:
@@ -91,13 +92,13 @@ def never_true(filters: Sequence[Filter], path: str) -> Iterator[tuple[str, str]
 
 def expressions(filters: Sequence[Filter], path: str) -> Iterator[tuple[str, str]]:
     """Yield path and text of each CESQL expression in `filters`, also in nested filters. `path` is
-    the list's own path, such as `spec.filters`."""
+    the path of the list `filters` in its object, such as `spec.filters`."""
     for index, spec in enumerate(filters):
         yield from _cesql_expressions(spec, f"{path}[{index}]")
 
 
 def _cesql_expressions(spec: Filter, path: str) -> Iterator[tuple[str, str]]:
-    """Yield path and text of the CESQL expressions within a filter."""
+    """Yield path and text of the CESQL expressions within the filter at `path`."""
     match spec:
         case All(all=inner):
             yield from expressions(inner, f"{path}.all")
@@ -116,7 +117,8 @@ def _cesql_expressions(spec: Filter, path: str) -> Iterator[tuple[str, str]]:
 def why_not(
     attributes_filter: AttributesFilter, filters: tuple[Filter, ...], event: Attributes
 ) -> tuple[str, ...]:
-    """Return the clauses that refuse `event`, one sentence each; empty if the Trigger matches."""
+    """Return why a Trigger's filter refuses `event`: one sentence for each reason; empty if the
+    event passes. `attributes_filter`, the older form, counts only without `filters`."""
     if filters:
         return tuple(
             f"filters[{index}]{clause}"
@@ -131,7 +133,8 @@ def why_not(
 
 
 def _mismatch_reasons(spec: Filter, event: Attributes) -> Iterator[str]:
-    """Yield the reasons why a filter doesn't match an event; none if it does."""
+    """Yield the reasons why a filter doesn't match an event, none if it does. Each begins with the
+    path within the filter, such as `.exact.type`."""
     if compile_filter(spec)(event):
         return
     match spec:
@@ -162,8 +165,8 @@ def _attribute_refusals(
     test: Callable[[str, str], bool],
     event: Attributes,
 ) -> Iterator[str]:
-    """Yield a reason for each attribute that the event lacks, or whose value and declared value
-    don't pass `test`; `dialect` is the filter's name for it."""
+    """Yield a reason for each declared attribute that the event lacks, or whose value doesn't pass
+    `test` with the declared value. `dialect` is the filter's, such as `exact`."""
     for name, want in declared_values.items():
         if name not in event or not test(event[name], want):
             yield f".{dialect}.{name}: {_described_value(name, event)}, want {want!r}"
@@ -174,11 +177,11 @@ def _described_value(name: str, event: Attributes) -> str:
     return f"the event has {event[name]!r}" if name in event else "the event has no such attribute"
 
 
-def _compile_attributes(
+def _compile_comparison(
     declared_values: Mapping[str, str], test: Callable[[str, str], bool]
 ) -> Predicate:
-    """Compile a predicate: every attribute of `declared_values` is in the event, and `test` is true
-    of its value and the declared one."""
+    """Compile a predicate: an event passes if it has every attribute of `declared_values`, and
+    `test` returns True for each attribute's value and declared value (in this order)."""
     pairs = tuple(declared_values.items())
     if len(pairs) == 1:
         ((name, want),) = pairs

@@ -57,12 +57,14 @@ NAME_TEMPLATES: Final = "KNAFKA_NAME_TEMPLATES"
 PLACEHOLDER: Final = re.compile(r"\{\{\s*\.(Namespace|Name|UID)\s*\}\}")
 """A placeholder in a template of names."""
 
-_PART = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,28}[a-z0-9])?").fullmatch
-_LEGAL = re.compile(r"[A-Za-z0-9._-]{1,249}").fullmatch
+_SHORT_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,28}[a-z0-9])?").fullmatch
+"""Matches a name of at most 30 characters that can be part of a Kubernetes name."""
+_TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}").fullmatch
+"""Matches every name of a topic, and also `.` and `..`, which Kafka refuses."""
 
 
 def broker_topic(namespace: str, broker: str) -> str:
-    """Return the topic of a Broker (by its namespace and name) by upstream's default template."""
+    """Return the name of a Broker's topic by upstream's default template."""
     return f"{BROKERS}{namespace}-{broker}"
 
 
@@ -86,19 +88,20 @@ def distinct_broker_topic(namespace: str, broker: str) -> str:
 
 
 def is_broker_topic(topic: str | None, namespace: str, broker: str) -> bool:
-    """Whether this Broker can have this topic as its own: its name is the usual one, or that with a
-    digest."""
+    """Whether this Broker can have this topic as its own: the topic has the Broker's usual name, or
+    the one with a digest. None: no topic."""
     return topic in (broker_topic(namespace, broker), distinct_broker_topic(namespace, broker))
 
 
 def distinct_trigger_group(namespace: str, trigger: str) -> str:
-    """Return the consumer group of a Trigger whose usual group belongs to another owner."""
+    """Return the consumer group of a Trigger whose usual group belongs to another owner; it ends in
+    a digest."""
     return _distinct_name(TRIGGERS, namespace, trigger)
 
 
 def is_trigger_group(group: str | None, namespace: str, trigger: str) -> bool:
-    """Whether this Trigger can have this consumer group: its name is the usual one, or that with a
-    digest."""
+    """Whether this Trigger can have this consumer group: the group has the Trigger's usual name, or
+    the one with a digest. None: no group."""
     return group in (trigger_group(namespace, trigger), distinct_trigger_group(namespace, trigger))
 
 
@@ -137,8 +140,9 @@ def child(parent: str, suffix: str) -> str:
     """Return the name of an object that belongs to `parent`, usable in a host name: `parent` and
     `suffix` joined.
 
-    `parent` is a Kubernetes name. If it is too long, has dots or begins with a digit, the result is
-    changed and ends in a digest, so that no two parents share a child.
+    `parent` is a Kubernetes name. If the two are too long together, or `parent` has dots or begins
+    with a digit, `parent` is changed and gets a digest, so that no two parents share a child's
+    name.
     """
     if len(parent + suffix) <= MAX_LABEL_LENGTH and "." not in parent and parent[0].isalpha():
         return parent + suffix
@@ -200,13 +204,14 @@ def sensor_topic(namespace: str, bus: str, sensor: str, purpose: str) -> str:
 
 
 def distinct_sensor_topic(namespace: str, bus: str, sensor: str, purpose: str) -> str:
-    """Return a topic of one Sensor whose usual topic belongs to another owner."""
+    """Return a topic of one Sensor whose usual topic belongs to another owner; it ends in a
+    digest. The arguments are those of `sensor_topic`."""
     return _distinct_name(OURS, namespace, bus, sensor, purpose)
 
 
 def is_sensor_topic(topic: str | None, namespace: str, bus: str, sensor: str, purpose: str) -> bool:
-    """Whether this Sensor can have this topic as its own, for this purpose: its name is the usual
-    one, or that with a digest."""
+    """Whether this Sensor can have this topic for this purpose: the topic has the usual name, or
+    the one with a digest. None: no topic."""
     owner = namespace, bus, sensor, purpose
     return topic in (sensor_topic(*owner), distinct_sensor_topic(*owner))
 
@@ -217,29 +222,31 @@ def sensor_group(namespace: str, sensor: str) -> str:
 
 
 def distinct_sensor_group(namespace: str, sensor: str) -> str:
-    """Return the consumer group of a Sensor whose usual group belongs to another owner."""
+    """Return the consumer group of a Sensor whose usual group belongs to another owner; it ends in
+    a digest."""
     return _distinct_name(OURS, namespace, sensor, "sensor")
 
 
 def is_sensor_group(group: str | None, namespace: str, sensor: str) -> bool:
-    """Whether this Sensor can have this consumer group: its name is the usual one, or that with a
-    digest."""
+    """Whether this Sensor can have this consumer group: the group has the Sensor's usual name, or
+    the one with a digest. None: no group."""
     return group in (sensor_group(namespace, sensor), distinct_sensor_group(namespace, sensor))
 
 
 def sensor_trigger(sensor: str, trigger: str) -> str:
-    """Return the name of the Trigger that delivers the firings of a Sensor's trigger. The trigger's
-    own name may be one that no Kubernetes object can have."""
-    if _PART(trigger) is None:
+    """Return the name of the Trigger that delivers the firings of a Sensor's trigger. If the
+    trigger's own name is too long, or none that a Kubernetes object can have, its digest stands for
+    it."""
+    if _SHORT_NAME(trigger) is None:
         trigger = hashlib.sha256(trigger.encode()).hexdigest()[:10]
     return child(sensor, f"-{trigger}")
 
 
 def is_dead_letter_topic(topic: str, namespace: str, broker: str) -> bool:
-    """Whether a topic holds dead letters of this Broker.
+    """Whether a topic holds dead letters of this Broker, judged by the topic's name.
 
-    The digest in the name decides, as dashes alone leave open where a name ends. A name that was
-    cut to the limit is assigned to no Broker.
+    The digest in the name decides, as dashes alone don't show where a part ends. False for every
+    topic whose name was cut to the limit.
     """
     prefix = f"{DEAD_LETTERS}{namespace}-{broker}-"
     trigger = topic.removeprefix(prefix).rpartition("-")[0]
@@ -248,7 +255,7 @@ def is_dead_letter_topic(topic: str, namespace: str, broker: str) -> bool:
 
 def archive_group(namespace: str, archive: str, *table_ids: str) -> str:
     """Return the consumer group whose offsets say which dead letters a DeadLetterArchive has in its
-    tables; `table_ids` distinguishes groups of different tables."""
+    tables; `table_ids` identify these tables, so that other tables have another group."""
     return _distinct_name(f"{OURS}archive-", namespace, archive, *table_ids)
 
 
@@ -262,17 +269,14 @@ def render_template(template: str, namespace: str, name: str, uid: str = "") -> 
     """Fill in a template of names for an object; returns an empty text if the template uses a value
     that is empty, such as a UID that isn't known yet."""
     values = {"Namespace": namespace, "Name": name, "UID": uid}
-    missing_values = {part for part in PLACEHOLDER.findall(template) if not values[part]}
-    return (
-        ""
-        if missing_values
-        else PLACEHOLDER.sub(lambda placeholder: values[placeholder[1]], template)
-    )
+    if not all(values[placeholder] for placeholder in PLACEHOLDER.findall(template)):
+        return ""
+    return PLACEHOLDER.sub(lambda placeholder: values[placeholder[1]], template)
 
 
 def is_topic(name: str) -> bool:
     """Whether Kafka accepts this as a topic's name."""
-    return _LEGAL(name) is not None and name not in (".", "..")
+    return _TOPIC_NAME(name) is not None and name not in (".", "..")
 
 
 def _distinct_name(prefix: str, *parts: str) -> str:

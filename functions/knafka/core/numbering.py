@@ -1,8 +1,8 @@
 """Gives each partition of several topics one number.
 
-A drain knows partitions by number. For the first (mostly the only) topic that is Kafka's own
-number; for further topics `STRIDE` times the topic's index is added. Kafka never sees such a
-number.
+A drain knows partitions by number. For the first topic (mostly the only one) this is Kafka's own
+number; for further topics, `STRIDE` times the topic's index is added to Kafka's number. Kafka never
+sees these sums.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ V = TypeVar("V")
 
 
 class Numbering:
-    """Numbers the partitions of these topics, by their order."""
+    """Numbers the partitions of several topics."""
 
     def __init__(self, topics: Sequence[str]) -> None:
+        """The order of `topics` determines the numbers."""
         self.topics = tuple(topics)
         self._first_numbers = {topic: index * STRIDE for index, topic in enumerate(self.topics)}
         """The number of each topic's partition 0."""
@@ -40,7 +41,7 @@ class Numbering:
             grouped[self.topic(number)][partition_of(number)] = value
         return grouped
 
-    def numbered(self, values: Mapping[str, Mapping[int, V]]) -> dict[int, V]:
+    def by_number(self, values: Mapping[str, Mapping[int, V]]) -> dict[int, V]:
         """Regroup values by topic and Kafka's partition number into values by number."""
         return {
             self.number(topic, partition): value

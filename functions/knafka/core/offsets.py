@@ -1,10 +1,10 @@
 """Tracks which offset of a partition may be committed, given the settled records.
 
-A record is *tracked* when it is read and *settled* when it is delivered, filtered out or durably
-dead-lettered, in any order. The position may be committed: every record below it is settled. Only
-unsettled records are kept in memory, as all others below the next offset are settled: one unsettled
-record costs the same even with six million settled ones behind it. Gaps in the offsets (compaction,
-transactions) cost nothing either.
+A record is *tracked* when it is read, and *settled* when it is delivered, filtered out or durably
+dead-lettered; records are settled in any order. The *position* may be committed: every record below
+it is settled. Only unsettled records are kept in memory, as all others below the next offset are
+settled: one unsettled record costs the same even if six million settled ones follow it. Gaps in the
+offsets (compaction, transactions) cost nothing either.
 
 An unsettled record is never forgotten: it holds the position for as long as the partition is ours.
 That guarantees at-least-once delivery (BRK-12, BRK-15).
@@ -36,8 +36,8 @@ class OffsetTracker(Generic[T]):
         self._next: int | None = None
         """The offset after the last one that was read; None: nothing was read."""
         self._ahead = list(settled_ahead)[::-1]
-        """Ranges that an earlier owner has settled and that are still to be read, in descending
-        order."""
+        """Ranges that an earlier owner has settled and that are still to be read. In descending
+        order, so that the next one can be popped."""
 
     @property
     def has_settled_ahead(self) -> bool:
@@ -66,8 +66,8 @@ class OffsetTracker(Generic[T]):
         self._next = offset + 1
 
     def reach(self, end: int) -> None:
-        """Note that everything below `end` was read; offsets there that weren't tracked hold no
-        records."""
+        """Note that everything below the offset `end` was read: offsets there that weren't passed
+        to `track` or `skip` hold no records."""
         if self._next is None or end > self._next:
             self._next = end
 
@@ -101,7 +101,7 @@ class OffsetTracker(Generic[T]):
             end = offset + 1
         if end is not None and end < self._next:
             ranges.append((end, self._next))
-        # What an earlier owner has settled, and this one hasn't read yet.
+        # Ranges that an earlier owner has settled and this one hasn't read yet, or only in part.
         for first, range_end in reversed(self._ahead):
             if range_end > self._next:
                 ranges.append((max(first, self._next), range_end))

@@ -31,9 +31,9 @@ MAX_METADATA: Final = 4095
 """Most characters of a commit's metadata: Kafka's `offset.metadata.max.bytes` is 4,096 by default,
 and confluent-kafka (2.16) sends a NUL after the text, which counts."""
 MARK_LENGTH: Final = 13
-"""Characters of it that are left free for the topic's mark (`commit_metadata`)."""
+"""Characters of the metadata that are left free for the topic's mark (`commit_metadata`)."""
 MAX_DELIVERIES: Final = 78
-"""Number of deliveries that always fit: each takes at most 39 bytes, mostly a dozen."""
+"""Number of deliveries whose states always fit: each takes at most 39 bytes, mostly a dozen."""
 
 PROGRESS_PREFIX: Final = "k1:"
 """Begins the metadata, and says how they are encoded."""
@@ -42,8 +42,9 @@ _MAX_BODY_BYTES: Final = (MAX_METADATA - MARK_LENGTH - len(PROGRESS_PREFIX)) // 
 _REASONS: Final = tuple(Reason)
 """A reason is encoded as its index here, so new ones go to the end."""
 _FAILED_FLAG: Final = 4
+"""Added to the encoded stage if `DeliveryState.failed` follows."""
 _REPLIED_FLAG: Final = 8
-"""Flags added to the stage: which optional values follow."""
+"""Added to the encoded stage if `DeliveryState.reply_tries` follows."""
 
 
 class DeliveryStage(IntEnum):
@@ -58,7 +59,7 @@ class DeliveryStage(IntEnum):
 
 
 SUBSCRIBER: Final = DeliveryStage.SUBSCRIBER
-"""Shortcut for code that runs for each event: looking up the member costs 40 ns, four times an
+"""Shortcut for code that runs for each event: to look up the member costs 40 ns, four times an
 event."""
 
 
@@ -77,8 +78,8 @@ class DeliveryState:
     due: float
     """Time at which the next attempt may begin."""
     failed: Outcome | None = None
-    """The last outcome at the subscriber; None: its last attempt hasn't ended, or isn't known. In
-    later stages it is always known."""
+    """The outcome of the last attempt at the subscriber; None: that attempt hasn't ended, or its
+    outcome isn't known. In later stages it is always known."""
     reply_tries: int = 0
     """Failed attempts to store or send its reply. The reply itself isn't kept: the next dispatcher
     calls the subscriber again."""
@@ -86,9 +87,10 @@ class DeliveryState:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The decoded metadata of a commit, about the records above its offset."""
+    """The decoded metadata of a commit, about the records from its offset on."""
 
     settled: Sequence[OffsetRange] = ()
+    """Ranges of settled records, in ascending order."""
     deliveries: Mapping[int, DeliveryState] = field(default_factory=dict)
     """State of begun deliveries by offset, in order."""
     same_policy: bool = True
@@ -96,8 +98,8 @@ class Progress:
 
 
 def policy_of(egress: Egress) -> int:
-    """Return a checksum (32 bits) of an Egress's retry policy and destinations; when it changes,
-    the states of earlier deliveries were reached under other rules."""
+    """Return a checksum (32 bits) of an Egress's retry policy and destinations. If it differs from
+    the one in a commit, the deliveries there reached their states under other rules."""
     parts = [egress.delivery, egress.subscriber, egress.dead_letter_sink]
     if egress.reply is not None:
         parts.append(egress.reply)
@@ -105,9 +107,9 @@ def policy_of(egress: Egress) -> int:
 
 
 def encode(position: int, progress: Progress, policy: int) -> tuple[str, bool]:
-    """Return the metadata for a commit of the offset `position`, and whether all of `progress` had
-    room in it. `policy`: the checksum of the retry policy (`policy_of`), by which the reader sees
-    whether it is still the same."""
+    """Return the metadata for a commit of the offset `position`, and whether all of `progress` fits
+    into it. `policy`: the checksum of the retry policy (`policy_of`), by which the reader sees
+    whether the policy is still the same."""
     if not progress.settled and not progress.deliveries:
         return "", True
     # Times are encoded as differences to the earliest one, which takes fewer bytes.
@@ -153,15 +155,15 @@ def decode(position: int, metadata: str, policy: int) -> Progress:
 
 
 def settled_ahead(position: int, metadata: str) -> int:
-    """Return how many offsets above the committed position are settled, as its metadata says; the
-    lag is smaller by as many."""
-    return sum(range_end - first for first, range_end in decode(position, metadata, 0).settled)
+    """Return how many offsets above the committed position are settled according to the commit's
+    metadata; the lag is smaller by this number."""
+    progress = decode(position, metadata, policy=0)  # the policy makes no difference here
+    return sum(range_end - first for first, range_end in progress.settled)
 
 
 def _decode(position: int, metadata: str, policy: int) -> Progress:
-    """Decode the metadata of a commit of the offset `position`; empty progress if it isn't ours.
-    `policy`: today's checksum (`policy_of`). Raises ValueError, IndexError or `binascii.Error` if
-    it is broken."""
+    """Decode as `decode` does, but raise ValueError, IndexError or `binascii.Error` for metadata
+    that are ours and broken."""
     if not metadata.startswith(PROGRESS_PREFIX):
         return Progress()
     body = base64.b64decode(metadata[len(PROGRESS_PREFIX) :], validate=True)
@@ -175,7 +177,7 @@ def _decode(position: int, metadata: str, policy: int) -> Progress:
         deliveries[offset] = _take_state(numbers, base)
     settled: list[OffsetRange] = []
     range_end = position
-    while numbers.left:
+    while numbers.has_more:
         first = range_end + numbers.take()
         range_end = first + numbers.take()
         settled.append((first, range_end))
@@ -183,7 +185,8 @@ def _decode(position: int, metadata: str, policy: int) -> Progress:
 
 
 def _state_numbers(state: DeliveryState, base: int) -> Sequence[int]:
-    """Return the numbers that encode a delivery's state; times are milliseconds after `base`."""
+    """Return the numbers that encode a delivery's state. `base`: a time (ms) no later than its
+    first attempt, from which its times are counted."""
     first, last = _milliseconds(state.first_attempt), _milliseconds(state.last_attempt)
     times = (first - base, max(0, last - first), max(0, _milliseconds(state.due) - last))
     stage, optional_values = int(state.stage), list[int]()
@@ -200,8 +203,8 @@ def _state_numbers(state: DeliveryState, base: int) -> Sequence[int]:
 
 
 def _take_state(numbers: _Numbers, base: int) -> DeliveryState:
-    """Take the numbers of one delivery's state, as `_state_numbers` returns them, and decode them;
-    `base` is in milliseconds."""
+    """Take the numbers of one delivery's state, as `_state_numbers` returns them, and decode them.
+    `base`: the time (ms) that was subtracted from its times."""
     stage = numbers.take()
     tries, attempts = numbers.take(), numbers.take()
     first = base + numbers.take()
@@ -244,20 +247,20 @@ class _Numbers:
 
     def __init__(self, body: bytes, start: int) -> None:
         self._body = body
-        self._at = start
+        self._next_index = start
         """Index of the next byte to read."""
 
     @property
-    def left(self) -> bool:
+    def has_more(self) -> bool:
         """Whether any number is left to take."""
-        return self._at < len(self._body)
+        return self._next_index < len(self._body)
 
     def take(self) -> int:
         """Return the next number, and move past it. Raises IndexError if there is none."""
         number = shift = 0
-        while (byte := self._body[self._at]) & 0x80:
+        while (byte := self._body[self._next_index]) & 0x80:
             number |= (byte & 0x7F) << shift
             shift += 7
-            self._at += 1
-        self._at += 1
+            self._next_index += 1
+        self._next_index += 1
         return number | byte << shift

@@ -25,18 +25,19 @@ LOG_APPEND_TIME: Final = 2
 def taken_at(timestamp: tuple[int, int], now: int) -> int:
     """Return when the log took a record (ms since the Unix epoch).
 
-    `timestamp` is the record's, with its type. `now` (ms) is when the record is read; it is
-    returned for a timestamp that is negative or later than that. Kafka's own may be later by
-    `MAX_CLOCK_SKEW_MS`, a sender's may not.
+    `timestamp` is the type of the record's timestamp, and the timestamp (ms), as confluent-kafka
+    returns them. `now` (ms) is when the record is read. A negative or too late timestamp counts as
+    `now`: one of Kafka's own clock may be `MAX_CLOCK_SKEW_MS` later than `now`, one of a sender's
+    clock may not be later at all.
     """
-    kind, time = timestamp
-    latest = now + MAX_CLOCK_SKEW_MS if kind == LOG_APPEND_TIME else now
+    timestamp_type, time = timestamp
+    latest = now + MAX_CLOCK_SKEW_MS if timestamp_type == LOG_APPEND_TIME else now
     return time if 0 <= time <= latest else now
 
 
 def written_at(time: int, now: int) -> int:
-    """Return the time (ms) that one of our own processes wrote, or `now` (ms) if it is negative or
-    later than `now` by more than `MAX_CLOCK_SKEW_MS`."""
+    """Return `time` (ms), which one of our own processes wrote. If it is negative, or later than
+    `now` (ms) by more than `MAX_CLOCK_SKEW_MS`, return `now`."""
     return time if 0 <= time <= now + MAX_CLOCK_SKEW_MS else now
 
 

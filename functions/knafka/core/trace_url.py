@@ -14,12 +14,14 @@ EXPECTED_TRACE_URL: Final = (
 """What a template must be, for error messages."""
 TRACE_URL: Final = "KNAFKA_TRACE_URL"
 """Environment variable with the template; empty: there are no links."""
-_is_url = re.compile(r"https?://[^\s/?#@{}<>\"']+[^\s{}<>\"']*\{trace\}[^\s{}<>\"']*").fullmatch
+_match_template = re.compile(
+    r"https?://[^\s/?#@{}<>\"']+[^\s{}<>\"']*\{trace\}[^\s{}<>\"']*"
+).fullmatch
 
 
 def is_trace_url(text: str) -> bool:
     """Whether a text can be a template of links to traces; empty means that there are none."""
-    return not text or _is_url(text) is not None
+    return not text or _match_template(text) is not None
 
 
 def trace_url(environment: Mapping[str, str]) -> str:

@@ -16,7 +16,7 @@ from knafka.dispatcher.engine.counts import DrainCounts, ReportedCounts
 from knafka.dispatcher.engine.drain import Drain
 from knafka.dispatcher.engine.pending import AssignedPartition
 from knafka.dispatcher.engine.tracing import EgressTracing
-from knafka.observability import Histogram, Metric, consumed, egress_labels
+from knafka.observability import Histogram, Metric, consumed_metric, egress_labels
 from knafka.tracing.spans import Tracer
 
 EGRESS_STOP_TIMEOUT: Final = 4.0
@@ -148,7 +148,7 @@ def egress_metrics(egresses: Sequence[ServedEgress], now: float) -> Iterator[Met
             ],
             "gauge",
         )
-    yield consumed(
+    yield consumed_metric(
         (served.egress.group, topic, positions)
         for served in egresses
         for topic, positions in Numbering(served.egress.topics)

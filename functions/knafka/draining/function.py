@@ -130,7 +130,7 @@ class DrainingFunction:
     async def start(self, environment: Mapping[str, str]) -> None:
         """Read the settings, and open and start the side; it drains at once if the settings say so.
         Raises `InvalidDocument` for settings that can't be used."""
-        drains = settings.drains(environment)
+        drains = settings.drain_settings(environment)
         self._stop_timeout = drains.stop_timeout
         self._callers = settings.callers(environment)
         self._scrapers = settings.scrapers(environment)

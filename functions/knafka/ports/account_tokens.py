@@ -1,7 +1,7 @@
 """The port by which a dispatcher requests tokens of service accounts.
 
-`knafka.clients.kubernetes.api_server_tokens` requests them from Kubernetes' API server; tests use
-an implementation in memory. Not here: when to request one (`core.tokens.sink_tokens`).
+`knafka.clients.kubernetes.api_server_tokens` requests tokens from Kubernetes' API server; tests use
+an implementation in memory. Not here: when to request a token (`core.tokens.sink_tokens`).
 """
 
 from __future__ import annotations
@@ -20,5 +20,6 @@ class AccountTokens(Protocol):
     """Issues tokens of service accounts."""
 
     async def issue(self, account: Account, audience: str) -> IssuedToken:
-        """Issue a new token of this account for this audience only. Raises `TokenUnavailable`."""
+        """Return a new token of this account, which is valid for this audience only. Raises
+        `TokenUnavailable`."""
         ...

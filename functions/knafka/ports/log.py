@@ -22,24 +22,25 @@ Positions: TypeAlias = Mapping[int, int]
 
 
 class OffsetAndMetadata(NamedTuple):
-    """A group's commit for a partition: the offset to read next, and a text."""
+    """A group's commit for a partition."""
 
     offset: int
+    """The offset to read next."""
     metadata: str = ""
-    """At most `core.progress.MAX_METADATA` characters: with a longer text Kafka refuses the offset
-    too."""
+    """A text of at most `core.progress.MAX_METADATA` characters: with a longer one, Kafka refuses
+    the whole commit."""
 
 
 Commits: TypeAlias = Mapping[int, OffsetAndMetadata]
 """Commits by partition number."""
 
 Start: TypeAlias = Literal["earliest", "latest"] | int
-"""Where a new group starts: at the first record, after the last one, or at the first record since a
-time (milliseconds since the Unix epoch); after the last one if there is none since."""
+"""Where a new group starts: at the first record, after the last one, or (a number) at the first
+record since a time in milliseconds since the Unix epoch; after the last one if all are older."""
 
 Reported: TypeAlias = Callable[[LogError | None], None]
 """Callback that is called once for each appended record, on the event loop: with None when the
-record is durable, or with the error."""
+record is durable, or with the error for which it isn't."""
 
 AppendAll: TypeAlias = Callable[[str, Sequence[Draft], Reported], None]
 """`LogWriter.append_all`, or a function that calls it."""
@@ -73,12 +74,13 @@ class Record(Protocol):
         ...
 
     def headers(self) -> RecordHeaders | None:
-        """Return the headers; None: it has none. Raises `SystemError` or another error if they
-        can't be read, so call `kafka_binding.headers_of` instead."""
+        """Return the headers; None: the record has none. Raises `SystemError` or another error if
+        they can't be read, so call `kafka_binding.headers_of` instead."""
         ...
 
     def timestamp(self) -> tuple[int, int]:
-        """Return the kind of the timestamp, and milliseconds since the Unix epoch."""
+        """Return the type of the timestamp, a number of confluent-kafka's, and the timestamp in
+        milliseconds since the Unix epoch (`core.times.taken_at`)."""
         ...
 
 
@@ -95,27 +97,28 @@ class LogWriter(Protocol):
         headers: RecordHeaders,
         reported: Reported,
     ) -> None:
-        """Take one record for the topic; `reported` is called later. Raises `LogFull`, or
-        `LogError` if the record is too large.
+        """Take one record for the topic, and call `reported` later. Raises `LogFull`, or `LogError`
+        if the record is too large; then nothing is taken.
 
         Records with equal keys go to one partition (CE-K9), records without a key to any.
         """
         ...
 
     def append_all(self, topic: str, records: Sequence[Draft], reported: Reported) -> None:
-        """Take records in their order, at least one. `reported` is called once, when all of them
-        have been reported, with the first error. After a record that can't be taken, which counts
-        as an error, no further one is taken."""
+        """Take `records`, at least one, in their order. Call `reported` once, when the last of them
+        is durable or has failed: with the first error, or None. A record that can't be taken counts
+        as an error, and no record after it is taken."""
         ...
 
     @property
     def in_flight(self) -> int:
-        """Number of records taken and not yet reported."""
+        """Number of records that were taken and aren't reported yet."""
         ...
 
     @property
     def stored(self) -> Mapping[tuple[str, int], int]:
-        """Number of records reported as durable so far, by topic and partition (DSP-22)."""
+        """Number of records that were reported as durable so far, by topic and partition
+        (DSP-22)."""
         ...
 
     @property
@@ -126,16 +129,16 @@ class LogWriter(Protocol):
     @property
     def away(self) -> LogError | None:
         """Why Kafka is known to be unavailable, so that an appended record would wait in vain;
-        None: it is available, or its state is unknown. Kafka is tried until it answers, even while
-        nothing is appended."""
+        None: Kafka is available, or its state is unknown. The writer tries Kafka until it answers,
+        even while nothing is appended."""
         ...
 
     async def reach(self, timeout: float) -> None:
         """Wait for any answer of Kafka, at most `timeout` seconds. Raises `LogError` with the
-        reason.
+        reason if there is none.
 
         The error is not `retriable` if Kafka refuses this client; otherwise `away` soon says
-        whether Kafka is away.
+        whether Kafka is unavailable.
         """
         ...
 
@@ -145,7 +148,7 @@ class LogWriter(Protocol):
 
 
 def failure_of(writers: Iterable[LogWriter]) -> LogError | None:
-    """Return the failure of the first writer that has one; None: none has."""
+    """Return the failure of the first writer that has one; None: no writer has failed."""
     return next((writer.failure for writer in writers if writer.failure is not None), None)
 
 
@@ -153,44 +156,46 @@ class Assignment(Protocol):
     """Receives the partitions that a reader is assigned and loses; called on the event loop."""
 
     def on_assigned(self, partitions: Mapping[int, OffsetAndMetadata | None]) -> None:
-        """Take over these partitions; each value is what the group has committed, None: nothing."""
+        """Take over these partitions; the values are the group's commits, None: there is none."""
         ...
 
     async def on_revoked(self, partitions: Sequence[int]) -> Commits:
-        """Finish with these partitions; returns what to commit before another member gets them."""
+        """Finish with these partitions. Return the commits to make before another member gets
+        them."""
         ...
 
     def on_lost(self, partitions: Sequence[int]) -> None:
-        """Forget these partitions without a commit: they belong to another member already. Or their
-        log was replaced or lost its end: then `on_assigned` follows, with nothing committed, and
-        they are read from where the log was cut, or from their start."""
+        """Forget these partitions without a commit. Either they belong to another member already,
+        or their log was replaced or lost its end. In the second case `on_assigned` follows, without
+        commits, and they are read from where the log was cut, or from their start."""
         ...
 
 
 class LogReader(Protocol):
     """A member of a consumer group on one topic. It starts at the group's commit, else at the
-    beginning (an offset is committed before a Trigger is Ready, so that nothing is missed)."""
+    beginning of a partition. (A Trigger's first offset is committed before it is Ready, so that no
+    event is missed.)"""
 
     ends: Positions
-    """Partitions whose end the last read has reached, with the offset at which each continues. That
-    may lie beyond the last record, as markers and aborted records of transactions have offsets too.
+    """By partition whose end the last read has reached: the offset at which it continues. This may
+    lie beyond the last record, as markers and aborted records of transactions have offsets, too.
     Each end is reported by one read only."""
 
     @property
     def pause_is_free(self) -> bool:
-        """Whether a pause keeps the prefetched records, and `resume` ends a waiting read. If not,
-        it is better to wait a little before pausing a partition."""
+        """Whether a pause costs nothing: it keeps the prefetched records, and `resume` ends a
+        waiting read. If not, it is better to wait a little before pausing a partition."""
         ...
 
     async def read(self, limit: int, timeout: float) -> Sequence[Record]:
-        """Return up to `limit` records as soon as there are any, in order for each partition; none
-        after `timeout` seconds. Raises `LogError`, even if this client is refused before it owns a
-        partition."""
+        """Return up to `limit` records as soon as there are any, in order for each partition; an
+        empty sequence if none came within `timeout` seconds. Raises `LogError`, also if Kafka
+        refuses this client before it owns a partition."""
         ...
 
     def pause(self, partitions: Sequence[int]) -> None:
-        """Let the next and later reads return no records of these partitions, until `resume`; if
-        the pause fails, the next read raises the error."""
+        """Let reads return no records of these partitions until `resume`. If the pause fails, the
+        next read raises the error."""
         ...
 
     def resume(self, partitions: Sequence[int]) -> None:
@@ -198,15 +203,15 @@ class LogReader(Protocol):
         ...
 
     def commit(self, commits: Commits) -> None:
-        """Commit these offsets, of partitions that are still owned, without waiting for Kafka. A
-        commit that fails in a rebalance is repeated; any other failure is ignored until the next
-        commit."""
+        """Commit these offsets without waiting for Kafka; the partitions must still be owned. A
+        commit that fails in a rebalance is repeated; any other failure is ignored, as the next
+        commit makes up for it."""
         ...
 
     async def close(self, timeout: float) -> None:
-        """Revoke all partitions (with their last commits) and leave the group, within `timeout`
-        seconds, including the time of `Assignment.on_revoked`. Records without a commit are read
-        again by others."""
+        """Revoke all partitions, make their last commits, and leave the group, within `timeout`
+        seconds, which include `Assignment.on_revoked`. Records behind the last commits are read
+        again by other members."""
         ...
 
 
@@ -215,31 +220,36 @@ class ConfirmingReader(LogReader, Protocol):
     """A `LogReader` whose commits can be waited for."""
 
     async def commit_now(self, commits: Commits) -> None:
-        """Commit these offsets and return when all are confirmed.
+        """Commit these offsets and return when Kafka has confirmed all of them.
 
         Raises `LogError` if a partition isn't owned (nothing is committed then), or if it isn't
-        known which offsets were committed. Earlier commits of these partitions aren't repeated.
+        known which offsets were committed. Earlier commits of these partitions that failed aren't
+        repeated any more.
         """
         ...
 
 
 def lag_of(committed: OffsetAndMetadata | None, start: int, end: int) -> int:
-    """Return how many records of a partition a group has still to settle, as far as its commit
-    says (None: nothing is committed). `start` and `end`: the log's first and end offset."""
+    """Return how many records of a partition a group has still to settle according to its commit.
+    `committed` None: the group has none. `start` and `end`: the log's first and end offset.
+
+    The result is the whole log if there is no commit, or if it is beyond the log's end.
+    """
     if committed is None or committed.offset > end:
         return end - start
     unread = end - max(committed.offset, start)
-    # At least one: the record at the position isn't settled, whatever the metadata say of the
-    # others.
-    return max(min(unread, 1), unread - settled_ahead(committed.offset, committed.metadata))
+    # If any are unread, the record at the committed offset isn't settled, whatever the metadata say
+    # of the others.
+    least_lag = min(unread, 1)
+    return max(least_lag, unread - settled_ahead(committed.offset, committed.metadata))
 
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """A group's lag on one topic: records by partition, counted from the log's start where nothing
-    is committed (`lag_of`)."""
+    """A group's lag on one topic."""
 
     by_partition: Mapping[int, int]
+    """The lag in records by partition (`lag_of`)."""
     beyond_end: frozenset[int] = frozenset()
     """Partitions whose committed offset is beyond the log's end, because the topic was recreated or
     lost its end. Their lag is all of the log, as they may be read from its start."""
@@ -250,8 +260,8 @@ class Lag:
 
     @property
     def settled(self) -> Positions:
-        """Records of each partition that the group has settled, counted from offset 0, including
-        those that expired or came before the group (DSP-16)."""
+        """By partition, how many of the offsets from 0 on the group has settled. Included are
+        offsets of records that expired, or that came before the group began (DSP-16)."""
         return {
             number: max(0, end - self.by_partition.get(number, 0))
             for number, end in self.ends.items()
@@ -270,6 +280,7 @@ class TopicDescription:
     id: str
     """Kafka's id: a topic that was deleted and created again has another one."""
     partitions: int
+    """Number of partitions."""
     replication: int
     """Number of replicas of the partition that has fewest."""
     config: Mapping[str, str]
@@ -278,11 +289,12 @@ class TopicDescription:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The first and end offsets of a topic's partitions."""
+    """The first and end offsets of a topic's partitions, as far as they can be read now."""
 
     starts: Positions
+    """The offset of each partition's first record."""
     ends: Positions
-    """Both by partition, of the partitions that can be read now."""
+    """The offset after each partition's last record."""
 
     @property
     def records(self) -> int:
@@ -296,22 +308,22 @@ class TopicMaker(Protocol):
     async def ensure_topic(
         self, topic: str, partitions: int, replication: int, config: Mapping[str, str]
     ) -> bool:
-        """Create the topic unless it exists; returns whether it was created. `replication` -1 means
-        the cluster's default. Raises `LogError`."""
+        """Create the topic unless it exists. Return True if it was created, False if it existed.
+        `replication` -1 means the cluster's default. Raises `LogError`."""
         ...
 
 
 class TopicTail(Protocol):
-    """Reads a topic on from its last position whenever asked, without a group; idle in between.
-    Calls must not overlap."""
+    """Reads a topic without a group: each call continues where the last one ended. Calls must not
+    overlap."""
 
     def begin(self, since: int) -> None:
         """Continue at the topic's first record since a time (milliseconds since the Unix epoch)."""
         ...
 
     async def read_on(self, limit: int) -> Sequence[Record]:
-        """Return the next records, `limit` at most; none once everything was read that the topic
-        had at the call, or if the topic doesn't exist. Raises `LogError`."""
+        """Return the next records, at most `limit`. The result is empty if there are no further
+        records at the time of the call, or if the topic doesn't exist. Raises `LogError`."""
         ...
 
     async def close(self, timeout: float) -> None:
@@ -325,18 +337,19 @@ class LagSource(Protocol):
     async def lags(self, groups: Sequence[str], topic: str) -> Mapping[str, Lag]:
         """Return the lag of each group on one topic, reading the topic's offsets once.
 
-        A partition without a leader keeps its last known end, as nothing is appended to it; it
-        counts 0 if none is known. Raises `LogError` if nothing is known of any partition. Cheap to
-        call often: groups that were at the end of a topic that hasn't grown aren't requested again.
+        A partition without a leader keeps its last known end, as nothing is appended to it; its lag
+        counts as 0 if no end is known. Raises `LogError` if no partition's end is known. Frequent
+        calls are cheap: Kafka isn't asked again about groups that were at the end of a topic, as
+        long as the topic doesn't grow.
         """
         ...
 
     def note_committed(
         self, groups: Collection[str], topic: str, positions: Positions, since: float
     ) -> None:
-        """Note that these groups have committed `positions` (by partition), as reported by a
-        dispatcher that has made their commits for `since` seconds. While the topic ends there,
-        `lags` sends no request for these groups."""
+        """Note that these groups have committed `positions`, as a dispatcher reports that has made
+        their commits for the last `since` seconds. While the topic ends there, `lags` sends no
+        request for these groups."""
         ...
 
 
@@ -349,7 +362,7 @@ class GroupSource(LagSource, Protocol):
         ...
 
     def forget_group(self, group: str) -> None:
-        """Forget cached offsets of a group, as they may have been changed."""
+        """Drop the cached offsets of a group, because somebody may have changed them."""
         ...
 
 
@@ -370,30 +383,30 @@ class LogAdmin(TopicMaker, GroupSource, Protocol):
         ...
 
     async def topics(self) -> Mapping[str, int]:
-        """Return the number of partitions of every topic."""
+        """Return the number of partitions of every topic, by name."""
         ...
 
     async def end_offsets(self, topic: str) -> Positions:
-        """Return the end offset of each partition."""
+        """Return the end offset of each partition of a topic."""
         ...
 
     async def end_offsets_of_all(self, topics: Collection[str]) -> Mapping[str, Positions]:
-        """Return the end offsets of many topics with one request, to see which have grown.
+        """Return the end offsets of many topics with one request, to see which topics have grown.
 
-        Topics that don't exist and partitions without a leader are left out; raises `LogError` if
-        none can be read. New partitions may appear seconds late.
+        Topics that don't exist and partitions without a leader are left out. Raises `LogError` if
+        no partition can be read. New partitions may be missing for some seconds.
         """
         ...
 
     async def ranges_of_all(self, topics: Collection[str]) -> Mapping[str, Range]:
-        """Return the start and end offsets of many topics with two requests, without what
-        `end_offsets_of_all` leaves out. Raises `LogError`."""
+        """Return the start and end offsets of many topics with two requests. Topics and partitions
+        that `end_offsets_of_all` leaves out are missing. Raises `LogError`."""
         ...
 
     async def first_timestamps(self, topics: Collection[str]) -> Mapping[str, float]:
-        """Return the time of each topic's first record, in seconds since the Unix epoch, of topics
-        that have records. One request, for which Kafka opens a file of each topic. Raises
-        `LogError`."""
+        """Return the time of each topic's first record, in seconds since the Unix epoch; topics
+        without records are left out. This is one request, for which Kafka opens a file of each
+        topic. Raises `LogError`."""
         ...
 
     async def set_topic_config(self, topic: str, config: Mapping[str, str]) -> None:
@@ -404,27 +417,27 @@ class LogAdmin(TopicMaker, GroupSource, Protocol):
         """Commit the offsets at which a new group starts: the topic's end (KN-TRG-06), unless
         `start` says otherwise.
 
-        A group is new if it has no offset on any partition; for other groups nothing is committed.
-        If such a group has no offset on a partition, that was added later, and the group reads all
-        of it. All offsets are committed together or none, so that a crash never makes a new group
-        look old.
+        A group is new if it has no offset on any partition; for any other group, nothing is
+        committed. A partition on which such a group has no offset was added later, and the group
+        reads all of it. Either all offsets are committed or none, so that a crash never makes a new
+        group look like an old one.
         """
         ...
 
     async def has_group(self, group: str) -> bool:
-        """Whether there is a group of this name, with members or offsets. Raises `LogError`."""
+        """Whether a group of this name exists, with members or offsets. Raises `LogError`."""
         ...
 
     async def has_committed(self, group: str, topic: str) -> bool:
-        """Whether a group has an offset on any partition of a topic, which need not exist. Raises
-        `LogError`."""
+        """Whether a group has an offset on any partition of a topic, even of one that doesn't
+        exist any more. Raises `LogError`."""
         ...
 
     async def delete_group(self, group: str) -> None:
         """Delete a group with its offsets, if it exists. Raises `LogError` if it has members."""
         ...
 
-    async def read_all(self, topic: str, limit: int) -> Sequence[Record]:
+    async def read_last(self, topic: str, limit: int) -> Sequence[Record]:
         """Return a topic's last `limit` records by timestamp, oldest first, without a group.
 
         May return fewer than `limit` although the topic has more, if offsets are missing between
@@ -433,7 +446,7 @@ class LogAdmin(TopicMaker, GroupSource, Protocol):
         ...
 
     async def last_with_key(self, topic: str, key: bytes) -> Record | None:
-        """Return the last record of a topic that has this key; None if there is none. Raises
+        """Return the last record of a topic that has this key; None: no record has it. Raises
         `LogError`."""
         ...
 

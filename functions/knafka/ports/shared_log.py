@@ -28,7 +28,8 @@ class Position(NamedTuple):
     offset: int
     """`BEGINNING` if nothing was committed."""
     epoch: int = NO_EPOCH
-    """The leader epoch, by which a reader notices that the log has lost its end."""
+    """The leader epoch of the last record before `offset`, by which a reader notices that the log
+    has lost its end."""
 
 
 class EpochStart(NamedTuple):
@@ -43,20 +44,21 @@ class Commit(NamedTuple):
 
     offset: int
     metadata: str = ""
-    """Empty in a commit that was read if a leader was elected since it was made: the metadata may
-    describe records that the new leader doesn't have."""
+    """Empty in a commit that was read from Kafka if a leader was elected since the commit was made:
+    the metadata may describe records that the new leader doesn't have."""
     epoch: int = NO_EPOCH
+    """The leader epoch with which the commit was made."""
     end_epoch: int = NO_EPOCH
-    """The leader epoch at the log's end when this commit was read, if a leader was elected since it
-    was made. The next commits must have this epoch or a later one, else their metadata would be
-    dropped again."""
+    """The leader epoch at the log's end when this commit was read, if a leader was elected since
+    the commit was made. The next commits must have this epoch or a later one, else their metadata
+    would be dropped again."""
     topic: str = ""
     """Mark of the topic that the offset belongs to: the first 11 characters of Kafka's id of the
-    topic (`core.commit_metadata.short_id`); empty if it isn't known."""
+    topic (`core.commit_metadata.short_id`); empty if the id isn't known."""
 
     @property
     def value(self) -> OffsetAndMetadata:
-        """The commit without its leader epoch."""
+        """Offset and metadata of the commit."""
         return OffsetAndMetadata(self.offset, self.metadata)
 
 
@@ -70,16 +72,16 @@ class GroupOffsets(Protocol):
     async def committed(
         self, group: str, topic: str, partitions: Collection[int]
     ) -> Mapping[int, Commit]:
-        """Return the group's commits for these partitions of the topic, without those that have
-        none. Raises `GroupHasMembers`, as members may have delivered more than they have
-        committed."""
+        """Return the group's commits for these partitions of the topic; a partition without a
+        commit is left out. Raises `GroupHasMembers`, as members may have delivered more than they
+        have committed."""
         ...
 
     async def commit(self, group: str, topic: str, commits: Mapping[int, Commit]) -> None:
         """Commit all of these offsets for the group, and wait until Kafka has confirmed them.
         Raises `GroupHasMembers`.
 
-        Calls for one group must not overlap, as either commit could be the last.
+        Calls for one group must not overlap, as it would be undefined which commit is the last.
         """
         ...
 
@@ -110,8 +112,9 @@ class GroupMember(Protocol):
         ...
 
     async def confirm(self, positions: Positions) -> bool:
-        """Commit these positions for the member's own group; returns whether Kafka took them. It
-        refuses them when the session has ended, so that others may own the partitions."""
+        """Commit these positions for the member's own group, to confirm that it owns the
+        partitions. Return True if Kafka has accepted them, False if it refuses them, because the
+        member's session has ended and others may own the partitions."""
         ...
 
     async def close(self, timeout: float) -> None:
@@ -123,20 +126,20 @@ class PositionedReader(Protocol):
     """Reads partitions from given positions, without a group. Calls must not overlap."""
 
     ends: Positions
-    """Partitions whose end the last read has reached, with the offset at which each continues. Each
-    end is reported by one read only."""
+    """By partition whose end the last read has reached: the offset at which it continues. Each end
+    is reported by one read only."""
     new_epochs: Mapping[int, Sequence[EpochStart]]
-    """The leader epochs that begin in the last read's records, in their order, by partition; only
+    """By partition, the leader epochs that begin in the last read's records, in their order; only
     of partitions whose epoch has changed since the read before, or wasn't known."""
     restarted: Mapping[int, Position]
-    """Partitions whose log was replaced or lost its end, so that they are read from their beginning
-    again. The value is the position up to which the log is still the one that was read before;
-    `BEGINNING` if that isn't known."""
+    """By partition whose log was replaced or lost its end, as the last read has noticed: the
+    position up to which the log is still the one that was read before; `BEGINNING` if that isn't
+    known. Such a partition is read from its beginning again."""
 
     def begin(self, positions: Mapping[int, Position]) -> None:
         """Read these partitions from the given positions on, besides those that are read already.
-        If a position's leader epoch ends below the position's offset in the partition's log as it
-        is now, that log was cut or replaced since: the partition is then in `restarted`."""
+        If the partition's present log ends a position's leader epoch before the position's offset,
+        the log was cut or replaced since: the partition is then in `restarted`."""
         ...
 
     def drop(self, partitions: Collection[int]) -> None:
@@ -152,8 +155,8 @@ class PositionedReader(Protocol):
         ...
 
     async def read(self, limit: int, timeout: float) -> Sequence[Record]:
-        """Return up to `limit` records as soon as there are any, in order for each partition; none
-        after `timeout` seconds. Raises `LogError`."""
+        """Return up to `limit` records as soon as there are any, in order for each partition; an
+        empty sequence if none came within `timeout` seconds. Raises `LogError`."""
         ...
 
     async def close(self, timeout: float) -> None:

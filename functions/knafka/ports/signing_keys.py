@@ -1,6 +1,6 @@
-"""The port by which a receiver gets the keys of the issuer of senders' tokens.
+"""The port by which a receiver gets the public keys that verify senders' tokens.
 
-`knafka.clients.kubernetes.api_server_keys` reads those of Kubernetes' API server; tests use an
+`knafka.clients.kubernetes.api_server_keys` reads the keys of Kubernetes' API server; tests use an
 implementation in memory. Not here: checking a token's claims (`core.tokens.auth_tokens`).
 """
 
@@ -15,12 +15,12 @@ class SigningKey(Protocol):
 
     @property
     def algorithms(self) -> Set[str]:
-        """The algorithms that the key may be used with."""
+        """The algorithms with which the key may be used, such as RS256."""
         ...
 
     def verify(self, algorithm: str, signed: bytes, signature: bytes) -> bool:
-        """Whether this key made the signature of `signed`; never raises. `algorithm` is one of
-        `algorithms`."""
+        """Whether `signature` is this key's signature of the text `signed`; never raises.
+        `algorithm` is one of `algorithms`."""
         ...
 
 
@@ -29,7 +29,7 @@ class SigningKeys(Protocol):
 
     @property
     def issuer(self) -> str | None:
-        """The issuer whose keys were read; None: nothing was read yet."""
+        """The issuer whose keys were read; None: no keys were read yet."""
         ...
 
     @property
@@ -38,11 +38,11 @@ class SigningKeys(Protocol):
         ...
 
     def find(self, key_id: str) -> SigningKey | None:
-        """Return the key with this id; None: the issuer has none, as far as is known."""
+        """Return the key with this id; None: the keys that were read last don't include it."""
         ...
 
     def read_again(self, issued: float) -> bool:
-        """Start to read the keys again, because a token issued at that time (seconds since the Unix
-        epoch) names an unknown key. Returns False if they were read since then, so that there is no
-        such key."""
+        """Start to read the keys again, because a token that was issued at the time `issued`
+        (seconds since the Unix epoch) names an unknown key. Return True if they are being read.
+        Return False if they were read since that time, so that the issuer has no such key."""
         ...

@@ -1,12 +1,12 @@
 """Transactions: the operations on Kafka that a Sensor needs, as one Protocol.
 
-A member of a consumer group reads several topics, and appends the resulting records in one
-transaction with the offsets behind its input: all of it is stored, or nothing (BUS-23). Two
-implementations pass one contract suite: real Kafka (`kafka_transactions` in `knafka.clients`), and
-one in memory for tests.
+A member of a consumer group reads several topics. In one transaction, it appends the resulting
+records and commits the offsets of those that it has read: all of it is stored, or nothing (BUS-23).
+Two implementations pass one contract suite: real Kafka (`kafka_transactions` in `knafka.clients`),
+and one in memory for tests.
 
-Every call blocks, and all calls come from one thread: between two transactions there is only
-computation, which has nothing to wait for. Not here: the records' contents.
+Every call blocks, and all calls come from one thread, as the caller has nothing else to wait for:
+between two transactions it only computes. Not here: the records' contents.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ Offsets: TypeAlias = Mapping[Partition, OffsetAndMetadata]
 
 
 class TransactionAborted(LogError):
-    """Raised if nothing of a transaction was stored: the next `read` returns the records after the
+    """Raised if nothing of a transaction was stored. The next `read` returns the records after the
     last commit once more."""
 
 
 class RecordTooLarge(TransactionAborted):
-    """Raised if an output is larger than its topic takes, so that the transaction never
-    succeeds."""
+    """Raised if an output is larger than its topic takes, so that the transaction can never
+    succeed. `topic` and `key` are those of the output."""
 
     def __init__(self, topic: str, key: bytes | None) -> None:
         super().__init__(
@@ -69,13 +69,13 @@ class Claims(Protocol):
     `close`, never while a transaction is under way."""
 
     def not_ready(self, partitions: Collection[Partition]) -> Collection[Partition]:
-        """Return which of these newly assigned partitions can't be taken over yet, as what is
-        needed for them can't be read now. The log doesn't read these, and calls this again later.
-        Raises nothing."""
+        """Return which of these newly assigned partitions can't be taken over yet, because data
+        that are needed for them can't be read now. The log doesn't read the returned partitions,
+        and calls this method again later. Never raises."""
         ...
 
     def on_assigned(self, partitions: Mapping[Partition, OffsetAndMetadata | None]) -> None:
-        """Take over these partitions; each value is what the group has committed, None: nothing. No
+        """Take over these partitions; the values are the group's commits, None: there is none. No
         transaction that changes these offsets is under way any more."""
         ...
 
@@ -88,50 +88,53 @@ class TransactionalLog(Protocol):
     """A member of a consumer group that reads only committed records (`read_committed`)."""
 
     reached: Mapping[Partition, int]
-    """By partition whose end the last read has reached: the offset at which it continues, as
-    `LogReader.ends`. Commit it even if no record came: a topic written in transactions ends with a
-    marker, so the group would always have a lag otherwise. Each end is reported by one read
+    """By partition whose end the last read has reached: the offset at which it continues, as in
+    `LogReader.ends`. Commit it even if no record came: a topic that is written in transactions ends
+    with a marker, so the group would always have a lag otherwise. Each end is reported by one read
     only."""
 
     def read(self, limit: int, timeout: float) -> Sequence[Record]:
-        """Return up to `limit` records of all its topics, in order for each partition, gathered for
-        up to `timeout` seconds; an empty sequence if none came. Raises `LogError`."""
+        """Return up to `limit` records of all topics of the member, in order for each partition,
+        gathered for up to `timeout` seconds; an empty sequence if none came. Raises `LogError`."""
         ...
 
     def commit(self, outputs: Sequence[Output], offsets: Offsets) -> None:
-        """Append the records `outputs` and commit these offsets for the group, in one transaction.
+        """Append the records `outputs` and commit these offsets for the group, in one transaction;
+        return once it is committed.
 
-        Returns once it is committed. Raises `TransactionAborted`, or another `LogError` if this
-        member can't go on, as another process has its transactional id or the result isn't known:
-        then close it and open another.
+        Raises `TransactionAborted` if nothing was stored. Raises another `LogError` if this member
+        can't go on, because another process has its transactional id or the result isn't known;
+        then close the member and open another.
         """
         ...
 
     def read_all(self, topic: str, partition: int) -> Iterator[Sequence[Record]]:
-        """Yield in batches all committed records of a partition, up to its end at the call. Waits
-        for a transaction under way there. Raises `LogError`."""
+        """Yield in batches all committed records of a partition, up to the end that it had at the
+        call. Waits until a transaction under way there has ended. Raises `LogError`."""
         ...
 
     def ensure_topic(
         self, topic: str, partitions: int, replication: int, config: Mapping[str, str]
     ) -> None:
-        """Create a topic unless it exists; `replication` -1 means the cluster's default, `config`
-        are settings of the topic. Raises `LogError`."""
+        """Create a topic unless it exists. `replication` -1 means the cluster's default; `config`:
+        settings of the topic. Raises `LogError`."""
         ...
 
     def ends(self, topic: str) -> Positions:
-        """Return the end offset of each partition of this topic, behind the records of open
-        transactions too. Raises `LogError`."""
+        """Return the end offset of each partition of this topic; the records of open transactions
+        are before it. Raises `LogError`."""
         ...
 
     def committed(self, topic: str) -> Positions:
-        """Return the offsets that any member of the group has committed, by partition of this topic
-        that has one. Waits for transactions under way. Raises `LogError`."""
+        """Return the offsets that the group has committed for this topic, by whichever member; a
+        partition without a commit is left out. Waits until transactions under way have ended.
+        Raises `LogError`."""
         ...
 
     def reachable_ends(self, topic: str) -> Mapping[int, int | None]:
-        """As `ends`, but without waiting long: None for a partition that has no leader or doesn't
-        answer soon. Raises `LogError` if the partitions aren't known."""
+        """Return the end offsets as `ends` does, but without waiting long: None for a partition
+        that has no leader or doesn't answer soon. Raises `LogError` if the topic's partitions
+        aren't known."""
         ...
 
     def committed_now(self, topic: str) -> Mapping[int, OffsetAndMetadata]:
@@ -140,9 +143,9 @@ class TransactionalLog(Protocol):
         ...
 
     def set_paused(self, partitions: Collection[Partition], *, paused: bool) -> None:
-        """Pause these owned partitions, or resume them with `paused` false. A few fetched records
-        of a paused partition may still be returned. A partition that was revoked and assigned again
-        isn't paused."""
+        """Pause these owned partitions (`paused` True), or resume them (False). A few records that
+        were fetched before the pause may still be returned. A partition that was revoked and
+        assigned again isn't paused."""
         ...
 
     def close(self, timeout: float) -> None:

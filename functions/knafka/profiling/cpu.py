@@ -5,13 +5,13 @@ the part of it that the thread ran on a CPU, as the kernel reports (`cpu`). So a
 shows in `wall` and not in `cpu`. librdkafka's threads have no Python stack to sample: their CPU
 time is shown as one frame with the thread's name.
 
-For `cpu` the event loop's thread is sampled by a timer of CPU time instead. It works in bursts of
-microseconds, and another thread could sample it only when it releases the interpreter, which is
-when it waits again: it would seem to spend all of its time there.
+For `cpu` the event loop's thread is sampled by a timer of CPU time instead. That thread works in
+bursts of microseconds, and another thread could sample it only when it releases the interpreter,
+which is when it waits again: it would seem to spend all of its time waiting.
 
 The process goes on meanwhile: one sample of all threads holds the interpreter for some tens of
 microseconds. Sampling takes at most `MAX_SAMPLING_SHARE` of one core; with many threads or deep
-stacks it is rarer.
+stacks there are fewer samples.
 """
 
 from __future__ import annotations
@@ -36,16 +36,19 @@ SAMPLE_INTERVAL: Final = 0.01
 MAX_SAMPLING_SHARE: Final = 0.02
 """Largest share of one core that sampling may take."""
 PATIENCE: Final = 1.0
-"""Seconds to wait for the event loop to start or stop the timer."""
+"""Most seconds to wait until the event loop has started or stopped the timer."""
 MAX_CPU_STACK_DEPTH: Final = 200
 """Most frames of a stack that are kept, the innermost ones."""
 
 _TASKS: Final = Path("/proc/self/task")
+"""Linux's folder with a folder for each thread of this process."""
 _TYPES: Final = (
     ValueType("samples", "count"),
     ValueType("wall", "nanoseconds"),
     ValueType("cpu", "nanoseconds"),
 )
+"""The values of each stack, in the order of `_COUNT`, `_WALL` and `_CPU`."""
+_COUNT, _WALL, _CPU = range(3)
 
 _Stack = tuple[tuple[CodeType, int], ...]
 """Code and line number of each call, the innermost first."""
@@ -56,10 +59,11 @@ def profile(
     loop: asyncio.AbstractEventLoop | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Profile:
-    """Profile this process for `seconds`. Blocks the calling thread, which is left out.
+    """Profile this process for `seconds`. Blocks the calling thread, which isn't in the profile.
 
     `loop` is the main thread's event loop, on which a timer of the main thread's CPU time is
-    started; None: the main thread is sampled like the others. `sleep` waits between samples.
+    started; None: the main thread is sampled like the others. `sleep` is called to wait between
+    samples.
     """
     began, started = time.time(), time.monotonic()
     earlier_run_times = _cpu_time_by_thread()
@@ -67,7 +71,7 @@ def profile(
     with _main_thread_timer(loop, sums) as is_timed:
         sampler = _ThreadSampler(sums, threading.main_thread().ident if is_timed else None)
         while (remaining := started + seconds - time.monotonic()) > 0:
-            # At random, so as not to be in step with periodic work.
+            # The wait is random, so that samples aren't in step with periodic work.
             sleep(min(remaining, sampler.interval * random.uniform(0.5, 1.5)))
             sampler.sample_threads()
     samples = sums.samples()
@@ -89,7 +93,7 @@ def profile(
 
 
 class _SampleSums(dict[_Stack, list[int]]):
-    """Number of samples, wall-clock nanoseconds and CPU nanoseconds, by stack."""
+    """Number of samples, wall-clock nanoseconds and CPU nanoseconds (`_TYPES`), by stack."""
 
     def __missing__(self, stack: _Stack) -> list[int]:
         """Add a stack that wasn't sampled yet, and return its zeros."""
@@ -97,7 +101,8 @@ class _SampleSums(dict[_Stack, list[int]]):
         return values
 
     def samples(self) -> dict[tuple[Frame, ...], tuple[int, ...]]:
-        """Return the sums by stack of frames; lines of code that are the same call are added up."""
+        """Return the sums by stack of frames. Stacks whose frames look the same are added up, such
+        as those of a module that was loaded twice."""
         sums: dict[tuple[Frame, ...], tuple[int, ...]] = {}
         for stack, values in self.items():
             frames = tuple(Frame(code.co_qualname, code.co_filename, line) for code, line in stack)
@@ -118,15 +123,15 @@ class _ThreadSampler:
         self.count = 0
         """Number of samples of all threads."""
         self.cost = 0.0
-        """Seconds of CPU that sampling took."""
+        """Seconds of CPU that sampling took so far."""
         self.interval = SAMPLE_INTERVAL
-        """Seconds to wait for the next sample, on average, within `MAX_SAMPLING_SHARE`."""
+        """Seconds to wait for the next sample, on average, so that `MAX_SAMPLING_SHARE` holds."""
         self._sums = sums
         self._timed_thread = timed_thread
-        self._at = time.monotonic_ns()
+        self._sampled_at = time.monotonic_ns()
         """Time of the previous sample, in nanoseconds of the monotonic clock."""
-        self._cpu_time: dict[int, int] = {}
-        """CPU time of each thread at the previous sample."""
+        self._cpu_times: dict[int, int] = {}
+        """CPU time (ns) of each thread at its previous sample, by the kernel's thread id."""
         for thread in _native_ids_by_ident().values():
             self._cpu_time_since_last(thread)
 
@@ -135,10 +140,10 @@ class _ThreadSampler:
         previous sample, and the CPU time of its thread since then."""
         cost_before = time.thread_time()
         now = time.monotonic_ns()
-        elapsed, self._at = now - self._at, now
+        elapsed, self._sampled_at = now - self._sampled_at, now
         own_ident = threading.get_ident()
         native_ids = _native_ids_by_ident()
-        # Take the stacks first: asking the kernel takes longer, and they would be outdated.
+        # Take the stacks before asking the kernel, which takes longer: they would be outdated.
         stacks = {
             ident: _stack_of(frame)
             for ident, frame in sys._current_frames().items()
@@ -146,22 +151,22 @@ class _ThreadSampler:
         }
         for ident, stack in stacks.items():
             values = self._sums[stack]
-            values[0] += 1
-            values[1] += elapsed
+            values[_COUNT] += 1
+            values[_WALL] += elapsed
             if ident != self._timed_thread:
-                values[2] += self._cpu_time_since_last(native_ids.get(ident))
+                values[_CPU] += self._cpu_time_since_last(native_ids.get(ident))
         self.count += 1
         cost = time.thread_time() - cost_before
         self.cost += cost
         self.interval = max(SAMPLE_INTERVAL, self.cost / self.count / MAX_SAMPLING_SHARE)
 
     def _cpu_time_since_last(self, thread: int | None) -> int:
-        """Return the nanoseconds that the thread ran since the last call for it; 0 at the first
-        call."""
+        """Return the nanoseconds that a thread (the kernel's id) ran since the last call for it. 0
+        at the first call, or if nothing is known of the thread."""
         if thread is None or (ran := _cpu_time(thread)) is None:
             return 0
-        newly_run = ran - self._cpu_time.get(thread, ran)
-        self._cpu_time[thread] = ran
+        newly_run = ran - self._cpu_times.get(thread, ran)
+        self._cpu_times[thread] = ran
         return newly_run
 
 
@@ -171,21 +176,21 @@ class _MainThreadTimer:
     def __init__(self, sums: _SampleSums) -> None:
         """`sums` gets the samples."""
         self._sums = sums
-        self._at = 0
+        self._sampled_at = 0
         """The thread's CPU time at the previous sample, in nanoseconds."""
 
     def start(self) -> None:
-        """Start the timer of CPU time."""
-        self._at = time.thread_time_ns()
+        """Start the timer of CPU time; must be called in the main thread."""
+        self._sampled_at = time.thread_time_ns()
         signal.signal(signal.SIGPROF, self._charge_stack)
-        # Bytecode isn't all that is interrupted: without this, a system call of C code may fail.
+        # The signal may come during a system call of C code, which would fail without this.
         signal.siginterrupt(signal.SIGPROF, False)
         signal.setitimer(signal.ITIMER_PROF, SAMPLE_INTERVAL, SAMPLE_INTERVAL)
 
     def stop(self) -> None:
-        """Stop the timer."""
+        """Stop the timer; must be called in the main thread."""
         signal.setitimer(signal.ITIMER_PROF, 0)
-        # Not the default handler again: a pending signal would end the process.
+        # Ignored, as with the default handler a signal that is still pending would end the process.
         signal.signal(signal.SIGPROF, signal.SIG_IGN)
 
     def _charge_stack(self, _: int, frame: FrameType | None) -> None:
@@ -193,38 +198,38 @@ class _MainThreadTimer:
         interrupted (`frame` and its callers)."""
         now = time.thread_time_ns()
         if frame is not None:
-            self._sums[_stack_of(frame)][2] += now - self._at
-        self._at = now
+            self._sums[_stack_of(frame)][_CPU] += now - self._sampled_at
+        self._sampled_at = now
 
 
 @contextmanager
 def _main_thread_timer(loop: asyncio.AbstractEventLoop | None, sums: _SampleSums) -> Iterator[bool]:
     """Sample the main thread by a timer of CPU time within the context; `sums` gets the samples.
-    Yields whether the timer runs: it doesn't if `loop` is None, or is stuck for `PATIENCE`
-    seconds."""
+    Yields whether the timer runs. It doesn't if `loop` is None, isn't the main thread's, or is
+    stuck for `PATIENCE` seconds."""
     timer = _MainThreadTimer(sums)
-    is_active, started, ended = True, threading.Event(), threading.Event()
+    is_wanted, started, ended = True, threading.Event(), threading.Event()
 
     def start() -> None:
-        """Start the timer, if the profile hasn't ended and this is the main thread."""
+        """Start the timer on the event loop, if it is still wanted and this is the main thread."""
         # A loop that was stuck until now must not start the timer after the profile has ended.
-        if is_active and threading.current_thread() is threading.main_thread():
+        if is_wanted and threading.current_thread() is threading.main_thread():
             timer.start()
             started.set()
 
     def stop() -> None:
-        """Stop the timer, and report that it has ended."""
+        """Stop the timer on the event loop, and report that it has ended."""
         timer.stop()
         ended.set()
 
     if loop is not None:
         loop.call_soon_threadsafe(start)
         started.wait(PATIENCE)
-    is_active = started.is_set()
+    is_wanted = started.is_set()
     try:
-        yield is_active
+        yield is_wanted
     finally:
-        if is_active and loop is not None:
+        if is_wanted and loop is not None:
             loop.call_soon_threadsafe(stop)
             ended.wait(PATIENCE)
 
@@ -248,8 +253,8 @@ def _native_ids_by_ident() -> dict[int | None, int | None]:
 
 
 def _cpu_time(thread: int) -> int | None:
-    """Return the nanoseconds that a thread (the kernel's id) has run on a CPU; None if it has
-    ended, or the kernel doesn't say."""
+    """Return the nanoseconds that a thread (the kernel's id) has run on a CPU. None: the thread has
+    ended, or the kernel doesn't report this."""
     try:
         with open(f"{_TASKS}/{thread}/schedstat", "rb", buffering=0) as file:
             return int(file.read(100).split()[0])
@@ -258,8 +263,8 @@ def _cpu_time(thread: int) -> int | None:
 
 
 def _cpu_time_by_thread() -> dict[int, int]:
-    """Return the nanoseconds that each thread of this process has run, by the kernel's thread
-    id."""
+    """Return the nanoseconds that each thread of this process has run, by the kernel's thread id;
+    empty where the kernel doesn't report this."""
     try:
         threads = [int(name) for name in os.listdir(_TASKS)]
     except OSError:
@@ -268,8 +273,8 @@ def _cpu_time_by_thread() -> dict[int, int]:
 
 
 def _time_without_python(earlier_run_times: dict[int, int]) -> dict[tuple[Frame, ...], int]:
-    """Return the nanoseconds that threads without Python ran since `earlier_run_times`, as stacks
-    of one frame with the thread's name."""
+    """Return the nanoseconds that threads without Python ran since `earlier_run_times` was taken
+    (`_cpu_time_by_thread`). Each is shown as a stack of one frame with the thread's name."""
     python_threads = set(_native_ids_by_ident().values())
     run_times: dict[tuple[Frame, ...], int] = {}
     for thread, ran in _cpu_time_by_thread().items():

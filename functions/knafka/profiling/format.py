@@ -23,7 +23,9 @@ class Frame(NamedTuple):
 
     function: str
     file: str
+    """Empty if the function is in no source file."""
     line: int
+    """Number of the line that is executed; 0: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,44 +38,47 @@ class ValueType:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Values by stack (innermost frame first)."""
+    """A profile: values by stack."""
 
     types: Sequence[ValueType]
+    """Kinds and units of the values that each stack has."""
     samples: Mapping[tuple[Frame, ...], Sequence[int]]
-    """One value per type, by stack."""
+    """One value per type, by stack; the innermost frame of a stack is the first."""
     period_type: ValueType
     """Kind and unit of `period`."""
     period: int
-    """How much lies between two samples, in the unit of `period_type`; 1: everything is counted."""
+    """The amount of `period_type` between two samples, in its unit; 1: everything is counted."""
     default: str
-    """The type of value that viewers show first."""
+    """`ValueType.type` of the values that viewers show first."""
     time: float = 0.0
     """Time at which the profile began, in seconds since the Unix epoch."""
     duration: float = 0.0
-    """Seconds for which it was taken."""
+    """Seconds that the profile covers."""
     comments: Sequence[str] = ()
+    """Lines that viewers show with the profile."""
 
 
 def encode(profile: Profile) -> bytes:
-    """Encode a profile as a file, or as the body of a response."""
+    """Encode a profile as pprof's gzipped format."""
     return gzip.compress(_Encoder().encode_profile(profile), compresslevel=6)
 
 
 class _Encoder:
-    """Encodes one profile, as messages of `profile.proto`; strings, functions and locations are
-    numbered as they occur."""
+    """Encodes one profile as messages of `profile.proto`, in which strings, functions and locations
+    are tables. Their entries are numbered in the order in which they are first used."""
 
     def __init__(self) -> None:
         self._strings: dict[str, int] = {"": 0}
-        """Numbers of the strings, which are their places in the profile's table; 0 is the empty
-        one."""
+        """Number of each string: its index in the profile's table. The empty one must be 0."""
         self._functions: dict[tuple[str, str], int] = {}
-        """Numbers of the functions, by name and file."""
+        """Number of each function, by name and file; from 1 on."""
         self._locations: dict[Frame, int] = {}
-        """Numbers of the lines of functions that stacks have."""
+        """Number of each location, a line of a function; from 1 on."""
 
     def encode_profile(self, profile: Profile) -> bytes:
         """Encode a whole profile: the message `Profile`."""
+        # The order matters: samples number the locations, locations the functions, and all of them
+        # the strings.
         parts = [
             _bytes_field(1, self._encode_value_type(value_type)) for value_type in profile.types
         ]
@@ -95,7 +100,6 @@ class _Encoder:
         parts.append(_number_field(12, profile.period))
         parts += [_number_field(13, self._string(comment)) for comment in profile.comments]
         parts.append(_number_field(14, self._string(profile.default)))
-        # Last, as the calls above add strings.
         parts += [_bytes_field(6, string.encode("utf-8", "replace")) for string in self._strings]
         return b"".join(parts)
 
@@ -108,7 +112,7 @@ class _Encoder:
     def _encode_sample(self, stack: Iterable[Frame], values: Iterable[int]) -> bytes:
         """Encode the values of one stack: the message `Sample`."""
         locations = [self._locations.setdefault(frame, len(self._locations) + 1) for frame in stack]
-        return _packed(1, locations) + _packed(2, values)
+        return _packed_field(1, locations) + _packed_field(2, values)
 
     def _encode_location(self, number: int, frame: Frame) -> bytes:
         """Encode a line of a function: the message `Location` with this number as its id."""
@@ -118,8 +122,8 @@ class _Encoder:
         return _number_field(1, number) + _bytes_field(4, line)
 
     def _encode_function(self, number: int, name: str, file: str) -> bytes:
-        """Encode a function: the message `Function` with this number as its id. Python has one name
-        for it, which stands in both `name` (2) and `system_name` (3)."""
+        """Encode a function: the message `Function` with this number as its id. Its name stands in
+        both `name` (2) and `system_name` (3), as Python has only one name for a function."""
         name_number, file_number = self._string(name), self._string(file)
         return (
             _number_field(1, number)
@@ -144,16 +148,18 @@ def _encode_varint(value: int) -> bytes:
 
 
 def _number_field(field: int, value: int) -> bytes:
-    """Encode a field, by its number in the message, with a number; a negative one counts as 0."""
+    """Encode a field that holds a number; `field` is its number in the message. A negative `value`
+    counts as 0."""
     return _encode_varint(field << 3 | VARINT) + _encode_varint(max(0, value))
 
 
 def _bytes_field(field: int, content: bytes) -> bytes:
-    """Encode a field, by its number in the message, with bytes or an embedded message."""
+    """Encode a field that holds bytes or an embedded message; `field` is its number in the
+    message."""
     return _encode_varint(field << 3 | BYTES) + _encode_varint(len(content)) + content
 
 
-def _packed(field: int, values: Iterable[int]) -> bytes:
-    """Encode a field, by its number in the message, with several numbers, packed into one sequence
-    of varints; a negative one counts as 0."""
+def _packed_field(field: int, values: Iterable[int]) -> bytes:
+    """Encode a field that holds several numbers as one sequence of varints; `field` is its number
+    in the message. A negative value counts as 0."""
     return _bytes_field(field, b"".join(_encode_varint(max(0, value)) for value in values))

@@ -1,9 +1,9 @@
 """Profiles the memory that Python allocates and keeps, by `tracemalloc`.
 
-Tracing costs time and memory, so it runs only while this profile is taken, which then shows the
+Tracing costs time and memory, so it runs only while a profile is taken. The profile then shows the
 memory that was allocated meanwhile and is still held. A process that was started with
-PYTHONTRACEMALLOC=8 traces all its life: its profile has everything, at once. Memory of C libraries
-isn't in it.
+PYTHONTRACEMALLOC=8 traces all its life: its profile is taken at once, and has all memory. Memory of
+C libraries is in neither.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ MAX_HEAP_STACK_DEPTH: Final = 8
 """Most frames of a stack that are kept: each costs time for every allocation."""
 
 _one_at_a_time = threading.Lock()
+"""Held while a profile is taken, as tracing is either on or off for the whole process."""
 
 
 def profile(seconds: float, sleep: Callable[[float], None] = time.sleep) -> Profile:
-    """Return a profile of the memory that is allocated in the next `seconds` seconds (or since the
-    process's start, if tracing is on already) and still held. Blocks the calling thread; `sleep`
-    waits."""
+    """Return a profile of the memory that is allocated in the next `seconds` and still held at
+    their end. If tracing is on already, return that of the memory allocated since the process's
+    start, at once. Blocks the calling thread by `sleep`."""
     began = time.time()
     with _one_at_a_time:
         was_traced = tracemalloc.is_tracing()
@@ -69,8 +70,8 @@ def profile(seconds: float, sleep: Callable[[float], None] = time.sleep) -> Prof
 
 
 def _functions_by_line(files: Collection[str]) -> dict[tuple[str, int], str]:
-    """Return the name of the function at each file and line of the imported modules in `files`, as
-    tracemalloc knows only files and lines."""
+    """Return the name of the function by file and line, for the imported modules whose file is in
+    `files`. (`tracemalloc` knows only files and lines.)"""
     names: dict[tuple[str, int], str] = {}
     for module in list(sys.modules.values()):
         spec = getattr(module, "__spec__", None)

@@ -1,8 +1,8 @@
 """Serves profiles over HTTP at http://127.0.0.1:8008/debug/pprof/ (DSP-14).
 
-It runs in threads of its own, so that a process whose event loop hangs can be profiled, too. It
-listens on the loopback only, where `kubectl port-forward` ends: a profile reveals much about a
-process, and there is no authentication.
+The server runs in threads of its own, so that a process whose event loop hangs can be profiled,
+too. It listens on the loopback address only, where `kubectl port-forward` ends: a profile reveals
+much about a process, and there is no authentication.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PORT: Final = 8008
 ADDRESS: Final = "127.0.0.1"
 PREFIX: Final = "/debug/pprof/"
 MAX_SECONDS: Final = 600.0
-"""Longest duration of a profile."""
+"""Longest duration of a profile, in seconds."""
 
 INDEX: Final = f"""\
 Profiles of this process, for `go tool pprof URL` or speedscope:
@@ -34,6 +34,7 @@ Profiles of this process, for `go tool pprof URL` or speedscope:
 {PREFIX}threads              how many threads are where
 {PREFIX}threads?debug=1      every thread and task, to be read
 """
+"""Text of the response at `PREFIX`."""
 DEFAULT_PROFILE_SECONDS: Final = 30.0
 """Default duration of a profile, in seconds."""
 
@@ -41,10 +42,10 @@ _log = logging.getLogger(__name__)
 
 
 def start(loop: asyncio.AbstractEventLoop | None = None, port: int = PORT) -> ThreadingHTTPServer:
-    """Start serving profiles until the process ends; `loop` is the event loop whose tasks are
-    shown.
+    """Start a server of profiles, which runs until the process ends, and return it.
 
-    If the port is taken (many functions on one machine), another one is used.
+    `loop`: the event loop whose tasks are shown; None: there is none. If `port` is taken (many
+    functions on one machine), another one is used.
     """
     try:
         server = _ProfileServer(port, loop)
@@ -60,7 +61,7 @@ class _ProfileServer(ThreadingHTTPServer):
     """The server of profiles."""
 
     daemon_threads = True
-    # Two processes would share the port, and answer by turns.
+    # Otherwise two processes would share the port, and answer by turns.
     allow_reuse_port = False
 
     def __init__(self, port: int, loop: asyncio.AbstractEventLoop | None) -> None:
@@ -73,13 +74,13 @@ class _ProfileServer(ThreadingHTTPServer):
         """Held while a profile is being taken."""
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Log an error of a connection at the level debug, overriding the base class, which prints
-        it; mostly, the client hung up."""
+        """Log the error of a connection at the level debug; the base class would print it. Mostly,
+        the client hung up."""
         _log.debug("a profile could not be sent", exc_info=True)
 
 
 class _RefusedProfile(Exception):
-    """Raised for a request that is refused, with its status."""
+    """Raised for a request that is refused; `status` is that of the response."""
 
     def __init__(self, status: HTTPStatus, reason: str) -> None:
         super().__init__(reason)
@@ -95,11 +96,11 @@ class _Handler(BaseHTTPRequestHandler):
         """Answer a GET request with a profile, or with the status and reason for which it is
         refused."""
         try:
-            kind, body = self._answer()
+            content_type, body = self._answer()
         except _RefusedProfile as refused:
             self._send(refused.status, "text/plain; charset=utf-8", f"{refused}\n".encode())
         else:
-            self._send(HTTPStatus.OK, kind, body)
+            self._send(HTTPStatus.OK, content_type, body)
 
     def _answer(self) -> tuple[str, bytes]:
         """Return content type and body of the response to a GET. Raises `_RefusedProfile` with 404
@@ -112,26 +113,27 @@ class _Handler(BaseHTTPRequestHandler):
             case "":
                 return plain, INDEX.encode()
             case "profile":
-                return _file(
+                return _pprof_file(
                     self._profile_exclusively(
                         lambda time: cpu.profile(time, self.server.loop), parameters
                     )
                 )
             case "heap":
-                return _file(self._profile_exclusively(heap.profile, parameters))
+                return _pprof_file(self._profile_exclusively(heap.profile, parameters))
             case "threads" if parameters.get("debug", "0") != "0":
                 return plain, threads.describe_threads_and_tasks(self.server.loop).encode(
                     "utf-8", "replace"
                 )
             case "threads":
-                return _file(threads.thread_profile())
+                return _pprof_file(threads.thread_profile())
         raise _RefusedProfile(HTTPStatus.NOT_FOUND, f"want one of these. {INDEX}")
 
     def _profile_exclusively(
         self, profile: Callable[[float], Profile], parameters: dict[str, str]
     ) -> Profile:
-        """Take a profile, for as many seconds as the URL's `parameters` ask for, unless another one
-        is being taken, as the two would measure each other. Raises `_RefusedProfile`."""
+        """Take a profile by calling `profile` with the seconds that the URL's `parameters` ask for.
+        Raises `_RefusedProfile` for an invalid duration, or while another profile is being taken,
+        as the two would measure each other."""
         seconds = _requested_seconds(parameters)
         if not self.server.profiling.acquire(blocking=False):
             raise _RefusedProfile(HTTPStatus.CONFLICT, "another profile is being taken: ask again")
@@ -140,10 +142,10 @@ class _Handler(BaseHTTPRequestHandler):
         finally:
             self.server.profiling.release()
 
-    def _send(self, status: HTTPStatus, kind: str, body: bytes) -> None:
-        """Send a whole response; `kind` is its content type."""
+    def _send(self, status: HTTPStatus, content_type: str, body: bytes) -> None:
+        """Send a whole response."""
         self.send_response(status)
-        self.send_header("Content-Type", kind)
+        self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body)))
         self.send_header("X-Content-Type-Options", "nosniff")
         self.end_headers()
@@ -155,8 +157,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _requested_seconds(parameters: dict[str, str]) -> float:
-    """Return the duration in seconds that a request asks for. Raises `_RefusedProfile` if it is no
-    number above 0, or above `MAX_SECONDS`."""
+    """Return the duration in seconds that the URL's parameters ask for, or the default. Raises
+    `_RefusedProfile` unless it is a number above 0, and at most `MAX_SECONDS`."""
     text = parameters.get("seconds", str(DEFAULT_PROFILE_SECONDS))
     try:
         seconds = float(text)
@@ -168,6 +170,6 @@ def _requested_seconds(parameters: dict[str, str]) -> float:
     return seconds
 
 
-def _file(profile: Profile) -> tuple[str, bytes]:
+def _pprof_file(profile: Profile) -> tuple[str, bytes]:
     """Return content type and body of the response that holds a profile as pprof's file."""
     return "application/octet-stream", encode(profile)

@@ -1,5 +1,5 @@
-"""Shows what every thread and every task of the event loop is doing now, to find those that hang or
-wait."""
+"""Shows what every thread and every task of the event loop is doing now, to find threads and tasks
+that hang or wait."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def thread_profile() -> Profile:
 
 def describe_threads_and_tasks(loop: asyncio.AbstractEventLoop | None) -> str:
     """Return as text the stacks of all threads but the calling one, and where each task of the
-    event loop waits. `loop`: None: there are no tasks to show."""
+    event loop waits. `loop` None: no tasks are shown."""
     threads_by_ident = {thread.ident: thread for thread in threading.enumerate()}
     parts = []
     for ident, frame in sys._current_frames().items():

@@ -82,7 +82,7 @@ class ReceiverFunction:
         declared = settings.receiver(environment)
         ingresses = settings.ingresses(environment) if declared is None else ()
         callers, scrapers = settings.callers(environment), settings.scrapers(environment)
-        types = SeenTypes() if settings.event_types(environment) else None
+        types = SeenTypes() if settings.lists_event_types(environment) else None
         self._open_keys(settings.oidc_url(environment), settings.oidc_folder(environment))
         self._statistics = ClientStatistics(settings.statistics_interval(environment))
         self._tracing = start_tracing(environment, "knafka-receiver")

@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from knafka.core.tokens.caller_tokens import EVERYBODY, Callers
-from knafka.observability import CONTENT_TYPE, Metric, ingress_labels, produced, prometheus_text
+from knafka.observability import (
+    CONTENT_TYPE,
+    Metric,
+    ingress_labels,
+    produced_metric,
+    prometheus_text,
+)
 from knafka.ports.log import LogWriter
 from knafka.receiver import answers
 from knafka.receiver.event_types import SeenTypes
@@ -110,7 +116,7 @@ def ingest_metrics(
         ],
         kind="histogram",
     )
-    yield produced(_stored_record_counts(writers))
+    yield produced_metric(_stored_record_counts(writers))
 
 
 def _stored_record_counts(

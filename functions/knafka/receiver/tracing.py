@@ -43,7 +43,7 @@ class IngestTracing:
         if parent is None:
             context = tracer.begin_trace()
         elif tracer.samples(parent):
-            context = tracer.below(parent)
+            context = tracer.child_context(parent)
         else:
             # No span of ours is recorded, so the sender's span stays the parent of the next one.
             context = SpanContext(parent.trace_id, parent.span_id, False)

@@ -283,7 +283,7 @@ class Batch:
         trace, span = b"", None
         if self._tracing is not None and (span := self._tracing.fire(key, identity, firing)):
             trace = span.context.encode()
-        headers, data = records.action(source, identity, key, firing, trace)
+        headers, data = records.action_record(source, identity, key, firing, trace)
         record_key = self._action_key(key, own_key)
         self._append(Output(sensor.action_topic, record_key, data, headers))
         if span is not None:

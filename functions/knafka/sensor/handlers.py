@@ -194,7 +194,7 @@ class Handlers:
         if trigger_record is None:
             assert error is not None
             if not isinstance(error, InvalidEvent):
-                headers = letters.structured(record.value())
+                headers = letters.structured_headers(record.value())
             give_up(record, headers, error, batch)
             return
         rule = self._rules.get(records.trigger_of(trigger_record.key))
@@ -216,7 +216,7 @@ class Handlers:
         except LogError:
             raise
         except Exception as failure:
-            give_up(record, letters.structured(record.value()), failure, batch)
+            give_up(record, letters.structured_headers(record.value()), failure, batch)
 
     def _check_duplicate(self, number: int, trigger: str, event: HeldEvent, batch: Batch) -> bool:
         """Whether the trigger had the same event within the declared time; if not, the event's mark

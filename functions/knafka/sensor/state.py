@@ -147,7 +147,7 @@ class State:
             first, number = min(oldest_by_partition)
             partition = self._partitions[number]
             assert partition.since is not None
-            key = next(partition.since.until(first))
+            key = next(partition.since.take_due(first))
             keys, size, limit = keys - 1, size - _bytes_of(partition.held[key]), limit - 1
             yield number, key
 
@@ -262,7 +262,7 @@ class State:
         if partition.since is not None:
             partition.since.set(key, held[0].at if held else None)
         try:
-            expires, due = rules.expires(rule, held), rules.due(rule, held)
+            expires, due = rules.expiry_time(rule, held), rules.due_time(rule, held)
         except Exception:  # a bug, which must not end the Sensor: the key gets no timers
             log.exception("the timers of the events held for %.200s can't be set", key)
             expires = due = None
@@ -280,7 +280,7 @@ class State:
         """Yield partition and key of held events that time alone changes up to this time (ms). Each
         key is yielded once, until `set_timers` or `keep`."""
         for number, partition in self._partitions.items():
-            for key in partition.timers.until(time):
+            for key in partition.timers.take_due(time):
                 yield number, key
 
     @property
@@ -294,10 +294,10 @@ class State:
         there is none. It is computed as if the keys in `changed` held the events given there."""
         # The timers are changed, asked and changed back, as copying them would take longer.
         due = self._partitions[number].due
-        previous_times = {key: due.of(key) for key in changed}
+        previous_times = {key: due.time_of(key) for key in changed}
         for key, held in changed.items():
             with suppress(Exception):  # `set_timers` logs the error
-                due.set(key, rules.due(self._rules[records.trigger_of(key)], held))
+                due.set(key, rules.due_time(self._rules[records.trigger_of(key)], held))
         first = due.first
         for key, due_time in previous_times.items():
             due.set(key, due_time)

@@ -1,8 +1,8 @@
 """Parses and writes W3C's trace context, the header `traceparent` (KN-DP-10). Pure.
 
-An event has two. The HTTP header, and the record header of that name, name the previous span: each
-hop replaces them. The CloudEvents extension (`ce_traceparent` in a record) names the trace in which
-the event began, and is never changed.
+An event has two trace contexts. The HTTP header, and the record header of the same name, name the
+previous span: each hop replaces them. The CloudEvents extension (`ce_traceparent` in a record)
+names the trace in which the event began, and is never changed.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ TRACESTATE: Final = "tracestate"
 EXTENSION: Final = "ce_traceparent"
 """The record header of the CloudEvents extension."""
 
-_parts = re.compile(
+_match_traceparent = re.compile(
     rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.DOTALL
 ).fullmatch
 
 
 class SpanContext(NamedTuple):
-    """Identifies a span and its trace, and says whether the trace is recorded."""
+    """Identifies a span and its trace; passed on from hop to hop."""
 
     trace_id: int
     """128 bits, not 0."""
     span_id: int
     """64 bits, not 0."""
     sampled: bool
+    """Whether the trace is recorded."""
 
     def encode(self) -> bytes:
         """Return the context as the value of a `traceparent` header."""
@@ -36,14 +37,14 @@ class SpanContext(NamedTuple):
 
     @property
     def ids(self) -> Mapping[str, str]:
-        """Trace and span id for a log line."""
+        """Trace id and span id as fields of a log line."""
         return {"trace_id": f"{self.trace_id:032x}", "span_id": f"{self.span_id:016x}"}
 
 
 def decode(value: bytes | None) -> SpanContext | None:
-    """Parse the value of a `traceparent`. Returns None if `value` is None, or if it is invalid by
-    W3C's rules. Versions after 00 may have further fields, which are ignored."""
-    if value is None or (match := _parts(value)) is None:
+    """Parse the value of a `traceparent`. Return None if `value` is None, or invalid by W3C's
+    rules. Versions after 00 may have further fields, which are ignored."""
+    if value is None or (match := _match_traceparent(value)) is None:
         return None
     version, trace, span, flags, further_fields = match.groups()
     if version == b"ff" or (further_fields and version == b"00"):

@@ -1,8 +1,8 @@
 """Exports spans by OpenTelemetry's SDK, which sends them on a thread of its own.
 
-Nothing waits for it: its queue is bounded (OTEL_BSP_MAX_QUEUE_SIZE), and a full queue drops the
-oldest spans. Importing this module takes 0.2 to 0.4 s and 12 MB, so `start_tracing` imports it only
-if tracing is on.
+Nothing waits for this thread: its queue is bounded (OTEL_BSP_MAX_QUEUE_SIZE), and a full queue
+drops the oldest spans. Importing this module takes 0.2 to 0.4 s and 12 MB, so `start_tracing`
+imports it only if tracing is on.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class OpenTelemetryExporter:
     environment."""
 
     def __init__(self, exporter: settings.Exporter, service: str) -> None:
-        """Start the SDK's background export; `service` is the name of the service if the
-        environment has none. Raises `ImportError` if the protocol's package isn't installed."""
+        """Start the SDK's background export. `service`: the service's name unless the environment
+        has one. Raises `ImportError` if the protocol's package isn't installed."""
         # A name in OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES replaces `service`.
         self._resource = Resource.create({SERVICE_NAME: service}).merge(
             OTELResourceDetector().detect()
@@ -58,14 +58,14 @@ class OpenTelemetryExporter:
         )
 
     def close(self, timeout: float) -> None:
-        """Send the queued spans within `timeout` seconds; blocks meanwhile, and later ones are
-        lost."""
-        # If nobody listens, the processor itself would give up only after 30 s.
+        """Send the queued spans within `timeout` seconds; blocks meanwhile. Spans that aren't sent
+        by then are lost."""
+        # In a thread, as the processor itself gives up only after 30 s if nobody listens.
         closing = threading.Thread(target=self._processor.shutdown, daemon=True)
         closing.start()
         closing.join(timeout)
         if closing.is_alive():
-            self._exporter.shutdown()  # a failed export is retried no more
+            self._exporter.shutdown()  # so that a failed export isn't retried
 
 
 def _exporter(name: settings.Exporter) -> SpanExporter:
@@ -85,6 +85,6 @@ def _exporter(name: settings.Exporter) -> SpanExporter:
 
 
 def _context(span_context: context.SpanContext, *, is_remote: bool) -> SpanContext:
-    """Return OpenTelemetry's context of a sampled span; `is_remote`: another process may have begun
-    it."""
+    """Return OpenTelemetry's context of a sampled span. `is_remote`: whether another process may
+    have begun the span."""
     return SpanContext(span_context.trace_id, span_context.span_id, is_remote, _SAMPLED)

@@ -40,11 +40,12 @@ PROTOCOL: Final = "http/protobuf"
 GRPC: Final = "grpc"
 
 Exporter: TypeAlias = Literal["otlp", "otlp-grpc", "zipkin"]
+"""How spans are exported: by OTLP over HTTP, by OTLP over gRPC, or to Zipkin."""
 
 
 @dataclass(frozen=True, slots=True)
 class TracingSettings:
-    """The environment's settings of traces."""
+    """The settings of tracing, as the environment declares them."""
 
     exporter: Exporter | None = None
     """How spans are exported; None: tracing is off."""
@@ -54,8 +55,8 @@ class TracingSettings:
 
 
 def tracing_settings(environment: Mapping[str, str]) -> TracingSettings:
-    """Return the settings of tracing in an environment. Raises nothing: an invalid value is
-    described in `TracingSettings.problems`, and tracing is off or the default is taken."""
+    """Return the settings of tracing in an environment. Never raises: an invalid value is described
+    in `TracingSettings.problems`, and tracing is off, or the default is used."""
     variables = {name: value.strip() for name, value in environment.items() if value.strip()}
     if variables.get(DISABLED, "").lower() == "true":
         return TracingSettings()
@@ -76,27 +77,27 @@ def tracing_settings(environment: Mapping[str, str]) -> TracingSettings:
 
 
 def _declared_exporter(variables: Mapping[str, str], problems: list[str]) -> Exporter | None:
-    """Return the exporter that the environment's `variables` declare; None: tracing is off.
-    Sentences about invalid values are added to `problems`."""
-    named = variables.get(EXPORTER, "").lower()
-    if not named:
+    """Return the exporter that the environment's `variables` declare, by name or by an endpoint;
+    None: tracing is off. For an invalid name, a sentence is added to `problems`."""
+    name = variables.get(EXPORTER, "").lower()
+    if not name:
         if variables.get(OTLP_ENDPOINT) or variables.get(OTLP_TRACES_ENDPOINT):
             return "otlp"
         return "zipkin" if variables.get(ZIPKIN_ENDPOINT) else None
-    if named == "otlp":
+    if name == "otlp":
         return "otlp"
-    if named == "zipkin":
+    if name == "zipkin":
         return "zipkin"
-    if named != "none":
+    if name != "none":
         problems.append(
-            f"{EXPORTER}: invalid value: {named:.80}: want otlp, zipkin or none, so tracing is off"
+            f"{EXPORTER}: invalid value: {name:.80}: want otlp, zipkin or none, so tracing is off"
         )
     return None
 
 
 def _declared_sampler(variables: Mapping[str, str], problems: list[str]) -> Sampler:
     """Return the sampler that the environment's `variables` declare. For an invalid value, a
-    sentence is added to `problems`, and the default is taken."""
+    sentence is added to `problems`, and the default is used."""
     name = variables.get(SAMPLER, DEFAULT_SAMPLER).lower()
     if name not in NAMES:
         problems.append(
@@ -117,7 +118,7 @@ def _declared_sampler(variables: Mapping[str, str], problems: list[str]) -> Samp
 
 
 def rate_of(text: str) -> float | None:
-    """Parse a sampling rate from 0 to 1; None if it is invalid."""
+    """Parse a sampling rate; None if it isn't a number from 0 to 1."""
     try:
         rate = float(text)
     except ValueError:

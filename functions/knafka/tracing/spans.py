@@ -1,4 +1,4 @@
-"""Spans, the records of what happened to an event, as values; `Tracer` makes them. Pure.
+"""Makes spans, which record what happened to an event (`Tracer`). Pure.
 
 Only a sampled trace has spans: other traces have only their context.
 """
@@ -14,6 +14,7 @@ from knafka.tracing.context import SpanContext
 from knafka.tracing.sampling import Sampler
 
 Attributes: TypeAlias = dict[str, str | int | bool]
+"""A span's attributes by name."""
 
 KNATIVE: Final = "knative"
 """`messaging.system` of a Broker's, Channel's, Trigger's or Subscription's spans (KN-DP-16)."""
@@ -30,7 +31,7 @@ class SpanKind(Enum):
 
 @dataclass(slots=True)
 class Span:
-    """One span, finished once it has an `end`; times are nanoseconds since the Unix epoch."""
+    """One span. Times are nanoseconds since the Unix epoch."""
 
     name: str
     kind: SpanKind
@@ -40,17 +41,15 @@ class Span:
     start: int
     attributes: Attributes = field(default_factory=dict)
     end: int = 0
+    """0: the span isn't finished."""
     error: str | None = None
-    """Why the span's operation failed; None: it didn't."""
+    """Why the span's operation failed; None: it succeeded, or isn't finished."""
     links: Sequence[SpanContext] = ()
     """Related spans of other traces."""
 
 
 class Tracer:
-    """Makes spans, and passes finished ones to `export`, which must not block.
-
-    `now` returns nanoseconds since the Unix epoch, `random_bits` the given number of random bits.
-    """
+    """Makes spans, and exports finished ones."""
 
     def __init__(
         self,
@@ -59,34 +58,37 @@ class Tracer:
         now: Callable[[], int],
         random_bits: Callable[[int], int],
     ) -> None:
-        """`sampler` decides which traces are recorded; the class describes the other arguments."""
+        """`sampler` decides which traces are recorded. `export` gets each finished span, and must
+        not block. `now` returns nanoseconds since the Unix epoch. `random_bits` returns a random
+        number of as many bits as its argument says."""
         self.now = now
         self._samples = sampler.samples
         self._export = export
         self._random_bits = random_bits
 
     def samples(self, context: SpanContext) -> bool:
-        """Whether spans of this trace, which began elsewhere, are recorded."""
+        """Whether spans of the trace of `context`, which began elsewhere, are recorded."""
         return self._samples(context.trace_id, context.sampled)
 
     def begin_trace(self) -> SpanContext:
         """Return the context of a new trace's first span, with random ids; the sampler decides
         whether it is recorded."""
-        trace_id = self._random_bits(128) or 1
+        trace_id = self._random_bits(128) or 1  # ids must not be 0
         return SpanContext(
             trace_id, self._random_bits(64) or 1, self._samples(trace_id, parent=None)
         )
 
-    def below(self, parent: SpanContext) -> SpanContext:
-        """Return the context of a new span below `parent`, in its trace, which is recorded."""
+    def child_context(self, parent: SpanContext) -> SpanContext:
+        """Return the context of a new span whose parent is `parent`, in the same trace, which is
+        recorded."""
         return SpanContext(parent.trace_id, self._random_bits(64) or 1, True)
 
     def start(
         self, name: str, kind: SpanKind, parent: SpanContext, attributes: Attributes | None = None
     ) -> Span:
-        """Start a span of this name and kind now, below the span `parent`; only for a recorded
-        trace."""
-        return Span(name, kind, self.below(parent), parent, self.now(), attributes or {})
+        """Return a span of this name and kind that starts now, and whose parent is `parent`. Call
+        this only for a recorded trace."""
+        return Span(name, kind, self.child_context(parent), parent, self.now(), attributes or {})
 
     def end(self, span: Span, error: str | None = None) -> None:
         """End the span now, and export it. `error` says why its operation failed; None: it

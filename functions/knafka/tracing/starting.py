@@ -37,7 +37,8 @@ class Exporter(Protocol):
         ...
 
     def close(self, timeout: float) -> None:
-        """Send the queued spans within `timeout` seconds; blocks meanwhile."""
+        """Send the queued spans within `timeout` seconds; blocks meanwhile. Spans that aren't sent
+        by then are lost."""
         ...
 
 
@@ -55,8 +56,8 @@ class Tracing:
 
 
 def start_tracing(environment: Mapping[str, str], service: str) -> Tracing | None:
-    """Start the export of traces; None if it is off, or can't start, which is logged. `service` is
-    the spans' `service.name` unless the environment sets one."""
+    """Start the export of traces, as the environment declares it. None: tracing is off, or can't
+    start, which is logged. `service`: the spans' `service.name` unless the environment sets one."""
     settings = tracing_settings(environment)
     for problem in settings.problems:
         log.warning("tracing: %s", problem)
@@ -71,7 +72,9 @@ def start_tracing(environment: Mapping[str, str], service: str) -> Tracing | Non
         extra = "tracing-grpc" if settings.exporter == "otlp-grpc" else "tracing"
         log.warning("tracing is off: %s: install knafka[%s]", error, extra)
         return None
-    except Exception as error:  # a setting that the SDK refuses: no reason to take no events
+    except (
+        Exception
+    ) as error:  # the SDK refuses a setting, but the function must start all the same
         log.warning("tracing is off: the exporter can't be started: %s", error)
         return None
     for name in EXPORTER_LOGS:

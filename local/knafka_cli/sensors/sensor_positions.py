@@ -188,7 +188,7 @@ def _store_dead_letter(
     )
     value = record.value()
     if record.topic() == sensor.trigger_topic:
-        headers = letters.structured(value)  # the value is a structured event
+        headers = letters.structured_headers(value)  # the value is a structured event
     place = record.topic(), record.partition(), record.offset()
     draft = Draft(record.key(), headers or [], value)
     failure = Reason.INTERNAL_ERROR, SKIPPED_TEXT

@@ -23,7 +23,7 @@ from knafka.core.dead_letter import (
     ATTRIBUTE_PREFIX,
     EDITED,
     OMITTED,
-    logged_attempts,
+    parse_attempt_log,
     timestamp,
 )
 from knafka.core.errors import LogError
@@ -287,7 +287,7 @@ async def read_topic(admin: LogAdmin, topic: str, limit: int) -> Sequence[Record
     """Return the newest `limit` records of a topic, oldest first; none if the topic doesn't exist
     yet. Raises `LogError`."""
     try:
-        return await admin.read_all(topic, limit)
+        return await admin.read_last(topic, limit)
     except LogError as error:
         if error.unknown_topic:
             return []
@@ -366,7 +366,7 @@ def parse_dead_letter(record: Record, replayed: int | None = None) -> StoredDead
         position=_without_controls("/".join(position)),
         attempt_log=[
             (printable(time), printable(result))
-            for time, result in logged_attempts(attributes.get(ATTEMPT_LOG, ""))
+            for time, result in parse_attempt_log(attributes.get(ATTEMPT_LOG, ""))
         ],
         replayed="" if replayed is None else timestamp(replayed / 1000),
         of_broker=f"{ATTRIBUTE_PREFIX}broker" in attributes

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from knafka.core import documents, names
 from knafka.core.contract import Delivery, Egress, Shard
-from knafka.settings import LEAVING, SERVICE_URL
+from knafka.settings import LEAVING_SECONDS, SERVICE_URL
 from knafka_operator.functions.services import (
     BROKER_LABEL,
     DISPATCHER_ROLE,
@@ -148,7 +148,7 @@ def dispatcher_timeout(egress: Egress) -> int:
     attempt = egress.delivery.timeout
     if attempt == Delivery().timeout and not egress.at_most_once:
         return TIMEOUT_SECONDS
-    needed = math.ceil(attempt + LEAVING) + STOP_SECONDS
+    needed = math.ceil(attempt + LEAVING_SECONDS) + STOP_SECONDS
     return min(max(TIMEOUT_SECONDS, needed), MAX_TIMEOUT_SECONDS)
 
 

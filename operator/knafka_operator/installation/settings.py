@@ -88,7 +88,7 @@ from uuid import uuid4
 from knafka.core.errors import InvalidDocument
 from knafka.core.tokens.caller_tokens import METRICS_TOKENS, parse_metrics_tokens
 from knafka.core.trace_url import trace_url
-from knafka.settings import allows_local_addresses, profiling
+from knafka.settings import allows_local_addresses, serves_profiles
 from knafka_operator.installation.function_pods import FunctionPods
 from knafka_operator.installation.function_tokens import FunctionTokens
 from knafka_operator.installation.handler import Handler, parse_handler
@@ -306,7 +306,7 @@ class Settings:
             deletion_timeout=read_number("KNAFKA_DELETION_TIMEOUT", 60),
             webhooks=read_flag("KNAFKA_WEBHOOKS"),
             log_level=level,
-            profiling=profiling(environment),
+            profiling=serves_profiles(environment),
             metrics_tokens=parse_metrics_tokens(environment.get(METRICS_TOKENS, "")),
             direct=read_switch("KNAFKA_DIRECT"),
             local_addresses=allows_local_addresses(environment),

@@ -160,7 +160,7 @@ class ContractTopic(Generic[T]):
         none. Raises `LogError`."""
         try:
             compared = await self._read_end()
-            records = await self.kafka.topics.read_all(self.topic, MAX_RECORDS)
+            records = await self.kafka.topics.read_last(self.topic, MAX_RECORDS)
             self.position, self.compared = await self._read_end(), compared
             self.exists = True
         except LogError as error:

@@ -48,14 +48,14 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 def with_config_settings(kafka: Kafka, data: Mapping[str, str]) -> Kafka:
     """Return `kafka` with the client settings in a ConfigMap's `data` merged over its own."""
-    return _with_client_settings(kafka, client_settings.given(data, "", "data."))
+    return _with_client_settings(kafka, client_settings.declared_settings(data, "", "data."))
 
 
 def with_annotation_settings(kafka: Kafka, annotations: Mapping[str, str]) -> Kafka:
     """Return `kafka`, the Broker's or the installation's, with the client settings in annotations
     of a Trigger or KafkaChannel merged over its own."""
     return _with_client_settings(
-        kafka, client_settings.given(annotations, KNAFKA_PREFIX, annotation_path(""))
+        kafka, client_settings.declared_settings(annotations, KNAFKA_PREFIX, annotation_path(""))
     )
 
 
@@ -78,7 +78,7 @@ def channel_topic_settings(annotations: Mapping[str, str]) -> Mapping[str, str]:
 
 def check_channel_settings(annotations: Mapping[str, str]) -> None:
     """Refuse invalid client and topic settings in a KafkaChannel's annotations."""
-    client_settings.given(annotations, KNAFKA_PREFIX, annotation_path(""))
+    client_settings.declared_settings(annotations, KNAFKA_PREFIX, annotation_path(""))
     channel_topic_settings(annotations)
 
 
@@ -96,7 +96,9 @@ def required_isolation(annotations: Mapping[str, str]) -> Isolation | None:
     dispatcher.
     """
     declared = declared_isolation(annotations)
-    declared_settings = client_settings.given(annotations, KNAFKA_PREFIX, annotation_path(""))
+    declared_settings = client_settings.declared_settings(
+        annotations, KNAFKA_PREFIX, annotation_path("")
+    )
     names = [
         f"{KNAFKA_PREFIX}{side}.{name}"
         for side, settings in declared_settings.items()

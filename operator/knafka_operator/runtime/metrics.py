@@ -20,9 +20,9 @@ from knafka.core.tokens.caller_tokens import EVERYBODY, NO_SCRAPER, Callers, bea
 from knafka.observability import (
     CONTENT_TYPE,
     Metric,
-    consumed,
+    consumed_metric,
     egress_labels,
-    produced,
+    produced_metric,
     prometheus_text,
 )
 from knafka_operator.model.family import BROKERS, CHANNELS
@@ -68,7 +68,7 @@ def operator_metrics(operator: Operator) -> Iterator[Metric]:
     )
     # The scaler's counts have no topics: an Egress numbers the partitions of all its topics
     # together (`Numbering`), so they are split by topic here.
-    yield consumed(
+    yield consumed_metric(
         (delivery.egress.group, topic, settled)
         for trigger_id, delivery, _ in watched
         for topic, settled in Numbering(delivery.egress.topics)
@@ -80,7 +80,7 @@ def operator_metrics(operator: Operator) -> Iterator[Metric]:
         for _, delivery, _ in watched
         for topic in delivery.egress.topics
     }
-    yield produced((EVERY_PRODUCER, topic, counts) for topic, counts in ends.items())
+    yield produced_metric((EVERY_PRODUCER, topic, counts) for topic, counts in ends.items())
 
 
 def _readiness_metrics(operator: Operator) -> Iterator[Metric]:

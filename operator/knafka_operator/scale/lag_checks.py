@@ -238,9 +238,9 @@ def merge_lags(topics: Sequence[str], lags: Sequence[Lag]) -> Lag:
     numbering = Numbering(topics)
     by_topic = list(zip(topics, lags, strict=True))
     return Lag(
-        numbering.numbered({topic: lag.by_partition for topic, lag in by_topic}),
+        numbering.by_number({topic: lag.by_partition for topic, lag in by_topic}),
         frozenset(numbering.number(topic, p) for topic, lag in by_topic for p in lag.beyond_end),
-        numbering.numbered({topic: lag.ends for topic, lag in by_topic}),
+        numbering.by_number({topic: lag.ends for topic, lag in by_topic}),
     )
 
 

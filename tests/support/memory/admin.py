@@ -68,7 +68,7 @@ class MemoryAdmin:
 
     async def first_timestamps(self, topics: Collection[str]) -> Mapping[str, float]:
         found = {
-            each: await self.read_all(each, MAX) for each in self._memory.topics.keys() & topics
+            each: await self.read_last(each, MAX) for each in self._memory.topics.keys() & topics
         }
         return {
             topic: min(each.timestamp()[1] for each in records) / 1000
@@ -132,7 +132,7 @@ class MemoryAdmin:
         self, groups: Collection[str], topic: str, positions: Positions, since: float
     ) -> None: ...
 
-    async def read_all(self, topic: str, limit: int) -> Sequence[Record]:
+    async def read_last(self, topic: str, limit: int) -> Sequence[Record]:
         records = [
             record
             for records in self._partitions(topic)
@@ -143,7 +143,7 @@ class MemoryAdmin:
         return records[-limit:]
 
     async def last_with_key(self, topic: str, key: bytes) -> Record | None:
-        with_key = [each for each in await self.read_all(topic, MAX) if each.key() == key]
+        with_key = [each for each in await self.read_last(topic, MAX) if each.key() == key]
         return with_key[-1] if with_key else None
 
     async def close(self) -> None: ...

@@ -1,11 +1,11 @@
 """Limits how much text one evaluation may read and make, whatever the expression and the event are.
 
 Each operation adds the length of every text that it reads or makes to the effort. Texts up to
-`FREE_LENGTH` are free, as an expression can't have enough of them to matter: so an ordinary
+`FREE_LENGTH` are free, as an expression can't have enough of them to matter; so an ordinary
 evaluation counts nothing. Beyond `MAX_EFFORT` the evaluation fails, and the filter doesn't match.
 
 The effort is kept in a context variable, as one expression serves many threads, and is reset when
-the next evaluation begins. `evaluation` and `functions` call `spend`.
+the next evaluation begins. `evaluation`, `functions` and `values` call `spend`.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Final
 from knafka.core.cesql.errors import Exhausted
 
 MAX_EFFORT: Final = 8 * 1024 * 1024
-"""Most characters that one evaluation may read and make: eight times the largest event by default,
-some 30 ms."""
+"""Most characters that one evaluation may read and make: eight times those of the largest event by
+default, which takes some 30 ms."""
 
 FREE_LENGTH: Final = 1024
 """Longest text, in characters, that an operation reads or makes without counting it."""
 
 EFFORT_SPENT: Final[list[bool]] = []
-"""A flag, as a list, so that all modules share it: not empty once an evaluation in this process has
-read a large text. Until then the effort is 0, and `forget_spent` isn't needed."""
+"""A flag, as a list, so that all modules share it: it isn't empty once an evaluation in this
+process has read a large text. Until then the effort is 0, and `forget_spent` isn't needed."""
 
 _spent: Final = ContextVar("spent", default=0)
 """Characters that the evaluation under way has read and made."""

@@ -15,7 +15,7 @@ ErrorKind: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True)
 class EvaluationError:
-    """Why an evaluation failed; `message` is one sentence fit for a person."""
+    """Why an evaluation failed; `message` is one sentence for a person."""
 
     kind: ErrorKind
     message: str
@@ -24,9 +24,10 @@ class EvaluationError:
 class Failed(Exception):
     """Ends an evaluation with an error; this exception never leaves the package.
 
-    `value` is returned with the error, where the spec names another value than the zero value. It
-    counts only if `origin`, the syntax node that failed, is the whole expression: every operator
-    around it returns its own type's zero value.
+    `value` is the value that the evaluation returns with the error, where the spec wants another
+    one than the zero value; None: it doesn't. It counts only if `origin`, the syntax node that
+    failed, is the whole expression: every operator around a failed node returns its own type's zero
+    value.
     """
 
     def __init__(self, kind: ErrorKind, message: str, value: Value | None = None) -> None:
@@ -39,8 +40,8 @@ class Failed(Exception):
 
 
 class Exhausted(Failed):
-    """Ends an evaluation that reads and makes more text than it may (`effort`); no function may
-    catch it."""
+    """Ends an evaluation that reads and makes too much text (`effort`); no function may catch this
+    error."""
 
     def __init__(self, message: str) -> None:
         super().__init__("generic", message)

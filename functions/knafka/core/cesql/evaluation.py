@@ -1,8 +1,8 @@
 """Compiles a syntax tree into closures that evaluate it (§3).
 
 A closure takes the attributes of an event and returns a value, or raises `Failed`; without an
-error nothing is allocated. It doesn't recurse over the length of a chain: only right sides and
-arguments nest, and the parser limits their depth.
+error nothing is allocated. The closures of a chain don't call each other, so its length doesn't use
+Python's stack: only right sides and arguments nest, and the parser limits their depth.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ from knafka.core.cesql.types import Value
 from knafka.core.cesql.values import CASTS, as_boolean, as_integer, as_string
 
 Attributes: TypeAlias = Mapping[str, Value]
+"""An event's attributes by name."""
 Evaluate: TypeAlias = Callable[[Attributes], Value]
 """A compiled node: returns its value for an event's attributes, or raises `Failed`."""
 Test: TypeAlias = Callable[[Attributes], bool]
 """A compiled node whose value is a Boolean."""
 
 Apply: TypeAlias = Callable[[Value, Attributes], Value]
-"""An infix operator with its right side: takes the value of the left side."""
+"""A compiled infix operator with its right side: takes the value of the left side and an event's
+attributes, and returns the operator's value, or raises `Failed`."""
 
 
 def type_of(node: Node) -> type | None:
@@ -40,6 +42,7 @@ def type_of(node: Node) -> type | None:
             return int
         case Call(name, arguments):
             function = resolve(name, len(arguments))
+            # A call of an unknown function always fails, with the value False.
             return bool if function is None else function.returns
         case Chain(_, steps) if steps[-1].operator in ARITHMETIC:
             return int
@@ -101,6 +104,7 @@ def _compile_call(call: Call) -> Evaluate:
             f"no function {call.name} takes {len(call.arguments)} arguments"
         )
     body = function.body
+    # `rest` is None only if there are no further arguments, and then the list is empty.
     rest_casts = [function.rest or as_string] * (len(call.arguments) - len(function.parameters))
     arguments = [
         (convert, compile_node(argument))
@@ -133,19 +137,20 @@ def _compile_missing_function(problem: str) -> Evaluate:
 
 
 def _compile_chain(chain: Chain) -> Evaluate:
-    """Compile a chain of operators: only ANDs, only ORs, or any others from left to right."""
+    """Compile a chain of operators, which are applied from left to right. A chain of only ANDs or
+    only ORs ends early."""
     if chain.joined_by("AND"):
         return _compile_and(_compile_operands(chain))
     if chain.joined_by("OR"):
         return _compile_or(_compile_operands(chain))
     # A chain that begins with a chain is flattened into one, so that its depth doesn't use Python's
-    # stack.
+    # stack. The outermost chain comes first here, and its steps are applied last.
     first: Node = chain
-    runs = []
+    steps_by_chain = []
     while isinstance(first, Chain):
-        runs.append([_compile_step(step) for step in first.steps])
+        steps_by_chain.append([_compile_step(step) for step in first.steps])
         first = first.first
-    steps = [step for run in reversed(runs) for step in run]
+    steps = [step for chain_steps in reversed(steps_by_chain) for step in chain_steps]
     evaluate_first = compile_node(first)
     if len(steps) == 1:
         (step,) = steps
@@ -183,7 +188,7 @@ def _compile_or(tests: Sequence[Test]) -> Test:
     """Compile OR: evaluation ends at the first test that is true."""
 
     def evaluate(attributes: Attributes) -> bool:
-        """Return whether any test is true, evaluated up to the first that is."""
+        """Return whether any test is true, evaluated up to the first that is true."""
         for test in tests:
             if test(attributes):
                 return True
@@ -223,7 +228,8 @@ def _compile_step(step: InfixStep) -> Apply:
 
 
 def _compile_equality(right: Node, *, equal: bool) -> Apply:
-    """Compile = (`equal`) or !=, which cast the left side to the right side's type (§3.7)."""
+    """Compile = (`equal` True) or != (False), which cast the left side to the right side's type
+    (§3.7)."""
     evaluate = compile_node(right)
 
     def apply(value: Value, attributes: Attributes) -> bool:
@@ -238,7 +244,8 @@ def _compile_equality(right: Node, *, equal: bool) -> Apply:
 
 
 def _compile_numeric(operate: Callable[[int, int], Value], right: Node) -> Apply:
-    """Compile an arithmetic or ordering operator on integers: `operate` gets both sides, cast."""
+    """Compile an arithmetic or ordering operator on integers: `operate` gets both sides, cast to
+    integers."""
     evaluate = compile_node(right)
 
     def apply(value: Value, attributes: Attributes) -> Value:
@@ -251,7 +258,7 @@ def _compile_numeric(operate: Callable[[int, int], Value], right: Node) -> Apply
 
 def _compile_like(pattern: Node, *, expected: bool) -> Apply:
     """Compile LIKE (`expected` True) or NOT LIKE (False) with a literal pattern."""
-    assert isinstance(pattern, Literal), "the parser takes nothing else"
+    assert isinstance(pattern, Literal), "the parser accepts only a literal pattern"
     matches, steps_per_character = compile_pattern(as_string(pattern.value))
 
     def apply(value: Value, attributes: Attributes) -> bool:
@@ -289,8 +296,8 @@ def _compile_membership(elements: tuple[Node, ...], *, expected: bool) -> Apply:
 
 
 def _compile_literal_membership(literals: Sequence[Value], *, expected: bool) -> Apply:
-    """Compile IN or NOT IN with a list of literals, as one set for each type that the left side may
-    have."""
+    """Compile IN (`expected` True) or NOT IN (False) with a list of literals, as one set for each
+    type that the left side may have."""
     sets = {kind: _cast_until_failure(literals, kind) for kind in CASTS}
 
     def apply(value: Value, _: Attributes) -> bool:
@@ -309,8 +316,8 @@ def _compile_literal_membership(literals: Sequence[Value], *, expected: bool) ->
 def _cast_until_failure(
     literals: Sequence[Value], kind: type
 ) -> tuple[frozenset[Value], str | None]:
-    """Return the literals cast to the type `kind`, up to the first that can't be cast, and that
-    cast's error message (None if all can)."""
+    """Return the literals cast to the type `kind`, up to the first that can't be cast, and the
+    error message of that cast; None: all can be cast."""
     members: set[Value] = set()
     for literal in literals:
         try:

@@ -17,14 +17,16 @@ from knafka.core.cesql.types import Value
 from knafka.core.cesql.values import ZERO
 
 Attributes: TypeAlias = Mapping[str, Value]
+"""An event's attributes by name."""
 
 
 class Evaluation(NamedTuple):
-    """The value that an expression returned; with an error, usually its type's zero value
-    (§3.3)."""
+    """The result of one evaluation of an expression."""
 
     value: Value
+    """If there is an error, usually the zero value of the expression's type (§3.3)."""
     errors: tuple[EvaluationError, ...] = ()
+    """The error that ended the evaluation; empty: there was none."""
 
 
 class Expression:
@@ -41,8 +43,8 @@ class Expression:
         return f"Expression({self.text!r})"
 
     def evaluate(self, attributes: Mapping[str, Value]) -> Evaluation:
-        """Return the expression's value for an event's attributes, with the first error if there is
-        one."""
+        """Return the expression's value for an event's attributes, with the error that ended the
+        evaluation if there was one. Never raises."""
         if EFFORT_SPENT:
             forget_spent()
         try:
@@ -52,25 +54,25 @@ class Expression:
 
     @property
     def returns(self) -> type[str] | type[int] | type[bool]:
-        """The type of the expression's value, unless evaluation fails; a bare attribute counts as a
-        string."""
+        """The type of the expression's value, if the evaluation doesn't fail; a bare attribute
+        counts as a string."""
         return type_of(self._syntax) or str
 
-    def predicate(self, failed: Callable[[ErrorKind], None]) -> Callable[[Attributes], bool]:
+    def predicate(self, count_error: Callable[[ErrorKind], None]) -> Callable[[Attributes], bool]:
         """Return a function that tests whether the expression is true of an event's attributes: its
-        value is the Boolean true, without an error (KN-TRG-10). It calls `failed` with the kind of
-        each error, and never raises."""
+        value is the Boolean true, without an error (KN-TRG-10). The function never raises; it calls
+        `count_error` with the kind of an error that ends an evaluation."""
         evaluate = self._evaluate
 
         def matches(attributes: Attributes) -> bool:
-            """Return whether the value is the Boolean true; report an evaluation that fails to
-            `failed`, and return False."""
+            """Return whether the value is the Boolean true. If the evaluation fails, call
+            `count_error` and return False."""
             if EFFORT_SPENT:
                 forget_spent()
             try:
                 return evaluate(attributes) is True
             except Failed as failure:
-                failed(failure.error.kind)
+                count_error(failure.error.kind)
                 return False
 
         return matches
@@ -81,11 +83,10 @@ class Expression:
         return self.predicate(lambda _: None)(attributes)
 
     def explain(self, attributes: Mapping[str, Value]) -> tuple[str, ...]:
-        """Return the text of each top-level AND clause that isn't true, with its error if there is
-        one.
+        """Return the text of each top-level AND clause that isn't true, followed by its error if
+        there is one; empty if and only if the event matches.
 
-        All clauses are evaluated, as if AND were not short-circuit; the result is empty if and only
-        if the event matches.
+        All clauses are evaluated, also those after the first that isn't true.
         """
         failed_clauses = []
         if EFFORT_SPENT:
@@ -100,7 +101,7 @@ class Expression:
 
     def _and_clauses(self) -> list[tuple[str, Evaluate]]:
         """Return the text and the compiled test of each operand of the outermost AND. If the
-        outermost operator is no AND, return those of the whole expression."""
+        outermost operator is no AND, the only clause is the whole expression."""
         match self._syntax:
             case Chain(first, steps, start, end) as chain if chain.joined_by("AND"):
                 further_clauses = (
@@ -120,6 +121,6 @@ class Expression:
 
 
 def compile_expression(text: str) -> Expression:
-    """Parse and compile an expression. Raises `InvalidExpression` with the position where it
-    breaks."""
+    """Parse and compile an expression. Raises `InvalidExpression`, which has the position of the
+    error."""
     return Expression(text, parse(text))

@@ -1,7 +1,8 @@
 """The arithmetic operators and the built-in functions (§3.4, §3.5).
 
-Arguments are already cast; one that is out of range raises `Failed`. A result that doesn't fit into
-32 bits is a math error and is never wrapped. There are no user-defined functions.
+The functions get arguments of the right types; for one that is out of range they raise `Failed`. A
+result that doesn't fit into 32 bits is a math error, and is never wrapped. There are no
+user-defined functions.
 """
 
 from __future__ import annotations
@@ -29,18 +30,22 @@ _WHITESPACE: Final = (
 """Unicode's White_Space; Python's own `strip` also takes the separators U+001C to U+001F."""
 
 Cast = Callable[[Value], Value]
-"""Converts an argument to the type that a function takes; raises `Failed` if it can't be."""
+"""Converts an argument to the type that a function takes; raises `Failed` if it can't be
+converted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A built-in function with the casts of its arguments and its value's type. `rest` casts the
-    arguments after those of `parameters`; None if there may be no more."""
+    """A built-in function."""
 
     body: Callable[..., Value]
+    """Computes the value from the cast arguments; may raise `Failed`."""
     parameters: tuple[Cast, ...]
+    """Casts of the arguments that a call must have."""
     returns: type[str] | type[int] | type[bool]
+    """Type of the function's value."""
     rest: Cast | None = None
+    """Cast of any further arguments; None: there may be none."""
 
 
 def names() -> Sequence[str]:
@@ -52,8 +57,8 @@ def resolve(name: str, arity: int) -> Function | None:
     """Return the function of this name (upper case) that takes `arity` arguments; None if there is
     none."""
     for function in _BUILT_IN.get(name, ()):
-        fixed = len(function.parameters)
-        if arity == fixed or (arity > fixed and function.rest is not None):
+        required = len(function.parameters)
+        if arity == required or (arity > required and function.rest is not None):
             return function
     return None
 
@@ -88,6 +93,7 @@ ARITHMETIC: Final[dict[str, Callable[[int, int], int]]] = {
     "/": divide,
     "%": remainder,
 }
+"""The arithmetic operators; each raises `Failed` (math) if its result doesn't fit into 32 bits."""
 
 COMPARISONS: Final[dict[str, Callable[[int, int], bool]]] = {
     "<": operator.lt,
@@ -95,10 +101,11 @@ COMPARISONS: Final[dict[str, Callable[[int, int], bool]]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
+"""The ordering operators."""
 
 
 def _check_range(number: int) -> int:
-    """Return the number, or raise `Failed` (math) if it doesn't fit into 32 bits."""
+    """Return the number unchanged. Raises `Failed` (math) if it doesn't fit into 32 bits."""
     if not INTEGER_MIN <= number <= INTEGER_MAX:
         raise Failed("math", f"{number} does not fit into 32 bits")
     return number
@@ -108,19 +115,20 @@ def _absolute(x: int) -> int:
     """ABS (§3.4): return the absolute value. Raises `Failed` (math) for the least integer, whose
     absolute value doesn't fit into 32 bits."""
     if x == INTEGER_MIN:
+        # The spec wants the largest integer as the value that comes with this error.
         raise Failed("math", f"ABS of {x} does not fit into 32 bits", INTEGER_MAX)
     return abs(x)
 
 
-def _read_text(text: str) -> str:
-    """Return the text after counting its length as effort. Raises `Exhausted`."""
+def _count_effort(text: str) -> str:
+    """Count the text's length as effort, and return the text unchanged. Raises `Exhausted`."""
     if len(text) > FREE_LENGTH:
         spend(len(text))
     return text
 
 
 def _join(separator: str, texts: Sequence[str]) -> str:
-    """Join texts after counting the result's length (about) as effort. Raises `Exhausted`."""
+    """Count the result's approximate length as effort, and join the texts. Raises `Exhausted`."""
     length = sum(map(len, texts)) + len(separator) * len(texts)
     if length > FREE_LENGTH:
         spend(length)
@@ -131,20 +139,20 @@ def _left(text: str, length: int) -> str:
     """LEFT (§3.4): return the first `length` characters. Raises `Failed` for a negative length."""
     if length < 0:
         raise Failed("functionEvaluation", f"LEFT takes no negative length: {length}", text)
-    return _read_text(text)[:length]
+    return _count_effort(text)[:length]
 
 
 def _right(text: str, length: int) -> str:
     """RIGHT (§3.4): return the last `length` characters. Raises `Failed` for a negative length."""
     if length < 0:
         raise Failed("functionEvaluation", f"RIGHT takes no negative length: {length}", text)
-    return _read_text(text)[max(len(text) - length, 0) :]
+    return _count_effort(text)[max(len(text) - length, 0) :]
 
 
 def _substring(text: str, position: int, length: int = INTEGER_MAX) -> str:
-    """SUBSTRING (§3.4): return up to `length` characters from a position, counted from 1, or from
-    the end if negative; from position 0, none. Raises `Failed` for a negative length or a position
-    beyond the text."""
+    """SUBSTRING (§3.4): return up to `length` characters from `position` on. Positions count from
+    1, negative ones from the end; position 0 gives an empty text. Raises `Failed` for a negative
+    length, or a position beyond the text."""
     if length < 0:
         raise Failed("functionEvaluation", f"SUBSTRING takes no negative length: {length}")
     if not -len(text) <= position <= len(text):
@@ -152,7 +160,7 @@ def _substring(text: str, position: int, length: int = INTEGER_MAX) -> str:
     if position == 0:
         return ""
     start = position - 1 if position > 0 else len(text) + position
-    return _read_text(text)[start : start + length]
+    return _count_effort(text)[start : start + length]
 
 
 def _is_castable(cast: Cast) -> Callable[[Value], bool]:
@@ -162,7 +170,7 @@ def _is_castable(cast: Cast) -> Callable[[Value], bool]:
         """Return whether `cast` accepts the value. Raises `Exhausted`."""
         try:
             cast(value)
-        except Exhausted:
+        except Exhausted:  # a kind of `Failed` that says nothing about the value
             raise
         except Failed:
             return False
@@ -176,15 +184,16 @@ def _identity(value: Value) -> Value:
     return value
 
 
+# The functions of one name differ in the number of their arguments.
 _BUILT_IN: Final[dict[str, tuple[Function, ...]]] = {
     "LENGTH": (Function(len, (as_string,), int),),
     "CONCAT": (Function(lambda *texts: _join("", texts), (), str, rest=as_string),),
     "CONCAT_WS": (
         Function(lambda glue, *texts: _join(glue, texts), (as_string,), str, rest=as_string),
     ),
-    "LOWER": (Function(lambda text: _read_text(text).lower(), (as_string,), str),),
-    "UPPER": (Function(lambda text: _read_text(text).upper(), (as_string,), str),),
-    "TRIM": (Function(lambda text: _read_text(text).strip(_WHITESPACE), (as_string,), str),),
+    "LOWER": (Function(lambda text: _count_effort(text).lower(), (as_string,), str),),
+    "UPPER": (Function(lambda text: _count_effort(text).upper(), (as_string,), str),),
+    "TRIM": (Function(lambda text: _count_effort(text).strip(_WHITESPACE), (as_string,), str),),
     "LEFT": (Function(_left, (as_string, as_integer), str),),
     "RIGHT": (Function(_right, (as_string, as_integer), str),),
     "SUBSTRING": (

@@ -1,7 +1,7 @@
 """Splits an expression into tokens: words, keywords, strings and symbols.
 
-A sign is always a symbol here; the parser decides whether `-1` is a literal or a subtraction. It
-refuses text longer than `MAX_LENGTH` and characters that no CESQL token has.
+A sign is always a symbol here; the parser decides whether `-1` is a literal or a subtraction. Text
+longer than `MAX_LENGTH` is refused, and so are characters that no CESQL token has.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 from knafka.core.errors import InvalidExpression
 
 MAX_LENGTH: Final = 65_536
-"""Most characters in an expression: far more than people write. It also bounds the cost of an
-evaluation (LIKE takes at most pattern length times value length steps)."""
+"""Most characters in an expression: far more than people write. This limit also bounds the cost of
+an evaluation (LIKE takes at most pattern length times value length steps)."""
 
 KEYWORDS: Final = frozenset({"AND", "OR", "XOR", "NOT", "LIKE", "EXISTS", "IN", "TRUE", "FALSE"})
 
 TokenKind: TypeAlias = Literal["word", "keyword", "string", "symbol", "end"]
 
-_token = re.compile(
+_match_token = re.compile(
     r"""[ \t\r\n]*+ (?:
         (?P<word>   [A-Za-z0-9_]++)
       | (?P<string> '(?:[^'\\]++|\\.)*+' | "(?:[^"\\]++|\\.)*+")
@@ -29,11 +29,12 @@ _token = re.compile(
     )""",
     re.VERBOSE | re.DOTALL,
 ).match
+"""Matches a token and the space before it; the group's name is its kind, or `wrong`."""
 
 
 class Token(NamedTuple):
-    """One token; `text` is as written, but upper case for a keyword; `start` and `end` are
-    character positions."""
+    """One token. `text` is as it was written, except that a keyword is in upper case; `start` and
+    `end` are character positions in the expression."""
 
     kind: TokenKind
     text: str
@@ -50,16 +51,16 @@ def tokenize(text: str) -> list[Token]:
     tokens: list[Token] = []
     position = 0
     while not tokens or tokens[-1].kind != "end":
-        match = _token(text, position)
-        assert match is not None, "`wrong` takes every character"
+        match = _match_token(text, position)
+        assert match is not None, "`wrong` matches every character"
         tokens.append(_token_of(match))
         position = match.end()
     return tokens
 
 
 def _token_of(match: re.Match[str]) -> Token:
-    """Return the token that `_token` has matched. Raises `InvalidExpression` for a character that
-    begins no token."""
+    """Return the token that `_match_token` has matched. Raises `InvalidExpression` for a character
+    that begins no token."""
     name = match.lastgroup
     assert name is not None, "every alternative is named"
     text, (start, end) = match[name], match.span(name)

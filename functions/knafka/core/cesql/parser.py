@@ -1,7 +1,7 @@
 """Parses tokens into a syntax tree by precedence climbing (§2, §3.6).
 
-It refuses expressions that nest deeper than `MAX_DEPTH`, so that neither parsing nor evaluation can
-exhaust the stack; a chain of operators is as long as the text allows.
+Expressions that nest deeper than `MAX_DEPTH` are refused, so that neither parsing nor evaluation
+can exhaust the stack. A chain of operators may be as long as the text allows.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from knafka.core.cesql.values import as_integer
 from knafka.core.errors import InvalidExpression
 
 MAX_DEPTH: Final = 64
-"""Operands within operands (parentheses, arguments, right sides, NOT). Each level takes up to
-six stack frames, and Python allows a thousand, callers included."""
+"""Deepest nesting of operands within operands (parentheses, arguments, right sides, NOT). Each
+level takes up to six stack frames, and Python allows a thousand, callers included."""
 
 _PRECEDENCE: Final = {
     operator: level
@@ -34,9 +34,9 @@ _PRECEDENCE: Final = {
 }
 """Precedence of each infix operator: 0 binds loosest."""
 
-_attribute_name = re.compile(r"[A-Za-z0-9]+").fullmatch
-_function_name = re.compile(r"[A-Za-z][A-Za-z_]*").fullmatch
-_digits = re.compile(r"[0-9]+").fullmatch
+_match_attribute_name = re.compile(r"[A-Za-z0-9]+").fullmatch
+_match_function_name = re.compile(r"[A-Za-z][A-Za-z_]*").fullmatch
+_match_digits = re.compile(r"[0-9]+").fullmatch
 
 
 def parse(text: str) -> Node:
@@ -48,19 +48,23 @@ def parse(text: str) -> Node:
 
 
 class _ExpressionParser:
-    """Parses an expression's tokens, one after the other. A token's text alone identifies it: a
-    string keeps its quotes, a keyword is upper case, and no word equals a keyword."""
+    """Parses an expression's tokens, one after the other. Every method moves past what it parses,
+    and raises `InvalidExpression` for anything else.
+
+    A token can be recognised by its text alone: a string keeps its quotes, a keyword is in upper
+    case, and no word equals a keyword.
+    """
 
     def __init__(self, text: str) -> None:
         self._tokens = tokenize(text)
-        self._at = 0
+        self._next_index = 0
         """Index of the token that is to be parsed next."""
         self._depth = 0
         """Number of levels of nesting that are open."""
 
     def expression(self, lowest: int = 0) -> Node:
-        """Parse an operand and the operators after it whose precedence is at least `lowest` (0 to
-        4; a higher one binds tighter). Raises `InvalidExpression`."""
+        """Parse an operand, and the operators after it whose precedence is at least `lowest` (0 to
+        4; an operator of higher precedence binds tighter)."""
         self._enter_level()
         start = self._token.start
         node = self._parse_operand()
@@ -80,11 +84,11 @@ class _ExpressionParser:
             self._reject("expected an operator or the end")
 
     def _operator_precedence(self) -> int:
-        """Return the precedence of the infix operator that comes next; -1 if the next token is
-        none."""
+        """Return the precedence of the infix operator that comes next; -1 if the next token is no
+        infix operator."""
         operator = self._token.text
         if operator == "NOT":
-            operator = f"NOT {self._tokens[self._at + 1].text}"
+            operator = f"NOT {self._tokens[self._next_index + 1].text}"
         return _PRECEDENCE.get(operator, -1)
 
     def _parse_step(self) -> InfixStep:
@@ -115,16 +119,16 @@ class _ExpressionParser:
                 return _unquote(token)
             case "word", _ if self._token.text == "(":
                 return self._parse_call(token)
-            case "word", text if _digits(text):
+            case "word", text if _match_digits(text):
                 return _parse_integer(text, token.start)
             case "word", _:
-                return Attribute(_name(token))
+                return Attribute(_attribute_name(token))
             case "keyword", "TRUE" | "FALSE" as text:
                 return Literal(text == "TRUE")
             case "keyword", "EXISTS":
                 if self._token.kind != "word":
                     self._reject("expected the name of an attribute")
-                return Exists(_name(self._next_token()))
+                return Exists(_attribute_name(self._next_token()))
             case "symbol", "(":
                 node = self.expression()
                 self._expect(")")
@@ -136,17 +140,16 @@ class _ExpressionParser:
                 node = Unary(token.text, self._parse_operand())
                 self._depth -= 1
                 return node
-        self._at -= 1
+        self._next_index -= 1  # the error names the token that was taken above
         self._reject("expected a value")
 
     def _number_touches(self, sign: Token) -> bool:
-        """Whether a number follows the sign without space between them."""
-        return self._token.start == sign.end and _digits(self._token.text) is not None
+        """Whether the next token is a number that follows the sign without space between them."""
+        return self._token.start == sign.end and _match_digits(self._token.text) is not None
 
     def _parse_call(self, token: Token) -> Call:
-        """Parse the arguments of a call of the function that `token` names. Raises
-        `InvalidExpression`."""
-        if not _function_name(token.text):
+        """Parse the arguments of a call of the function that `token` names."""
+        if not _match_function_name(token.text):
             raise InvalidExpression(f"{token.text!r} cannot name a function", token.start)
         self._expect("(")
         if self._token.text == ")":
@@ -166,17 +169,17 @@ class _ExpressionParser:
     @property
     def _token(self) -> Token:
         """The token that is to be parsed next."""
-        return self._tokens[self._at]
+        return self._tokens[self._next_index]
 
     @property
     def _previous(self) -> Token:
         """The token that was parsed last."""
-        return self._tokens[self._at - 1]
+        return self._tokens[self._next_index - 1]
 
     def _next_token(self) -> Token:
-        """Return the current token and move to the next one."""
+        """Return the token that is to be parsed next, and move past it."""
         token = self._token
-        self._at += 1
+        self._next_index += 1
         return token
 
     def _expect(self, symbol: str) -> None:
@@ -186,27 +189,30 @@ class _ExpressionParser:
         self._next_token()
 
     def _reject(self, expectation: str) -> NoReturn:
-        """Raise `InvalidExpression` that says what was expected and what was found."""
+        """Raise `InvalidExpression` for the next token; `expectation` says what would be allowed
+        there."""
         shown_token = "the end" if self._token.kind == "end" else self._token.text[:40]
         raise InvalidExpression(f"{expectation}, found {shown_token}", self._token.start)
 
     def _enter_level(self) -> None:
-        """Count one more level of nesting. Raises `InvalidExpression` beyond `MAX_DEPTH`."""
+        """Count one more level of nesting, until the caller decrements `_depth`. Raises
+        `InvalidExpression` beyond `MAX_DEPTH`."""
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise InvalidExpression(f"nested deeper than {MAX_DEPTH}", self._token.start)
 
 
-def _name(token: Token) -> str:
-    """Return the name of the attribute that the token names, in lower case. Raises
-    `InvalidExpression` if it can't be a name."""
-    if not _attribute_name(token.text):
+def _attribute_name(token: Token) -> str:
+    """Return the attribute's name in this token, in lower case. Raises `InvalidExpression` if no
+    attribute can have this name."""
+    if not _match_attribute_name(token.text):
         raise InvalidExpression(f"{token.text!r} cannot name an attribute", token.start)
     return token.text.lower()
 
 
 def _parse_integer(text: str, position: int) -> Literal:
-    """Return the literal of an integer. Raises `InvalidExpression` beyond 32 bits."""
+    """Return the literal of an integer; `position` is that of its text. Raises `InvalidExpression`
+    if the integer doesn't fit into 32 bits."""
     try:
         return Literal(as_integer(text))
     except Failed:
@@ -214,9 +220,12 @@ def _parse_integer(text: str, position: int) -> Literal:
 
 
 def _unquote(token: Token) -> Literal:
-    """Return the literal of a string token; only its delimiter is unescaped, other backslashes stay
-    for LIKE (§2.2)."""
+    """Return the literal of a string token, without its quotes. Only an escaped quote of the kind
+    that delimits the string is unescaped; other backslashes stay for LIKE (§2.2)."""
     quote = token.text[0]
-    return Literal(
-        re.sub(r"\\(.)", lambda m: quote if m[1] == quote else m[0], token.text[1:-1], flags=re.S)
-    )
+
+    def unescape(escaped: re.Match[str]) -> str:
+        """Return the quote without its backslash; any other escaped character unchanged."""
+        return quote if escaped[1] == quote else escaped[0]
+
+    return Literal(re.sub(r"\\(.)", unescape, token.text[1:-1], flags=re.DOTALL))

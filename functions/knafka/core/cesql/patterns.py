@@ -1,8 +1,8 @@
-"""Compiles patterns of LIKE: `%` matches any characters, `_` one; a backslash before either makes
-it literal.
+"""Compiles patterns of LIKE: `%` matches any characters, `_` exactly one; a backslash before either
+makes it literal.
 
-Matching never backtracks over an earlier `%`: the leftmost match of the text between two of them is
-as good as any other. Every pattern is valid: any other backslash stands for itself (§3.4.3).
+Matching never goes back to an earlier `%`: where the text between two of them matches first is as
+good as any later place. Every pattern is valid: any other backslash stands for itself (§3.4.3).
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import re
 from collections.abc import Callable
 from typing import Final
 
-_piece = re.compile(r"\\([%_])|(.)", re.DOTALL).finditer
+_iterate_pieces = re.compile(r"\\([%_])|(.)", re.DOTALL).finditer
+"""Finds the pieces of a pattern: an escaped `%` or `_` (first group), or any character (second)."""
 
 SEARCH_STEPS: Final = 8
 """Most steps per character of a search for plain text by `str.find`."""
@@ -20,10 +21,11 @@ SEARCH_STEPS: Final = 8
 def compile_pattern(pattern: str) -> tuple[Callable[[str], bool], int]:
     """Return a case-sensitive test of a whole text against `pattern`, and the most steps that it
     takes per character of the text."""
+    # The parts between `%`: as regular expressions, and as plain text (for a pattern without `_`).
     segments = [""]
     plain_segments = [""]
     has_underscore = False
-    for piece in _piece(pattern):
+    for piece in _iterate_pieces(pattern):
         match piece[0]:
             case "%":
                 segments.append("")
@@ -32,17 +34,18 @@ def compile_pattern(pattern: str) -> tuple[Callable[[str], bool], int]:
                 segments[-1] += "."
                 has_underscore = True
             case _:
-                segments[-1] += re.escape(piece[1] or piece[2])
-                plain_segments[-1] += piece[1] or piece[2]
+                character = piece[1] or piece[2]
+                segments[-1] += re.escape(character)
+                plain_segments[-1] += character
     if not has_underscore:
         return _plain_test(plain_segments), SEARCH_STEPS if len(plain_segments) > 2 else 1
     first, *rest = segments
     if not rest:
         return _regex_test(first), 1
     *middle, last = rest
-    # An atomic group gives nothing back once it has matched.
+    # Atomic groups, as the first match of each segment is kept.
     test = _regex_test(f"{first}{''.join(f'(?>.*?{segment})' for segment in middle)}.*{last}")
-    # At each character, at most a whole segment is compared.
+    # At each character of the text, at most a whole segment is compared.
     return test, max(map(len, segments)) + 1
 
 
@@ -53,8 +56,8 @@ def _regex_test(expression: str) -> Callable[[str], bool]:
 
 
 def _plain_test(segments: list[str]) -> Callable[[str], bool]:
-    """Return the test of a pattern without `_`: the parts between `%` are searched as plain
-    text."""
+    """Return the test of a pattern without `_`. `segments`: the texts between its `%`, which are
+    searched as plain text."""
     first, *rest = segments
     if not rest:
         return lambda text: text == first

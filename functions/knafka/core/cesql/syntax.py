@@ -20,14 +20,14 @@ class Literal:
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """The value of the attribute of this name, in lower case."""
+    """The value of the attribute `name`, which is in lower case."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Exists:
-    """Whether the event has the attribute of this name (`EXISTS name`)."""
+    """Whether the event has the attribute `name` (`EXISTS name`); `name` is in lower case."""
 
     name: str
 
@@ -42,7 +42,7 @@ class Unary:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A function call; `name` is upper case, and there may be no such function."""
+    """A function call. `name` is in upper case; it may not be the name of any function."""
 
     name: str
     arguments: tuple[Node, ...]
@@ -52,7 +52,7 @@ class Call:
 class InfixStep:
     """An infix operator and its right side: one operand, or the elements of the set of an IN.
 
-    `start` and `end` are the characters of the right side, parentheses included.
+    `start` and `end` are the positions of the right side in the expression, parentheses included.
     """
 
     operator: str
@@ -66,7 +66,7 @@ class Chain:
     """Infix operators of one precedence, applied left to right: `first op a op b ...`.
 
     A chain of any length is one node, so that long chains don't nest. `start` and `end` are the
-    characters of `first`.
+    positions of `first` in the expression.
     """
 
     first: Node
@@ -75,7 +75,7 @@ class Chain:
     end: int
 
     def joined_by(self, operator: str) -> bool:
-        """Whether `operator` is the only one in the chain."""
+        """Whether all operators of the chain are `operator`."""
         return all(step.operator == operator for step in self.steps)
 
 

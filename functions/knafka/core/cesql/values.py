@@ -15,19 +15,23 @@ from knafka.core.cesql.types import Value
 
 INTEGER_MIN: Final = -(2**31)
 INTEGER_MAX: Final = 2**31 - 1
+"""The least and the largest Integer, of 32 bits."""
 
 ZERO: Final[dict[type, Value]] = {str: "", int: 0, bool: False}
 """The zero value of each type, which a failed expression returns (§3.1)."""
 
-_QUOTED: Final = 80
+_MAX_QUOTED: Final = 80
 """Most characters of a value that an error message quotes; attributes may be kilobytes long."""
 
-_integer = re.compile(r"([+-]?)0*+([0-9]{1,10})").fullmatch
-_zero = re.compile(r"[+-]?0++").fullmatch
+_match_integer = re.compile(r"([+-]?)0*+([0-9]{1,10})").fullmatch
+"""Matches an integer other than zero, of at most 10 digits; the groups are the sign and the digits
+without leading zeros."""
+_match_zero = re.compile(r"[+-]?0++").fullmatch
 
 
 def as_string(value: Value) -> str:
-    """Cast a value to a string: Booleans become `true` and `false`, integers decimal text."""
+    """Cast a value to a string: a Boolean becomes `true` or `false`, an integer its decimal
+    digits."""
     if isinstance(value, str):
         return value
     if isinstance(value, bool):
@@ -36,33 +40,33 @@ def as_string(value: Value) -> str:
 
 
 def as_integer(value: Value) -> int:
-    """Cast a value to an integer. Raises `Failed` (cast) for a string that isn't a decimal 32-bit
-    integer, and `Exhausted`, as reading a long string counts as effort."""
+    """Cast a value to an integer: True becomes 1, False 0. Raises `Failed` (cast) for a string that
+    isn't a decimal 32-bit integer, and `Exhausted`, as reading a long string counts as effort."""
     if not isinstance(value, str):
         return int(value)
     if len(value) > FREE_LENGTH:
         spend(len(value))
-    if parts := _integer(value):
+    if parts := _match_integer(value):
         # Not int(value): it refuses thousands of leading zeros.
         number = int(parts[1] + parts[2])
         if INTEGER_MIN <= number <= INTEGER_MAX:
             return number
-    elif _zero(value):
+    elif _match_zero(value):
         return 0
-    raise Failed("cast", f"{value[:_QUOTED]!r} is not an Integer")
+    raise Failed("cast", f"{value[:_MAX_QUOTED]!r} is not an Integer")
 
 
 def as_boolean(value: Value) -> bool:
-    """Cast a value to a Boolean. Raises `Failed` (cast) for a string other than true and false, in
-    any case."""
+    """Cast a value to a Boolean: 0 becomes False, any other integer True. A string must be `true`
+    or `false`, in upper or lower case. Raises `Failed` (cast) for any other string."""
     if not isinstance(value, str):
         return bool(value)
-    match value.lower() if len(value) <= len("false") else "":
+    match value.lower() if len(value) <= len("false") else "":  # no long text is converted
         case "true":
             return True
         case "false":
             return False
-    raise Failed("cast", f"{value[:_QUOTED]!r} is not a Boolean")
+    raise Failed("cast", f"{value[:_MAX_QUOTED]!r} is not a Boolean")
 
 
 CASTS: Final[dict[type, Callable[[Value], Value]]] = {
@@ -70,3 +74,4 @@ CASTS: Final[dict[type, Callable[[Value], Value]]] = {
     int: as_integer,
     bool: as_boolean,
 }
+"""The cast to each type."""

@@ -38,7 +38,9 @@ CORE: Final = frozenset(
 URIS: Final = frozenset({"source", "dataschema", "schemaurl"})
 """Standard attributes that are a URI or a URI-reference."""
 
+# Each of these matches a whole text, only `_SCHEME` the beginning of one.
 _NAME = re.compile(r"[a-z0-9]+").fullmatch
+# In a character class; characters outside ASCII are allowed, as in an IRI (RFC 3987).
 _URI_CHARACTERS = r"[A-Za-z0-9\-._~:/?#\[\]@!$&'()*+,;=\u0080-\U0010ffff]"
 _URI_REFERENCE = re.compile(
     rf"(?:{_URI_CHARACTERS}|%[0-9A-Fa-f]{{2}}){_URI_CHARACTERS}*(?:%[0-9A-Fa-f]{{2}}{_URI_CHARACTERS}*)*"
@@ -54,6 +56,7 @@ _MEDIA_TYPE = re.compile(r"[!-~](?:[ -~]*[!-~])?").fullmatch
 _NON_CHARACTERS = "".join(
     chr(plane + last) for plane in range(0, 0x110000, 0x10000) for last in (0xFFFE, 0xFFFF)
 )
+"""The last two code points of each of Unicode's planes."""
 _FORBIDDEN_CHARACTER = re.compile(
     rf"[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef{_NON_CHARACTERS}]"
 )
@@ -69,19 +72,22 @@ class Event:
 
 
 def key_of(attributes: Attributes) -> str | None:
-    """Return the key of an event's record, as events with the same key stay in order: the attribute
-    `partitionkey`, else `subject`. None: the event has neither (CE-K4, CE-K5, CHN-30)."""
+    """Return the key of an event's record: the attribute `partitionkey`, else `subject`. Events
+    with the same key stay in order. None: the event has neither attribute, or only empty ones
+    (CE-K4, CE-K5, CHN-30)."""
     return attributes.get("partitionkey") or attributes.get("subject") or None
 
 
 def validate(attributes: Attributes) -> None:
-    """Check the rules of CE-H12; raise `InvalidEvent` that names every broken one."""
+    """Check the rules of CE-H12. Raises `InvalidEvent` that names every broken rule (see
+    `refusal`)."""
     if problems := problems_of(attributes):
         raise refusal(problems)
 
 
 def problems_of(attributes: Attributes) -> list[str]:
-    """Return every rule of CE-H12 that the attributes break, each as a short clause."""
+    """Return a short clause for each rule of CE-H12 that the attributes break; empty if they are
+    valid."""
     problems = [
         f"the attribute {name} is required" for name in REQUIRED if not attributes.get(name)
     ]
@@ -111,7 +117,7 @@ def problems_of(attributes: Attributes) -> list[str]:
     return problems
 
 
-def too_many() -> InvalidEvent:
+def too_many_attributes() -> InvalidEvent:
     """Return the error to raise for an event with more than `MAX_ATTRIBUTES` attributes."""
     return InvalidEvent(
         f"an event may have {MAX_ATTRIBUTES} attributes: put what is more into the data"
@@ -119,9 +125,8 @@ def too_many() -> InvalidEvent:
 
 
 def is_valid_1_0(attributes: Attributes) -> bool:
-    """Check the attributes as fast as possible. True: they are those of an event of version 1.0 in
-    which `problems_of` would find no problem. False: ask `problems_of`, they may be valid or
-    not."""
+    """Whether the attributes are certainly a valid event's of version 1.0. If False, they may be
+    valid or not, and `problems_of` must decide; this function is fast, and not exact."""
     get = attributes.get
     # All names, and below all values, are checked as one string: one call instead of one for each.
     names = "".join(attributes)
@@ -148,8 +153,8 @@ def is_valid_1_0(attributes: Attributes) -> bool:
 
 
 def refusal(problems: Sequence[str]) -> InvalidEvent:
-    """Return one error to raise that names these problems: the first `MAX_NAMED_PROBLEMS` of them,
-    and the number of the others."""
+    """Return the error to raise for these problems; its text has the first `MAX_NAMED_PROBLEMS` of
+    them, and the number of the others."""
     omitted = len(problems) - MAX_NAMED_PROBLEMS
     omitted_text = f"; and {omitted} more" if omitted > 0 else ""
     return InvalidEvent("; ".join(problems[:MAX_NAMED_PROBLEMS]) + omitted_text)
@@ -161,7 +166,8 @@ def is_attribute_name(name: str) -> bool:
 
 
 def is_legal(text: str) -> bool:
-    """Whether a string holds nothing that CloudEvents forbids: controls, non-characters."""
+    """Whether a text holds no character that CloudEvents forbids: a control character, a surrogate
+    or one of Unicode's noncharacters."""
     return (text.isascii() and text.isprintable()) or _find_forbidden(text) is None
 
 
@@ -195,5 +201,6 @@ def is_timestamp(text: str) -> bool:
     if (day := int(text[8:10])) <= 28:
         return True
     year, month = int(text[:4]), int(text[5:7])
-    leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
-    return day <= (31, 29 if leap else 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)[month - 1]
+    is_leap_year = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
+    days = (31, 29 if is_leap_year else 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
+    return day <= days[month - 1]

@@ -3,10 +3,10 @@
     a CloudEvent, structured or binary -> that event
     any other record                   -> dev.knative.kafka.event, its value as the data
 
-Every record becomes an event: one that looks like a CloudEvent but is invalid counts as any other
-record. Characters that CloudEvents forbids, and bytes that aren't UTF-8, are replaced by U+FFFD. A
-record whose attributes are more than header lines may hold, such as a stack trace in a header, is
-marked to be delivered as JSON.
+Every record becomes an event. A record that looks like a CloudEvent but isn't a valid one is
+treated like any other record. Characters that CloudEvents forbids, and bytes that aren't UTF-8, are
+replaced by U+FFFD. If the attributes are too large for header lines, as with a stack trace in a
+header, the record is marked (`MODE`), so that the event is delivered as JSON.
 
 Not here: Kafka clients, and requests that deliver the event (`kafka_binding`, `http_binding`).
 """
@@ -37,7 +37,9 @@ from knafka.core.events.kafka_binding import (
 from knafka.core.times import rfc3339
 
 EVENT_TYPE: Final = "dev.knative.kafka.event"
+"""The attribute `type` of an event that was no CloudEvent before."""
 KEY_EXTENSION: Final = "key"
+"""Extension that holds a record's key."""
 HEADER_EXTENSION_PREFIX: Final = "kafkaheader"
 """Prefix of the extensions that hold a record's headers."""
 
@@ -63,15 +65,15 @@ def as_event(
     headers: Iterable[tuple[str, bytes | None]] | None,
     value: bytes | None,
 ) -> tuple[RecordHeaders, bytes | None]:
-    """Convert a record, given by its place, key, headers and value, to an event, with the declared
-    `conversion`. Returns headers and value of a record that holds the event, for
-    `kafka_binding.read`; raises nothing."""
+    """Convert a record, given by its place, key, headers and value, to an event, as `conversion`
+    declares. Returns headers and value of a record that holds the event, for `kafka_binding.read`.
+    Raises no error, whatever the record holds."""
     record_headers = list(headers or ())
     if _looks_like_an_event(record_headers):
         try:
             envelope = read(record_headers, value)
         except InvalidEvent:
-            pass
+            pass  # convert it like any other record
         else:
             if not conversion.extensions:
                 return [(name, raw) for name, raw in record_headers if raw is not None], value
@@ -110,9 +112,9 @@ def _attributes_of_record(
     key: bytes | None,
     headers: Iterable[tuple[str, bytes | None]],
 ) -> dict[str, str]:
-    """Return the attributes of the event that a record becomes, as in upstream's KafkaSource:
-    position, time, key and headers of the record as attributes. A header becomes an extension,
-    except the content type."""
+    """Return the attributes of the event that a record becomes, as in upstream's KafkaSource. They
+    hold position, time, key and headers of the record: each header becomes an extension, except a
+    valid content type, which becomes `datacontenttype`."""
     topic, partition, offset, timestamp = place
     attributes = {
         "specversion": "1.0",
@@ -142,12 +144,13 @@ def _attributes_of_record(
 _EXTENSIONS = BoundedCache[str, str](
     lambda name: HEADER_EXTENSION_PREFIX + _OTHER_CHARACTERS.sub("", name.lower())
 )
+"""The extension's name by the record header's; cached."""
 
 
 def key_text(key: bytes, key_type: str) -> str:
-    """Return a record's key as an attribute's text. `key_type`: how to decode it
-    (`Conversion.key_type`); `byte-array` gives base64. A key of type `int` or `float` that isn't 4
-    or 8 bytes long is decoded as a string."""
+    """Return a record's key as an attribute's text. `key_type` (`Conversion.key_type`) says how to
+    decode the key; for `byte-array` the text is base64. A key that should be an `int` or `float`
+    but isn't 4 or 8 bytes long is decoded as a string."""
     if key_type == "byte-array":
         return base64.b64encode(key).decode()
     if key_type == "int" and len(key) in (4, 8):
@@ -159,21 +162,24 @@ def key_text(key: bytes, key_type: str) -> str:
 
 def _format_float(key: bytes) -> str:
     """Format a big-endian floating-point number of 4 or 8 bytes as Java does: with the fewest
-    digits that identify it, and with an exponent if it is below 0.001 or at least 10,000,000."""
-    form = ">f" if len(key) == 4 else ">d"
-    (number,) = struct.unpack(form, key)
-    if not math.isfinite(number):
-        return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
+    digits that identify it, and with an exponent if its absolute value is below 0.001 or at least
+    10,000,000."""
+    struct_format = ">f" if len(key) == 4 else ">d"
+    (number,) = struct.unpack(struct_format, key)
+    if math.isnan(number):
+        return "NaN"
+    if math.isinf(number):
+        return "Infinity" if number > 0 else "-Infinity"
     shortest = next(
         text
         for precision in range(1, 18)
-        if _packs_to(form, text := f"{number:.{precision}g}", key)
+        if _packs_to(struct_format, text := f"{number:.{precision}g}", key)
     )
     sign, digits, exponent = Decimal(shortest).as_tuple()
     minus = "-" if sign else ""
     if number == 0:
         return f"{minus}0.0"
-    assert isinstance(exponent, int)
+    assert isinstance(exponent, int)  # it is a letter only for numbers that aren't finite
     if 1e-3 <= abs(number) < 1e7:
         plain = f"{Decimal((0, digits, exponent)):f}"
         whole, _, fraction = plain.partition(".")
@@ -183,10 +189,9 @@ def _format_float(key: bytes) -> str:
     return f"{minus}{significant_digits[0]}.{significant_digits[1:] or '0'}E{power}"
 
 
-def _packs_to(form: str, text: str, key: bytes) -> bool:
-    """Whether the number that `text` shows has exactly the bytes `key` in the format `form` of
-    `struct`."""
+def _packs_to(struct_format: str, text: str, key: bytes) -> bool:
+    """Whether the number in `text` has exactly the bytes `key` in this format of `struct`."""
     try:
-        return struct.pack(form, float(text)) == key
+        return struct.pack(struct_format, float(text)) == key
     except OverflowError:
-        return False  # rounded up beyond the largest number
+        return False  # the text is rounded up beyond the largest number

@@ -4,12 +4,12 @@
     event --reply--> event --reply--> ...           `knativebrokerttl`, upstream's: 254, 253, ... 1
     event --dead letter, to a sink--> event --> ... `knafkahops`: 1, 2, 3
 
-A reply that would have no hop left is not stored or sent, so its event becomes a dead letter; a
+A reply that would have no hop left is not stored or sent, so its event becomes a dead letter. A
 dead letter that would have more hops than `MAX_HOPS` goes to the dead-letter topic, not to its
 sink. Both counts are attributes, so that they pass from Broker to Broker; a reply inherits those of
 its event.
 
-Not here: what becomes of either (`dispatcher.replying`, `dispatcher.sender`).
+Not here: handling replies and dead letters (`dispatcher.engine.sending`).
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from knafka.core.events.kafka_binding import CONTENT_TYPE, Draft, RecordHeaders,
 TTL: Final = "knativebrokerttl"
 """Attribute of a reply: how many replies in a row are left, this one included."""
 FIRST_TTL: Final = 255
-"""What an event without the attribute counts as, so that 254 replies may follow; upstream's
-default."""
+"""The value that is assumed for an event without the attribute, so that 254 replies may follow;
+upstream's default."""
 DEEP: Final = 10
-"""Number of replies in a row from which on they are reported as a loop."""
+"""Number of replies in a row at which they are reported as a loop."""
 
 _STRUCTURED: Final = b"application/cloudevents"
 """Beginning of the content type of a record in structured mode."""
 
 HOPS: Final = "knafkahops"
-"""Attribute of a dead letter at a sink: how often in a row it has become one."""
+"""Attribute of a dead letter at a sink: how many times in a row its event has become a dead
+letter."""
 MAX_HOPS: Final = 3
 """Most dead letters in a row that go to sinks. Few, because where the sink of many Triggers is
 their own Broker, each Trigger dead-letters each event again, so that they multiply with each
@@ -45,23 +46,21 @@ class HopLimit(InvalidEvent):
 
 
 def ttl_of(headers: RecordHeaders | None, value: bytes | None) -> int:
-    """Return how many events a row of replies may still have, with the record's event as the first:
-    `FIRST_TTL`, unless the event's attribute says fewer."""
+    """Return how many events a row of replies may still have, with the event in this record as the
+    first: the event's attribute `TTL`, at most `FIRST_TTL`, which is also the default."""
     return min(_counter_attribute(headers, value, TTL, FIRST_TTL), FIRST_TTL)
 
 
 def hops_of(headers: RecordHeaders | None, value: bytes | None) -> int:
-    """Return how often a record's event has been a dead letter at a sink."""
+    """Return how many times in a row a record's event has been a dead letter at a sink; 0 if its
+    attribute `HOPS` is missing or no number."""
     return _counter_attribute(headers, value, HOPS, 0)
 
 
 def reply_to(headers: RecordHeaders | None, value: bytes | None, reply: Draft) -> tuple[Draft, int]:
-    """Return the record `reply` with the counts that it inherits from the event that was delivered,
-    and how many replies in a row are left, this one included. `headers` and `value`: the record of
-    that event.
-
-    Raises `HopLimit` if none would be left.
-    """
+    """Return the record `reply` with the counts that it inherits from the delivered event, and how
+    many replies in a row are left, this one included. `headers` and `value` are those of the
+    delivered event's record. Raises `HopLimit` if no reply would be left."""
     replies_left = ttl_of(headers, value) - 1
     if replies_left <= 0:
         raise HopLimit(
@@ -98,19 +97,21 @@ def _counter_attribute(
 
 
 def _event_attribute(headers: RecordHeaders, value: bytes | None, name: str) -> str | None:
-    """Return the attribute `name` of the event in a record, in either content mode; None: it has
-    none, or the record holds no valid event."""
+    """Return the attribute `name` of the event in a record, in either content mode. None: the event
+    doesn't have the attribute, or the record is structured and holds no valid event."""
     if _is_structured(headers):
         try:
             return read(headers, value).attributes.get(name)
         except InvalidEvent:
             return None
-    header = f"ce_{name}"
-    return next((raw.decode("utf-8", "replace") for name, raw in headers if name == header), None)
+    wanted_header = f"ce_{name}"
+    values = (raw for header, raw in headers if header == wanted_header)
+    return next((raw.decode("utf-8", "replace") for raw in values), None)
 
 
 def _is_structured(headers: Iterable[tuple[str, bytes]]) -> bool:
-    """Whether the record's content mode is structured, by the beginning of its content type."""
+    """Whether the record with these headers holds its event in structured mode: its content type
+    begins with `_STRUCTURED`."""
     return any(
         name == CONTENT_TYPE and raw[: len(_STRUCTURED)].lower() == _STRUCTURED
         for name, raw in headers

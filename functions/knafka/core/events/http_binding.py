@@ -30,7 +30,7 @@ from knafka.core.events.event import (
     is_uri_reference,
     problems_of,
     refusal,
-    too_many,
+    too_many_attributes,
 )
 from knafka.core.events.json_records import (
     IS_URI_REFERENCE,
@@ -57,7 +57,7 @@ HttpHeaders: TypeAlias = Sequence[tuple[bytes, bytes]]
 """Headers as an HTTP parser returns them: names in any letter case, order and duplicates kept."""
 
 MAX_BATCH: Final = 1_000
-"""Most events in one batch: a sender that fills its batches needs a thousandth of the requests, and
+"""Most events in one batch. With full batches a sender needs a thousandth of the requests, and
 other senders wait 20 ms at most while a batch is read."""
 MAX_DESCRIBED_EVENTS: Final = 10
 """Most events of a batch whose problems an error describes; of further ones it names only the
@@ -66,6 +66,7 @@ positions."""
 _PLAIN: Final = bytes(byte for byte in range(0x21, 0x7F) if byte not in b'"%')
 """Bytes that are not percent-encoded in a header value (CE-H5)."""
 _PLAIN_TEXT = _PLAIN.decode()
+"""The characters of `_PLAIN`."""
 
 _NEUTRAL_ENCODINGS: Final = {
     b"content-encoding": (b"", b"identity"),
@@ -74,21 +75,25 @@ _NEUTRAL_ENCODINGS: Final = {
 """Encodings that leave a body unchanged, by header."""
 
 PARTITION_EXTENSION: Final = "knativekafkapartition"
-OFFSET: Final = "knativekafkaoffset"
+OFFSET_EXTENSION: Final = "knativekafkaoffset"
 """Attributes of a delivered event: partition and offset of its record."""
-_PARTITION, _OFFSET = b"ce-" + PARTITION_EXTENSION.encode(), b"ce-" + OFFSET.encode()
+_PARTITION_HEADER = b"ce-" + PARTITION_EXTENSION.encode()
+_OFFSET_HEADER = b"ce-" + OFFSET_EXTENSION.encode()
 
 _NOT_AN_ATTRIBUTE = "ce-"
-"""Stands for the record header of a request header `ce-…` that names no attribute."""
+"""Stands for the record header of a request header `ce-…` that names no attribute. No header has
+this name."""
 _MODES = BoundedCache[bytes, Mode](lambda value: mode_of(value.decode("latin-1")))
+"""`mode_of` by content type; cached."""
 _QUOTED = re.compile(rb'"((?:[^"\\]|\\.)*)"', re.DOTALL).fullmatch
+"""Matches a quoted string (RFC 9110, 5.6.4); the group is the text between its quotes."""
 _QUOTED_PAIR = re.compile(rb"\\(.)", re.DOTALL)
 
 
 def record_of(headers: HttpHeaders, body: bytes) -> Draft:
-    """Return the record of the event in a request: binary, whatever mode the request is in. An
-    empty body in binary mode is no data, as HTTP can't tell the two apart. Raises `InvalidEvent`
-    that names every problem, `BatchedContent` for a batch (CE-H11)."""
+    """Return the record of the event in a request. The record is in binary mode, whatever mode the
+    request is in. An empty body in binary mode means no data, as HTTP can't tell the two apart.
+    Raises `InvalidEvent` that names every problem, `BatchedContent` for a batch (CE-H11)."""
     # The fast reader: a binary event that passes all these checks needs no decoding.
     pairs = [
         (record_header, value) for name, value in headers if (record_header := _HEADER_NAMES[name])
@@ -124,10 +129,10 @@ def record_of(headers: HttpHeaders, body: bytes) -> Draft:
 
 
 def records_of_batch(headers: HttpHeaders, body: bytes) -> list[Draft]:
-    """Return the records of the events in a batch, in their order (CE-H11), once `record_of` has
-    raised `BatchedContent`. Headers of the request that are passed on go with each event. Raises
-    `InvalidBatch` that names the position, from 0 on, of every event that isn't valid, and
-    `InvalidEvent` if there is no array."""
+    """Return the records of the events in a batch, in their order (CE-H11). Call it once
+    `record_of` has raised `BatchedContent`. Headers of the request that are passed on are added to
+    each record. Raises `InvalidBatch` for too many events, or with the position (from 0 on) of
+    every event that isn't valid; `InvalidEvent` if the body is no array."""
     other_headers: dict[str, bytes] = {}
     for name, raw in headers:
         record_header = _HEADER_NAMES[name]
@@ -158,8 +163,8 @@ def records_of_batch(headers: HttpHeaders, body: bytes) -> list[Draft]:
 
 
 def _batch_error_text(problems: Mapping[int, str], count: int) -> str:
-    """Return the error text for a batch: the problems of the first invalid events, and the
-    positions of all."""
+    """Return the error text for a batch of `count` events: the problems of the first invalid
+    events, and the positions of the others. `problems`: each invalid event's, by position."""
     shown = list(problems.items())[:MAX_DESCRIBED_EVENTS]
     text = "; ".join(f"[{position}]: {problem:.300}" for position, problem in shown)
     if further_positions := [str(position) for position in problems][MAX_DESCRIBED_EVENTS:]:
@@ -170,9 +175,8 @@ def _batch_error_text(problems: Mapping[int, str], count: int) -> str:
 def reply_of(headers: HttpHeaders, body: bytes) -> Draft:
     """Return the record of the event that a response claims to hold (`claims_event`).
 
-    A malformed event or a batch raises `InvalidEvent` (CE-H13, KN-DP-08). So does an encoded body,
-    as no attribute of an event says that its data are compressed; a receiver answers such a request
-    with 415.
+    Raises `InvalidEvent` for a malformed event or a batch (CE-H13, KN-DP-08), and for an encoded
+    body, as no attribute of an event says that its data are compressed.
     """
     for name, value in headers:
         coding = value.strip().lower()
@@ -199,10 +203,11 @@ def request_of(
 ) -> tuple[bytes, bytes]:
     """Return header lines, each ending in CRLF, and body of the request that delivers an event.
 
-    `mode` None: in the record's own content mode, or in structured mode if the event came in so
-    because its attributes are too large for header lines (KN-DLV-05). `binary`: the same if the
-    record is structured and its attributes are too large for that. `batch`: the body is the data of
-    the event, which is a Sensor's action and holds a JSON array of events.
+    `mode` None: in the record's own content mode, or in structured mode if the event came in this
+    mode and its attributes are too large for header lines (KN-DLV-05). `json`: in structured mode.
+    `binary`: in binary mode, except an event whose datacontenttype rules it out (`fits_binary`).
+    `batch`: the body is the event's data; the event is a Sensor's action, whose data are a JSON
+    array of events.
     """
     attributes, data, passed, document, sent_as_json = envelope
     if mode == "batch":
@@ -232,28 +237,31 @@ def located_request_of(
     """Return header lines and body of an event's request (`mode`: see `request_of`), with its
     record's partition and offset as attributes, as upstream's Kafka Broker and channel add them.
 
-    They replace the event's own attributes of these names. In a JSON document they are inserted
-    before the members, which stay as they are. A batch gets none, as its events have no records of
-    their own.
+    The two replace the event's own attributes of these names. In a JSON document they are inserted
+    before the other members, which stay as they are. A batch doesn't get them, as its events have
+    no records of their own.
     """
     attributes, data, passed, document, sent_as_json = envelope
     if mode == "batch":
         return request_of(envelope, mode)
-    has_own = PARTITION_EXTENSION in attributes or OFFSET in attributes
+    has_own = PARTITION_EXTENSION in attributes or OFFSET_EXTENSION in attributes
     becomes_json = mode == "json" or (mode is None and sent_as_json)
     if document is None and not becomes_json and not has_own:
         head, body = request_of(envelope, mode)
-        return b"%s: %d\r\n%s: %d\r\n%s" % (_PARTITION, partition, _OFFSET, offset, head), body
+        values = (_PARTITION_HEADER, partition, _OFFSET_HEADER, offset, head)
+        return b"%s: %d\r\n%s: %d\r\n%s" % values, body
     if document is not None:
         if mode is None or not fits_binary(attributes):
             mode = "json"
         if has_own:
-            document = None  # written again, as JSON members must not be repeated
+            document = None  # it is written anew, as JSON members must not be repeated
         else:
             start = document.index(b"{") + 1
-            members = f'"{PARTITION_EXTENSION}":"{partition}","{OFFSET}":"{offset}",'.encode()
+            members = (
+                f'"{PARTITION_EXTENSION}":"{partition}","{OFFSET_EXTENSION}":"{offset}",'.encode()
+            )
             document = document[:start] + members + document[start:]
-    located = {**attributes, PARTITION_EXTENSION: str(partition), OFFSET: str(offset)}
+    located = {**attributes, PARTITION_EXTENSION: str(partition), OFFSET_EXTENSION: str(offset)}
     return request_of(Envelope(located, data, passed, document, sent_as_json), mode)
 
 
@@ -264,7 +272,7 @@ def head_of(attributes: Attributes) -> bytes:
         f"ce-{name}: {value}\r\n" for name, value in attributes.items() if name != "datacontenttype"
     ]
     head = "".join(lines).encode()
-    # A line's own bytes that aren't plain are its space, CR and LF; any more have to be encoded.
+    # Each line has three bytes that aren't plain (space, CR, LF); any more have to be encoded.
     if len(head.translate(None, _PLAIN)) != 3 * len(lines):
         head = "".join(
             f"ce-{name}: {encode(value)}\r\n"
@@ -290,10 +298,11 @@ def decode(value: bytes) -> str:
 
 
 def decode_uri(value: bytes) -> str:
-    """Return a URI or URI-reference from a header value: decoded, unless only the raw value is one.
+    """Return a URI or URI-reference from a header value: the decoded value, unless only the value
+    as it was sent is a URI-reference. Raises `UnicodeDecodeError`.
 
-    Most SDKs send the URI as it is, percent signs and all (CE-H7): `/a%20b` means `/a%20b`, since
-    no URI holds a space. Raises `UnicodeDecodeError`.
+    Most SDKs send a URI without encoding its percent signs (CE-H7): `/a%20b` means `/a%20b`, as no
+    URI holds a space.
     """
     decoded = decode(value)
     if not is_uri_reference(decoded) and is_uri_reference(raw := _unquote_header(value)):
@@ -359,7 +368,7 @@ def _read_carefully(headers: HttpHeaders, body: bytes) -> Draft:
     if content_type:
         attributes["datacontenttype"] = content_type
     if len(attributes) > MAX_ATTRIBUTES:
-        raise too_many()
+        raise too_many_attributes()
     if problems := problems + problems_of(attributes):
         raise refusal(problems)
     return to_record(Event(attributes, body or None), other_headers)
@@ -375,8 +384,8 @@ def _parse_structured(body: bytes, added_headers: RecordHeaders) -> Draft:
 
 def _parse_structured_carefully(body: bytes, added_headers: RecordHeaders) -> Draft:
     """Return the record of a structured event, read by `json_format`, which is slower than
-    `json_records` and reports what is invalid. If the attributes are too large for header lines,
-    the header `MODE` is added, so that the event is delivered in structured mode. Raises
+    `json_records` and names every problem. If the attributes are too large for header lines, the
+    header `MODE` is added, so that the event is delivered in structured mode. Raises
     `InvalidEvent`."""
     event = json_format.read(body)
     draft = to_record(event, added_headers)
@@ -396,8 +405,8 @@ def is_large(attributes: Attributes) -> bool:
 
 
 def _record_header_of(name: bytes) -> str:
-    """Return the record header that a request header becomes: "" if it is dropped,
-    `_NOT_AN_ATTRIBUTE` for a name that begins with `ce-` without being an attribute's."""
+    """Return the record header that a request header becomes. Empty: the header is dropped.
+    `_NOT_AN_ATTRIBUTE`: the name begins with `ce-`, but isn't an attribute's."""
     lower = name.decode("latin-1").lower()
     if lower.startswith("ce-"):
         attribute = lower[3:]
@@ -408,3 +417,4 @@ def _record_header_of(name: bytes) -> str:
 
 
 _HEADER_NAMES = BoundedCache[bytes, str](_record_header_of)
+"""`_record_header_of` by the request header's name; cached."""

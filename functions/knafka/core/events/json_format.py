@@ -4,10 +4,10 @@ Both bindings share it. JSON data cross it byte for byte: they are the bytes bet
 other members, found by scanning and never rewritten (CE-H10), so that whitespace, key order, big
 integers and NaN are kept.
 
-There are two readers, as in the HTTP binding: a fast one in C that accepts only documents that are
-certainly the same event for the careful one, and the careful one, which names every problem
-(docs/decisions/0036-structured-events.md). Not here: other event formats, and any look inside the
-data.
+There are two readers, as in the HTTP binding: a careful one, which names every problem, and a fast
+one in C, which accepts only documents in which the careful one would certainly read the same event
+(docs/decisions/0036-structured-events.md). Not here: other event formats; the data are never
+parsed.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ from knafka.core.events.event import (
     is_valid_1_0,
     problems_of,
     refusal,
-    too_many,
+    too_many_attributes,
 )
 
 MEDIA_TYPE: Final = "application/cloudevents+json"
 BATCH_MEDIA_TYPE: Final = "application/cloudevents-batch+json"
 
-_DATA = ("data", "data_base64")
+_DATA_MEMBERS = ("data", "data_base64")
 _BASE64_TEXT = re.compile(rb"[A-Za-z\d+/]*={0,2}").fullmatch
-"""Matches base64 of a length that 4 divides; a repeated group of four takes six times as long."""
+"""Matches base64 whose length is a multiple of 4; to match groups of four takes six times as
+long."""
 _PUNCTUATION = re.compile(r"[ \t\n\r]*([][{}:,])[ \t\n\r]*").match
 
 
@@ -54,8 +55,9 @@ def _reject_constant(name: str) -> NoReturn:
 Members: TypeAlias = dict[str, msgspec.Raw]
 """The members of a JSON object, each value as the bytes of the document."""
 
+# Decoders of an object's members (of a repeated member, the last one counts), of an array of
+# objects, of an array's elements, of a string, and of any JSON, which is only checked.
 _SPLIT = msgspec.json.Decoder(Members).decode
-"""Decodes the members of an object; of a repeated member, the last one."""
 _SPLIT_ALL = msgspec.json.Decoder(list[Members]).decode
 _ELEMENTS = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _TEXT = msgspec.json.Decoder(str).decode
@@ -64,15 +66,17 @@ _ENCODE = msgspec.json.Encoder().encode
 QUOTE: Final = ord('"')
 MAX_COLONS: Final = 4096
 """Most colons in a document that the fast reader splits: it takes up to a microsecond for each
-member, and every sender waits meanwhile. The careful reader ends at the first member too many."""
+member, and every sender waits meanwhile. The careful reader stops at the first excess member."""
 MAX_BATCH_COLONS: Final = 16 * MAX_COLONS
 """Most colons in a batch that is split in one pass: 15 ms if all of them were members."""
 WHITESPACE: Final = b" \t\n\r"
 
 _SCAN = json.JSONDecoder(parse_int=_Integer).raw_decode
+"""Parses the JSON value at a position of a text; returns it and the position after it."""
 _SKIP = json.JSONDecoder(parse_int=len).raw_decode
-"""Like `_SCAN`, for a list or an object whose value isn't needed: it keeps no text of integers, of
-which a megabyte has 500,000."""
+"""Like `_SCAN`, for a list or an object whose value isn't needed: it doesn't keep the text of
+integers, of which a megabyte may have 500,000."""
+# Accepts the same JSON as other readers do, without NaN and infinities.
 _CHECK = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=_reject_constant).decode
 
 
@@ -130,24 +134,21 @@ def is_integer_or_boolean(text: str | bytes) -> bool:
 
 def split(document: bytes) -> Members | None:
     """Return the members of a JSON object that is written without whitespace between them, or with
-    that of Python's json.
-
-    None for an object that is written otherwise, repeats a member, or may have far more members
-    than an event. Raises ValueError for what may be no JSON object.
-    """
+    the whitespace of Python's json. None: the object is written otherwise, repeats a member, or may
+    have more members than an event. Raises ValueError if it may be no JSON object."""
     members = split_loosely(document)
     if members is None or len(members) > MAX_ATTRIBUTES:
         return None
     document = document.strip(WHITESPACE)
-    # Whitespace, escapes in names and repeated members make it longer. Each member has two quotes,
-    # a colon and a comma or brace, and there is one more brace.
+    # Whitespace, escapes in names and repeated members make a document longer. Each member has two
+    # quotes, a colon and a comma or brace, and there is one more brace.
     compact = len("".join(members)) + len(b"".join(members.values())) + 4 * len(members) + 1
     return members if len(document) == compact or document == _as_python_json(members) else None
 
 
 def split_loosely(document: bytes) -> Members | None:
-    """Return the members of a JSON object, of a repeated member the last one. None if there may be
-    far more members than an event may have. Raises ValueError for what may be no JSON object."""
+    """Return the members of a JSON object; of a repeated member, the last one. None: there may be
+    far more members than an event may have. Raises ValueError if it may be no JSON object."""
     if _may_exceed_members(document, MAX_COLONS):
         return None
     if not document.isascii():
@@ -168,8 +169,8 @@ def _split_deep(document: bytes) -> Members:
 
 
 def split_batch(document: bytes, limit: int) -> list[Members] | None:
-    """Return the members of every object in a JSON array, in one pass, if `split` accepts each and
-    there are `limit` at most; None: the elements have to be read one by one."""
+    """Return the members of every object in a JSON array, in one pass, if `split` would accept each
+    object and there are at most `limit`; None: the elements have to be read one by one."""
     if _may_exceed_members(document, MAX_BATCH_COLONS):
         return None
     try:
@@ -182,8 +183,8 @@ def split_batch(document: bytes, limit: int) -> list[Members] | None:
     document = document.strip(WHITESPACE)
     names = len("".join(chain.from_iterable(objects)))
     values = len(b"".join(chain.from_iterable(map(dict.values, objects))))
-    # Each member has two quotes, a colon and a comma or brace; each object one more brace, and (but
-    # the first) a comma before it; and there are two brackets. A longer document has whitespace,
+    # Each member has two quotes, a colon and a comma or brace; each object one more brace, and all
+    # but the first a comma before it; the array has two brackets. A longer document has whitespace,
     # escaped names or repeated members.
     if len(document) == names + values + 4 * sum(map(len, objects)) + 2 * len(objects) + 1:
         return objects
@@ -196,8 +197,8 @@ def _split_batch_deep(document: bytes) -> list[Members]:
 
 
 def _as_python_json(members: Members) -> bytes:
-    """Return the object as Python's json writes it; empty if it has no members, or a percent sign
-    in a name, which would disturb the formatting."""
+    """Return the object as Python's json writes it. Empty if it has no members, or a percent sign
+    in a name, which the formatting here would misread."""
     if not members or "%" in "".join(members):
         return b""
     text = '": %b, "'.join(members)
@@ -213,8 +214,8 @@ def _read_carefully(document: bytes) -> Event:
             if name in members:
                 raise ValueError(f"the member {name!r:.80} is given more than once")
             members[name] = (value, source)
-            if len(members) > MAX_ATTRIBUTES + len(_DATA):
-                raise too_many()
+            if len(members) > MAX_ATTRIBUTES + len(_DATA_MEMBERS):
+                raise too_many_attributes()
     except RecursionError:
         raise InvalidEvent("the structured event is nested too deep") from None
     except ValueError as error:
@@ -223,13 +224,13 @@ def _read_carefully(document: bytes) -> Event:
     attributes: dict[str, str] = {}
     problems: list[str] = []
     for name, (value, _) in members.items():
-        if name not in _DATA and value is not None:
+        if name not in _DATA_MEMBERS and value is not None:
             if (text := _canonical_text(name, value)) is None:
                 problems.append(f"the attribute {name!r:.80} is of a JSON type it can't have")
             else:
                 attributes[name] = text
     if len(attributes) > MAX_ATTRIBUTES:
-        raise too_many()
+        raise too_many_attributes()
     try:
         data = _data_of(members, attributes)
     except ValueError as error:
@@ -240,8 +241,8 @@ def _read_carefully(document: bytes) -> Event:
 
 
 def elements_of(document: bytes, limit: int) -> list[bytes]:
-    """Return the elements of a JSON array, each as it is written, and no more than `limit` + 1 of
-    them. Raises `InvalidEvent`."""
+    """Return the elements of a JSON array, each as it is written: at most `limit` + 1 of them, so
+    that the caller sees whether there are too many. Raises `InvalidEvent`."""
     try:
         document.decode()  # msgspec doesn't check that raw values are UTF-8
         return [bytes(raw) for raw in _ELEMENTS(document)[: limit + 1]]
@@ -275,8 +276,8 @@ def write(event: Event) -> bytes:
         return _dump(attributes)[:-1] + b',"data":' + data + b"}"
     if attributes.get("specversion") != "0.3":
         return _dump({**attributes, "data_base64": b64encode(data).decode()})
-    # 0.3 has no data_base64. A binary event that declares base64 carries it in its data already,
-    # or data that no reader could decode.
+    # 0.3 has no data_base64. The data of a binary event that declares base64 are base64 already, or
+    # can't be decoded by any reader.
     is_base64 = _declares_base64(attributes) and len(data) % 4 == 0 and _BASE64_TEXT(data)
     if not is_base64:
         data = b64encode(data)
@@ -284,7 +285,7 @@ def write(event: Event) -> bytes:
 
 
 def _object_members(text: str) -> Iterator[tuple[str, object, str]]:
-    """Yield the members of a JSON object: name, value, and the value's own text. The value of a
+    """Yield the members of a JSON object: name, value, and the value's own text. A value that is a
     list or object has lengths in place of integers (`_SKIP`). Raises ValueError."""
     mark, position = _read_mark(text, 0, "{")
     if text.startswith("}", position):
@@ -317,8 +318,8 @@ def _array_elements(text: str) -> Iterator[str]:
 
 
 def _read_mark(text: str, position: int, expected_marks: str) -> tuple[str, int]:
-    """Read the punctuation mark at `position`, with whitespace around it; return the mark, and the
-    position after that. Raises ValueError unless it is one of the `expected_marks`."""
+    """Read the punctuation mark at `position` and the whitespace around it; return the mark, and
+    the position after all of that. Raises ValueError unless it is one of the `expected_marks`."""
     match = _PUNCTUATION(text, position)
     if match is None or match[1] not in expected_marks:
         raise ValueError(f"want {' or '.join(expected_marks)} at character {position}")
@@ -326,8 +327,8 @@ def _read_mark(text: str, position: int, expected_marks: str) -> tuple[str, int]
 
 
 def _canonical_text(name: str, value: object) -> str | None:
-    """Return an attribute's parsed JSON value as a string; None if its type isn't allowed: the
-    attributes of CloudEvents itself must be strings."""
+    """Return an attribute's parsed JSON value as a string. None: its type isn't allowed; the
+    attributes that CloudEvents defines must be strings, extensions may be integers or Booleans."""
     if type(value) is str:
         return value
     if name in CORE:
@@ -340,12 +341,9 @@ def _canonical_text(name: str, value: object) -> str | None:
 
 
 def _data_of(members: dict[str, tuple[object, str]], attributes: dict[str, str]) -> bytes | None:
-    """Return the data's bytes from `members`, which have each value parsed and as text; None: there
-    are no data.
-
-    Changes `attributes`: sets a missing `datacontenttype`, and drops `datacontentencoding` of
-    base64 data. Raises ValueError for data that can't be decoded.
-    """
+    """Return the data's bytes from `members`, which hold each value parsed and as text; None: there
+    are no data. Also change `attributes`: set a missing `datacontenttype`, and drop the
+    `datacontentencoding` of base64 data. Raises ValueError for data that can't be decoded."""
     value, source = members.get("data", (None, ""))
     encoded, _ = members.get("data_base64", (None, ""))
     if source and encoded is not None:

@@ -29,20 +29,20 @@ from knafka.core.events.json_format import QUOTE
 from knafka.core.events.kafka_binding import CONTENT_TYPE, BoundedCache, Draft, RecordHeaders
 
 MAX_HEAD_BYTES: Final = 7 * 1024
-"""Most bytes of the attributes, as header lines, of an event that came as JSON. Tomcat and Jetty
-take 8 KiB of header lines in all, Node.js 16 KiB; Apache, nginx and gunicorn (the server of
-functions-framework) 8 KiB in each line. The rest is for headers that aren't the event's, such as
-Host and traceparent."""
+"""Most bytes of an event's attributes as header lines, if the event came as JSON; with more it is
+delivered as JSON. Tomcat and Jetty accept 8 KiB of header lines in all, Node.js 16 KiB; Apache,
+nginx and gunicorn (the server of functions-framework) 8 KiB in each line. What remains of 8 KiB is
+for headers that aren't the event's, such as Host and traceparent."""
 MAX_HEAD_LINES: Final = 80
 """Most attributes of an event that came as JSON and is sent as header lines: Apache and gunicorn
 accept 100 header lines."""
 
 _PLAIN_JSON: Final = bytes(byte for byte in range(0x20, 0x7F) if byte not in b'"\\')
-"""Bytes that are not escaped in a JSON string, and are legal in every attribute."""
+"""Bytes that a JSON string holds as they are, and that are legal in every attribute."""
 ORDINARY_CONTENT_TYPE = BoundedCache[bytes, object](
     re.compile(rb"(?!application/cloudevents)[!-~](?:[ -~]*[!-~])?", re.IGNORECASE).fullmatch
 )
-"""Whether a content type is a media type and none of CloudEvents; cached."""
+"""A true value if a content type is a media type and none of CloudEvents' own; cached."""
 IS_URI_REFERENCE = BoundedCache[bytes, bool](lambda value: is_uri_reference(value.decode()))
 """Whether a source is a URI-reference; cached, as a sender has few sources."""
 _IS_MINUTE = BoundedCache[bytes, bool](lambda value: is_timestamp(value.decode() + "00Z"))
@@ -50,8 +50,9 @@ _IS_MINUTE = BoundedCache[bytes, bool](lambda value: is_timestamp(value.decode()
 _IS_SECOND = re.compile(
     rb"(?:[0-5]\d|60)(?:\.\d+)?(?:[Zz]|[+-](?:[01]\d|2[0-3]):[0-5]\d)"
 ).fullmatch
+"""Matches the rest of a timestamp: the seconds and the time zone."""
 _JSON: Final = (CONTENT_TYPE, b"application/json")
-"""Content type header of data whose event has no datacontenttype (CE-H9)."""
+"""The content type header of an event with data and without a datacontenttype (CE-H9)."""
 _CHECKED_ATTRIBUTES: Final = (
     "specversion", "id", "type", "source", "time", "subject", "partitionkey", "datacontenttype"
 )  # fmt: skip
@@ -59,17 +60,18 @@ _CHECKED_ATTRIBUTES: Final = (
 
 
 class _Layout(NamedTuple):
-    """The record layout for the names of a document's attributes, in their order."""
+    """The properties that all documents share whose members have the same names in the same
+    order."""
 
     headers: tuple[str, ...]
     """The record headers for these attributes, in the same order."""
     size: int
     """Number of characters of all header names."""
     pick: Callable[[Sequence[Any]], Any]
-    """Selects the `_CHECKED_ATTRIBUTES` attributes from a sequence of the values and a final None
-    (for missing ones)."""
+    """Selects the values of `_CHECKED_ATTRIBUTES` from the values of all attributes, followed by
+    the value that stands for a missing attribute."""
     quotes: bytes
-    """The quotes around the values if all are strings."""
+    """The quotes around the values if all are strings: two for each."""
     data_index: int
     """Index of the member `data`; -1: there is none."""
     compact_size: int
@@ -79,14 +81,14 @@ class _Layout(NamedTuple):
 
 
 def is_time(value: bytes) -> bool:
-    """Whether ASCII text is an RFC 3339 timestamp, like `event.is_timestamp`; the minute's part is
-    cached, as many events share it."""
+    """Whether ASCII text is an RFC 3339 timestamp, like `event.is_timestamp`; the result for the
+    part up to the minute is cached, as many events share it."""
     return _IS_MINUTE[value[:17]] and _IS_SECOND(value, 17) is not None
 
 
 def record_of(document: bytes, added_headers: RecordHeaders) -> Draft | None:
-    """Return the record of a structured event, with the `added_headers`; None if `json_format` must
-    read the event."""
+    """Return the record of a structured event, with the `added_headers`. None: `json_format` must
+    read the event, which may be valid or not."""
     try:
         members = json_format.split_loosely(document)
     except (ValueError, RecursionError):
@@ -96,8 +98,8 @@ def record_of(document: bytes, added_headers: RecordHeaders) -> Draft | None:
     attributes = list(members.values())
     data = None if layout.data_index < 0 else attributes.pop(layout.data_index)
     text = b"".join(attributes)
-    # If the lengths agree, these members are all that there is: whitespace between them, a second
-    # member of one name or an escaped name would make the document longer.
+    # If the lengths agree, the document holds only these members: whitespace between them, a second
+    # member of one name or an escaped name would make it longer.
     size = layout.compact_size + len(text) + (0 if data is None else len(data))
     if len(document) != size:
         document = document.strip(json_format.WHITESPACE)
@@ -152,7 +154,7 @@ def _uniform_records(
         return None
     # A column holds all events' values of one attribute: each check below covers the whole batch.
     columns = [values[offset::width] for offset in range(width)]
-    # At most so many bytes of values in any event. As a header line, a character may take 12 bytes.
+    # No event has more bytes of values than this. In a header line, a character may take 12 bytes.
     largest = sum([max(map(len, column)) for column in columns])
     versions, ids, types, sources, times, subjects, keys, media_types = pick((*columns, ()))
     if not (
@@ -192,9 +194,10 @@ def _record_of(
     data: Raw | None,
     added_headers: RecordHeaders,
 ) -> Draft | None:
-    """Return an event's record. None: `json_format` has to read the event, and may refuse it.
-    `text` has the values of all `members` but `data`, joined, as JSON; `data` is the value of the
-    member `data`.
+    """Return an event's record. None: `json_format` must read the event, which may be valid or not.
+
+    `layout` is that of `members`. `text`: the values of all members but `data`, joined, as JSON.
+    `data`: the value of the member `data`; None: there is none.
     """
     names, name_size, pick, quotes = layout[:4]
     # Two quotes separate strings, unless a string contains some: then it isn't plain.
@@ -233,9 +236,8 @@ def _record_of(
 
 
 def _values_of(members: json_format.Members) -> list[bytes] | None:
-    """Return the values of all members but `data` in the form that they have in headers; integers
-    and Booleans are allowed. None: a value has a type that isn't allowed, or differs as a header
-    from its JSON."""
+    """Return the values of all members but `data` as they are in headers. None: a value has a type
+    that isn't allowed, or its form in a header differs from its JSON."""
     values = []
     for name, raw in members.items():
         if name == "data":
@@ -252,8 +254,8 @@ def _values_of(members: json_format.Members) -> list[bytes] | None:
 
 def _layout_of(members: tuple[str, ...]) -> _Layout | None:
     """Return the layout of a document whose members have these names, in this order. None:
-    `json_format` has to read such a document. So it is if a name is invalid, if a required one is
-    missing, if there are too many, or if one is `dataschema`, whose value isn't checked here."""
+    `json_format` must read the document, because a name is invalid, a required one is missing,
+    there are too many, or one is `dataschema`, whose value isn't checked here."""
     data_index = members.index("data") if "data" in members else -1
     names = tuple([name for name in members if name != "data"])
     if len(names) >= MAX_HEAD_LINES or not {*REQUIRED} <= {*names} or "dataschema" in names:
@@ -282,3 +284,4 @@ def _weight_of(names: tuple[str, ...]) -> int:
 
 
 _LAYOUTS = BoundedCache[tuple[str, ...], "_Layout | None"](_layout_of, _weight_of)
+"""`_layout_of` by the names of a document's members; cached."""

@@ -33,15 +33,18 @@ CONTENT_TYPE: Final = "content-type"
 """Record header with the event's datacontenttype, or that of structured mode."""
 
 MODE: Final = "knafka-mode"
-"""Record header (no attribute of the event): `structured` if the event is delivered as JSON, as it
-came, unless the delivery declares another format. As header lines its attributes would be more than
-common servers accept."""
+"""Record header (no attribute of the event). `structured`: the event came as JSON and is delivered
+as JSON, too, unless the delivery declares another format, because common servers wouldn't accept
+its attributes as header lines."""
 
-_passes = re.compile(r"traceparent|tracestate|x-request-id|(?:x-b3|knative)-[a-z0-9_.-]+").fullmatch
+_matches_passed = re.compile(
+    r"traceparent|tracestate|x-request-id|(?:x-b3|knative)-[a-z0-9_.-]+"
+).fullmatch
+"""Matches the names of headers that are passed on with an event."""
 
 
 class Draft(NamedTuple):
-    """A record to be appended; a key or value of None is none at all."""
+    """A record to be appended; None: it has no key, or no value."""
 
     key: bytes | None
     headers: RecordHeaders
@@ -73,7 +76,8 @@ class Mode(Enum):
     STRUCTURED = "structured"
     BATCH = "batch"
     UNREADABLE = "unreadable"
-    """An event format other than JSON: binary if there are attributes beside it (CE-H2)."""
+    """The content type of an event format other than JSON. If the message has headers with
+    attributes, it is in binary mode nevertheless (CE-H2)."""
 
 
 def mode_of(content_type: str) -> Mode:
@@ -89,8 +93,8 @@ def mode_of(content_type: str) -> Mode:
 
 
 def fits_binary(attributes: Attributes) -> bool:
-    """Whether the event can be in binary mode: its datacontenttype isn't that of a structured event
-    or a batch, for which a reader would mistake the record (CE-K2)."""
+    """Whether the event can be in binary mode. It can't if its datacontenttype is that of a
+    structured event or a batch, as a reader would take the record for one (CE-K2)."""
     mode = mode_of(attributes.get("datacontenttype", ""))
     return mode not in (Mode.STRUCTURED, Mode.BATCH)
 
@@ -107,6 +111,7 @@ class BoundedCache(dict[Key, Value], Generic[Key, Value]):
     """
 
     def __init__(self, compute: Callable[[Key], Value], weigh: Callable[[Key], int] = len) -> None:
+        """`compute` returns the value of a key, `weigh` a key's weight."""
         super().__init__()
         self._compute = compute
         self._weigh = weigh
@@ -124,12 +129,13 @@ class BoundedCache(dict[Key, Value], Generic[Key, Value]):
 
 def passes(name: str) -> bool:
     """Whether a header (name in lower case) is passed on with the event (KN-DP-10, KN-DP-11)."""
-    return _passes(name) is not None
+    return _matches_passed(name) is not None
 
 
 def to_record(event: Event, passed: RecordHeaders | None = None) -> Draft:
-    """Return the record of a valid event, in binary mode if `fits_binary`, else in structured mode.
-    `passed`: headers of the event's request or record that are passed on with it; None: none."""
+    """Return the record of a valid event: in binary mode if it `fits_binary`, else in structured
+    mode. `passed`: headers of the event's request or record that are passed on with it; None: no
+    headers."""
     key = key_of(event.attributes)
     headers = [
         (CONTENT_TYPE if name == "datacontenttype" else f"ce_{name}", value.encode())
@@ -160,13 +166,14 @@ class HasHeaders(Protocol):
     """A record of confluent-kafka's, as far as `headers_of` needs it."""
 
     def headers(self) -> RecordHeaders | None:
-        """Return the headers; None: it has none. Raises some error if they can't be read."""
+        """Return the headers; None: the record has none. May raise any error if they can't be
+        read."""
         ...
 
 
 def headers_of(record: HasHeaders) -> RecordHeaders | None:
-    """Return the record's headers, for `read`. Raises `InvalidEvent` for headers that can't be
-    read, as such a record holds no event (CE-K8)."""
+    """Return the record's headers, for `read`; None: it has none. Raises `InvalidEvent` if they
+    can't be read, as such a record holds no event (CE-K8)."""
     try:
         return record.headers()
     except Exception as error:  # a SystemError for a name that isn't UTF-8
@@ -175,12 +182,12 @@ def headers_of(record: HasHeaders) -> RecordHeaders | None:
 
 
 def read(headers: Iterable[tuple[str, bytes | None]] | None, value: bytes | None) -> Envelope:
-    """Parse a record's event and headers. Raises `InvalidEvent` if it holds no event (CE-K8), and
-    `UnsupportedContentMode`, a kind of it, for a batch or a format other than JSON.
+    """Parse a record's event and headers. Raises `InvalidEvent` if the record holds no event
+    (CE-K8); for a batch or a format other than JSON, its subclass `UnsupportedContentMode`.
 
-    It checks only what filters and HTTP rely on: UTF-8, a known specversion, the required
-    attributes, no characters that CloudEvents forbids. Of headers with the same name the last wins
-    (CE-K6).
+    Only the rules on which filters and HTTP rely are checked: UTF-8, a known specversion, the
+    required attributes, no characters that CloudEvents forbids. Of headers with the same name the
+    last one counts (CE-K6).
     """
     attributes: dict[str, str] = {}
     passed: dict[str, bytes] = {}
@@ -230,8 +237,9 @@ def _is_printable(raw: bytes) -> bool:
 
 
 def _attribute_of(name: str) -> str | None:
-    """Return the attribute that a record header holds; None for a header that is passed on with the
-    event, "" for any other. Raises `InvalidEvent`."""
+    """Return the attribute that a record header holds. None: the header holds none, and is passed
+    on with the event, or is `MODE`. Empty: the header is ignored. Raises `InvalidEvent` for a
+    header `ce_…` that names no attribute."""
     if name.startswith("ce_"):
         attribute = name[3:]
         if attribute == "datacontenttype" or not is_attribute_name(attribute):
@@ -243,3 +251,4 @@ def _attribute_of(name: str) -> str | None:
 
 
 _ATTRIBUTES = BoundedCache[str, "str | None"](_attribute_of)
+"""`_attribute_of` by the record header's name; cached."""

@@ -1,10 +1,10 @@
-"""The settings of our Kafka clients that a Broker or Trigger may declare, and those that are
-refused.
+"""Checks the settings of our Kafka clients that a Broker or Trigger may declare.
 
-Names and values are Kafka's own (Java's, as its documentation has them). Only listed settings are
-allowed, since some others would lose events: those are refused with the reason (`REFUSED`).
+Names and values are Kafka's own (Java's, as in its documentation). Only the settings in `CONSUMER`
+and `PRODUCER` are allowed, as some others would lose events: `REFUSED` gives the reason for each.
 
-Not here: where they are declared (a Broker's ConfigMap, a Trigger's annotations: `kafka.desired`).
+Not here: where settings are declared (a Broker's ConfigMap, a Trigger's annotations: the operator's
+`kafka.desired`).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Final, TypeAlias
 from knafka.core.errors import InvalidDocument
 
 Settings: TypeAlias = Mapping[str, str]
-"""Name to value, checked."""
+"""Checked settings: values by Kafka's names."""
 
 _Check: TypeAlias = Callable[[str], str]
-"""A function that returns a value in its normal form, or raises `ValueError`, which says what is
-allowed."""
+"""A function that returns a value in its normal form, or raises ValueError; its text says which
+values are allowed."""
 
-_DIGITS = re.compile(r"-?[0-9]{1,10}", re.ASCII).fullmatch
+_INTEGER = re.compile(r"-?[0-9]{1,10}", re.ASCII).fullmatch
 _RACK = re.compile(r"[A-Za-z0-9._/:-]{1,255}", re.ASCII).fullmatch
 
 
@@ -31,9 +31,8 @@ def _check_of_number(minimum: int, maximum: int) -> _Check:
     without leading zeros."""
 
     def check(text: str) -> str:
-        """Return the number without leading zeros. Raises ValueError, which says what is
-        allowed."""
-        if _DIGITS(text) and minimum <= int(text) <= maximum:
+        """Return the number without leading zeros. Raises ValueError, which names both limits."""
+        if _INTEGER(text) and minimum <= int(text) <= maximum:
             return str(int(text))
         raise ValueError(f"a whole number from {minimum} to {maximum}")
 
@@ -53,7 +52,7 @@ def _one_of(*values: str) -> _Check:
 
 
 def _check_rack(text: str) -> str:
-    """Return the name of a rack unchanged. Raises ValueError, which says what is allowed."""
+    """Return the name of a rack unchanged. Raises ValueError if it can't be one."""
     if _RACK(text):
         return text
     raise ValueError("the name of a rack or zone, as the brokers' broker.rack has it")
@@ -65,6 +64,7 @@ _CONNECTIONS: Final[Mapping[str, _Check]] = {
     "metadata.max.age.ms": _check_of_number(10_000, 3_600_000),
     "socket.keepalive.enable": _one_of("true", "false"),
 }
+"""Settings that may be declared for both kinds of clients."""
 
 CONSUMER: Final[Mapping[str, _Check]] = {
     "client.rack": _check_rack,
@@ -88,6 +88,7 @@ PRODUCER: Final[Mapping[str, _Check]] = {
 SIDES: Final[Mapping[str, Mapping[str, _Check]]] = {"consumer": CONSUMER, "producer": PRODUCER}
 """The settings that may be declared, by the kind of client."""
 
+# Reasons that several refused settings share.
 _OFFSETS: Final = (
     "Knafka commits what was delivered, and nothing else: an event could be lost or passed over"
 )
@@ -122,12 +123,13 @@ _LIBRDKAFKA: Final[Mapping[str, str]] = {
     "max.partition.fetch.bytes": "fetch.message.max.bytes",
     "compression.type": "compression.codec",
 }
-"""librdkafka's names of settings whose name there differs from Java's."""
+"""librdkafka's names, by Java's, of the settings that the two name differently."""
 
 
 def check_setting(side: str, name: str, value: str, path: str) -> str:
-    """Check a declared setting of Kafka's name `name`; return its value in normal form. `side`:
-    `consumer` or `producer`. Raises `InvalidDocument` with `path`, that of the declaration."""
+    """Check a declared setting; return its value in normal form. `side`: `consumer` or `producer`.
+    `name`: Kafka's name of the setting. `path`: where it is declared, for error messages. Raises
+    `InvalidDocument`."""
     if (reason := REFUSED.get(name)) is not None:
         raise InvalidDocument(path, f"can't be set: {reason}")
     allowed = SIDES[side]
@@ -139,11 +141,14 @@ def check_setting(side: str, name: str, value: str, path: str) -> str:
         raise InvalidDocument(path, f"invalid value: {value:.80}: want {error}") from None
 
 
-def given(document: Mapping[str, str], prefix: str, path: str) -> dict[str, dict[str, str]]:
-    """Return the checked settings that a document declares, by side and name.
+def declared_settings(
+    document: Mapping[str, str], prefix: str, path: str
+) -> dict[str, dict[str, str]]:
+    """Return the checked settings that a document declares, by side and name; other keys are
+    ignored.
 
     A setting's key is `prefix`, the side, a dot and the name, such as `producer.linger.ms` with an
-    empty prefix. Raises `InvalidDocument`, in which the key follows `path`.
+    empty prefix. Raises `InvalidDocument`, whose path is `path` followed by the key.
     """
     settings_by_side: dict[str, dict[str, str]] = {side: {} for side in SIDES}
     for key in sorted(document):
@@ -154,5 +159,5 @@ def given(document: Mapping[str, str], prefix: str, path: str) -> dict[str, dict
 
 
 def for_librdkafka(settings: Settings) -> dict[str, str]:
-    """Return these checked settings under librdkafka's names, of which some differ from Java's."""
+    """Return these checked settings under librdkafka's names, some of which differ from Java's."""
     return {_LIBRDKAFKA.get(name, name): value for name, value in settings.items()}

@@ -1,7 +1,7 @@
 """Keeps the last error of a client's connections to Kafka, as text for a person.
 
 librdkafka never gives up on a wrong password or an unknown CA: it retries for ever and only calls
-its error callback, from within a client's `poll`. For a failure of a token endpoint its text
+its error callback, from within a client's `poll`. If a token endpoint fails, the error's text
 includes the endpoint's response body. As the text may be shown in a status, only OAuth error codes
 are kept of that body (`shown_text`). Not here: how long to wait; the Kafka client decides that.
 """
@@ -12,7 +12,8 @@ import re
 from typing import Final, Protocol
 
 _NO_TOKEN: Final = "Failed to acquire SASL OAUTHBEARER token"
-"""librdkafka's text; it reports this once, and retries without another report."""
+"""Begins librdkafka's text for a failed token endpoint. It reports this error once, and retries
+without another report."""
 MAX_TEXT: Final = 500
 """Most characters of an error that are kept: a server's text may have any length."""
 _OWN_WORDS: Final = re.compile(
@@ -21,16 +22,17 @@ _OWN_WORDS: Final = re.compile(
     "|Resolving timed out|SSL |OpenSSL |Recv failure|Send failure|Empty reply|Unsupported protocol"
     ")[^{}<>\n]{0,200}"
 ).match
-"""Errors about a token endpoint in librdkafka's and libcurl's own words."""
+"""Matches an error about a token endpoint in librdkafka's or libcurl's own words."""
 _OAUTH_CODE: Final = re.compile(
     r'"error"\s*:\s*"(invalid_(?:request|client|grant|scope|target)|unauthorized_client'
     r'|unsupported_grant_type|access_denied|server_error|temporarily_unavailable)"'
 ).search
-"""Error codes of RFC 6749, 5.2, and those that providers add."""
+"""Finds an OAuth error code: those of RFC 6749, 5.2, and others that providers use."""
 
 
 def shown_text(text: str) -> str:
-    """Return the text of librdkafka's error without the response body of a token endpoint."""
+    """Return the text of librdkafka's error, cut to `MAX_TEXT`. Of the response body of a token
+    endpoint, only an OAuth error code is shown."""
     if not text.startswith(_NO_TOKEN):
         return text[:MAX_TEXT]
     endpoint_text = text.removeprefix(_NO_TOKEN).removeprefix(": ")
@@ -59,11 +61,12 @@ class ConnectionErrors:
 
     def __init__(self) -> None:
         self._name = self._text = ""
+        """The last error's name and text; empty: there is none."""
         self.is_unreachable = False
         """Whether the last connection failed because no server accepted it, so that Kafka may just
         be unavailable. (A connection that ends without a reason may be due to a wrong setting.)
-        `forget` clears only the error's text: the cause counts as unchanged until librdkafka
-        reports another error, as it doesn't repeat one."""
+        `forget` and `forget_all` leave this as it is, as librdkafka doesn't repeat an error: the
+        cause counts as unchanged until it reports another one."""
 
     def record(self, error: ClientError) -> None:
         """Record an error, and whether no server accepted the connection; usable as librdkafka's
@@ -78,17 +81,19 @@ class ConnectionErrors:
             self._name, self._text = error.name(), shown_text(error.str())
 
     def forget(self) -> None:
-        """Forget the error, as it may be fixed, except one that librdkafka doesn't repeat."""
+        """Forget the last error, as its cause may be gone, unless librdkafka wouldn't report it
+        again."""
         if not self._text.startswith(_NO_TOKEN):
             self.forget_all()
 
     def forget_all(self) -> None:
-        """Forget every error: Kafka has answered."""
+        """Forget the last error, whichever it is, because Kafka has answered."""
         self._name = self._text = ""
 
     @property
     def refusal(self) -> str | None:
-        """The error that waiting won't fix; None if there is none."""
+        """A clause about the last error if waiting won't fix it; None: it may go away by itself, or
+        there is none."""
         if self._name == "_AUTHENTICATION":
             return f"authentication failed: {self._text}"
         # A handshake may also be broken off by a broker that is shutting down.

@@ -4,9 +4,9 @@
                                 and if need be .scope and .extensions, and https.ca.pem
     AWS MSK, by IAM             tokenProvider, awsRegion, roleARN
 
-The first are librdkafka's own names, the second upstream's. With OIDC the clients fetch and renew
-tokens by themselves; tokens for AWS are signed by a library (`knafka.tokens`), as the settings
-`MSK_REGION` and `MSK_ROLE_ARN` of our configuration say.
+The names for OIDC are librdkafka's own, those for AWS upstream's. With OIDC the clients fetch and
+renew tokens by themselves; tokens for AWS are signed by a library (`knafka.tokens`), by our own
+settings `MSK_REGION` and `MSK_ROLE_ARN`.
 
 Not here: any token.
 """
@@ -21,7 +21,9 @@ from urllib.parse import urlsplit
 from knafka.core.errors import InvalidDocument
 
 OAUTHBEARER: Final = "OAUTHBEARER"
+"""The SASL mechanism."""
 
+# Keys of the Secret with OIDC.
 TOKEN_ENDPOINT: Final = "sasl.oauthbearer.token.endpoint.url"
 CLIENT_ID: Final = "sasl.oauthbearer.client.id"
 CLIENT_SECRET: Final = "sasl.oauthbearer.client.secret"
@@ -29,6 +31,7 @@ SCOPE: Final = "sasl.oauthbearer.scope"
 EXTENSIONS: Final = "sasl.oauthbearer.extensions"
 ENDPOINT_AUTHORITY: Final = "https.ca.pem"
 
+# Keys of the Secret with AWS MSK, and the values of `TOKEN_PROVIDER`.
 TOKEN_PROVIDER: Final = "tokenProvider"
 ROLE: Final = "roleARN"
 REGION: Final = "awsRegion"
@@ -37,9 +40,11 @@ MSK_ROLE: Final = "MSKRoleAccessTokenProvider"
 PROVIDERS: Final = (MSK_ACCESS, MSK_ROLE)
 
 MSK_REGION: Final = "knafka.msk.region"
-"""Setting that `knafka.tokens` removes from a configuration, as librdkafka doesn't know it. Empty:
-the environment's region."""
+"""Our own setting in librdkafka's configuration, from which `knafka.tokens` removes it: the AWS
+region. Empty: the environment's region."""
 MSK_ROLE_ARN: Final = "knafka.msk.role.arn"
+"""Our own setting, like `MSK_REGION`: the role as which a client logs in. Missing: the role of its
+environment."""
 
 JAVA_ONLY: Final = ("sasl.jaas.config", "sasl.login.callback.handler.class")
 """Keys that upstream passes on to its Java clients."""
@@ -48,15 +53,16 @@ _LOGIN_MODULE: Final = "org.apache.kafka.common.security.oauthbearer.OAuthBearer
 _LOGIN_HANDLER: Final = (
     "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler"
 )
-_EXTENSION = re.compile(r"[A-Za-z]+=[\x20-\x7e\t]*").fullmatch
-"""Syntax of SASL extensions; Java refuses others."""
-_ROLE = re.compile(r"arn:aws[a-z-]*:iam::[0-9]{12}:role/\S+").fullmatch
-_REGION = re.compile(r"[a-z]{2}(?:-[a-z]+)+-[0-9]").fullmatch
+_match_extension = re.compile(r"[A-Za-z]+=[\x20-\x7e\t]*").fullmatch
+"""Matches a SASL extension that Java accepts."""
+_match_role = re.compile(r"arn:aws[a-z-]*:iam::[0-9]{12}:role/\S+").fullmatch
+_match_region = re.compile(r"[a-z]{2}(?:-[a-z]+)+-[0-9]").fullmatch
 
 
 def for_librdkafka(secret: Mapping[str, str]) -> dict[str, str]:
-    """Return librdkafka's OAUTHBEARER settings for the Secret's keys, without protocol and TLS; for
-    AWS, with our own settings `MSK_REGION` and `MSK_ROLE_ARN`. Raises `InvalidDocument`."""
+    """Return librdkafka's OAUTHBEARER settings for the Secret's keys, without protocol and TLS. For
+    AWS they include our own settings `MSK_REGION` and `MSK_ROLE_ARN`. Raises `InvalidDocument` for
+    a Secret that can't work."""
     if _token_provider(secret) is not None:
         return _msk_settings(secret)
     configuration = {
@@ -77,8 +83,9 @@ def for_librdkafka(secret: Mapping[str, str]) -> dict[str, str]:
 
 
 def for_java(secret: Mapping[str, str]) -> dict[str, str]:
-    """Return a Java client's OAUTHBEARER settings for the Secret's keys, without protocol and TLS;
-    those for AWS need AWS's library on the class path. Raises `InvalidDocument`."""
+    """Return a Java client's OAUTHBEARER settings for the Secret's keys, without protocol and TLS.
+    Those for AWS need AWS's library on the class path. Raises `InvalidDocument` for a Secret that
+    can't work."""
     if (provider := _token_provider(secret)) is not None:
         role = _msk_settings(secret).get(MSK_ROLE_ARN)
         options = {} if role is None else {"awsRoleArn": role}
@@ -110,10 +117,8 @@ def for_java(secret: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_protocol(secret: Mapping[str, str], protocol: str) -> None:
-    """Refuse to send AWS's token over an unencrypted connection. Raises `InvalidDocument`.
-
-    The token isn't a password for Kafka alone: its identity has other rights, too.
-    """
+    """Raise `InvalidDocument` if the Secret is for AWS and the protocol unencrypted: whoever reads
+    AWS's token there gets an identity that may have more rights than those for Kafka."""
     if _token_provider(secret) is not None and protocol != "SASL_SSL":
         raise InvalidDocument(
             "protocol", f"invalid value: {protocol}: with {TOKEN_PROVIDER} want SASL_SSL"
@@ -138,8 +143,8 @@ def _jaas_line(module: str, options: Mapping[str, str]) -> str:
 
 
 def _token_provider(secret: Mapping[str, str]) -> str | None:
-    """Return which of `PROVIDERS` the Secret names; None: tokens are fetched by OIDC. Raises
-    `InvalidDocument` for another one."""
+    """Return which of `PROVIDERS` the Secret names; None: it names none, so tokens are fetched by
+    OIDC. Raises `InvalidDocument` for an unknown provider."""
     if not (provider := secret.get(TOKEN_PROVIDER)):
         return None
     if provider not in PROVIDERS:
@@ -153,16 +158,16 @@ def _token_provider(secret: Mapping[str, str]) -> str | None:
 
 def _msk_settings(secret: Mapping[str, str]) -> dict[str, str]:
     """Return librdkafka's mechanism, and our own settings by which AWS's tokens are signed. Raises
-    `InvalidDocument`."""
+    `InvalidDocument` for an invalid region, or an invalid or missing role."""
     region = secret.get(REGION, "")
-    if region and not _REGION(region):
+    if region and not _match_region(region):
         raise InvalidDocument(
             REGION, f"invalid value: {region!r:.80}: want an AWS region, such as eu-west-1"
         )
     configuration = {"sasl.mechanism": OAUTHBEARER, MSK_REGION: region}
     if _token_provider(secret) == MSK_ROLE:
         role = _required_value(secret, ROLE)
-        if not _ROLE(role):
+        if not _match_role(role):
             raise InvalidDocument(
                 ROLE, f"invalid value: {role!r:.200}: want one as arn:aws:iam::ACCOUNT:role/NAME"
             )
@@ -171,8 +176,8 @@ def _msk_settings(secret: Mapping[str, str]) -> dict[str, str]:
 
 
 def _token_endpoint(secret: Mapping[str, str]) -> str:
-    """Return the URL of the token endpoint in the Secret. Raises `InvalidDocument` if it is missing
-    or no such URL."""
+    """Return the URL of the token endpoint in the Secret. Raises `InvalidDocument` if it is
+    missing, or isn't an HTTP URL without a user."""
     if not (endpoint := secret.get(TOKEN_ENDPOINT)):
         java_key = next((key for key in JAVA_ONLY if secret.get(key)), None)
         java_hint = (
@@ -187,10 +192,12 @@ def _token_endpoint(secret: Mapping[str, str]) -> str:
         )
     try:
         parts = urlsplit(endpoint)
-        legal = parts.scheme in ("https", "http") and bool(parts.hostname) and "@" not in endpoint
+        is_valid = (
+            parts.scheme in ("https", "http") and bool(parts.hostname) and "@" not in endpoint
+        )
     except ValueError:
-        legal = False
-    if not legal:
+        is_valid = False
+    if not is_valid:
         raise InvalidDocument(
             TOKEN_ENDPOINT, "invalid value: want a URL such as https://login.example.com/token"
         )
@@ -203,7 +210,7 @@ def _sasl_extensions(secret: Mapping[str, str]) -> dict[str, str]:
     extensions: dict[str, str] = {}
     for extension in filter(None, map(str.strip, secret.get(EXTENSIONS, "").split(","))):
         name, _, value = extension.partition("=")
-        if not _EXTENSION(extension) or name == "auth":
+        if not _match_extension(extension) or name == "auth":
             raise InvalidDocument(
                 EXTENSIONS,
                 "invalid value: want NAME=VALUE, comma-separated; a name is of A-Z and a-z, and "
@@ -214,7 +221,7 @@ def _sasl_extensions(secret: Mapping[str, str]) -> dict[str, str]:
 
 
 def _required_value(secret: Mapping[str, str], key: str) -> str:
-    """Return this key's value in the Secret. Raises `InvalidDocument` if it is missing."""
+    """Return this key's value in the Secret. Raises `InvalidDocument` if it is missing or empty."""
     if not (value := secret.get(key)):
         raise InvalidDocument(key, "missing in the Secret for Kafka")
     return value

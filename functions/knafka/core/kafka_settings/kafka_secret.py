@@ -1,8 +1,8 @@
 """Converts the Secret for Kafka into the configuration of librdkafka and of Java clients.
 
-Its keys are upstream's (spec/naming.md, Secret keys), and those of upstream's older Secrets, which
-name no protocol. A Secret that can't work raises `InvalidDocument`. Not here: tokens
-(`kafka_oauth`), and reading the Secret.
+The Secret's keys are upstream's (spec/naming.md, Secret keys), or those of upstream's older
+Secrets, which name no protocol. For a Secret that can't work, `InvalidDocument` is raised. Not
+here: tokens (`kafka_oauth`), and reading the Secret.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ _JAVA_MODULES: Final = {
     "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
     "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
 }
+"""Java's login module for each mechanism with a password."""
 
 _OTHER_KEY_FORMAT: Final = re.compile("-----BEGIN ((?:RSA|EC|DSA|ENCRYPTED) PRIVATE KEY)-----")
+"""Finds the beginning of a private key that isn't PKCS#8 without a passphrase."""
 
 
 def for_librdkafka(secret: Mapping[str, str]) -> dict[str, str]:
@@ -53,14 +55,14 @@ def for_librdkafka(secret: Mapping[str, str]) -> dict[str, str]:
 
 def with_protocol(values: Mapping[str, str], protocol: str) -> dict[str, str]:
     """Return a Secret's values with a protocol that was declared elsewhere, such as in a
-    KafkaSource; a client uses a certificate only if the Secret has one."""
+    KafkaSource. If the Secret has no client certificate, they say that none is used."""
     no_certificate = {} if values.get("user.crt") else {"user.skip": "true"}
     return {**values, **no_certificate, "protocol": protocol}
 
 
 def for_java(secret: Mapping[str, str]) -> dict[str, str]:
-    """Return the security part of a Java client's configuration, with inline certificates. Raises
-    `InvalidDocument`."""
+    """Return the security part of a Java client's configuration for the Secret's keys, with inline
+    certificates. Raises `InvalidDocument`."""
     secret = _with_current_keys(secret)
     protocol = _protocol(secret)
     configuration = {"security.protocol": protocol}
@@ -98,18 +100,18 @@ def _with_current_keys(secret: Mapping[str, str]) -> Mapping[str, str]:
         values["user"] = user
     is_old = any(secret.get(key) for key in ("username", "saslType", "sasltype", "tls.enabled"))
     if is_old and not secret.get("protocol"):
-        by_password = values.get("user") and values.get("password")
-        encrypted = secret.get("ca.crt") or _boolean_value(secret, "tls.enabled")
-        channel = "SSL" if encrypted else "PLAINTEXT"
-        values["protocol"] = f"SASL_{channel}" if by_password else channel
+        has_password = values.get("user") and values.get("password")
+        is_encrypted = secret.get("ca.crt") or _boolean_value(secret, "tls.enabled")
+        transport = "SSL" if is_encrypted else "PLAINTEXT"
+        values["protocol"] = f"SASL_{transport}" if has_password else transport
         if not secret.get("user.key"):
             values["user.skip"] = "true"
     return values
 
 
 def _boolean_value(secret: Mapping[str, str], key: str) -> bool:
-    """Return this key's Boolean in the Secret; False if it is missing. Raises `InvalidDocument` for
-    a value other than true and false."""
+    """Return this key's Boolean in the Secret; False if the key is missing or empty. Raises
+    `InvalidDocument` for a value other than true and false, in any case."""
     value = secret.get(key) or "false"
     if value.lower() not in ("true", "false"):
         raise InvalidDocument(key, f"invalid value: {value:.20}: want true or false")
@@ -143,8 +145,8 @@ def _has_certificate(secret: Mapping[str, str]) -> bool:
 
 
 def _client_key(secret: Mapping[str, str]) -> str:
-    """Return the client's private key. Raises `InvalidDocument` for other formats than PKCS#8, the
-    only one that Java reads."""
+    """Return the client's private key. Raises `InvalidDocument` if it is missing, or isn't PKCS#8
+    without a passphrase, the only format that Java reads."""
     key = _required_value(secret, "user.key")
     if other_format := _OTHER_KEY_FORMAT.search(key):
         raise InvalidDocument(
@@ -156,7 +158,7 @@ def _client_key(secret: Mapping[str, str]) -> str:
 
 
 def _required_value(secret: Mapping[str, str], key: str) -> str:
-    """Return this key's value in the Secret. Raises `InvalidDocument` if it is missing."""
+    """Return this key's value in the Secret. Raises `InvalidDocument` if it is missing or empty."""
     if not (value := secret.get(key)):
         raise InvalidDocument(key, "missing in the Secret for Kafka")
     return value

@@ -4,11 +4,11 @@
     |----------> fires     |---------->
             |-b                              answered: doesn't fire
 
-Once the wanted events are complete, their round waits for the trigger's `within`. An unwanted event
-of that time cancels the round, whichever was read first; without one the round fires, once every
-event of that time was read. While a round waits, further wanted events of its time are ignored. The
-latest of them are held nevertheless: if an unwanted event that is read later came before them, they
-begin a new round.
+Once the wanted events are complete, they form a round, which waits for the trigger's `within`. An
+unwanted event of that time cancels the round, whichever was read first. If there is none, the round
+fires once every event of that time was read. While a round waits, further wanted events of its time
+are ignored. The latest of them are held nevertheless: if it turns out that an unwanted event came
+before them and cancelled the round, they begin a new one.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from knafka.core.sensor.conditions import TriggerCondition
 from knafka.core.sensor.held import Firing, Held, HeldEvent, sort_by_time
 
 MAX_IGNORED: Final = 16
-"""Most ignored events that are held of each dependency, the latest ones. With more, a round may
-begin with a later event than the first possible one, but no round is missed."""
+"""Most ignored events that are held of each dependency; the latest are kept. If some were dropped,
+a round may begin with a later event than the first possible one, but no round is missed."""
 
 
 class Round(NamedTuple):
@@ -46,6 +46,7 @@ class AbsenceDecision:
     it."""
 
     rounds: Sequence[Round]
+    """The rounds that wait."""
     partial: Held
     """Wanted events of a round that isn't complete."""
     unwanted: Held
@@ -55,7 +56,8 @@ class AbsenceDecision:
 
     @property
     def held(self) -> Held:
-        """The events that must still be held; ignored ones only while their round waits."""
+        """The events that must still be held, in the order of time; ignored ones only while their
+        round waits."""
         waiting = (event for round_ in self.rounds for event in round_.events)
         ignored = (
             event
@@ -68,22 +70,22 @@ class AbsenceDecision:
 def decide(
     condition: TriggerCondition, within: int, events: Iterable[HeldEvent]
 ) -> AbsenceDecision:
-    """Return the rounds that wait, and the events that must be held besides, once these events are
-    known. Only the events' times count, not the order in which they came. `within` (ms): how long a
+    """Return the rounds that wait, and the other events that must be held, given that `events` have
+    come. Only the events' times count, not the order in which they came. `within` (ms): how long a
     round waits, and the longest time between its events."""
     rounds: list[Round] = []
     partial: list[HeldEvent] = []
     unwanted: list[HeldEvent] = []
     ignored: dict[str, deque[HeldEvent]] = defaultdict(lambda: deque(maxlen=MAX_IGNORED))
     for event in sorted(events, key=lambda candidate: _order_key(condition, candidate)):
-        if event.dependency in condition.unwanted:  # it cancels the rounds that wait
+        if event.dependency in condition.unwanted:  # the event cancels the rounds that wait
             rounds = [round_ for round_ in rounds if not round_.covers(event.at)]
             _add_unwanted(unwanted, event, within)
         elif event.dependency not in condition.wanted:
             continue
         elif rounds and event.at <= rounds[-1].until:  # a round waits
             ignored[event.dependency].append(event)
-        else:  # it begins a round, or may complete one
+        else:  # the event begins a round, or may complete one
             partial = [
                 earlier_event for earlier_event in partial if earlier_event.at >= event.at - within
             ]
@@ -112,18 +114,18 @@ def expire(
     return remaining.held, firings
 
 
-def due(condition: TriggerCondition, within: int, held: Held) -> int | None:
-    """Return when (ms since the Unix epoch) the first round fires unless it is cancelled; None if
-    no round waits. `within` (ms): how long a round waits."""
+def due_time(condition: TriggerCondition, within: int, held: Held) -> int | None:
+    """Return when (ms since the Unix epoch) the first of the waiting rounds fires, unless it is
+    cancelled; None: no round waits. `within` (ms): how long a round waits."""
     return min(
         (round_.until + 1 for round_ in decide(condition, within, held).rounds),
         default=None,
     )
 
 
-def expires(condition: TriggerCondition, within: int, held: Held) -> int | None:
+def expiry_time(condition: TriggerCondition, within: int, held: Held) -> int | None:
     """Return the first time (ms since the Unix epoch) at which `expire` would fire a round or drop
-    an event; None: it never would. A round waits for `within` ms."""
+    an event; None: it never would. `within` (ms): how long a round waits."""
     decision = decide(condition, within, held)
     times = [round_.until for round_ in decision.rounds]
     times += [event.at + within for event in decision.partial]
@@ -141,8 +143,8 @@ def _order_key(
 
 
 def _add_wanted(partial: list[HeldEvent], event: HeldEvent, condition: TriggerCondition) -> None:
-    """Add a wanted event to `partial`, which is in the order of time. If there are as many events
-    of its dependency as the condition wants, it replaces the oldest of them (BUS-S3)."""
+    """Add a wanted event to `partial`, which is in the order of time. If `partial` has as many
+    events of that dependency as the condition wants already, drop the oldest of them (BUS-S3)."""
     same_dependency = [
         partial_event for partial_event in partial if partial_event.dependency == event.dependency
     ]

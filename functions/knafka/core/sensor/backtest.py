@@ -28,9 +28,10 @@ class PastEvent(NamedTuple):
 
 
 class Fired(NamedTuple):
-    """A firing, and the trigger (with its correlation key, see `records.key_of`) that fired."""
+    """A firing, with its trigger and time."""
 
     key: str
+    """The trigger that fired, and its correlation key if it has one (`records.key_of`)."""
     at: int
     """Time (ms) at which the firing was certain: that of its last event, or the end of a wait."""
     firing: Firing
@@ -46,13 +47,13 @@ class Backtest:
         self._router = Router(sensor, count_error)
         self._rules = {rule.name: rule for rule in sensor.rules()}
         self._held: dict[str, Held] = {}
-        """The events that triggers hold, by key; without keys that hold none."""
+        """The events that triggers hold, by trigger and correlation key (`records.key_of`); only
+        keys that hold any."""
         self._seen = Seen(sensor.dedupe_millis)
         self._timers = Timers()
-        """When time alone changes the events held at a key."""
+        """When time alone changes the events that are held at a key."""
         self._offset = 0
-        """Made-up offset of the next event, in place of that in the trigger topic: no two are
-        equal."""
+        """Offset of the next event, counted here, as no trigger topic gives it one."""
 
     @property
     def held(self) -> Mapping[str, Held]:
@@ -60,10 +61,10 @@ class Backtest:
         return self._held
 
     def play(self, events: Iterable[PastEvent]) -> Iterator[Fired]:
-        """Apply the events in order and yield the firings. An event earlier than one before it
-        counts as late, as on the bus."""
+        """Apply the events in the given order and yield the firings. An event that is earlier than
+        one before it counts as late, as on the bus."""
         for event in events:
-            yield from self.until(event.at)
+            yield from self.advance_to(event.at)
             identity = identity_of(event.attributes)
             for route in self._router.route(event.attributes):
                 held_event = HeldEvent(
@@ -81,10 +82,10 @@ class Backtest:
                 for firing in step.firings:
                     yield Fired(route.key, event.at, firing)
 
-    def until(self, time: int) -> Iterator[Fired]:
-        """Yield the firings whose wait for an unwanted event is over, as no event before this time
-        (ms) is still to come."""
-        for key in self._timers.until(time):
+    def advance_to(self, time: int) -> Iterator[Fired]:
+        """Yield the firings whose wait for an unwanted event is over once no event before `time`
+        (ms) is still to come, and drop held events that can't be part of a firing any more."""
+        for key in self._timers.take_due(time):
             rule = self._rules[trigger_of(key)]
             step = rules.expire(rule, self._held[key], time)
             self._hold(key, step.held)
@@ -94,8 +95,8 @@ class Backtest:
                 yield Fired(key, waited, firing)
 
     def _hold(self, key: str, held_now: Held) -> None:
-        """Hold these events, and no others, at a key, and set its timer."""
-        self._timers.set(key, rules.expires(self._rules[trigger_of(key)], held_now))
+        """Replace the events that are held at a key by `held_now`, and set the key's timer."""
+        self._timers.set(key, rules.expiry_time(self._rules[trigger_of(key)], held_now))
         if held_now:
             self._held[key] = held_now
         else:

@@ -30,6 +30,7 @@ NAME: Final = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?"
 """Syntax of the names of dependencies and triggers."""
 
 _TOKEN = re.compile(rf"\s*(?:({NAME})|(&&|\|\||[()!]))")
+"""Matches a token and the space before it; the first group is a name, the second a symbol."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,7 @@ class AnyOf:
 
 
 Node: TypeAlias = Wanted | Unwanted | AllOf | AnyOf
+"""A node of a condition's syntax tree."""
 
 
 @dataclass(frozen=True)
@@ -69,16 +71,17 @@ class TriggerCondition:
     """A parsed condition of a trigger."""
 
     tree: Node
-    """The wanted events; `unwanted` has the others."""
+    """The condition's wanted part: it has no `Unwanted`."""
     wanted: Mapping[str, int]
-    """The number of events that are wanted of each dependency; the greatest if the condition names
-    it more than once."""
+    """The number of events that are wanted of each dependency; the greatest number if the condition
+    names a dependency more than once."""
     unwanted: frozenset[str]
     """The dependencies of which no event may follow."""
 
     @property
     def is_simple(self) -> bool:
-        """Whether any event of a dependency makes it true, so that nothing is held (BUS-S2)."""
+        """Whether any single event of its dependencies makes the condition true, so that no event
+        needs to be held (BUS-S2)."""
         return not self.unwanted and _is_simple(self.tree)
 
     @property
@@ -87,20 +90,21 @@ class TriggerCondition:
         return self.unwanted | self.wanted.keys()
 
     def holds(self, counts: Mapping[str, int]) -> bool:
-        """Whether these numbers of events, by dependency, fulfil the condition's wanted part."""
+        """Whether the condition's wanted part is fulfilled. `counts`: number of events by
+        dependency."""
         return _holds(self.tree, counts)
 
 
 def all_of(names: Sequence[str]) -> TriggerCondition:
     """Return the condition that wants an event of each of these dependencies. A trigger that
     declares no condition has this one (BUS-S1)."""
-    return _condition_of_node(_joined(AllOf, [Wanted(name) for name in names]), [])
+    return _condition_of_node(_join_parts(AllOf, [Wanted(name) for name in names]), [])
 
 
 def parse(text: str) -> TriggerCondition:
-    """Parse a condition by the grammar above. Raises `InvalidExpression`, also for a condition that
-    wants no event, that wants and negates the same dependency, or in which a `!a` isn't joined to
-    all the rest by `&&`."""
+    """Parse a condition by the grammar above. Raises `InvalidExpression`. That is also raised if
+    the condition wants no event, if it wants and negates the same dependency, or if `&&` doesn't
+    join each `!a` to all the rest."""
     if len(text) > MAX_CONDITION_LENGTH:
         raise InvalidExpression(
             f"a condition has {MAX_CONDITION_LENGTH} characters at most", MAX_CONDITION_LENGTH
@@ -108,21 +112,21 @@ def parse(text: str) -> TriggerCondition:
     tree = _ConditionParser(list(_tokens(text))).condition()
     parts = tree.parts if isinstance(tree, AllOf) else (tree,)
     unwanted = [part.name for part in parts if isinstance(part, Unwanted)]
-    positive = [part for part in parts if not isinstance(part, Unwanted)]
-    if any(isinstance(node, Unwanted) for part in positive for node in _walk_nodes(part)):
+    wanted = [part for part in parts if not isinstance(part, Unwanted)]
+    if any(isinstance(node, Unwanted) for part in wanted for node in _walk_nodes(part)):
         raise InvalidExpression(
             "what is negated is joined to the rest by &&: a && b && !c, and not a && (b || !c)"
         )
-    if not positive:
+    if not wanted:
         raise InvalidExpression("a condition wants at least one event that comes: a && !b")
-    condition = _condition_of_node(_joined(AllOf, positive), unwanted)
+    condition = _condition_of_node(_join_parts(AllOf, wanted), unwanted)
     if contradictory := condition.unwanted & condition.wanted.keys():
         raise InvalidExpression(f"{min(contradictory)} is wanted and unwanted")
     return condition
 
 
 def _condition_of_node(tree: Node, unwanted: Sequence[str]) -> TriggerCondition:
-    """Return the condition of this tree, which has only wanted events, and these unwanted
+    """Return the condition with this tree, which has only wanted events, and these unwanted
     dependencies."""
     wanted_counts: dict[str, int] = {}
     for node in _walk_nodes(tree):
@@ -131,7 +135,7 @@ def _condition_of_node(tree: Node, unwanted: Sequence[str]) -> TriggerCondition:
     return TriggerCondition(tree, wanted_counts, frozenset(unwanted))
 
 
-def _joined(kind: type[AllOf | AnyOf], parts: Sequence[Node]) -> Node:
+def _join_parts(kind: type[AllOf | AnyOf], parts: Sequence[Node]) -> Node:
     """Return a node of this kind with these parts; a single part is returned as it is."""
     return parts[0] if len(parts) == 1 else kind(tuple(parts))
 
@@ -156,7 +160,7 @@ def _is_simple(node: Node) -> bool:
 
 
 def _holds(node: Node, counts: Mapping[str, int]) -> bool:
-    """Whether the node, of wanted events only, is fulfilled by these numbers of events by
+    """Whether a node, which has only wanted events, is fulfilled. `counts`: number of events by
     dependency."""
     match node:
         case Wanted(name, count):
@@ -166,26 +170,30 @@ def _holds(node: Node, counts: Mapping[str, int]) -> bool:
         case AnyOf(parts):
             return any(_holds(part, counts) for part in parts)
         case Unwanted():
-            raise AssertionError("a condition's tree has only what is wanted")
+            raise AssertionError("a condition's tree has only wanted events")
 
 
 class _Token(NamedTuple):
-    """A token of a condition, and where it begins."""
+    """A token of a condition."""
 
     text: str
     position: int
+    """Index of its first character in the condition."""
     is_name: bool
 
 
 _END: Final = ""
+"""Text of the token after the last one."""
 
 
 def _tokens(text: str) -> Iterator[_Token]:
-    """Yield the tokens of a condition. Raises `InvalidExpression`."""
+    """Yield the tokens of a condition, the last one with the text `_END`. Raises
+    `InvalidExpression`."""
     position = 0
     while text[position:].strip():
         match = _TOKEN.match(text, position)
         if match is None:
+            # The error names the first character that isn't space.
             position += len(text[position:]) - len(text[position:].lstrip())
             raise InvalidExpression(
                 f"{text[position]!r} has no meaning in a condition: want names, &&, ||, ! and ()",
@@ -202,13 +210,13 @@ class _ConditionParser:
 
     def __init__(self, tokens: Sequence[_Token]) -> None:
         self._tokens = tokens
-        self._next = 0
+        self._next_index = 0
         """Index of the token that is to be parsed next."""
         self._depth = 0
         """Number of parentheses that are open."""
 
     def condition(self) -> Node:
-        """Parse a whole condition. Raises `InvalidExpression`."""
+        """Parse a whole condition up to its end."""
         tree = self._parse_alternatives()
         if self._token.text != _END:
             raise self._unexpected_token_error("&& or ||")
@@ -219,14 +227,14 @@ class _ConditionParser:
         parts = [self._parse_conjunction()]
         while self._skip_if("||"):
             parts.append(self._parse_conjunction())
-        return _joined(AnyOf, _flatten(AnyOf, parts))
+        return _join_parts(AnyOf, _flatten(AnyOf, parts))
 
     def _parse_conjunction(self) -> Node:
         """Parse one or more terms joined by `&&`; a single one is returned as it is."""
         parts = [self._parse_term()]
         while self._skip_if("&&"):
             parts.append(self._parse_term())
-        return _joined(AllOf, _flatten(AllOf, parts))
+        return _join_parts(AllOf, _flatten(AllOf, parts))
 
     def _parse_term(self) -> Node:
         """Parse a dependency, its negation (`!a`), a number of its events (`3 of a`), or a
@@ -250,9 +258,11 @@ class _ConditionParser:
         return Wanted(self._parse_name())
 
     def _is_count(self) -> bool:
-        """Whether `3 of a` follows; a dependency may well be named 3, or of."""
+        """Whether the next three tokens are a number, `of` and a name, as in `3 of a`."""
+        # All three are checked, as a dependency may be named 3, or of.
+        last_index = len(self._tokens) - 1
         first, second, third = (
-            self._tokens[min(self._next + ahead, len(self._tokens) - 1)] for ahead in range(3)
+            self._tokens[min(self._next_index + ahead, last_index)] for ahead in range(3)
         )
         return first.text.isdecimal() and second.text == "of" and third.is_name
 
@@ -263,7 +273,7 @@ class _ConditionParser:
         count = int(token.text)
         if not 1 <= count <= MAX_COUNT:
             raise InvalidExpression(f"want 1 to {MAX_COUNT} events, not {count}", token.position)
-        self._next += 2
+        self._next_index += 2
         return Wanted(self._parse_name(), count)
 
     def _parse_name(self) -> str:
@@ -271,22 +281,24 @@ class _ConditionParser:
         token = self._token
         if not token.is_name:
             raise self._unexpected_token_error("the name of a dependency")
-        self._next += 1
+        self._next_index += 1
         return token.text
 
     def _skip_if(self, text: str) -> bool:
-        """Move past the next token if its text is `text`; returns whether it is."""
-        is_next = self._token.text == text
-        self._next += is_next
-        return is_next
+        """Move past the next token and return True if the token's text is `text`; else return
+        False."""
+        if self._token.text != text:
+            return False
+        self._next_index += 1
+        return True
 
     @property
     def _token(self) -> _Token:
         """The token that is to be parsed next; the last one is `_END`."""
-        return self._tokens[self._next]
+        return self._tokens[self._next_index]
 
     def _unexpected_token_error(self, expectation: str) -> InvalidExpression:
-        """Return the error that says what was expected and what was found."""
+        """Return the error for the next token; `expectation` says what would be allowed there."""
         token = self._token
         shown_token = repr(token.text) if token.text else "the end"
         return InvalidExpression(f"want {expectation}, not {shown_token}", token.position)

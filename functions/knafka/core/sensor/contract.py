@@ -30,17 +30,18 @@ from knafka.core.sensor.resets import Reset
 from knafka.core.sensor.rules import Rule
 
 MAX_HELD_KEYS: Final = 1_000_000
-"""Most correlation keys that are held; each takes some 450 bytes of memory besides its events: half
-a GB in all."""
+"""Most correlation keys for which events are held by default. Each takes some 450 bytes of memory
+besides its events: half a GB in all."""
 MAX_HELD_BYTES: Final = 512 * 1024 * 1024
-"""Most bytes of held events as JSON: more than a million keys with 200 bytes of data each."""
+"""Most bytes of held events, as JSON, by default: more than a million keys with 200 bytes of data
+each."""
 
-MAX_TRIGGERS = 100
+MAX_TRIGGERS: Final = 100
 """Most triggers, and most dependencies, of one Sensor: the first offset that each trigger needs has
 to fit into a commit's 4 KiB."""
 
 MAX_DEDUPE: Final = 24 * 3600
-"""Longest time in seconds for which an event's mark is held."""
+"""Longest time in seconds in which duplicates may be recognised (`Conditions.dedupe`)."""
 
 Name: TypeAlias = Annotated[
     str, StringConstraints(pattern=f"^{conditions.NAME}$", max_length=conditions.MAX_NAME)
@@ -53,20 +54,23 @@ Grace: TypeAlias = Annotated[Duration, Field(ge=0, le=600)]
 
 
 class Dependency(Model):
-    """A dependency of conditions: which events of the bus count for its name."""
+    """A dependency: the events of the bus that count under its name in conditions."""
 
     name: Name
     filter: AttributesFilter = AttributesFilter()
+    """The older form of a filter."""
     filters: tuple[Filter, ...] = ()
-    """ANDed, all dialects of a Trigger's; when there are any, `filter` is ignored (KN-TRG-10)."""
+    """ANDed, in all dialects of a Trigger's filters; when there are any, `filter` is ignored
+    (KN-TRG-10)."""
 
 
 class ByTime(Model):
-    """Times at which held events stop counting (BUS-S5): a cron expression of five fields, and the
-    time zone that it is in, such as Europe/Berlin."""
+    """Times at which held events stop counting (BUS-S5)."""
 
     cron: str
+    """A cron expression of five fields."""
     timezone: str = "UTC"
+    """Name of the time zone of `cron`, such as Europe/Berlin."""
 
     @model_validator(mode="after")
     def _check_schedule(self) -> Self:
@@ -91,12 +95,13 @@ class SensorTrigger(Model):
     conditions: str = ""
     """A boolean expression of dependencies (BUS-S1); empty: all dependencies are wanted."""
     conditions_reset: tuple[ConditionsReset, ...] = ()
+    """When held events stop counting; empty: never."""
     within: Annotated[Duration, Field(ge=0.001)] | None = None
-    """Ours: most seconds between the events of one firing; with `!`, how long to wait for the
-    unwanted event."""
+    """Ours: most seconds between the events of one firing; None: no limit. With an unwanted event
+    (`!`), also how long to wait for it."""
     correlation: CesqlText | None = None
     """Ours: the value that all events of one firing share, an attribute or an expression of
-    attributes. An event without the value doesn't count."""
+    attributes; an event without this value doesn't count. None: any events fire together."""
     order: Literal["key", "partition", "unordered"] | None = None
     """Ours: the order in which its actions are delivered. None: actions with the same key are
     delivered one after another; the key is the event's if the condition wants one event, else the
@@ -108,7 +113,7 @@ class SensorTrigger(Model):
 
     def rule(self, dependencies: Iterable[str]) -> Rule:
         """Return the trigger's compiled rule. `dependencies`: names of all dependencies of the
-        Sensor, which are the condition if the trigger declares none. Raises `InvalidExpression`."""
+        Sensor (see `condition`). Raises `InvalidExpression`."""
         return Rule(
             self.name,
             self.condition(dependencies),
@@ -120,8 +125,8 @@ class SensorTrigger(Model):
         )
 
     def condition(self, dependencies: Iterable[str]) -> TriggerCondition:
-        """Return the parsed condition; one that isn't declared wants an event of each of the
-        `dependencies`. Raises `InvalidExpression`."""
+        """Return the parsed condition. If the trigger declares none, its condition wants an event
+        of each of the `dependencies`. Raises `InvalidExpression`."""
         if not self.conditions.strip():
             return conditions.all_of(list(dependencies))
         return conditions.parse(self.conditions)
@@ -141,7 +146,7 @@ def _check_dependencies(dependencies: tuple[Dependency, ...]) -> tuple[Dependenc
 
 
 class Conditions(Model):
-    """The triggers' conditions of a Sensor and their dependencies."""
+    """The triggers of a Sensor, with their conditions, and their dependencies."""
 
     dependencies: Annotated[
         tuple[Dependency, ...],
@@ -150,8 +155,8 @@ class Conditions(Model):
     ]
     triggers: Annotated[tuple[SensorTrigger, ...], Field(min_length=1, max_length=MAX_TRIGGERS)]
     dedupe: Annotated[Duration, Field(ge=0.001, le=MAX_DEDUPE)] | None = None
-    """Ours: seconds in which a further event of the same source and id doesn't count; None: every
-    event counts."""
+    """Ours: seconds after an event in which further ones of the same source and id don't count;
+    None: every event counts."""
 
     @property
     def dedupe_millis(self) -> int | None:
@@ -160,8 +165,8 @@ class Conditions(Model):
 
     @model_validator(mode="after")
     def _check_conditions(self) -> Self:
-        """Raise an error if triggers have the same name, or if a trigger's conditions don't parse,
-        name an unknown dependency, or have an unwanted event without `within`."""
+        """Raise an error if several triggers have the same name, or if a trigger's condition
+        doesn't parse, names an unknown dependency, or has an unwanted event without `within`."""
         _check_unique_names(self.triggers)
         names = [dependency.name for dependency in self.dependencies]
         for trigger in self.triggers:
@@ -182,7 +187,7 @@ class Conditions(Model):
         return self
 
     def rules(self) -> tuple[Rule, ...]:
-        """Return one rule for each trigger, in their order."""
+        """Return the compiled rule of each trigger, in the order of `triggers`."""
         names = [dependency.name for dependency in self.dependencies]
         return tuple(trigger.rule(names) for trigger in self.triggers)
 
@@ -197,24 +202,25 @@ class SensorContract(Conditions):
     ends, as it may not understand the record."""
     kafka: Kafka
     topic: str
-    """The bus: its events are read from there (BUS-8)."""
+    """The bus: the topic whose events the Sensor reads (BUS-8)."""
     group: str
     """The consumer group that reads the bus and the trigger topic."""
     trigger_topic: str
-    """Events of complex conditions, by trigger (BUS-10, BUS-13)."""
+    """Topic of the events that matched a trigger whose condition isn't simple (BUS-10, BUS-13)."""
     changelog_topic: str
     """Compacted topic with the events that triggers hold; it has as many partitions as the trigger
     topic."""
     action_topic: str
     """Topic of the firings (BUS-11)."""
     bus: str
-    """The name of its Broker, or `names.of_channel` of its KafkaChannel, for its dead letters."""
+    """The name of the Sensor's Broker, or `names.of_channel` of its KafkaChannel, for its dead
+    letters."""
     dead_letter_topic: str
-    """Topic of the events that could not be handled; created at the first of them."""
+    """Topic of the events that could not be handled; created when the first one is written."""
     dead_letter_settings: TopicSettings = TopicSettings(config=dict(DEAD_LETTER_TOPIC_CONFIG))
     grace: Grace | None = None
-    """Seconds by which an event may be earlier than one that was already read; None: 20 ms if times
-    are Kafka's, 2 s if they are the senders'."""
+    """Seconds by which an event may be earlier than one that was already read. None: 20 ms if
+    events' times are Kafka's, 2 s if they are their senders'."""
     max_held_keys: Annotated[int, Field(gt=0)] = MAX_HELD_KEYS
     """Most triggers and correlation keys for which one process holds events; beyond that it drops
     the oldest."""
@@ -223,17 +229,18 @@ class SensorContract(Conditions):
 
     @cached_property
     def triggers_in_order(self) -> frozenset[str]:
-        """Names of the triggers whose actions are delivered one after another, even without a
-        key."""
+        """Names of the triggers with the order `key`: even their actions without a key are
+        delivered one after another."""
         return frozenset(trigger.name for trigger in self.triggers if trigger.order == "key")
 
     def transactional_id(self, name: str) -> str:
-        """Return the transactional id of one process, which is its consumer's client id too.
-        `name`: the process's slot, or any unique name if it has none."""
+        """Return the transactional id of one process, which is also its consumer's client id.
+        `name`: the process's slot, or any unique name if it has no slot."""
         return f"{self.group}-{name}"
 
     def slot_of(self, client_id: str) -> int | None:
-        """Return a process's slot (`DrainRequest.slot`) from its consumer's client id, which is its
-        transactional id; None: it has none, or belongs to another Sensor."""
+        """Return a process's slot (`DrainRequest.slot`) from its consumer's client id, as
+        `transactional_id` makes it. None: the process has no slot, or belongs to another Sensor."""
         name = client_id.removeprefix(f"{self.group}-")
-        return int(name) if name != client_id and name.isdecimal() and len(name) < 10 else None
+        is_slot = name != client_id and name.isdecimal() and len(name) < 10
+        return int(name) if is_slot else None

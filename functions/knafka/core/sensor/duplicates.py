@@ -1,7 +1,7 @@
 """Recognises duplicates: events of the same source and id within a declared time count once.
 
-A Sensor's function keeps a mark for each event that a trigger has taken, as it keeps held events:
-in its changelog, under a key of its own (`key_of`), until the time is over. Pure.
+A Sensor's function keeps a mark for each event that a trigger has taken, until that time is over.
+It keeps marks as it keeps held events: in its changelog, each under its own key (`key_of`). Pure.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ MARK_DEPENDENCY: Final = MARK_PREFIX
 
 
 def rule_of(trigger: str, dedupe: int) -> Rule:
-    """Return the rule that holds the marks of a trigger for `dedupe` milliseconds. It never fires:
-    it wants two events, and a mark's key holds only one."""
+    """Return the rule by which the marks of a trigger are held for `dedupe` milliseconds. The rule
+    never fires, as it wants two events, and a mark's key holds only one."""
     return Rule(
         MARK_PREFIX + trigger,
         TriggerCondition(Wanted(MARK_DEPENDENCY, 2), {MARK_DEPENDENCY: 2}, frozenset()),
@@ -35,19 +35,19 @@ def key_of(trigger: str, event: HeldEvent) -> str:
 
 
 def is_mark(key: str) -> bool:
-    """Whether events are held under this key as marks, and not for a firing."""
+    """Whether this is the key of a mark, and not of events that are held for a firing."""
     return key.startswith(MARK_PREFIX)
 
 
 def mark_of(event: HeldEvent) -> HeldEvent:
-    """Return the mark of an event, by which a duplicate is recognised: the event without its
-    document and trace, for `MARK_DEPENDENCY`."""
+    """Return the mark by which duplicates of an event are recognised: a copy of the event for the
+    dependency `MARK_DEPENDENCY`, without document and trace."""
     return event._replace(dependency=MARK_DEPENDENCY, document=b"", trace=b"")
 
 
 class Seen:
-    """The marks of triggers' events in memory, for events that come in the order of time, as in a
-    backtest."""
+    """Keeps the marks of triggers' events in memory, for events that come in the order of time, as
+    in a backtest."""
 
     def __init__(self, dedupe: int | None) -> None:
         """`dedupe` in milliseconds; None: every event counts."""
@@ -56,10 +56,13 @@ class Seen:
         """Time (ms) of each marked event by key, dependency and identity, the oldest first."""
 
     def mark_if_new(self, key: str, dependency: str, identity: str, time: int) -> bool:
-        """Mark an event, and return True if it counts, False if it is a duplicate. It came at
-        `time` (ms) for `dependency` of the trigger in `key`, with its correlation key
-        (`records.key_of`); `identity`: the event's source and id. Times must be passed in ascending
-        order."""
+        """Mark an event if it is new. Return True if it is new and so counts, False if it is a
+        duplicate.
+
+        `key`: the trigger and its correlation key (`records.key_of`). `dependency`: the one for
+        which the event counts. `identity`: the event's source and id. `time` (ms): when the event
+        came; times must be passed in ascending order.
+        """
         if self._dedupe is None:
             return True
         marks = self._taken

@@ -13,17 +13,18 @@ class HeldEvent(NamedTuple):
 
     dependency: str
     identity: str
-    """The event's source and id, which identify it (CE: together they are unique)."""
+    """The event's source and id (`records.identity_of`), which together identify it."""
     at: int
     """Time at which the bus took the event, in milliseconds since the Unix epoch."""
     offset: int
-    """Offset of its record in its partition of the trigger topic, where no other event has it."""
+    """Offset of the event's record in its partition of the trigger topic."""
     document: bytes
     """The event as a JSON document (structured mode)."""
     trace: bytes = b""
     """The event's `traceparent` on the bus, if its trace is sampled; else empty."""
     origin: tuple[int, int] = (-1, -1)
-    """The event's partition and offset on the bus, which order events of the same time."""
+    """The event's partition and offset on the bus, which order events of the same time; (-1, -1):
+    not known."""
 
     @property
     def place(self) -> Place:
@@ -40,16 +41,17 @@ Held: TypeAlias = tuple[HeldEvent, ...]
 
 
 class Firing(NamedTuple):
-    """A condition that has become true."""
+    """The fact that a trigger's condition has become true."""
 
     events: Held
+    """The events that made it true."""
 
     @property
     def last(self) -> HeldEvent:
-        """The latest of its events, which completed the condition."""
+        """The latest of the firing's events, which completed the condition."""
         return max(self.events, key=lambda event: (event.at, event.origin, event.offset))
 
 
 def sort_by_time(events: Iterable[HeldEvent]) -> Held:
-    """Return the events sorted by time, and by their order on the bus within one time."""
+    """Return the events sorted by time; events of the same time by their order on the bus."""
     return tuple(sorted(events, key=lambda event: (event.at, event.origin, event.offset)))

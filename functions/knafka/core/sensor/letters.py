@@ -2,8 +2,9 @@
 trigger could not fire.
 
 A record becomes a dead letter as in a dispatcher (`core.dead_letter`): the event as it was, and the
-reason. Events that a trigger held, or was to fire with, are named in one dead letter, an event of
-type `FAILED`: they may be megabytes together, and are in the bus's topic.
+reason. Events that a trigger held, or with which it could not fire, aren't copied, as they may be
+megabytes together and are in the bus's topic: one dead letter, an event of type `FAILED`, names
+them.
 
 Pure. Not here: writing them, which is part of the Sensor's transaction (`sensor.batch`).
 """
@@ -39,8 +40,8 @@ class TooLarge(Exception):
 
 
 def failure_of(error: Exception) -> tuple[Reason, str]:
-    """Return the reason and the text of the dead letter for this error. An error other than
-    `TooLarge` and `InvalidEvent` is a bug of Knafka."""
+    """Return the reason and the text of the dead letter for this error. Every error other than
+    `TooLarge` and `InvalidEvent` is a bug of Knafka, and gives `INTERNAL_ERROR`."""
     if isinstance(error, TooLarge):
         return Reason.TOO_LARGE, str(error)
     if isinstance(error, InvalidEvent):
@@ -57,8 +58,8 @@ def of_record(
     trigger: str | None = None,
 ) -> Draft:
     """Return the dead letter of the record `draft` at `place` (topic, partition, offset).
-    `failure`: the reason, and a text that explains it. `trigger`: the only trigger for which it
-    failed. `now`: seconds since the Unix epoch."""
+    `failure`: the reason, and a text that explains it. `trigger`: the only trigger for which the
+    record failed; None: it failed for all. `now`: seconds since the Unix epoch."""
     headers, value = draft.headers, draft.value
     reason, failure_text = failure
     extensions = () if trigger is None else ((records.TRIGGER, trigger),)
@@ -67,14 +68,14 @@ def of_record(
     try:
         letter = dead_letter_of(headers, value, failure_details, origin)
     except Exception:  # the record holds no event, so only its key and value are kept
-        bare = _failure_of_letter(sensor, Reason.UNDECODABLE, failure_text, now, extensions)
-        letter = dead_letter_of([], value, bare, origin)
+        undecodable = _failure_of_letter(sensor, Reason.UNDECODABLE, failure_text, now, extensions)
+        letter = dead_letter_of([], value, undecodable, origin)
     return Draft(draft.key, *letter)
 
 
-def structured(document: bytes | None) -> RecordHeaders:
-    """Return the headers of a record of the trigger topic, whose value `document` is an event as
-    JSON: the content type of structured mode. A tombstone (None) gets no headers."""
+def structured_headers(document: bytes | None) -> RecordHeaders:
+    """Return the headers by which a record's value `document`, an event as JSON, is read in
+    structured mode: its content type. A tombstone (None) gets no headers."""
     return [] if document is None else [(CONTENT_TYPE, json_format.MEDIA_TYPE.encode())]
 
 
@@ -86,9 +87,9 @@ def of_events(
     failure: tuple[Reason, str],
     now: float,
 ) -> Draft:
-    """Return the dead letter that names events held at `key` (`records.key_of`) in a partition of
-    the trigger topic; there is at least one event. `failure`: the reason, and a text that explains
-    it. `now`: seconds since the Unix epoch."""
+    """Return the dead letter that names `events`, at least one, which are held at `key`
+    (`records.key_of`) in a partition of the trigger topic. `failure`: the reason, and a text that
+    explains it. `now`: seconds since the Unix epoch."""
     trigger, correlation = records.trigger_of(key), records.correlation_of(key)
     last = max(event.offset for event in events)
     attributes = {
@@ -123,9 +124,10 @@ def cut(letter: Draft) -> Draft:
 
 
 def _named_events(events: Sequence[HeldEvent]) -> Sequence[dict[str, Any]]:
-    """Return for each event what names it in a dead letter: dependency, source, id, time and offset
-    in the trigger topic. Events beyond `MAX_NAMED_BYTES` are left out."""
-    named, remaining_bytes = list[dict[str, Any]](), MAX_NAMED_BYTES
+    """Return for each event the values that name it in a dead letter: dependency, source, id, time,
+    and offset in the trigger topic. Events beyond `MAX_NAMED_BYTES` are left out."""
+    named: list[dict[str, Any]] = []
+    remaining_bytes = MAX_NAMED_BYTES
     for event in events:
         source, _, identity = event.identity.partition(" ")
         name = {
@@ -150,8 +152,8 @@ def _failure_of_letter(
     extensions: Sequence[tuple[str, str]] = (),
 ) -> Failure:
     """Return the failure of a Sensor's dead letter: its reason, the text that explains it, and
-    attributes to add (`extensions`). No attempt was made, so both times are `now`, in seconds since
-    the Unix epoch."""
+    attributes to add (`extensions`). No delivery was attempted, so both times are `now`, in seconds
+    since the Unix epoch."""
     return Failure(
         destination=f"sensor:{sensor.name}.{sensor.namespace}",
         reason=reason,

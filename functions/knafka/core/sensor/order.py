@@ -1,6 +1,6 @@
 """Puts events in the order in which a trigger takes them: by time over all partitions of the bus.
 
-    partition 0   a@10 ------------- a@30      what is taken: a@10 b@12 a@30 b@31,
+    partition 0   a@10 ------------- a@30      the trigger takes a@10 b@12 a@30 b@31,
     partition 1         b@12 b@31              whichever partition was read first
 
 Events are ordered by time, and events of the same time by their partition and offset on the bus. A
@@ -30,6 +30,7 @@ class Place(NamedTuple):
 
 
 BEFORE_ALL: Final = Place(-(2**63))
+"""A place before those of all events."""
 
 
 class Routed(NamedTuple):
@@ -42,11 +43,13 @@ class Routed(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """Which records at or after a partition's committed offset were taken already: those whose
-    offset is below `read` and whose place is not after `last`."""
+    """Which records from a partition's committed offset on were taken already: those whose offset
+    is below `read`, and whose place isn't after `last`."""
 
     read: int
+    """The offset after the last record that was read."""
     last: Place
+    """The latest place of the records that were taken."""
 
 
 class InOrder(Generic[T]):
@@ -65,7 +68,7 @@ class InOrder(Generic[T]):
         self._last = self._taken_place
         """The latest place that was taken, or up to which absence was decided (`mark_decided`)."""
         self._read_place = BEFORE_ALL
-        """Every event up to this place in the order was read: those that wait there are next."""
+        """Every event up to this place was read: waiting records up to it are next in order."""
         self._waiting: list[tuple[Place, int, int, T]] = []
         """A heap of the records that wait: place, offset, size in bytes, and the record."""
         self.bytes = 0
@@ -74,15 +77,16 @@ class InOrder(Generic[T]):
         """Offsets of the records that wait, in ascending order."""
 
     def __len__(self) -> int:
+        """Return the number of records that wait."""
         return len(self._waiting)
 
     def add(self, offset: int, place: Place, until: int, record: T, size: int = 0) -> None:
-        """Add a record that was read at this offset of the trigger topic, and has `size` bytes;
-        `place` is its event's.
+        """Add a record that was read at this offset of the trigger topic and has `size` bytes;
+        `place` is its event's. A record that was taken already (`already_taken`) is skipped.
 
-        `until` (ms), as the record says: every event before this time precedes this record in the
-        partition, except events that its writer appended together with it and that come after it in
-        order.
+        `until` (ms): the record says that every event before this time precedes the record in the
+        partition. Excepted are events that its writer appended together with it, and whose places
+        are after its own.
         """
         if offset >= self._taken_below or place > self._taken_place:
             heappush(self._waiting, (place, offset, size, record))
@@ -91,9 +95,8 @@ class InOrder(Generic[T]):
         self._read_place = max(self._read_place, min(Place(until), place))
 
     def take_if_next(self, offset: int, place: Place, until: int) -> bool:
-        """Take a record that was just read, if it is next in order, so that it needs no `add`;
-        returns whether it was taken. `offset` is that of the record, and `place` that of its event.
-        Every event before the time `until` (ms) precedes the record."""
+        """Take a record that was just read, if it is next in order. Return True if it was taken,
+        False if the caller has to `add` it. The arguments are those of `add`."""
         if self._waiting or place < self._last or offset < self._taken_below:
             return False
         if until > place.at:  # the record itself says that nothing before it is missing
@@ -104,23 +107,23 @@ class InOrder(Generic[T]):
         return True
 
     def note_read_until(self, until: int) -> None:
-        """Note that every event before the time `until` (ms) was read, so that those that wait are
-        next up to then."""
+        """Note that every event before the time `until` (ms) was read, so that the waiting records
+        before it are next in order."""
         self._read_place = max(self._read_place, Place(until))
 
     def mark_decided(self, until: int) -> None:
-        """Treat every event before the time `until` (ms) as late from now on: the triggers that
-        wait for an event's absence up to then have been handled."""
+        """Treat every event before the time `until` (ms) as late from now on, because it is decided
+        which unwanted events didn't come up to then."""
         self._last = max(self._last, Place(until))
 
     def take(
         self, limit: int, max_waiting: int = 2**63, max_waiting_bytes: int = 2**63
     ) -> Iterator[tuple[T, int]]:
-        """Yield at most `limit` records that are next in order or late, each with its lateness in
-        ms (0: in order).
+        """Take and yield at most `limit` records that are next in order or late, each with its
+        lateness in ms (0: in order).
 
-        While more than `max_waiting` records or `max_waiting_bytes` wait, the earliest of them is
-        yielded, too, although an earlier event may still be read.
+        While more than `max_waiting` records or `max_waiting_bytes` bytes wait, the earliest record
+        is also yielded, although an earlier event may still be read.
         """
         waiting = self._waiting
         while waiting and limit > 0:
@@ -146,12 +149,13 @@ class InOrder(Generic[T]):
 
     @property
     def has_next(self) -> bool:
-        """Whether a record waits of which it is known that it is next in order."""
+        """Whether a record waits that is certainly next in order, or late."""
         return bool(self._waiting) and self._waiting[0][0] <= max(self._read_place, self._last)
 
     def position(self, next_offset: int) -> int:
-        """Return the offset to commit: the lowest of a waiting record or, if none waits, the next
-        to be read, `next_offset`. Records after it may have been taken already (`taken`)."""
+        """Return the offset to commit: the lowest offset of a waiting record; if none waits, that
+        of the next record to be read, `next_offset`. Records after it may have been taken already
+        (`taken`)."""
         return next(iter(self._offsets), next_offset)
 
     def taken(self, next_offset: int) -> Taken | None:

@@ -1,12 +1,13 @@
 """Encodes and decodes the records of a Sensor's three topics (BUS-7, BUS-18, BUS-S6).
 
-    trigger     key TRIGGER or TRIGGER/CORRELATION   value one event, as JSON     what was matched
-    changelog   key OFFSET/ and that key             the same, or a tombstone     what is held
-    action      that key                             a CloudEvent, see `action`   what has fired
+    topic      key                                  value                         events that
+    trigger    TRIGGER or TRIGGER/CORRELATION       one event, as JSON            a trigger may need
+    changelog  OFFSET/ and the trigger topic's key  the same, or a tombstone      a trigger holds
+    action     the trigger topic's key              CloudEvent (`action_record`)  have fired
 
-All records for one trigger and correlation have the same key, so they are in one partition, and one
-process at a time handles them (BUS-18, BUS-19). A changelog record is in the partition of the same
-number.
+All records for one trigger and correlation key have the same record key, so they are in one
+partition, and one process at a time handles them (BUS-18, BUS-19). Changelog records of a partition
+of the trigger topic are in the changelog's partition of the same number.
 """
 
 from __future__ import annotations
@@ -30,11 +31,13 @@ TRIGGER: Final = "sensortrigger"
 DEPENDENCIES: Final = "sensordependencies"
 """Extension attribute: the dependencies of the firing's events, in their order, comma-separated."""
 
+# Record headers in the trigger topic and the changelog.
 _DEPENDENCY, _IDENTITY, _AT, _GENERATION = "dependency", "identity", "at", "generation"
 _ORIGIN: Final = "origin"
-"""Partition and offset on the bus; in the trigger topic with a third number, `until` of
-`TriggerTopicRecord`."""
+"""The event's partition and offset on the bus; in the trigger topic followed by a third number,
+`TriggerTopicRecord.until`."""
 _TRACE: Final = "traceparent"
+"""Record header with the event's trace context, also in the action topic."""
 NEVER: Final = -(2**62)
 """A time (ms) before all others."""
 
@@ -43,13 +46,13 @@ class TriggerTopicRecord(NamedTuple):
     """An event on its way to a trigger."""
 
     key: str
-    """`key_of` its trigger and correlation."""
+    """The trigger and its correlation key, as `key_of` joins them."""
     event: HeldEvent
     generation: int
     """Generation of the Sensor in the process that wrote the record."""
     until: int = NEVER
-    """A time (ms): every event of the bus for this partition with an earlier time comes before this
-    record, unless it is of the same transaction. `NEVER`: nothing is known."""
+    """A time (ms): every earlier event of the bus that goes to this partition comes before this
+    record, except events that are written in the same transaction. `NEVER`: nothing is known."""
 
 
 def key_of(trigger: str, correlation: str | None) -> str:
@@ -58,7 +61,8 @@ def key_of(trigger: str, correlation: str | None) -> str:
 
 
 def trigger_of(key: str) -> str:
-    """Return the trigger's name in a key: it has no slash."""
+    """Return the trigger's name in a record's key: the text before the first slash, as names have
+    no slash."""
     return key.partition("/")[0]
 
 
@@ -69,8 +73,8 @@ def correlation_of(key: str) -> str | None:
 
 
 def identity_of(attributes: Attributes) -> str:
-    """Return what identifies an event with these attributes: its source (which has no spaces), a
-    space, and its id."""
+    """Return the text that identifies an event with these attributes: its source (which has no
+    spaces), a space, and its id."""
     return f"{attributes['source']} {attributes['id']}"
 
 
@@ -80,9 +84,9 @@ def source_of(namespace: str, sensor: str) -> str:
 
 
 def headers_of(event: HeldEvent, generation: int, until: int | None = None) -> RecordHeaders:
-    """Return the headers of an event's record: in the trigger topic if `until` is given
-    (`TriggerTopicRecord.until`), else in the changelog. `generation`: that of the Sensor in this
-    process."""
+    """Return the headers of an event's record. `until`: `TriggerTopicRecord.until` of a record of
+    the trigger topic; None: the record is one of the changelog. `generation`: that of the Sensor in
+    this process."""
     origin = b"%d.%d" % event.origin
     headers: RecordHeaders = [
         (_DEPENDENCY, event.dependency.encode()),
@@ -97,7 +101,8 @@ def headers_of(event: HeldEvent, generation: int, until: int | None = None) -> R
 def read_trigger(
     key: bytes | None, value: bytes | None, headers: RecordHeaders | None, offset: int
 ) -> TriggerTopicRecord:
-    """Decode the record of the trigger topic at this offset. Raises `InvalidEvent`."""
+    """Decode a record of the trigger topic, which is at `offset`. Raises `InvalidEvent` if it isn't
+    such a record."""
     try:
         header_values: Mapping[str, bytes] = dict(headers or ())
         if key is None or value is None:
@@ -118,23 +123,25 @@ def read_trigger(
 
 
 def _parse_origin(raw: bytes | None) -> tuple[tuple[int, int], int]:
-    """Parse an event's partition and offset on the bus, and `until`; without the header, as in
-    records of an earlier version, return (-1, -1) and `NEVER`. Raises `ValueError`."""
+    """Parse the header `_ORIGIN`: return an event's partition and offset on the bus, and `until`.
+    Without the header, as in records of an earlier version, return (-1, -1) and `NEVER`. Raises
+    ValueError."""
     if raw is None:
         return (-1, -1), NEVER
-    numbers = raw.split(b".")
-    return (int(numbers[0]), int(numbers[1])), int(numbers[2]) if len(numbers) > 2 else NEVER
+    numbers = [int(number) for number in raw.split(b".")[:3]]
+    until = numbers[2] if len(numbers) > 2 else NEVER
+    return (numbers[0], numbers[1]), until
 
 
 def changelog_key(key: str, offset: int) -> bytes:
-    """Return the key of the changelog record for the event at this offset of the trigger topic;
-    `key` is the event's record key there (`key_of`)."""
+    """Return the key of the changelog record for the event at this offset of the trigger topic.
+    `key`: the event's record key in the trigger topic (`key_of`)."""
     return f"{offset}/{key}".encode()
 
 
 def read_changelog(key: bytes | None) -> tuple[str, int]:
-    """Decode a changelog record's key: return the key in the trigger topic, and the offset there.
-    Raises `InvalidEvent`."""
+    """Decode a changelog record's key: return its event's key and offset in the trigger topic.
+    Raises `InvalidEvent` if it isn't such a key."""
     offset, _, trigger_topic_key = (key or b"").partition(b"/")
     try:
         return trigger_topic_key.decode(), int(offset)
@@ -142,14 +149,17 @@ def read_changelog(key: bytes | None) -> tuple[str, int]:
         raise InvalidEvent("the record is none of a Sensor's changelog") from None
 
 
-def action(
+def action_record(
     source: str, identity: str, key: str, firing: Firing, trace: bytes = b""
 ) -> tuple[RecordHeaders, bytes]:
-    """Return headers and value of the record that announces a firing: a CloudEvent whose data is a
-    JSON array of the firing's events. `source` becomes the CloudEvent's source. `identity` becomes
-    its id, and must be the same each time this firing is written, so that a subscriber can
-    recognise duplicates. `key` has the trigger and the correlation key (`key_of`). `trace` becomes
-    the header `traceparent`, unless it is empty."""
+    """Return headers and value of the record that announces a firing: a CloudEvent whose data are a
+    JSON array of the firing's events.
+
+    `source` and `identity` become the CloudEvent's source and id. `identity` must be the same each
+    time this firing is written, so that a subscriber can recognise duplicates. `key`: the trigger
+    and the correlation key (`key_of`). `trace` becomes the header `traceparent`, unless it is
+    empty.
+    """
     correlation = correlation_of(key)
     attributes = {
         "specversion": "1.0",
@@ -169,25 +179,24 @@ def action(
 
 
 DUE: Final = "@due"
-"""Metadata key beside the triggers' names, which have no @: when (ms) timers must be checked
-again."""
-
-
+"""Key in a commit's metadata: when (ms) timers must be checked again. The metadata's other keys are
+names of triggers, which have no @."""
 TAKEN_KEY: Final = "@taken"
-"""Metadata key: the records taken after the offset, see `order.Taken`."""
+"""Key in a commit's metadata: the records that were taken already (`order.Taken`)."""
 UNTIL: Final = "@until"
-"""Metadata key of a bus offset: `Routed.until`."""
+"""Key in the metadata of a commit of the bus: `Routed.until`."""
 BY_SENDER_KEY: Final = "@bysender"
-"""Metadata key of a bus offset: `Routed.by_sender`."""
+"""Key in the metadata of a commit of the bus: `Routed.by_sender`."""
 
 
 def commit_metadata(offsets: Mapping[str, int], due: int | None, taken: Taken | None = None) -> str:
-    """Encode the metadata of a commit of the trigger topic. `offsets` has the first offset that
-    each trigger still needs (BUS-16). `due` is the time (ms since the Unix epoch) at which timers
-    must be checked again, None: never. `taken` are the records after the committed offset that were
-    taken already.
+    """Encode the metadata of a commit of the trigger topic.
 
-    If all of this is longer than `MAX_METADATA` allows, the offsets are left out.
+    `offsets`: the first offset that each trigger still needs, by its name (BUS-16). `due`: when (ms
+    since the Unix epoch) timers must be checked again; None: never. `taken`: the records after the
+    committed offset that were taken already; None: none were.
+
+    If the text would be longer than `MAX_METADATA` allows, the offsets are left out.
     """
     own_values: dict[str, Any] = {} if due is None else {DUE: due}
     if taken is not None:
@@ -199,8 +208,8 @@ def commit_metadata(offsets: Mapping[str, int], due: int | None, taken: Taken | 
 
 
 def parse_taken(metadata: str) -> Taken | None:
-    """Decode which records after the committed offset were already taken; None: none were, or the
-    metadata isn't ours (BUS-S8)."""
+    """Decode which records after the committed offset were already taken. None: none were, or the
+    metadata aren't ours (BUS-S8)."""
     try:
         read_offset, *last = map(int, json.loads(metadata)[TAKEN_KEY])
         return Taken(read_offset, Place(*last))
@@ -209,8 +218,8 @@ def parse_taken(metadata: str) -> Taken | None:
 
 
 def bus_metadata(routed: Routed) -> str:
-    """Encode the metadata of a commit of the bus (the topic whose events a Sensor reads): up to
-    which time they were routed to triggers."""
+    """Encode the metadata of a commit of the bus, the topic whose events a Sensor reads: up to
+    which time its events were routed to triggers. Empty if nothing is known."""
     own_values: dict[str, Any] = {} if routed.until is None else {UNTIL: routed.until}
     if routed.by_sender:
         own_values[BY_SENDER_KEY] = True
@@ -219,7 +228,7 @@ def bus_metadata(routed: Routed) -> str:
 
 def parse_routed(metadata: str) -> Routed:
     """Decode from a commit's metadata up to which time a partition of the bus was routed to
-    triggers; `Routed()`, which says nothing, if the metadata isn't ours."""
+    triggers; `Routed()`, which says nothing, if the metadata aren't ours."""
     try:
         values = json.loads(metadata)
         until = values.get(UNTIL)
@@ -229,8 +238,8 @@ def parse_routed(metadata: str) -> Routed:
 
 
 def parse_due(metadata: str) -> int | None:
-    """Decode when (ms) timers must be checked again; None: never, or the metadata isn't ours
-    (BUS-S8)."""
+    """Decode from a commit's metadata when (ms) timers must be checked again. None: never, or the
+    metadata aren't ours (BUS-S8)."""
     try:
         values = json.loads(metadata)
         return int(values[DUE])

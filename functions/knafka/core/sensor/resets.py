@@ -47,14 +47,15 @@ class Reset:
         # Cache of the last result: events are mostly in order, so the next result is mostly the
         # same.
         self._last: int | None = None
-        """The last reset at or before the times from `_from` to `_until`; None: there is none."""
+        """The last reset at or before `_from`; None: there is none."""
         self._next: int | None = None
-        """The first reset after these times; None: there is none."""
+        """The first reset at or after `_until`; None: there is none."""
         self._from = self._until = 0
-        """The results hold for times (ms) from `_from` on and before `_until`."""
+        """The cache holds for times (ms) from `_from` on and before `_until`; no reset is between
+        these two."""
 
     def last(self, time: int) -> int | None:
-        """Return the last reset at or before this time; None: there was none."""
+        """Return the last reset at or before this time (both in ms); None: there was none."""
         if not self._from <= time < self._until:
             self._last, self._next = self._search_backwards(time), self._search_forwards(time)
             self._from = time if self._last is None else self._last
@@ -62,7 +63,7 @@ class Reset:
         return self._last
 
     def next(self, time: int) -> int | None:
-        """Return the first reset at or after this time; None: there is none."""
+        """Return the first reset at or after this time (both in ms); None: there is none."""
         return time if self.last(time) == time else self._next
 
     def _search_backwards(self, time: int) -> int | None:
@@ -79,8 +80,9 @@ class Reset:
         return next((reset for reset in resets if reset >= time), None)
 
     def _margin(self, start: datetime) -> timedelta:
-        """Return how much earlier (or, backwards, later) than `start` a search has to begin: in an
-        hour that a clock repeats, CronSim can't tell the first pass from the second."""
+        """Return how much earlier than `start` (backwards: later) a search has to begin: zero
+        unless the clocks change near `start`. In an hour that they repeat, CronSim can't tell the
+        first pass from the second."""
         offsets = {
             (start + margin).astimezone(self._zone).utcoffset()
             for margin in (-_CLOCK_CHANGE, _CLOCK_CHANGE)
@@ -91,7 +93,7 @@ class Reset:
         """Yield the times (ms) of the resets after this moment in ascending order; with `reverse`,
         of those before it in descending order."""
         moments = CronSim(self._cron, start.astimezone(self._zone), reverse=reverse)
-        with suppress(OverflowError):  # the search went beyond the last year of datetimes
+        with suppress(OverflowError):  # the search left the years that datetime knows
             for reset_time in moments:
                 yield round(reset_time.timestamp() * 1000)
 

@@ -52,8 +52,8 @@ class Router:
         self._has_dedupe = sensor.dedupe is not None
         """Whether duplicates are recognised: then no event fires at once, as its mark must be
         held."""
-        self._wanted: list[tuple[str, Predicate, tuple[_DependentTrigger, ...]]] = []
-        """For each dependency its name, its filter, and the triggers that it concerns."""
+        self._dependencies: list[tuple[str, Predicate, tuple[_DependentTrigger, ...]]] = []
+        """For each dependency its name, its compiled filter, and the triggers that it concerns."""
         for dependency in sensor.dependencies:
             dependents = tuple(
                 _DependentTrigger(
@@ -65,14 +65,15 @@ class Router:
                 if dependency.name in rule.condition.names
             )
             passes = compile_trigger(dependency.filter, dependency.filters, count_error)
-            self._wanted.append((dependency.name, passes, dependents))
+            self._dependencies.append((dependency.name, passes, dependents))
 
     def route(self, attributes: Attributes) -> list[Route]:
-        """Return the routes of an event: at most one for each trigger and dependency; at most one
-        in all for a trigger with a simple condition."""
+        """Return the routes of an event; empty if it concerns no trigger. There is at most one
+        route for each pair of trigger and dependency, and at most one in all for a trigger with a
+        simple condition."""
         routes: list[Route] = []
         routed_triggers: set[str] = set()
-        for dependency, passes, dependents in self._wanted:
+        for dependency, passes, dependents in self._dependencies:
             if not dependents or not passes(attributes):
                 continue
             for dependent in dependents:
@@ -82,7 +83,7 @@ class Router:
                 if dependent.correlate is not None:
                     correlation = dependent.correlate(attributes)
                     if correlation is None:
-                        continue
+                        continue  # the event doesn't count for this trigger
                 if dependent.is_simple:
                     routed_triggers.add(dependent.trigger)
                 fires = dependent.is_simple and not self._has_dedupe
@@ -98,8 +99,8 @@ def _compile_correlation(trigger: SensorTrigger, count_error: CountError) -> Cor
     expression = cesql.compile_expression(trigger.correlation)
 
     def correlate(attributes: Attributes) -> str | None:
-        """Return the event's correlation; None if it is empty, too long, or its evaluation fails,
-        which is counted."""
+        """Return the event's correlation key. None: it is empty or too long, or its evaluation
+        fails, which is counted."""
         value, errors = expression.evaluate(attributes)
         if errors:
             count_error(errors[0].kind)

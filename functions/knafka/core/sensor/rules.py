@@ -4,9 +4,9 @@
     held, time  ---expire---> held, firings        every event before this time has come
 
 Pure. Times are those of the events (when the bus took them), never of their processing: a backlog
-that is read after an outage causes the same firings as without one. A tuple of a few events is held
-for each trigger and correlation key; storing it is the caller's task. Conditions with unwanted
-events (`a && !b`) are decided in `absence`.
+that is read after an outage causes the same firings as if there had been no outage. A tuple of a
+few events is held for each trigger and correlation key; the caller stores it. Conditions with
+unwanted events (`a && !b`) are decided in `absence`.
 """
 
 from __future__ import annotations
@@ -33,28 +33,31 @@ class Rule:
     unwanted event, also how long to wait for it."""
     resets: tuple[Reset, ...] = ()
     is_correlated: bool = False
-    """Whether its events are held by correlation key."""
+    """Whether the trigger has a correlation, by whose key its events are held."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a condition with an unwanted dependency and no time within which it
-        is decided."""
+        """Raise ValueError for a condition with an unwanted dependency and without `within`."""
         if self.condition.unwanted and self.within is None:
             raise ValueError("a condition with ! wants a time within which it is decided")
 
 
 class RuleStep(NamedTuple):
-    """The events that are held now, and the firings in the order of time."""
+    """The result of applying a rule."""
 
     held: Held
+    """The events that are held from now on."""
     firings: tuple[Firing, ...] = ()
+    """In the order of time."""
 
 
 def step(rule: Rule, held: Held, event: HeldEvent) -> RuleStep:
-    """Return the events held and the firing, if any, once `event` has come. Of each dependency the
-    latest events count, by their time (BUS-S3); events that fire are held no more (BUS-S4). A held
-    event of the same dependency, source and id is replaced."""
+    """Return the events held and the firing, if any, once `event` has come while `held` were held.
+
+    Of each dependency the latest events count, by their time (BUS-S3); events that fire are held no
+    more (BUS-S4). A held event of the same dependency, source and id is replaced.
+    """
     events = _counting_events(rule, [*_without_duplicate(rule, held, event), event])
-    if rule.condition.unwanted:
+    if rule.condition.unwanted:  # only time lets it fire (`expire`)
         assert rule.within is not None
         return RuleStep(absence.decide(rule.condition, rule.within, events).held)
     if rule.within is not None:
@@ -67,18 +70,18 @@ def step(rule: Rule, held: Held, event: HeldEvent) -> RuleStep:
 
 
 def apply_edited(rule: Rule, held: Held) -> RuleStep:
-    """Apply an edited rule to events that are held by an earlier version of it: they fire if they
-    fulfil it. If the rule has unwanted events, nothing changes, as their absence is decided by
-    time (`expire`)."""
+    """Apply an edited rule to events that are held by the rule's earlier version: they fire if they
+    fulfil the edited rule. If the rule has unwanted events, nothing changes, as their absence is
+    decided by time (`expire`)."""
     if rule.condition.unwanted or not held:
         return RuleStep(held)
     return step(rule, held, held[-1])  # the last event replaces itself
 
 
 def expire(rule: Rule, held: Held, until: int) -> RuleStep:
-    """Return the events held and the firings once every event before `until` (ms) has come: waits
-    for absence that are over fire, and events that can no longer be part of a firing are
-    dropped."""
+    """Return the events held and the firings once every event before `until` (ms) has come. Rounds
+    whose wait for an unwanted event is over fire, and events that can no longer be part of a firing
+    are dropped."""
     if not held:
         return RuleStep(held)
     if rule.condition.unwanted:
@@ -99,23 +102,23 @@ def expire(rule: Rule, held: Held, until: int) -> RuleStep:
     )
 
 
-def due(rule: Rule, held: Held) -> int | None:
-    """Return when (ms since the Unix epoch) the held events fire if no further event comes; None:
-    they don't. Only a condition with an unwanted event fires so."""
+def due_time(rule: Rule, held: Held) -> int | None:
+    """Return when (ms since the Unix epoch) the held events fire if no further event comes. None:
+    they don't fire by themselves; only those of a condition with an unwanted event do."""
     if not rule.condition.unwanted or not held:
         return None
     assert rule.within is not None
-    return absence.due(rule.condition, rule.within, held)
+    return absence.due_time(rule.condition, rule.within, held)
 
 
-def expires(rule: Rule, held: Held) -> int | None:
+def expiry_time(rule: Rule, held: Held) -> int | None:
     """Return the first time (ms since the Unix epoch) at which `expire` would change the held
     events: a wait for absence, `within` or a reset is over. None: never."""
     if not held:
         return None
     if rule.condition.unwanted:
         assert rule.within is not None
-        return absence.expires(rule.condition, rule.within, held)
+        return absence.expiry_time(rule.condition, rule.within, held)
     oldest = min(event.at for event in held)
     times = [] if rule.within is None else [oldest + rule.within + 1]
     resets = (reset.next(oldest) for reset in rule.resets)
@@ -125,26 +128,28 @@ def expires(rule: Rule, held: Held) -> int | None:
 
 
 def _without_duplicate(rule: Rule, held: Held, event: HeldEvent) -> list[HeldEvent]:
-    """Return the held events without those that are the same event as `event`. In a backlog, an
-    event whose wait is over but hasn't fired yet is kept, as it belongs to another firing."""
+    """Return the held events without those that are the same event as `event`. In a backlog, a held
+    event stays if its round's wait ended before `event` but hasn't fired yet, as it belongs to that
+    firing."""
     same = [held_event for held_event in held if held_event.is_same_as(event)]
     if same and rule.condition.unwanted:
-        assert rule.within is not None
-        rounds = absence.decide(rule.condition, rule.within, held).rounds
-        ended_waits = [
-            waited_event
-            for waited in rounds
-            if waited.until < event.at
-            for waited_event in waited.events
-        ]
-        same = [held_event for held_event in same if held_event not in ended_waits]
+        about_to_fire = _events_of_ended_rounds(rule, held, event.at)
+        same = [held_event for held_event in same if held_event not in about_to_fire]
     return [held_event for held_event in held if held_event not in same]
 
 
+def _events_of_ended_rounds(rule: Rule, events: Iterable[HeldEvent], time: int) -> list[HeldEvent]:
+    """Return the events of the rounds whose wait ended before this time (ms). The rule's condition
+    has an unwanted event."""
+    assert rule.within is not None
+    rounds = absence.decide(rule.condition, rule.within, events).rounds
+    return [event for round_ in rounds if round_.until < time for event in round_.events]
+
+
 def _counting_events(rule: Rule, events: Sequence[HeldEvent]) -> Sequence[HeldEvent]:
-    """Return the events that count: those after the last reset that came before the newest event
-    (BUS-S5). In a backlog also those of waits for absence that had ended before that reset and
-    haven't fired yet."""
+    """Return the events that count: those after the last reset that came no later than the newest
+    event (BUS-S5). In a backlog, also those of rounds whose wait ended before that reset but which
+    haven't fired yet. `events` isn't empty."""
     if not rule.resets:
         return events
     since = _last_reset(rule, max(event.at for event in events))
@@ -153,11 +158,8 @@ def _counting_events(rule: Rule, events: Sequence[HeldEvent]) -> Sequence[HeldEv
     after_reset = [event for event in events if event.at > since]
     if not rule.condition.unwanted:
         return after_reset
-    assert rule.within is not None
     before_reset = [event for event in events if event.at <= since]
-    rounds = absence.decide(rule.condition, rule.within, before_reset).rounds
-    ended_waits = [event for waited in rounds if waited.until < since for event in waited.events]
-    return [*ended_waits, *after_reset]
+    return [*_events_of_ended_rounds(rule, before_reset, since), *after_reset]
 
 
 def _last_reset(rule: Rule, until: int) -> int | None:
@@ -166,19 +168,20 @@ def _last_reset(rule: Rule, until: int) -> int | None:
     return max(resets, default=None)
 
 
-def _was_reset(rule: Rule, waited: Held) -> bool:
-    """Whether a reset came while these events (a round, in the order of time) waited for an
-    unwanted one."""
+def _was_reset(rule: Rule, round_events: Held) -> bool:
+    """Whether a reset came while a round waited for an unwanted event. `round_events`: the events
+    of the round, in the order of time."""
     assert rule.within is not None
-    last = _last_reset(rule, waited[-1].at + rule.within)
-    return last is not None and last >= waited[-1].at
+    completed_at = round_events[-1].at
+    last = _last_reset(rule, completed_at + rule.within)
+    return last is not None and last >= completed_at
 
 
 def _latest_needed_events(
     condition: TriggerCondition, events: Iterable[HeldEvent]
 ) -> Sequence[HeldEvent]:
-    """Return the latest events in the order of time, of each dependency as many as the condition
-    wants at most."""
+    """Return the latest events of each dependency, at most as many as the condition wants, all in
+    the order of time."""
     missing_counts = Counter(condition.wanted)
     latest = []
     for event in reversed(sort_by_time(events)):

@@ -8,28 +8,27 @@ from heapq import heapify, heappop, heappush
 
 
 class Timers:
-    """Holds one time (ms since the Unix epoch) for each key. A replaced time stays in the heap,
-    where it is skipped."""
+    """Holds one time (ms since the Unix epoch) for each key (`records.key_of`)."""
 
     def __init__(self) -> None:
         self._times: dict[str, int] = {}
         """The time of each key."""
         self._heap: list[tuple[int, str]] = []
-        """All times that were set, with their keys; those that `_times` has no more are skipped."""
+        """All times with their keys, also replaced and removed times, which are skipped as they
+        differ from `_times`."""
 
     def set(self, key: str, due_time: int | None) -> None:
-        """Set the time of this key (ms since the Unix epoch); None removes it. A heap that is
-        mostly replaced times is built anew."""
+        """Set the time of this key (ms since the Unix epoch); None removes it."""
         if due_time is None:
             self._times.pop(key, None)
         elif self._times.get(key) != due_time:
             self._times[key] = due_time
             heappush(self._heap, (due_time, key))
-        if len(self._heap) > 2 * len(self._times) + 100:
+        if len(self._heap) > 2 * len(self._times) + 100:  # most of its times were replaced
             self._heap = [(time, key) for key, time in self._times.items()]
             heapify(self._heap)
 
-    def of(self, key: str) -> int | None:
+    def time_of(self, key: str) -> int | None:
         """Return the time of this key; None if it has none."""
         return self._times.get(key)
 
@@ -43,7 +42,7 @@ class Timers:
             heappop(self._heap)
         return None
 
-    def until(self, time: int) -> Iterator[str]:
+    def take_due(self, time: int) -> Iterator[str]:
         """Yield the keys whose times are at or before `time` (ms), the earliest first, and remove
         their times."""
         while (first := self.first) is not None and first <= time:

@@ -1,7 +1,7 @@
 """Splits senders' tokens (JWT) and checks their claims (RFC 7515, 7519). Pure.
 
-    token --split--> algorithm, key id, what is signed, signature      before anything is believed
-    claims --check_claims--> subject, end                              if the signature holds, too
+    token  --split-------->  algorithm, key id, signed text, signature, claims: nothing is verified
+    claims --check_claims->  subject and times, to be believed only if the signature is valid, too
 
 The work is bounded by a token's length; no error contains text of a token.
 
@@ -21,8 +21,8 @@ from knafka.core.errors import KnafkaError
 ALGORITHMS: Final = frozenset(
     f"{family}{bits}" for family in ("RS", "PS", "ES") for bits in (256, 384, 512)
 )
-"""Algorithms with public keys. Never `none`, and never HS256 and its like, which would take a
-public key for a shared secret."""
+"""Accepted algorithms, all with public keys. Never `none`, and never one such as HS256, which would
+take a public key for a shared secret."""
 MAX_TOKEN_BYTES: Final = 8 * 1024
 """Longest token that is accepted; Kubernetes' have one or two thousand bytes."""
 LEEWAY: Final = 60.0
@@ -41,7 +41,9 @@ class SplitToken(NamedTuple):
     algorithm: str
     """One of `ALGORITHMS`."""
     key_id: str
+    """The issuer's id of the key that verifies the signature."""
     signed: bytes
+    """The text that is signed: header and claims as the token has them."""
     signature: bytes
     claims: bytes
     """JSON."""
@@ -53,13 +55,14 @@ class VerifiedToken(NamedTuple):
     subject: str
     """Subject of the token, such as `system:serviceaccount:NAMESPACE:NAME`."""
     until: float
-    """When the token expires, in seconds since the Unix epoch, with `LEEWAY`."""
+    """When the token expires, in seconds since the Unix epoch, `LEEWAY` included."""
     issued: float = 0.0
-    """When the token was issued, in seconds since the Unix epoch."""
+    """When the token was issued, in seconds since the Unix epoch; 0: it doesn't say."""
 
 
 class _Head(msgspec.Struct):
-    """The header of a JWT."""
+    """The header of a JWT (RFC 7515, 4.1); of optional members, it counts only whether they are
+    there."""
 
     alg: str
     kid: str
@@ -71,13 +74,13 @@ class _Head(msgspec.Struct):
 
     @property
     def names_a_key(self) -> bool:
-        """Whether the header contains a key or a URL of one; only the issuer's keys count, by
-        `kid`."""
+        """Whether the header contains a key or a URL of one. Such a token is refused, as only keys
+        that the issuer publishes count, found by `kid`."""
         return any(value is not None for value in (self.jwk, self.jku, self.x5u, self.x5c))
 
 
 class _Claims(msgspec.Struct):
-    """The claims of a JWT."""
+    """The claims of a JWT that are checked (RFC 7519, 4.1); times are Unix times in seconds."""
 
     iss: str
     sub: str
@@ -114,16 +117,17 @@ def split(token: bytes) -> SplitToken:
 
 
 def check_claims(claims: bytes, issuer: str, audience: str, now: float) -> VerifiedToken:
-    """Return the subject and times that these claims state; they are true only if the signature is
-    valid, too. Raises `InvalidToken` if the token is another issuer's, for another audience, or not
-    valid at `now`, in seconds since the Unix epoch."""
+    """Return the subject and times that a token's `claims` (JSON) state; believe them only if the
+    signature is valid, too. Raises `InvalidToken` if the token isn't of this issuer and for this
+    audience, or isn't valid at `now` (seconds since the Unix epoch)."""
     try:
         claim_set = _CLAIMS.decode(claims)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         raise InvalidToken("it lacks iss, sub, aud or exp") from None
     if claim_set.iss != issuer:
         raise InvalidToken("it is another issuer's")
-    if audience not in ([claim_set.aud] if isinstance(claim_set.aud, str) else claim_set.aud):
+    audiences = [claim_set.aud] if isinstance(claim_set.aud, str) else claim_set.aud
+    if audience not in audiences:
         raise InvalidToken("it is for another audience")
     if now >= claim_set.exp + LEEWAY:
         raise InvalidToken("it has expired")

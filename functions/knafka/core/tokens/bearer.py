@@ -9,12 +9,13 @@ from collections.abc import Iterable
 from typing import Final
 
 SCHEME: Final = b"bearer "
+"""Begins the value of the header, in any case."""
 _AUTHORIZATION: Final = b"authorization"
 
 
 def bearer_token(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
-    """Return the token after `Authorization: Bearer`; None if there is no such header, or more than
-    one, as it is unclear which one is the sender's."""
+    """Return the token after `Authorization: Bearer`. None: there is no such header, or there are
+    several `Authorization` headers, and it is unclear which one is the sender's."""
     credentials: bytes | None = None
     for name, value in headers:
         if len(name) == len(_AUTHORIZATION) and name.lower() == _AUTHORIZATION:

@@ -1,7 +1,7 @@
 """Makes and checks the tokens by which a function recognises its operator's requests (decision
 0038). Pure.
 
-    key of the installation, URL of a function --HMAC-SHA-256--> token: what the operator sends
+    key of the installation, URL of a function --HMAC-SHA-256--> token, which the operator sends
     token --SHA-256--> verifier, which is in the function's environment
 
 A verifier is no secret: a token of 256 bits can't be found from its digest. So a function's
@@ -33,8 +33,8 @@ METRICS_TOKENS: Final = "KNAFKA_METRICS_TOKENS"
 MAX_HEADER_BYTES: Final = 256
 """Longest `Authorization` header that is read, in bytes; `Bearer` and a token have 50."""
 MAX_VERIFIERS: Final = 16
-"""Most verifiers, or tokens for metrics, in one variable; usually two while one key replaces
-another."""
+"""Most verifiers, or tokens for metrics, in one variable. Usually there is one, and two while one
+key replaces another."""
 
 REFUSED: Final = "only this function's operator is answered here: want its token in Authorization"
 """Text of the 401 for callers without a token."""
@@ -45,6 +45,7 @@ NO_SCRAPER: Final = "metrics want one of the installation's tokens (KNAFKA_METRI
 _TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/=-]{16,200}").fullmatch
 _match_verifier: Final = re.compile(r"[0-9a-f]{64}").fullmatch
 _PURPOSE: Final = b"knafka caller token\n"
+"""Precedes the URL from which a token is made, so that the key's other uses never make a token."""
 
 
 def token_of(key: bytes, url: str) -> str:
@@ -66,8 +67,8 @@ def verifiers_of(tokens: Iterable[str]) -> str:
 
 
 def parse_metrics_tokens(text: str) -> tuple[str, ...]:
-    """Parse the comma-separated tokens for metrics. Raises `InvalidDocument`, which shows none of
-    them."""
+    """Parse the comma-separated tokens for metrics; none for an empty text. Raises
+    `InvalidDocument`, whose text shows no token."""
     metrics_tokens = tuple(token.strip() for token in text.split(",") if token.strip())
     if len(metrics_tokens) > MAX_VERIFIERS or not all(map(_TOKEN, metrics_tokens)):
         problem = f"invalid value: want up to {MAX_VERIFIERS} tokens of 16 to 200 characters each"
@@ -76,8 +77,8 @@ def parse_metrics_tokens(text: str) -> tuple[str, ...]:
 
 
 def bearer_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """Return the token in a request's `Authorization: Bearer`; empty if there is none, several, or
-    one too long to be ours."""
+    """Return the token in a request's `Authorization: Bearer`; empty if there is no token, or
+    several, or one that is too long to be ours."""
     token = bearer_token(headers)
     if token is None or len(SCHEME) + len(token) > MAX_HEADER_BYTES:
         return ""
@@ -94,7 +95,8 @@ class Callers:
     @classmethod
     def parse(cls, text: str, variable: str = CALLERS) -> Callers:
         """Parse comma-separated verifiers in hexadecimal; an empty text means that everybody is
-        answered. Raises `InvalidDocument` that names `variable`, the one that had the text."""
+        answered. `variable`: the environment variable with the text, which an `InvalidDocument`
+        names. Raises `InvalidDocument`."""
         verifiers = [digest.strip() for digest in text.split(",") if digest.strip()]
         if len(verifiers) > MAX_VERIFIERS or not all(map(_match_verifier, verifiers)):
             problem = f"invalid value: want up to {MAX_VERIFIERS} SHA-256 digests in hexadecimal"
@@ -107,12 +109,12 @@ class Callers:
         return cls(tuple(bytes.fromhex(verifier_of(token)) for token in tokens))
 
     def accept(self, bearer: str) -> bool:
-        """Whether a request with this token is answered; takes equally long for wrong and right
-        tokens."""
+        """Whether a request with the token `bearer` is answered (empty: it has none). The check
+        takes equally long for wrong and right tokens."""
         if not self.verifiers:
             return True
         digest = hashlib.sha256(bearer.encode("utf-8", "replace")).digest()
-        # All of them are compared, so that the time taken is the same.
+        # The list makes `any` compare all verifiers, so that the time taken is always the same.
         return any([hmac.compare_digest(digest, verifier) for verifier in self.verifiers])
 
 

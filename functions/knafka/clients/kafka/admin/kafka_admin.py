@@ -98,7 +98,7 @@ class KafkaAdmin:
         request_timeout: float = ADMIN_REQUEST_TIMEOUT,
         max_read_bytes: int | None = None,
     ) -> None:
-        """`max_read_bytes`: bytes of memory that the records of one `read_all` may take."""
+        """`max_read_bytes`: bytes of memory that the records of one `read_last` may take."""
         self._connection = connection
         self._max_read_bytes = max_read_bytes
         self._calls = AdminCalls(connection, request_timeout)
@@ -365,7 +365,7 @@ class KafkaAdmin:
         if (cached := self._cached_partitions.get(topic)) is not None:
             self._groups.note(groups, cached.id, positions, since)
 
-    async def read_all(self, topic: str, limit: int) -> Sequence[Record]:
+    async def read_last(self, topic: str, limit: int) -> Sequence[Record]:
         """Return the last `limit` records of a topic, oldest first. Raises `LogError`."""
         await self._describe_existing(topic)  # its errors are clearer than a consumer's
         read = partial(read_whole, self._connection, topic, limit, max_bytes=self._max_read_bytes)
