@@ -101,7 +101,7 @@ class DrainLease(Generic[P]):
 
     def __init__(self, new_drain: Callable[[], Leased[P]], renewal: Renewal | None) -> None:
         """Begin without a drain; `new_drain` creates each one, to be run once. `renewal`: None if
-        no operator scales the dispatcher, so that drains need no requests to go on."""
+        the lease is never renewed by this process, as no operator scales the dispatcher."""
         self._new_drain = new_drain
         self._renewal = renewal
         self._drain: Leased[P] | None = None
@@ -227,8 +227,8 @@ class DrainLease(Generic[P]):
     # Renewal
 
     def _plan_renewal(self) -> None:
-        """Plan to renew the lease in `RENEWAL_PATIENCE` seconds, if a drain runs that needs renewals,
-        and no request or renewal is under way."""
+        """Plan to renew the lease in `RENEWAL_PATIENCE` seconds, if a drain runs that needs
+        renewals, and no request or renewal is under way."""
         if self._renewal is None or self._is_ending:
             return
         if self._drains_from_start or self._running is None:

@@ -32,7 +32,7 @@ Connection: TypeAlias = Mapping[str, Any]
 """librdkafka's configuration that reaches the cluster: bootstrap.servers, security (also our own
 keys of `knafka.tokens`), and the settings of a Broker or Trigger."""
 
-READING: Final[Mapping[str, Any]] = {
+CONSUMER_DEFAULTS: Final[Mapping[str, Any]] = {
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
     # Each assignment has its start offsets; an offset that the log doesn't have is an error.
@@ -55,7 +55,7 @@ READING: Final[Mapping[str, Any]] = {
 }
 """Default settings of all our consumers."""
 
-ASKING: Final[Mapping[str, Any]] = {"fetch.max.bytes": 8 * 1024 * 1024}
+REQUEST_CONSUMER_SETTINGS: Final[Mapping[str, Any]] = {"fetch.max.bytes": 8 * 1024 * 1024}
 """Settings of consumers for single requests: small fetches, within librdkafka's limit of received
 bytes."""
 

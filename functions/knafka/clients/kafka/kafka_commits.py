@@ -120,9 +120,9 @@ class OffsetCommits:
         Raises `KafkaException`."""
         self._drop_repetitions(commits)
         self._last.update(commits)
-        self.commit_and_wait(consumer, commits, owned)
+        self.commit_unrecorded(consumer, commits, owned)
 
-    def commit_and_wait(self, consumer: Consumer, commits: Commits, epochs: Epochs) -> None:
+    def commit_unrecorded(self, consumer: Consumer, commits: Commits, epochs: Epochs) -> None:
         """Commit and wait for Kafka; unlike with `commit_now`, nothing is recorded here. A commit
         gets at least the leader epoch that `epochs` has for its partition. Raises `KafkaException`
         if it fails."""
@@ -137,7 +137,7 @@ class OffsetCommits:
         deadline = time.monotonic() + COMMIT_TIMEOUT
         while True:
             try:
-                self.commit_and_wait(consumer, commits, epochs)
+                self.commit_unrecorded(consumer, commits, epochs)
             except KafkaException as error:
                 if error.args[0].code() not in REBALANCING_ERRORS or time.monotonic() > deadline:
                     raise

@@ -95,21 +95,21 @@ class AdminCalls:
     async def request_each(
         self,
         send_request: Callable[[float], Mapping[K, Future[T]]],
-        leaving_out: Collection[int] = (),
+        omitted_codes: Collection[int] = (),
         *,
-        some: bool = False,
+        allow_failures: bool = False,
     ) -> dict[K, T]:
         """Send a request with a future for each key and return the results by key; raises
         `LogError`. It is repeated while a coordinator or leader is moving.
 
-        Keys whose error has a code of `leaving_out` are left out; with `some`, keys with any error,
+        Keys whose error has a code of `omitted_codes` are left out; with `allow_failures`, keys with any error,
         unless all fail. `send_request` sends the request with a timeout in seconds.
         """
 
         async def request(timeout: float) -> dict[K, T]:
             """Send the request and return its results by key."""
             return await self._wait_for_results(
-                send_request(timeout), timeout, leaving_out, some=some
+                send_request(timeout), timeout, omitted_codes, allow_failures=allow_failures
             )
 
         return await self._repeat_until_answered(request)
@@ -117,10 +117,10 @@ class AdminCalls:
     async def ask_coordinator(
         self,
         send_request: Callable[[float], Mapping[K, Future[T]]],
-        leaving_out: Collection[int] = (),
+        omitted_codes: Collection[int] = (),
     ) -> dict[K, T]:
         """Send a request to the coordinator of a group, with a future for each key, and return the
-        results by key; keys whose error has a code of `leaving_out` are left out. It is repeated
+        results by key; keys whose error has a code of `omitted_codes` are left out. It is repeated
         while the coordinator is moving. Raises `LogError`.
 
         librdkafka (2.16.1) aborts the process if its own timeout for such a request expires and a
@@ -134,7 +134,7 @@ class AdminCalls:
             client_number = self._opened_clients
             futures = send_request(LONGEST_TIMEOUT)
             try:
-                return await self._wait_for_results(futures, timeout, leaving_out)
+                return await self._wait_for_results(futures, timeout, omitted_codes)
             finally:
                 if client_number == self._opened_clients and not all(
                     future.done() for future in futures.values()
@@ -148,12 +148,12 @@ class AdminCalls:
         self,
         futures: Mapping[K, Future[T]],
         timeout: float,
-        leaving_out: Collection[int],
+        omitted_codes: Collection[int],
         *,
-        some: bool = False,
+        allow_failures: bool = False,
     ) -> dict[K, T]:
         """Wait for the futures and return their results by key. Keys whose error has a code of
-        `leaving_out` are left out; with `some`, keys with any error, unless all fail. Raises
+        `omitted_codes` are left out; with `allow_failures`, keys with any error, unless all fail. Raises
         `KafkaException` for the first other error, and `LogError` for one that waiting won't
         mend."""
         results = {}
@@ -165,9 +165,9 @@ class AdminCalls:
             try:
                 results[key] = future.result()
             except KafkaException as error:
-                if error.args[0].code() in leaving_out:
+                if error.args[0].code() in omitted_codes:
                     continue
-                if not some:
+                if not allow_failures:
                     raise
                 first_error = first_error or error
         if first_error is not None and not results:
@@ -177,13 +177,13 @@ class AdminCalls:
     async def request_together(
         self,
         send_request: Callable[[Future[dict[K, Any]], float], None],
-        leaving_out: Collection[int] = (),
+        omitted_codes: Collection[int] = (),
         *,
-        some: bool = False,
+        allow_failures: bool = False,
     ) -> dict[K, Any]:
         """Send a request with one future for all results, in which a failed key has a `KafkaError`;
         returns the other results by key. Raises `LogError` for an error whose code isn't in
-        `leaving_out`; with `some`, only if no key has a result. It is repeated while a leader is
+        `omitted_codes`; with `allow_failures`, only if no key has a result. It is repeated while a leader is
         moving.
 
         With thousands of keys, a future for each would cost more than the request.
@@ -191,7 +191,7 @@ class AdminCalls:
 
         async def request(timeout: float) -> dict[K, Any]:
             """Send the request and return the results that succeeded, by key. Raises
-            `KafkaException` for an error not in `leaving_out`, unless `some` is set and a result
+            `KafkaException` for an error not in `omitted_codes`, unless `allow_failures` is set and a result
             succeeded."""
             answer: Future[dict[K, Any]] = Future()
             # librdkafka must be able to set a result even after the caller was cancelled.
@@ -205,14 +205,14 @@ class AdminCalls:
             successes = {
                 key: result for key, result in results.items() if not isinstance(result, KafkaError)
             }
-            unexpected_errors = [error for error in errors if error.code() not in leaving_out]
-            if unexpected_errors and not (some and successes):
+            unexpected_errors = [error for error in errors if error.code() not in omitted_codes]
+            if unexpected_errors and not (allow_failures and successes):
                 raise KafkaException(unexpected_errors[0])
             return successes
 
         return await self._repeat_until_answered(request)
 
-    async def in_thread(self, call: Callable[[float], T]) -> T:
+    async def run_in_thread(self, call: Callable[[float], T]) -> T:
         """Run a blocking call in a thread and return its result; `call` gets the seconds that it
         may take. It is repeated while a coordinator or leader is moving. Raises `LogError`."""
 

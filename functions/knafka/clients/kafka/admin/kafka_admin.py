@@ -154,7 +154,7 @@ class KafkaAdmin:
         with explain_denials(topic=("DescribeConfigs", topic)):
             entries = await self._calls.request_each(
                 lambda timeout: self._admin.describe_configs([resource], request_timeout=timeout),
-                leaving_out=NO_TOPIC_ERRORS,
+                omitted_codes=NO_TOPIC_ERRORS,
             )
         if not entries:
             return None
@@ -181,7 +181,7 @@ class KafkaAdmin:
 
     async def topics(self) -> Mapping[str, int]:
         """Return the number of partitions of every topic, by name. Raises `LogError`."""
-        metadata = await self._calls.in_thread(
+        metadata = await self._calls.run_in_thread(
             lambda timeout: self._admin.list_topics(timeout=timeout)
         )
         return {name: len(topic.partitions) for name, topic in metadata.topics.items()}
@@ -202,7 +202,9 @@ class KafkaAdmin:
             if now - cached.at < PARTITIONS_CACHE_SECONDS
         }
         try:
-            described = await self._describe(topics - self._cached_partitions.keys(), some=True)
+            described = await self._describe(
+                topics - self._cached_partitions.keys(), allow_failures=True
+            )
         except LogError:
             if not self._cached_partitions:
                 raise
@@ -219,7 +221,9 @@ class KafkaAdmin:
         ]
         requested_at = time.monotonic()
         ends: dict[str, dict[int, int]] = {}
-        for partition, offset in (await self._offsets_of_partitions(partitions, some=True)).items():
+        for partition, offset in (
+            await self._offsets_of_partitions(partitions, allow_failures=True)
+        ).items():
             ends.setdefault(partition.topic, {})[partition.partition] = offset
         self._cached_ends = {
             topic: cached_ends
@@ -317,7 +321,7 @@ class KafkaAdmin:
         """
         starts, ends = [
             await self._offsets_of_partitions(
-                with_offset(description.partitions, offset_spec), some=True
+                with_offset(description.partitions, offset_spec), allow_failures=True
             )
             for offset_spec in (EARLIEST, LATEST)
         ]
@@ -370,14 +374,14 @@ class KafkaAdmin:
         await self._describe_existing(topic)  # its errors are clearer than a consumer's
         read = partial(read_whole, self._connection, topic, limit, max_bytes=self._max_read_bytes)
         with explain_denials(topic=("Read", topic), group=("Read", UNUSED_GROUP)):
-            return await self._calls.in_thread(lambda timeout: read(timeout=timeout))
+            return await self._calls.run_in_thread(lambda timeout: read(timeout=timeout))
 
     async def last_with_key(self, topic: str, key: bytes) -> Record | None:
         """Return the last record that has this key; None: there is none. Raises `LogError`."""
         await self._describe_existing(topic)
         read = partial(read_last_with_key, self._connection, topic, key)
         with explain_denials(topic=("Read", topic), group=("Read", UNUSED_GROUP)):
-            return await self._calls.in_thread(lambda timeout: read(timeout=timeout))
+            return await self._calls.run_in_thread(lambda timeout: read(timeout=timeout))
 
     async def close(self) -> None:
         """Stop the threads; librdkafka closes its connections when the client is
@@ -391,9 +395,9 @@ class KafkaAdmin:
         raise LogError(f"the topic {topic} does not exist", unknown_topic=True)
 
     async def _describe(
-        self, topics: Collection[str], *, some: bool = False
+        self, topics: Collection[str], *, allow_failures: bool = False
     ) -> dict[str, _DescribedTopic]:
-        """Return the descriptions of the topics that exist; with `some`, topics that can't be
+        """Return the descriptions of the topics that exist; with `allow_failures`, topics that can't be
         described are left out, else they raise `LogError`."""
         if not topics:
             return {}
@@ -401,8 +405,8 @@ class KafkaAdmin:
         with explain_denials(topic=("Describe", _any_of(topics))):
             described = await self._calls.request_each(
                 lambda timeout: self._admin.describe_topics(names, request_timeout=timeout),
-                leaving_out=NO_TOPIC_ERRORS,
-                some=some,
+                omitted_codes=NO_TOPIC_ERRORS,
+                allow_failures=allow_failures,
             )
         return {
             topic: _DescribedTopic(
@@ -415,7 +419,7 @@ class KafkaAdmin:
 
     async def _partitions(self, topics: Collection[str]) -> Mapping[str, list[TopicPartition]]:
         """Return the partitions of the topics that can be described."""
-        described = await self._describe(topics, some=True)
+        described = await self._describe(topics, allow_failures=True)
         return {topic: description.partitions for topic, description in described.items()}
 
     async def _list_positions(
@@ -444,26 +448,26 @@ class KafkaAdmin:
         }
 
     async def _offsets_of_partitions(
-        self, partitions: list[TopicPartition], *, some: bool = False
+        self, partitions: list[TopicPartition], *, allow_failures: bool = False
     ) -> dict[TopicPartition, int]:
         """Return the offset that each partition's own `offset` asks for: `EARLIEST` or `LATEST`.
 
-        A partition whose leader has just gone is left out. With `some`, so are other partitions
+        A partition whose leader has just gone is left out. With `allow_failures`, so are other partitions
         that can't be read now; raises `LogError` if none can be read.
         """
-        results = await self._list_offsets(partitions, some=some)
+        results = await self._list_offsets(partitions, allow_failures=allow_failures)
         # librdkafka (2.16.1) answers -1001 if a leader has just gone.
         return {
             partition: result.offset for partition, result in results.items() if result.offset >= 0
         }
 
     async def _list_offsets(
-        self, partitions: list[TopicPartition], *, some: bool = False
+        self, partitions: list[TopicPartition], *, allow_failures: bool = False
     ) -> dict[TopicPartition, Any]:
         """Send one request (`kafka_ranges.list_offsets`); a refusal's error names the right."""
         topics = {partition.topic for partition in partitions}
         with explain_denials(topic=("Describe", _any_of(topics))):
-            return await list_offsets(self._calls, partitions, some=some)
+            return await list_offsets(self._calls, partitions, allow_failures=allow_failures)
 
     async def _request_unless_done(
         self, done_before: int, ask: Callable[[float], Future[Any]]

@@ -31,7 +31,12 @@ from confluent_kafka import (
 
 from knafka.clients.kafka.consumers.kafka_elections import LeaderElection, elections_since
 from knafka.clients.kafka.kafka_acls import explain_denials
-from knafka.clients.kafka.kafka_client import ASKING, Connection, PartitionKey, open_client
+from knafka.clients.kafka.kafka_client import (
+    REQUEST_CONSUMER_SETTINGS,
+    Connection,
+    PartitionKey,
+    open_client,
+)
 from knafka.clients.kafka.kafka_commits import metadata_of, topic_mark_of
 from knafka.clients.kafka.kafka_requests import MAX_BLOCKING_CALLS, AdminCalls
 from knafka.core.commit_metadata import is_of_another, short_id
@@ -183,7 +188,7 @@ class KafkaGroups:
                 lambda timeout: self._calls.admin.delete_consumer_groups(
                     [group], request_timeout=timeout
                 ),
-                leaving_out=_NO_GROUP_ERRORS,
+                omitted_codes=_NO_GROUP_ERRORS,
             )
         self.forget(group)
 
@@ -322,7 +327,7 @@ class KafkaGroups:
                 lambda timeout: self._calls.admin.describe_consumer_groups(
                     [group, *more], request_timeout=timeout
                 ),
-                leaving_out=_NO_GROUP_ERRORS,
+                omitted_codes=_NO_GROUP_ERRORS,
             )
 
     def forget(self, group: str) -> None:
@@ -342,7 +347,7 @@ class KafkaGroups:
             `call`. Raises `KafkaException`, also for the first answer that holds an error."""
             # A commit has no timeout parameter.
             request_timeout = {"socket.timeout.ms": int(timeout * 1000)}
-            settings = {**self._connection, **ASKING, **request_timeout}
+            settings = {**self._connection, **REQUEST_CONSUMER_SETTINGS, **request_timeout}
             consumer = open_client(Consumer, {**settings, "group.id": group})
             try:
                 answers = call(consumer, timeout) or []
@@ -353,4 +358,4 @@ class KafkaGroups:
             finally:
                 consumer.close()
 
-        return await self._calls.in_thread(call_in_thread)
+        return await self._calls.run_in_thread(call_in_thread)

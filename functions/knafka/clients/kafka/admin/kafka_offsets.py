@@ -107,7 +107,7 @@ class KafkaOffsets:
     async def _all_partitions(self, topic: str) -> list[TopicPartition]:
         """Return all partitions of a topic. Raises `LogError`."""
         calls = self._calls
-        metadata = await calls.in_thread(
+        metadata = await calls.run_in_thread(
             lambda timeout: calls.admin.list_topics(topic, timeout=timeout)
         )
         return [TopicPartition(topic, number) for number in metadata.topics[topic].partitions]

@@ -44,11 +44,11 @@ def with_offset(partitions: Sequence[TopicPartition], offset_spec: int) -> list[
 
 
 async def list_offsets(
-    calls: AdminCalls, partitions: list[TopicPartition], *, some: bool = False
+    calls: AdminCalls, partitions: list[TopicPartition], *, allow_failures: bool = False
 ) -> dict[TopicPartition, Any]:
     """Return Kafka's answer for each partition in one request: offset, timestamp and leader epoch
     of the record that the partition's `offset` asks for (`with_offset`). Raises `LogError` if a
-    partition can't be read; with `some` such partitions are left out, and the error is raised only
+    partition can't be read; with `allow_failures` such partitions are left out, and the error is raised only
     if none can be read."""
     if not partitions:
         return {}
@@ -58,8 +58,8 @@ async def list_offsets(
         lambda answer, timeout: _AdminClientImpl.list_offsets(
             calls.admin, partitions, answer, request_timeout=timeout
         ),
-        leaving_out=NO_PARTITION_ERRORS if some else (),
-        some=some,
+        omitted_codes=NO_PARTITION_ERRORS if allow_failures else (),
+        allow_failures=allow_failures,
     )
 
 
@@ -85,7 +85,9 @@ class KafkaRanges:
         # The starts are read first, so that records deleted or written meanwhile make no range
         # negative.
         starts, ends = [
-            await list_offsets(self._calls, with_offset(partitions, offset_spec), some=True)
+            await list_offsets(
+                self._calls, with_offset(partitions, offset_spec), allow_failures=True
+            )
             for offset_spec in (EARLIEST, LATEST)
         ]
         starts_and_ends: dict[str, tuple[dict[int, int], dict[int, int]]] = {}
@@ -105,7 +107,9 @@ class KafkaRanges:
         without records are left out. Raises `LogError`."""
         partitions = with_offset(await self._existing_partitions(topics), FIRST_RECORD_TIME)
         timestamps: dict[str, float] = {}
-        for partition, record in (await list_offsets(self._calls, partitions, some=True)).items():
+        for partition, record in (
+            await list_offsets(self._calls, partitions, allow_failures=True)
+        ).items():
             if record.offset >= 0 and record.timestamp >= 0:
                 seconds = record.timestamp / 1000
                 timestamps[partition.topic] = min(timestamps.get(partition.topic, seconds), seconds)

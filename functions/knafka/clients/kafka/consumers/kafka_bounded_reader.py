@@ -22,7 +22,7 @@ from confluent_kafka import (
 from knafka.clients.kafka.consumers.kafka_group_consumer import committed_of
 from knafka.clients.kafka.consumers.kafka_topic_marks import read_topic_mark
 from knafka.clients.kafka.kafka_client import (
-    READING,
+    CONSUMER_DEFAULTS,
     TRANSIENT_ERRORS,
     Connection,
     log_error_of,
@@ -57,7 +57,7 @@ READ_BATCH_RECORDS: Final = 5_000
 """Records that `read_all` yields at a time, at most."""
 
 _READING: Final = {
-    **READING,
+    **CONSUMER_DEFAULTS,
     "auto.offset.reset": "earliest",
     # The marker of a transaction follows its last record. Only a response without records shows
     # that the marker was reached, and Kafka waits this long before it sends one.

@@ -27,7 +27,7 @@ from confluent_kafka import (
 )
 
 from knafka.clients.kafka.kafka_client import (
-    READING,
+    CONSUMER_DEFAULTS,
     Connection,
     log_error,
     log_error_of,
@@ -133,7 +133,7 @@ class GroupConsumer(ABC):
                 "error_cb": self._on_error,
                 "logger": _librdkafka,
                 **self._callbacks,
-                **READING,
+                **CONSUMER_DEFAULTS,
                 **self._connection,
                 **_BY_PROTOCOL[self.protocol],
                 "group.id": self._group,

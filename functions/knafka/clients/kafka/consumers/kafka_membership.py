@@ -235,7 +235,7 @@ class Membership(GroupConsumer):
         if not owned_commits:
             return False
         try:
-            self._commits.commit_and_wait(self.consumer, owned_commits, self.owned)
+            self._commits.commit_unrecorded(self.consumer, owned_commits, self.owned)
         except KafkaException as error:
             log.info("the group %s didn't confirm: %s", self._group, error.args[0].str())
             return False
@@ -285,7 +285,7 @@ class Membership(GroupConsumer):
         }
         try:
             if owned_commits:
-                self._commits.commit_and_wait(self.consumer, owned_commits, self._finishing)
+                self._commits.commit_unrecorded(self.consumer, owned_commits, self._finishing)
             elif self.protocol is GroupProtocol.CLASSIC and self.consumer.memberid():
                 # Behind a JoinGroup that waits for other members, librdkafka would give up leaving
                 # after 5 s. An answer on the same connection shows that no JoinGroup is pending.

@@ -14,7 +14,12 @@ from typing import Final, TypeVar
 
 from confluent_kafka import Consumer, Message, TopicPartition
 
-from knafka.clients.kafka.kafka_client import READING, Connection, PartitionKey, open_client
+from knafka.clients.kafka.kafka_client import (
+    CONSUMER_DEFAULTS,
+    Connection,
+    PartitionKey,
+    open_client,
+)
 from knafka.clients.kafka.kafka_statistics import without_statistics
 
 GROUP_PREFIX: Final = "knafka-probe"
@@ -35,7 +40,7 @@ def ask_new_consumer(
     assigns the positions. Raises `LogError` and `KafkaException`."""
     group = f"{GROUP_PREFIX}-{uuid.uuid4().hex[:8]}"
     own = {"group.id": group, "log_level": 0}
-    configuration = {**READING, **without_statistics(connection), **own}
+    configuration = {**CONSUMER_DEFAULTS, **without_statistics(connection), **own}
     answers: dict[PartitionKey, T] = {}
     deadline = time.monotonic() + timeout
     with closing(open_client(Consumer, configuration)) as consumer:

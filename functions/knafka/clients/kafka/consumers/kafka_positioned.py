@@ -28,8 +28,8 @@ from knafka.clients.kafka.consumers.kafka_replaced_topics import ReplacedTopics,
 from knafka.clients.kafka.consumers.kafka_stalled_partitions import StalledPartitions
 from knafka.clients.kafka.kafka_acls import name_missing_right
 from knafka.clients.kafka.kafka_client import (
+    CONSUMER_DEFAULTS,
     LOST_OFFSET_ERRORS,
-    READING,
     TRANSIENT_ERRORS,
     Connection,
     log_error_of,
@@ -87,7 +87,8 @@ class KafkaPositionedReader:
         `LogError`."""
         group = f"{POSITIONED_GROUP_PREFIX}-{uuid.uuid4().hex[:8]}"
         return open_client(
-            Consumer, {"logger": _librdkafka, **READING, **self._connection, "group.id": group}
+            Consumer,
+            {"logger": _librdkafka, **CONSUMER_DEFAULTS, **self._connection, "group.id": group},
         )
 
     def begin(self, positions: Mapping[int, Position]) -> None:

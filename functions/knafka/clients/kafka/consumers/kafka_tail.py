@@ -18,7 +18,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from knafka.clients.kafka.call_thread import CallThread
 from knafka.clients.kafka.kafka_acls import explain_denials
 from knafka.clients.kafka.kafka_client import (
-    READING,
+    CONSUMER_DEFAULTS,
     TRANSIENT_ERRORS,
     Connection,
     log_error_of,
@@ -38,7 +38,7 @@ TAIL_POLL_TIMEOUT: Final = 0.1
 """Seconds of one poll, after which `TAIL_REQUEST_TIMEOUT` is checked."""
 
 _READING: Final[Mapping[str, Any]] = {
-    **READING,
+    **CONSUMER_DEFAULTS,
     # If the record at a position was deleted, reading continues with the next one that exists.
     "auto.offset.reset": "earliest",
     # If the last offsets have no records, only a response without records shows that the end was

@@ -10,7 +10,12 @@ from typing import Final, cast
 
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
-from knafka.clients.kafka.kafka_client import ASKING, Connection, log_error_of, open_client
+from knafka.clients.kafka.kafka_client import (
+    REQUEST_CONSUMER_SETTINGS,
+    Connection,
+    log_error_of,
+    open_client,
+)
 from knafka.clients.kafka.kafka_requests import read_watermarks
 from knafka.core.errors import LogError
 from knafka.ports.log import Record
@@ -133,7 +138,7 @@ def _open_consumer(connection: Connection) -> Consumer:
         Consumer,
         {
             **connection,
-            **ASKING,
+            **REQUEST_CONSUMER_SETTINGS,
             "group.id": UNUSED_GROUP,
             "enable.auto.commit": False,
             "enable.partition.eof": True,
