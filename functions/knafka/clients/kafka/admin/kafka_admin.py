@@ -397,8 +397,8 @@ class KafkaAdmin:
     async def _describe(
         self, topics: Collection[str], *, allow_failures: bool = False
     ) -> dict[str, _DescribedTopic]:
-        """Return the descriptions of the topics that exist; with `allow_failures`, topics that can't be
-        described are left out, else they raise `LogError`."""
+        """Return the descriptions of the topics that exist. `allow_failures`: leave out topics that
+        can't be described, else they raise `LogError`."""
         if not topics:
             return {}
         names = TopicCollection(list(topics))
@@ -452,8 +452,8 @@ class KafkaAdmin:
     ) -> dict[TopicPartition, int]:
         """Return the offset that each partition's own `offset` asks for: `EARLIEST` or `LATEST`.
 
-        A partition whose leader has just gone is left out. With `allow_failures`, so are other partitions
-        that can't be read now; raises `LogError` if none can be read.
+        A partition whose leader has just gone is left out. `allow_failures`: leave out other
+        partitions that can't be read now, too. Raises `LogError` if none can be read.
         """
         results = await self._list_offsets(partitions, allow_failures=allow_failures)
         # librdkafka (2.16.1) answers -1001 if a leader has just gone.

@@ -30,7 +30,11 @@ from knafka.clients.kafka.kafka_client import (
     open_client,
 )
 from knafka.clients.kafka.kafka_commits import metadata_of, topic_mark_of
-from knafka.clients.kafka.kafka_requests import MOVING_ERRORS, NO_ANSWER, REQUEST_RETRY_INTERVAL
+from knafka.clients.kafka.kafka_requests import (
+    MOVING_ERRORS,
+    NO_ANSWER_ERRORS,
+    REQUEST_RETRY_INTERVAL,
+)
 from knafka.core.commit_metadata import is_of_another
 from knafka.core.errors import LogError
 from knafka.core.kafka_settings.connection_errors import ConnectionErrors
@@ -347,7 +351,7 @@ class BoundedReader:
                 reason = error.args[0]
                 if refusal := self._errors.refusal:
                     raise LogError(refusal) from error
-                if reason.code() not in MOVING_ERRORS | NO_ANSWER:
+                if reason.code() not in MOVING_ERRORS | NO_ANSWER_ERRORS:
                     raise log_error_of(reason) from error
                 if time.monotonic() > deadline:
                     report = f": {self._errors}" if str(self._errors) else ""

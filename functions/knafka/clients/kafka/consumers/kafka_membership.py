@@ -45,7 +45,7 @@ from knafka.clients.kafka.kafka_commits import (
     REBALANCING_ERRORS,
     OffsetCommits,
     epoch_of,
-    partition,
+    topic_partition_of,
 )
 from knafka.core.errors import LogError
 from knafka.core.numbering import Numbering
@@ -120,7 +120,7 @@ class Membership(GroupConsumer):
         if number not in self.owned:
             return None
         if message is None:
-            restart = partition(self._numbering, number)
+            restart = topic_partition_of(self._numbering, number)
             restart.offset = OFFSET_BEGINNING
         else:
             restart = restart_of(self.consumer, message, self._commits.last_offset(number))
@@ -131,7 +131,7 @@ class Membership(GroupConsumer):
         self.stalled.begin([restart])
         self.owned[number] = epoch_of(restart)
         if restart.offset >= 0:
-            self._commits.begin(number, OffsetAndMetadata(restart.offset))
+            self._commits.note_committed(number, OffsetAndMetadata(restart.offset))
         else:
             self._committed_topics.restart((restart.topic, restart.partition), message is None)
         self._owned_anew.add(number)
@@ -188,7 +188,7 @@ class Membership(GroupConsumer):
 
     def partitions_of(self, numbers: Iterable[int]) -> list[TopicPartition]:
         """Return confluent-kafka's objects of these partitions."""
-        return [partition(self._numbering, number) for number in numbers]
+        return [topic_partition_of(self._numbering, number) for number in numbers]
 
     def number_of(self, partition: TopicPartition) -> int:
         """Return the number of a partition as confluent-kafka names it."""
@@ -339,7 +339,7 @@ class Membership(GroupConsumer):
                 self._owned_anew.add(number)
             commit = commits[number] = election.commit(entry)
             if commit is not None:
-                self._commits.begin(number, commit)
+                self._commits.note_committed(number, commit)
         self._loop.call_soon_threadsafe(self._assignment.on_assigned, commits)
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
