@@ -33,7 +33,7 @@ NO_TOPIC_ERRORS: Final = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError
 NO_PARTITION_ERRORS: Final = NO_TOPIC_ERRORS | {KafkaError._UNKNOWN_PARTITION}
 """Errors that say that a partition doesn't exist any more: its topic was deleted, or created anew
 with fewer partitions."""
-PARTITIONS_CACHE_SECONDS: Final = 300.0
+RANGE_PARTITIONS_CACHE_SECONDS: Final = 300.0
 """Seconds for which a topic's partitions are cached."""
 
 
@@ -137,12 +137,12 @@ class KafkaRanges:
 
     async def _existing_partitions(self, topics: Collection[str]) -> list[TopicPartition]:
         """Return the partitions of the topics that exist; they are cached for
-        `PARTITIONS_CACHE_SECONDS` seconds. Raises `LogError`."""
+        `RANGE_PARTITIONS_CACHE_SECONDS` seconds. Raises `LogError`."""
         now = time.monotonic()
         self._cached_partitions = {
             topic: entry
             for topic, entry in self._cached_partitions.items()
-            if now - entry[0] < PARTITIONS_CACHE_SECONDS
+            if now - entry[0] < RANGE_PARTITIONS_CACHE_SECONDS
         }
         if missing := set(topics) - self._cached_partitions.keys():
             for topic, partitions in (await self._partitions(missing)).items():

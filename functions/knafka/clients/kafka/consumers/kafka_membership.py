@@ -133,7 +133,7 @@ class Membership(GroupConsumer):
         if restart.offset >= 0:
             self._commits.note_committed(number, OffsetAndMetadata(restart.offset))
         else:
-            self._committed_topics.restart((restart.topic, restart.partition), message is None)
+            self._committed_topics.note_restart((restart.topic, restart.partition), message is None)
         self._owned_anew.add(number)
         self._restarts[number] = restarts = self._restarts.get(number, 0) + 1
         self._loop.call_soon_threadsafe(self._begin_new_log, number, restarts)
@@ -337,7 +337,7 @@ class Membership(GroupConsumer):
             self.owned[number] = max(epoch_of(entry), election.end_epoch)
             if topics.is_sure(entry):
                 self._owned_anew.add(number)
-            commit = commits[number] = election.commit(entry)
+            commit = commits[number] = election.commit_of(entry)
             if commit is not None:
                 self._commits.note_committed(number, commit)
         self._loop.call_soon_threadsafe(self._assignment.on_assigned, commits)
