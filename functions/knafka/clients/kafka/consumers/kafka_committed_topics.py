@@ -96,7 +96,7 @@ class CommittedTopics:
         `since` (`time.monotonic`) or later has returned its id, or no ids are known at all."""
         if self._replaced is None:
             return ""
-        return commit_metadata.short_id(self._replaced.id(topic, since))
+        return commit_metadata.short_id(self._replaced.topic_id(topic, since))
 
     def find_others(self) -> Sequence[PartitionKey]:
         """Return the partitions of which it has become known since the last call that they began at
