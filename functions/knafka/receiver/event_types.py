@@ -110,9 +110,10 @@ class SeenTypes:
             del self._seen[path]
 
     def next_answer(self) -> str:
-        """Return an answer with new types, about `MAX_ANSWER_BYTES` of them, as JSON:
+        """Return an answer with new types, of at most about `MAX_ANSWER_BYTES`, as JSON:
         `{"eventTypes": [{"path", "type", "source", "schema"}, …]}`, without `schema` where the
-        event named none. Note that these types are answered; the next answer begins with others."""
+        event named none. Also note that these types are answered, and begin the next answer with
+        those that had no room."""
         entries: list[dict[str, str]] = []
         size, now = 0, self._clock()
         for path, path_types in list(self._seen.items()):

@@ -76,8 +76,8 @@ class _CachedCommits:
     """When the entry expires (`time.monotonic`)."""
 
     def is_at(self, ends: Positions, now: float) -> bool:
-        """Whether the entry hasn't expired at `now`, and the group has committed these ends (or
-        other offsets since then, which are higher). False if `ends` is empty."""
+        """Whether the entry hasn't expired at `now` (`time.monotonic`) and the group has committed
+        these ends; False if `ends` is empty."""
         return now < self.until and bool(ends) and ends.items() <= self.positions.items()
 
 

@@ -118,7 +118,7 @@ class KafkaOffsets:
     async def commit(self, group: str, topic: str, commits: Mapping[int, Commit]) -> None:
         """Make these commits, which are by partition, and wait for Kafka; repeats the request for
         `COMMIT_REQUEST_TIMEOUT` while a coordinator moves. Raises `GroupHasMembers`, and `LogError`
-        for any other failure; then some of the commits may have been made."""
+        for any other failure."""
         deadline = time.monotonic() + COMMIT_REQUEST_TIMEOUT
         offsets = [
             TopicPartition(

@@ -191,8 +191,8 @@ class StalledPartitions:
 
     def _known_end(self, key: PartitionKey, position: TopicPartition) -> int:
         """Return the partition's end as far as the consumer knows. The end may be higher than the
-        position, as markers of transactions are no records. Negative if the consumer began at no
-        offset and has got neither a record nor an end."""
+        position, as markers of transactions are no records. Negative if the consumer began at the
+        partition's start and has got neither a record nor an end."""
         return max(position.offset, self._ends.get(key, position.offset))
 
     def _confirm_by_new_consumer(
