@@ -134,8 +134,8 @@ class DrainingFunction:
         """Statistics of the function's Kafka clients; set by `start`."""
 
     async def start(self, environment: Mapping[str, str]) -> None:
-        """Read the settings, and open and start the side; it drains at once if the settings say so.
-        Raises `InvalidDocument` for settings that can't be used."""
+        """Read the settings, and open and start the draining side, which drains at once if the
+        settings say so. Raises `InvalidDocument` for settings that can't be used."""
         drains = settings.drains(environment)
         self._stop_timeout = drains.stop_timeout
         self._callers = settings.callers(environment)

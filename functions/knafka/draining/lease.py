@@ -53,7 +53,9 @@ class Renewal(Protocol):
     over. Raises `AnotherEgress` if the Service drains something else, and another `KnafkaError` for
     any other answer than progress."""
 
-    def __call__(self, request: DrainRequest) -> Awaitable[None]: ...
+    def __call__(self, request: DrainRequest) -> Awaitable[None]:
+        """Send the request; the result is done when the request is over."""
+        ...
 
 
 P = TypeVar("P", bound=DrainProgress | ShardProgress)
@@ -280,7 +282,7 @@ class DrainLease(Generic[P]):
                 await asyncio.sleep(RENEWAL_RETRY_INTERVAL)
 
     def _cancel_timer(self) -> None:
-        """Cancel the planned restart or renewal, if there is one."""
+        """Cancel the planned drain or renewal, if there is one."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -149,6 +149,7 @@ class _Failures:
     stands for all senders without a cached token."""
 
     def __init__(self) -> None:
+        """Begin without wrong signatures."""
         self._second = 0
         """The second (Unix time) that is counted."""
         self._by_sender: dict[str | None, int] = {}

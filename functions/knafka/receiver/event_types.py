@@ -62,6 +62,7 @@ class _PathTypes:
     __slots__ = ("known", "new")
 
     def __init__(self) -> None:
+        """Begin without types."""
         self.known: set[int] = set()
         """Hashes of the pairs of type and source that were listed, or never will be. If two pairs
         have the same hash, the second one gets no EventType."""

@@ -64,6 +64,7 @@ class ReceiverFunction:
     """Answers the requests; set by `start`, as are `_connections` and `_statistics`."""
 
     def __init__(self) -> None:
+        """Create the application; nothing is opened before `start`."""
         self._writers: dict[Kafka, LogWriter] = {}
         """The writers in use, by their connection and settings."""
         self._retired_writers: set[LogWriter] = set()

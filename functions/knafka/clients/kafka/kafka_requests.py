@@ -215,14 +215,14 @@ class AdminCalls:
 
     async def run_in_thread(self, call: Callable[[float], T]) -> T:
         """Run a blocking call in a thread and return its result. `call` gets the seconds that it
-        may take, and raises `KafkaException`. Raises `LogError`."""
+        may take, and may raise `KafkaException`. Raises `LogError`."""
 
-        def answer(timeout: float) -> Awaitable[T]:
+        def run(timeout: float) -> Awaitable[T]:
             """Run `call` in one of the threads, with this timeout (seconds)."""
             loop = asyncio.get_running_loop()
             return loop.run_in_executor(self._threads, call, timeout)
 
-        return await self._repeat_until_answered(answer)
+        return await self._repeat_until_answered(run)
 
     def close(self) -> None:
         """Stop the threads; calls that have not begun are cancelled."""

@@ -99,9 +99,9 @@ class CommittedTopics:
         return commit_metadata.short_id(self._replaced.topic_id(topic, since))
 
     def find_others(self) -> Sequence[PartitionKey]:
-        """Return the partitions of which it has become known since the last call that they began at
-        a commit of another topic. The caller must read those that it owns from their start, and
-        call `note_restart`."""
+        """Return partitions that began at a commit of another topic, if that has become known since
+        the last call. The caller must read those that it owns from their start, and call
+        `note_restart`."""
         return self._marks.find_others()
 
     def is_sure(self, committed: TopicPartition) -> bool:

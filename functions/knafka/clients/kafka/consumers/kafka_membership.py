@@ -115,7 +115,7 @@ class Membership(GroupConsumer):
     def restart_partition(self, number: int, message: Message | None = None) -> int | None:
         """Read a partition again from its start; or from the cut, if the error in `message` says
         that the log was cut. Returns that offset, negative for the start; None if the partition
-        isn't owned. Reports to `Assignment` that it was lost, and assigned without a commit."""
+        isn't owned. `Assignment` learns that the partition was lost and assigned without commit."""
         if number not in self.owned:
             return None
         if message is None:

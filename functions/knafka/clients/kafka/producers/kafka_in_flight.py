@@ -29,8 +29,8 @@ class KeysInFlight(Generic[Producer]):
         entry."""
 
     def hold(self, key: bytes, producer: Producer) -> None:
-        """Count a record of the key as in flight. `producer`: the one that has got the record; it
-        is remembered if the record is the key's only one in flight."""
+        """Count a record of the key as in flight. `producer` has got the record, and is remembered
+        for the key if no other record of the key is in flight."""
         if key in self.producer_of:
             self._more_records[key] = self._more_records.get(key, 0) + 1
         else:
