@@ -132,7 +132,7 @@ async def test_nothing_is_kept_of_groups_that_are_gone(monkeypatch: pytest.Monke
     now = time.monotonic()
     set_time(monkeypatch, now + MAX_CACHE_SECONDS * 1.01)
     await groups.commits_of_groups([], "id", PARTITIONS, ENDS)
-    assert groups._known == {}
+    assert groups._cached == {}
 
 
 class Marked(KafkaGroups):
