@@ -212,10 +212,14 @@ async def test_ends_are_remembered_of_topics_that_another_look_leaves_out(
     partitions = {name: [TopicPartition(name, 0), TopicPartition(name, 1)] for name in ("a", "b")}
     unread: set[TopicPartition] = set()
 
-    async def described(topics: Collection[str], *, allow_failures: bool) -> dict[str, _DescribedTopic]:
+    async def described(
+        topics: Collection[str], *, allow_failures: bool
+    ) -> dict[str, _DescribedTopic]:
         return {each: _DescribedTopic(each, partitions[each], 1) for each in topics}
 
-    async def listed(wanted: list[TopicPartition], *, allow_failures: bool) -> dict[TopicPartition, int]:
+    async def listed(
+        wanted: list[TopicPartition], *, allow_failures: bool
+    ) -> dict[TopicPartition, int]:
         return {each: 7 for each in wanted if each not in unread}
 
     monkeypatch.setattr(admin, "_describe", described)
