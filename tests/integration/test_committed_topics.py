@@ -94,7 +94,7 @@ class OwnDispatcher(Process):
         return [record.value() for record in records]
 
     def knows_id(self) -> bool:
-        return bool(self.reader._replaced.id(self.topic))
+        return bool(self.reader._replaced.topic_id(self.topic))
 
     async def commit(self, offset: int) -> None:
         await self.reader.commit_now({0: OffsetAndMetadata(offset)})
@@ -148,7 +148,7 @@ class Sensor(Process):
         return [record.value() for record in records]
 
     def knows_id(self) -> bool:
-        return bool(self.log._member._replaced.id(self.topic))
+        return bool(self.log._member._replaced.topic_id(self.topic))
 
     async def commit(self, offset: int) -> None:
         offsets = {Partition(self.topic, 0): OffsetAndMetadata(offset)}

@@ -27,7 +27,7 @@ from knafka.clients.kafka.consumers.kafka_positioned import KafkaPositionedReade
 from knafka.clients.kafka.consumers.kafka_reader import KafkaReader
 from knafka.clients.kafka.consumers.kafka_stalled_partitions import StalledPartitions
 from knafka.clients.kafka.producers import kafka_producer, kafka_timed_out_topics, kafka_writer
-from knafka.clients.kafka.producers.kafka_timed_out_topics import ids_of_led_topics
+from knafka.clients.kafka.producers.kafka_timed_out_topics import ids_of_topics_with_leader
 from knafka.clients.kafka.producers.kafka_transactions import KafkaTransactions
 from knafka.clients.kafka.producers.kafka_writer import KafkaWriter
 from knafka.core.errors import LogError
@@ -247,8 +247,8 @@ def has_all(reading: Reading | TransactionalReading, values: Sequence[bytes]) ->
 def knows_id(reading: Reading | TransactionalReading, topic: str) -> bool:
     """Whether the reader has read the topic's id, by which it notices another one of the name."""
     if isinstance(reading, Reading):
-        return bool(reading.reader._replaced.id(topic))
-    return reading.log is not None and bool(reading.log._member._replaced.id(topic))
+        return bool(reading.reader._replaced.topic_id(topic))
+    return reading.log is not None and bool(reading.log._member._replaced.topic_id(topic))
 
 
 async def test_a_consumer_that_waits_for_an_open_transaction_is_not_replaced(
@@ -302,7 +302,7 @@ async def test_a_writer_stores_records_in_a_new_topic_whose_leader_epoch_is_lowe
         described.append(partitions)
         return {TOPIC: "id"}
 
-    monkeypatch.setattr(kafka_timed_out_topics, "ids_of_led_topics", ids)
+    monkeypatch.setattr(kafka_timed_out_topics, "ids_of_topics_with_leader", ids)
     mock_kafka.create_topic(TOPIC, leader=1)
     for leader in (2, 1):
         mock_kafka.lead(TOPIC, leader)
@@ -335,7 +335,7 @@ async def test_only_partitions_with_a_leader_make_a_writer_replace_its_producers
     description = await KafkaAdmin(connection).describe_topic(name)
     assert description is not None
     partitions = {(name, 0), ("missing", 0)}
-    assert await asyncio.to_thread(ids_of_led_topics, connection, partitions) == {
+    assert await asyncio.to_thread(ids_of_topics_with_leader, connection, partitions) == {
         name: description.id
     }
-    assert await asyncio.to_thread(ids_of_led_topics, connection, {(name, 1)}) == {}
+    assert await asyncio.to_thread(ids_of_topics_with_leader, connection, {(name, 1)}) == {}

@@ -16,7 +16,7 @@ from support.operator_world import condition, running_operator
 from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
 from knafka.clients.kafka.consumers import kafka_whole_topic
 from knafka.clients.kafka.consumers.kafka_whole_topic import ODD_RECORD_BYTES, read_whole
-from knafka.clients.kafka.kafka_client import ASKING, open_client
+from knafka.clients.kafka.kafka_client import REQUEST_CONSUMER_SETTINGS, open_client
 from knafka.clients.kafka.producers.kafka_writer import KafkaWriter
 from knafka.core.errors import InvalidDocument, LogError
 from knafka_operator.decisions.status import NotReady
@@ -72,7 +72,7 @@ async def test_every_client_of_the_operator_takes_the_bound() -> None:
     await writer.close(0.1)
     with pytest.raises(LogError, match=r"receive\.message\.max\.bytes"):
         open_client(Consumer, {**bound, "group.id": "knafka"})
-    open_client(Consumer, {**bound, **ASKING, "group.id": "knafka"}).close()
+    open_client(Consumer, {**bound, **REQUEST_CONSUMER_SETTINGS, "group.id": "knafka"}).close()
 
 
 class Filled:

@@ -132,7 +132,7 @@ async def test_nothing_is_kept_of_groups_that_are_gone(monkeypatch: pytest.Monke
     now = time.monotonic()
     set_time(monkeypatch, now + MAX_CACHE_SECONDS * 1.01)
     await groups.commits_of_groups([], "id", PARTITIONS, ENDS)
-    assert groups._known == {}
+    assert groups._cached == {}
 
 
 class Marked(KafkaGroups):
@@ -212,10 +212,14 @@ async def test_ends_are_remembered_of_topics_that_another_look_leaves_out(
     partitions = {name: [TopicPartition(name, 0), TopicPartition(name, 1)] for name in ("a", "b")}
     unread: set[TopicPartition] = set()
 
-    async def described(topics: Collection[str], *, some: bool) -> dict[str, _DescribedTopic]:
+    async def described(
+        topics: Collection[str], *, allow_failures: bool
+    ) -> dict[str, _DescribedTopic]:
         return {each: _DescribedTopic(each, partitions[each], 1) for each in topics}
 
-    async def listed(wanted: list[TopicPartition], *, some: bool) -> dict[TopicPartition, int]:
+    async def listed(
+        wanted: list[TopicPartition], *, allow_failures: bool
+    ) -> dict[TopicPartition, int]:
         return {each: 7 for each in wanted if each not in unread}
 
     monkeypatch.setattr(admin, "_describe", described)
@@ -232,7 +236,7 @@ async def test_ends_are_remembered_of_topics_that_another_look_leaves_out(
 async def test_groups_that_are_told_to_be_at_the_end_of_their_topic_are_not_asked() -> None:
     """Issue 15: a shard tells what it has committed for 1,000 groups."""
     groups = Asked()
-    groups.note(GROUPS[1:], "id", {0: 10, 1: 0}, since=60)
+    groups.note_commits(GROUPS[1:], "id", {0: 10, 1: 0}, since=60)
     await groups.commits_of_groups(GROUPS, "id", PARTITIONS, ENDS)
     assert groups.asked == GROUPS[:1]
     assert groups.have_committed(GROUPS[1:], "id", ENDS)
@@ -243,13 +247,13 @@ async def test_what_is_told_of_other_offsets_than_all_ends_spares_no_question(
     told: Positions,
 ) -> None:
     groups = Asked()
-    groups.note(GROUPS, "id", told, since=60)
+    groups.note_commits(GROUPS, "id", told, since=60)
     assert await groups.look() == sorted(GROUPS)
 
 
 async def test_what_is_told_of_a_topic_that_was_made_again_spares_no_question() -> None:
     groups = Asked()
-    groups.note(GROUPS, "another", ENDS, since=60)
+    groups.note_commits(GROUPS, "another", ENDS, since=60)
     assert await groups.look() == sorted(GROUPS)
 
 
@@ -261,11 +265,11 @@ async def test_a_group_that_may_have_been_set_back_during_a_drain_is_asked_after
     groups.forget(GROUPS[7])
     began = time.monotonic()
     set_time(monkeypatch, began + 50)
-    groups.note(GROUPS, "id", ENDS, since=60)
+    groups.note_commits(GROUPS, "id", ENDS, since=60)
     groups.asked.clear()
     await groups.commits_of_groups(GROUPS, "id", PARTITIONS, ENDS)
     assert groups.asked == [GROUPS[7]]
-    groups.note(GROUPS, "id", {0: 10, 1: 1}, since=40)
+    groups.note_commits(GROUPS, "id", {0: 10, 1: 1}, since=40)
     assert groups.have_committed(GROUPS, "id", {0: 10, 1: 1}), (
         "what was set back before it has begun there"
     )
@@ -273,6 +277,6 @@ async def test_a_group_that_may_have_been_set_back_during_a_drain_is_asked_after
 
 async def test_what_was_told_is_asked_again_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     groups = Asked()
-    groups.note(GROUPS, "id", ENDS, since=60)
+    groups.note_commits(GROUPS, "id", ENDS, since=60)
     set_time(monkeypatch, time.monotonic() + cache_seconds(len(GROUPS)) + 1)
     assert await groups.look() == sorted(GROUPS)

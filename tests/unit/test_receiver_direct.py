@@ -119,7 +119,7 @@ async def test_at_the_end_a_direct_senders_next_event_is_still_taken(
         busy.send(EVENT)
         idle.send(EVENT)
         assert await busy.statuses(1) == await idle.statuses(1) == [202]
-        monkeypatch.setattr(protocol, "LINGER", 0.2)
+        monkeypatch.setattr(protocol, "DIRECT_LINGER_TIMEOUT", 0.2)
         for connection in list(server.shared.open):
             assert isinstance(connection, protocol.ReceiverProtocol)
             connection.shutdown()

@@ -20,7 +20,7 @@ class World:
         self.ids = {"a": "1", "b": "1"}
         self.is_away = False
         self.replacements = 0
-        monkeypatch.setattr(kafka_timed_out_topics, "ids_of_led_topics", self._ids)
+        monkeypatch.setattr(kafka_timed_out_topics, "ids_of_topics_with_leader", self._ids)
         self.topics = TimedOutTopics({}, self._replace)
 
     def _ids(self, connection: object, partitions: set[PartitionKey]) -> dict[str, str]:
@@ -36,7 +36,7 @@ class World:
         for them."""
         count = self.replacements
         for topic in topics:
-            self.topics.note(topic, 0)
+            self.topics.note_timeout(topic, 0)
         assert self.topics._task is not None
         await self.topics._task
         return self.replacements - count

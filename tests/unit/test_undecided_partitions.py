@@ -214,7 +214,7 @@ def test_a_consumer_that_hears_nothing_in_time_is_asked_again_with_more_time(
         timeouts.append(timeout)
         return {} if len(timeouts) < 3 else {(each.topic, each.partition): True for each in places}
 
-    monkeypatch.setattr(kafka_elections, "_reached", reached)
+    monkeypatch.setattr(kafka_elections, "_find_reached", reached)
     read_until(member, lambda: holder.held)
     assert holder.committed == {FIRST: COMMITTED, SECOND: COMMITTED}
     assert timeouts == sorted(set(timeouts))

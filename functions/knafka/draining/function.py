@@ -2,8 +2,10 @@
 
 A request starts the drain or continues it, and streams its progress as JSON lines; the drain itself
 outlives the request (`lease`). There is one drain and one request at a time. A second request is
-answered 409. Only one that names what it drains, as an operator's does, replaces a first one that
-doesn't. The `Side` does the draining: a dispatcher's, or a Sensor's.
+answered 409, unless it names what it drains, as an operator's does, and the first one doesn't: then
+the second request replaces the first.
+
+The function has two sides: `DrainingFunction` answers HTTP, and a `Side` does the draining.
 """
 
 from __future__ import annotations
@@ -29,18 +31,18 @@ from knafka.tracing.starting import Tracing, start_tracing
 
 METRICS_PATH: Final = "/metrics"
 MAX_REQUEST_BYTES: Final = 64 * 1024
-"""Longest body of a request for a drain."""
-READY_PATIENCE: Final = 5.0
-"""Seconds that a request waits until the process is ready to drain."""
+"""Most bytes of a request for a drain; a stop may follow the request in the same body."""
+READY_TIMEOUT: Final = 5.0
+"""Most seconds that a request waits until the process is ready to drain."""
 
 
 class Side(Protocol):
-    """Does the draining of a draining function: of an Egress, a shard or a Sensor. The function
-    itself answers the HTTP requests."""
+    """The draining side of a function: drains an Egress, a shard or a Sensor. The other side,
+    `DrainingFunction`, answers the HTTP requests."""
 
     @property
     def failure(self) -> LogError | None:
-        """The error that only a restart of the process ends; None: there is none."""
+        """An error that only a restart of the process ends; None: there is none."""
         ...
 
     @property
@@ -49,7 +51,7 @@ class Side(Protocol):
         ...
 
     async def wait_until_ready(self, timeout: float) -> None:
-        """Wait until `problem` is empty, for at most `timeout` seconds."""
+        """Wait until `problem` is empty, for at most `timeout` seconds; then return anyway."""
         ...
 
     def metrics(self) -> Iterator[Metric]:
@@ -63,32 +65,33 @@ class Side(Protocol):
         ...
 
     def start(self, *, drain: bool) -> None:
-        """Start this side's background work; `drain`: also start a drain, without a request."""
+        """Start this side's background work. `drain`: whether to drain from now on without a
+        request."""
         ...
 
     def refusal(self, request: DrainRequest) -> str:
-        """Return why a request is refused, as it is for another process; empty: it is for this
-        one."""
+        """Return why this process must refuse the request: it names something else to drain. Empty:
+        the request may be served."""
         ...
 
     def note_refusal(self) -> None:
-        """Note that this process has refused a request that is for another process: a side that
-        drains without requests waits longer before it drains again."""
+        """Note that this process has refused a request (`refusal`): a side that drains without
+        requests waits longer before it drains again."""
         ...
 
     async def stream(self, request: DrainRequest, caller: asyncio.Task[bool], send: Send) -> None:
-        """Answer a request for a drain with lines of progress until it is over. `caller` ends with
-        True if the caller asks for a stop, with False if it disconnects; if it is cancelled,
-        another request takes its place."""
+        """Answer a request for a drain with lines of progress until the request is over. `caller`
+        returns True if the caller asks for a stop, False if it disconnects; the task is cancelled
+        if another request replaces this one."""
         ...
 
     def detach(self) -> None:
-        """Note that the request under way has ended."""
+        """Note that the request under way has ended; must be called after each `stream`."""
         ...
 
     def stop(self, timeout: float) -> None:
         """Begin to end the drains, and start no other one; attempts under way get `timeout`
-        seconds. Returns at once."""
+        seconds. Returns at once, without waiting for the drains."""
         ...
 
     async def wait_until_drained(self) -> None:
@@ -101,35 +104,38 @@ class Side(Protocol):
 
 
 OpenSide: TypeAlias = Callable[[Mapping[str, str], DrainSettings, Tracer | None], Side]
-"""Opens the `Side` that the environment describes; raises `InvalidDocument` for bad settings."""
+"""Opens the `Side` that the environment describes, with its parsed `DrainSettings` and the tracer
+for spans (None: no spans); raises `InvalidDocument` for bad settings."""
 
 
 class DrainingFunction:
     """The ASGI application of a draining process; `start` opens all that it needs."""
 
     def __init__(self, service: str, open_side: OpenSide) -> None:
-        """`service`: the service name in its traces; `open_side` opens the part that drains, at
-        `start`."""
+        """`service`: the service name in the function's traces; `open_side` opens the draining
+        side, at `start`."""
         self._service = service
         self._open_side = open_side
         self._side: Side | None = None
-        """The part that drains; None before `start` has opened it."""
+        """The draining side; None before `start` has opened it."""
         self._stop_timeout: float
         """Seconds that attempts under way get when the process ends; set by `start`."""
-        self._ending = False
+        self._is_ending = False
         """Whether `interrupt` was called, so that no drain may start."""
-        self._callers = self._scrapers = EVERYBODY
-        """Who may drain, and who may read the metrics."""
+        self._callers = EVERYBODY
+        """Who may drain."""
+        self._scrapers = EVERYBODY
+        """Who may read the metrics."""
         self._replaceable_request: tuple[asyncio.Task[bool], asyncio.Event] | None = None
-        """The caller's task and the end event of the request under way, if that request doesn't
-        name what it drains and so may be replaced by another one; else None."""
+        """The `caller` of the request under way, and the event that is set when that request has
+        ended; None: no request is under way that another one may replace."""
         self._tracing: Tracing | None = None
         self.statistics: ClientStatistics
         """Statistics of the function's Kafka clients; set by `start`."""
 
     async def start(self, environment: Mapping[str, str]) -> None:
-        """Read the settings, and open and start the side; it drains at once if the settings say so.
-        Raises `InvalidDocument` for settings that can't be used."""
+        """Read the settings, and open and start the draining side, which drains at once if the
+        settings say so. Raises `InvalidDocument` for settings that can't be used."""
         drains = settings.drain_settings(environment)
         self._stop_timeout = drains.stop_timeout
         self._callers = settings.callers(environment)
@@ -141,16 +147,16 @@ class DrainingFunction:
         self._side.start(drain=drains.at_start)
 
     def state(self) -> Mapping[str, Any]:
-        """Return what connections share, for `knafka.serving`: an empty mapping, as they share
-        nothing."""
+        """Return an empty mapping: the connections of this function share nothing, unlike those of
+        the receiver."""
         return {}
 
     def interrupt(self) -> None:
         """Begin to end the drains, as the process will end; returns at once. From then on the
-        process isn't ready, and the server waits for responses under way."""
-        if not self._ending and self._side is not None:
+        process isn't ready, and starts no drain. Further calls do nothing."""
+        if not self._is_ending and self._side is not None:
             self._side.stop(self._stop_timeout)
-        self._ending = True
+        self._is_ending = True
 
     async def wait_until_interrupted(self) -> None:
         """Wait until the drains that `interrupt` ends have finished their attempts, committed and
@@ -159,8 +165,8 @@ class DrainingFunction:
             await self._side.wait_until_drained()
 
     async def stop(self) -> None:
-        """End the process's work: `interrupt`, wait for the end of the drains, and close what
-        `start` opened."""
+        """End all work: `interrupt`, wait until the drains have ended, and close what `start` has
+        opened."""
         self.interrupt()
         if self._side is not None:
             await self._side.close()
@@ -168,13 +174,14 @@ class DrainingFunction:
             await self._tracing.close()
 
     def alive(self) -> tuple[bool, str]:
-        """Return whether the process is alive, and if not why: then only a restart helps."""
+        """Return whether the process is alive, and a text: if it isn't, the error that only a
+        restart ends."""
         failure = None if self._side is None else self._side.failure
         return (True, "alive") if failure is None else (False, str(failure))
 
     def ready(self) -> tuple[bool, str]:
-        """Return whether the process takes requests for drains, and if not why."""
-        if self._ending:
+        """Return whether the process takes requests for drains, and a text: if it doesn't, why."""
+        if self._is_ending:
             return False, "ending"
         problem = "" if self._side is None else self._side.problem
         return (False, problem) if problem else (True, "ready")
@@ -215,9 +222,10 @@ class DrainingFunction:
             await answer(send, 404, b"want POST /drain\n")
 
     async def _handle_drain(self, bearer: str, receive: Receive, send: Send) -> None:
-        """Answer a request for a drain with a stream of progress. Refuse it with a reason and 400
-        if it is invalid, 412 if it is for another process, 409 if another request is under way, or
-        503 if the process can't drain now. `bearer`: the caller's token, for renewals."""
+        """Answer a request for a drain with a stream of progress. Refuse the request with a reason
+        and 400 if it is invalid, 412 if it is for another process, 409 if another request is under
+        way, or 503 if the process can't drain now. `bearer`: the caller's token, with which the
+        process renews its lease."""
         try:
             parsed_request = await _read_request(receive)
         except InvalidDocument as error:
@@ -233,15 +241,16 @@ class DrainingFunction:
             side.note_refusal()
             await answer(send, 412, f"{refusal}\n".encode())
             return
-        # Some requests come before the process is ready, as it has only just been started.
-        await side.wait_until_ready(READY_PATIENCE)
+        # A process that a request has started may not be ready yet.
+        await side.wait_until_ready(READY_TIMEOUT)
+        # `can_be_stopped`: the request names what it drains.
         if self._replaceable_request is not None and request.can_be_stopped:
             caller, request_ended = self._replaceable_request
             caller.cancel()
             await request_ended.wait()
         if side.is_attached:
             await answer(send, 409, b"a drain is under way here\n")
-        elif self._ending:
+        elif self._is_ending:
             await answer(send, 503, b"this process is ending\n")
         elif side.problem:
             await answer(send, 503, f"{side.problem}\n".encode())
@@ -259,10 +268,11 @@ class DrainingFunction:
 
 
 async def _read_request(receive: Receive) -> tuple[DrainRequest, bytes] | None:
-    """Read a drain request; returns it and the bytes of the body that were read after it, or None
-    if the caller has disconnected. Raises `InvalidDocument`.
+    """Read a drain request. Returns the request and the bytes of the body that were read after it,
+    or None if the caller has disconnected. Raises `InvalidDocument`.
 
-    The request is the first line of the body if that is JSON, else the whole body.
+    The request is the body's first line, if that is a valid request and more of the body follows;
+    else it is the whole body. An empty body is a request without settings.
     """
     body, has_more = b"", True
     while has_more:
@@ -275,7 +285,7 @@ async def _read_request(receive: Receive) -> tuple[DrainRequest, bytes] | None:
             raise InvalidDocument("", "the request is too large")
         line, _, rest = body.partition(b"\n")
         if rest or (has_more and b"\n" in body):
-            with suppress(InvalidDocument):
+            with suppress(InvalidDocument):  # the line may be a part of JSON over several lines
                 return parse_json(DrainRequest, line.decode("utf-8", "replace")), rest
     request = DrainRequest()
     if body.strip():
@@ -284,8 +294,8 @@ async def _read_request(receive: Receive) -> tuple[DrainRequest, bytes] | None:
 
 
 async def _wait_for_caller(receive: Receive, rest: bytes) -> bool:
-    """Wait until the caller asks to stop the drain or disconnects; returns True for a stop, False
-    if it has disconnected. `rest`: bytes of the request's body that were read after the request."""
+    """Wait until the caller asks to stop the drain, and return True, or disconnects, and return
+    False. `rest`: bytes of the body that were already read after the request."""
     while contract.STOP.strip() not in rest:
         message = await receive()
         if message["type"] == "http.disconnect":

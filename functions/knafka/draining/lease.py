@@ -6,8 +6,8 @@
 
 A drain goes on between requests. A lack of requests means that the operator is away. As Knative
 soon removes a pod without requests, a dispatcher with work then sends requests to its own Service,
-which keep the pod that gets them. It does so until another caller sends requests, or until another
-dispatcher takes partitions, which shows that somebody is asking for dispatchers.
+which keep the pod that gets them. The dispatcher does so until another caller sends requests, or
+until another dispatcher takes partitions, which shows that somebody starts dispatchers.
 """
 
 from __future__ import annotations
@@ -31,29 +31,31 @@ RENEWAL_PATIENCE: Final = 3.0
 """Seconds without a request after which a dispatcher sends one to its own Service: more than an
 operator leaves between two requests, less than the window of Knative's autoscaler (10 s)."""
 RENEWAL_BUDGET: Final = 15.0
-"""Budget (seconds) of a request that a dispatcher sends to its own Service; an operator that is
-back waits at most so long for its own request."""
+"""Budget (seconds) of a request that a dispatcher sends to its own Service. It is short, as the
+request may keep an operator that has come back waiting until it ends."""
 RENEWAL_RETRY_INTERVAL: Final = 3.0
 """Seconds between a request to the own Service that failed and the next one."""
 BEGIN_AGAIN_SECONDS: Final = 300.0
-"""Seconds after which a drain that began at the process's start, and was stopped, begins again. By
-then the operator has removed the dispatcher if it no longer needs it, else it has sent another
-request."""
+"""Seconds after which a process that drains from its start begins again after a stop. By then the
+operator has removed a dispatcher that it no longer needs, or has sent another request to it."""
 HANDOVER_SECONDS: Final = 30.0
 """Seconds for which the lease isn't renewed after partitions went to a new member, as somebody has
 started that member."""
 
 
 class AnotherEgress(KnafkaError):
-    """Raised if the Service's newest Revision drains something else, so that this process is
+    """Raised if the Service's newest Revision drains something else, so that this process has been
     replaced."""
 
 
 class Renewal(Protocol):
-    """Sends a request for a drain to the dispatcher's own Service; returns when it is over. Raises
-    `AnotherEgress`, or `KnafkaError` for any other answer than progress."""
+    """Sends a request for a drain to the dispatcher's own Service, and returns when the request is
+    over. Raises `AnotherEgress` if the Service drains something else, and another `KnafkaError` for
+    any other answer than progress."""
 
-    def __call__(self, request: DrainRequest) -> Awaitable[None]: ...
+    def __call__(self, request: DrainRequest) -> Awaitable[None]:
+        """Send the request; the result is done when the request is over."""
+        ...
 
 
 P = TypeVar("P", bound=DrainProgress | ShardProgress)
@@ -61,7 +63,7 @@ P_co = TypeVar("P_co", bound=DrainProgress | ShardProgress, covariant=True)
 
 
 class Leased(Protocol[P_co]):
-    """A drain of one Egress, a shard or a Sensor, as the lease uses it."""
+    """A drain of one Egress, a shard or a Sensor, as a `DrainLease` uses it."""
 
     idle: float | None
     """Seconds without work after which the drain ends; None: never."""
@@ -92,16 +94,16 @@ class Leased(Protocol[P_co]):
         ...
 
     def reset_reported_counts(self) -> None:
-        """Start the counts of `progress` anew: the last request has reported them."""
+        """Set the counts of `progress` to 0, as the request that has ended has reported them."""
         ...
 
 
 class DrainLease(Generic[P]):
-    """Starts, keeps and ends the drains of one dispatcher, one at a time; `renewal` is None if no
-    operator scales the dispatcher."""
+    """Starts, keeps and ends the drains of one dispatcher or Sensor, one at a time."""
 
     def __init__(self, new_drain: Callable[[], Leased[P]], renewal: Renewal | None) -> None:
-        """Begin without a drain; `new_drain` creates each one, to be run once."""
+        """Begin without a drain; `new_drain` creates each one, to be run once. `renewal`: None if
+        the lease is never renewed by this process, as no operator scales the dispatcher."""
         self._new_drain = new_drain
         self._renewal = renewal
         self._drain: Leased[P] | None = None
@@ -109,30 +111,31 @@ class DrainLease(Generic[P]):
         self._running: asyncio.Task[P] | None = None
         """The task of `_drain`, which returns its last progress."""
         self._request = DrainRequest()
-        """The last request for a drain."""
+        """The last request for a drain; before the first one, a request without settings."""
         self.is_attached = False
-        """Whether a request is under way."""
-        self._at_start = False
+        """Whether a request for a drain is under way, a renewal's included."""
+        self._drains_from_start = False
         """Whether drains run without requests (`drain_from_start`)."""
-        self._ending = False
+        self._is_ending = False
         """Whether the process ends, so that no other drain may start."""
-        self._restarts = 0
+        self._failures = 0
         """Number of failed drains in a row."""
         self._timer: asyncio.TimerHandle | None = None
-        """The planned restart or renewal."""
+        """Timer of the planned drain or renewal; None: none is planned."""
         self._renewing: asyncio.Task[None] | None = None
-        """The renewal under way."""
+        """The renewal under way; None: there is none."""
         self._loop = asyncio.get_running_loop()
 
     def drain_from_start(self) -> None:
         """Drain without a request, for as long as the process lives."""
-        self._at_start = True
+        self._drains_from_start = True
         self._begin_drain()
 
     async def attach(self, request: DrainRequest) -> tuple[Leased[P], asyncio.Task[P]]:
-        """Begin a request: start a drain unless one is running; if that one is being stopped, wait
-        for its end first. A renewal under way is cancelled, unless this request is part of it.
-        Returns the drain, and the task that returns its last progress."""
+        """Begin a request: start a drain, unless one is running; if the running one is being
+        stopped, wait for its end and start another. A renewal under way is cancelled, unless it has
+        sent this request. Returns the drain, and the task that returns the drain's last
+        progress."""
         self.is_attached = True
         self._request = request
         if not request.renewal:
@@ -144,36 +147,37 @@ class DrainLease(Generic[P]):
             self._begin_drain()
         assert self._drain is not None
         assert self._running is not None
-        if not self._at_start:
+        if not self._drains_from_start:
             self._drain.idle = request.idle
         return self._drain, self._running
 
     def detach(self) -> None:
-        """End the request under way, whatever its result; the drain goes on, and is renewed by this
-        process if no other request follows."""
+        """Note that the request under way has ended, with whatever result. The drain goes on; if no
+        other request follows, this process renews its lease."""
         if self._drain is not None:
             self._drain.reset_reported_counts()
         self.is_attached = False
         self._plan_renewal()
 
     def stop(self, timeout: float) -> None:
-        """End the drain and start no other one; attempts under way get `timeout` seconds."""
-        self._ending = True
+        """Begin to end the drain, and start no other one; attempts under way get `timeout`
+        seconds."""
+        self._is_ending = True
         self._end_renewal()
         self._cancel_timer()
         if self._drain is not None:
             self._drain.stop(timeout)
 
     async def wait(self) -> None:
-        """Wait until the drain that runs, if any, has left its group."""
+        """Wait until the running drain has left its group; return at once if none is running."""
         if self._running is not None:
             await asyncio.wait({self._running})
 
     def _begin_drain(self) -> None:
-        """Start a drain. It ends after as many idle seconds as the last request says; if the
-        process drains from its start, it never ends as idle."""
+        """Start a drain, which ends after as many idle seconds as the last request says; if the
+        process drains from its start, the drain doesn't end when it is idle."""
         drain = self._drain = self._new_drain()
-        drain.idle = None if self._at_start else self._request.idle
+        drain.idle = None if self._drains_from_start else self._request.idle
         self._running = asyncio.create_task(drain.run())
         self._running.add_done_callback(self._on_drain_ended)
 
@@ -186,38 +190,39 @@ class DrainLease(Generic[P]):
         if has_failed or running.result().ended is Ended.FAILED:
             if not running.cancelled() and (error := running.exception()) is not None:
                 log.error("the drain failed", exc_info=error)
-            self._restart_later()
+            self._restart_after_failure()
         else:
-            self._restarts = 0
-            self._begin_again_later()
+            self._failures = 0
+            self._begin_again_after_stop()
 
-    def _restart_later(self) -> None:
-        """Plan another drain after a failed one, unless a request is under way: its caller learns
-        of the failure and asks again."""
-        if self._ending or (self.is_attached and not self._at_start):
+    def _restart_after_failure(self) -> None:
+        """Plan another drain after a failed one; the more failures in a row, the later. None is
+        planned if a request is under way in a process that doesn't drain from its start: the caller
+        learns of the failure and asks again."""
+        if self._is_ending or (self.is_attached and not self._drains_from_start):
             return
-        seconds = restart_after(self._restarts)
-        self._restarts += 1
-        self._timer = self._loop.call_later(seconds, self._restart)
+        seconds = restart_after(self._failures)
+        self._failures += 1
+        self._timer = self._loop.call_later(seconds, self._begin_planned_drain)
 
-    def _begin_again_later(self) -> None:
+    def _begin_again_after_stop(self) -> None:
         """Plan another drain in `BEGIN_AGAIN_SECONDS`, if the process drains from its start."""
-        if self._at_start and not self._ending:
-            self._timer = self._loop.call_later(BEGIN_AGAIN_SECONDS, self._restart)
+        if self._drains_from_start and not self._is_ending:
+            self._timer = self._loop.call_later(BEGIN_AGAIN_SECONDS, self._begin_planned_drain)
 
     def note_refusal(self) -> None:
-        """Note that this process has refused a request, as it drains something else. Such requests
-        show that its drain is replaced, so each of them postpones the restart of a drain that was
-        stopped."""
-        if self._running is None and self._timer is not None and self._at_start:
+        """Note that this process has refused a request, as it drains something else than the
+        request wants. This shows that the process is being replaced, so postpone its planned drain
+        to `BEGIN_AGAIN_SECONDS` from now."""
+        if self._running is None and self._timer is not None and self._drains_from_start:
             self._cancel_timer()
-            self._begin_again_later()
+            self._begin_again_after_stop()
 
-    def _restart(self) -> None:
+    def _begin_planned_drain(self) -> None:
         """Start the planned drain, unless one is running or the process ends; called by the
         timer."""
         self._timer = None
-        if self._running is None and not self._ending:
+        if self._running is None and not self._is_ending:
             self._begin_drain()
             self._plan_renewal()
 
@@ -225,8 +230,10 @@ class DrainLease(Generic[P]):
 
     def _plan_renewal(self) -> None:
         """Plan to renew the lease in `RENEWAL_PATIENCE` seconds, if a drain runs that needs
-        renewals and no request or renewal is under way."""
-        if self._renewal is None or self._ending or self._at_start or self._running is None:
+        renewals, and no request or renewal is under way."""
+        if self._renewal is None or self._is_ending:
+            return
+        if self._drains_from_start or self._running is None:
             return
         if not self.is_attached and self._renewing is None:
             self._cancel_timer()
@@ -237,7 +244,7 @@ class DrainLease(Generic[P]):
         the timer."""
         self._timer = None
         if self._running is not None and not self.is_attached and self._renewing is None:
-            self._renewing = asyncio.create_task(self._renew())
+            self._renewing = asyncio.create_task(self._renew_until_drain_ends())
             self._renewing.add_done_callback(self._on_renewal_ended)
 
     def _end_renewal(self) -> None:
@@ -252,11 +259,11 @@ class DrainLease(Generic[P]):
             log.error("renewing the drain failed", exc_info=error)
         self._plan_renewal()
 
-    async def _renew(self) -> None:
+    async def _renew_until_drain_ends(self) -> None:
         """Send requests for a drain to this dispatcher's Service, one after the other, until the
-        drain is over; another caller's request cancels this. None is sent for `HANDOVER_SECONDS`
-        after partitions went to another dispatcher. If the Service drains something else by now,
-        the drain is stopped."""
+        drain is over or is being stopped; `attach` cancels this task when another caller's request
+        comes. No request is sent for `HANDOVER_SECONDS` after partitions went to another
+        dispatcher. If the Service drains something else by now, the drain is stopped."""
         assert self._renewal is not None
         while (drain := self._drain) is not None and not drain.is_stopping:
             if drain.shrunk_at is not None:  # somebody has started another dispatcher
@@ -275,7 +282,7 @@ class DrainLease(Generic[P]):
                 await asyncio.sleep(RENEWAL_RETRY_INTERVAL)
 
     def _cancel_timer(self) -> None:
-        """Cancel the planned restart or renewal, if there is one."""
+        """Cancel the planned drain or renewal, if there is one."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

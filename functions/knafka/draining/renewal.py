@@ -1,5 +1,5 @@
-"""Renewal: a dispatcher's request for a drain to its own Service, sent when no other caller sends
-one."""
+"""Renewal: the requests for a drain that a dispatcher sends to its own Service while no other
+caller sends any (`lease` says when)."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from knafka.draining.lease import AnotherEgress
 from knafka.ports.subscriber import Subscriber, Target
 
 RENEWAL_GRACE: Final = 30.0
-"""Seconds beyond its budget that a request may take, as a pod may have to start first."""
+"""Seconds that a request may take beyond its budget, as a pod may have to start first."""
 
 
 class RenewalFailed(KnafkaError):
-    """Raised if the Service did not answer with progress."""
+    """Raised if the Service could not be reached, or did not answer with progress."""
 
 
 class OwnService:
     """A `lease.Renewal` over HTTP: sends requests for a drain to the dispatcher's own Service."""
 
     def __init__(self, url: str, fields: Mapping[str, str | None], subscriber: Subscriber) -> None:
-        """`url` is the Service's URL. `fields` (names and values of `DrainRequest`) are set in each
-        request, to name what it drains. `subscriber` sends the requests. Raises `InvalidDocument`
-        for a URL that can't be used."""
+        """`url`: the Service's URL. `fields`: fields of `DrainRequest`, with values, that are set
+        in each request to name what must be drained. `subscriber` sends the requests. Raises
+        `InvalidDocument` for a URL that can't be used."""
         self._target = Target.parse(url.rstrip("/") + drain.PATH)
         self._fields = fields
         self._subscriber = subscriber
@@ -46,7 +46,7 @@ class OwnService:
             )
         except DeliveryError as error:
             raise RenewalFailed(f"{self._target.url}: {error}") from error
-        if response.status == 412:
+        if response.status == 412:  # `DrainingFunction` refuses a request for something else so
             raise AnotherEgress(f"{self._target.url} drains something else")
         if response.status != 200:
             raise RenewalFailed(f"{self._target.url} answered {response.status}")

@@ -11,8 +11,8 @@ from knafka.serving import Send
 
 
 class LeasedSide:
-    """Base of a `function.Side` that is ready from the start and has one drain at a time;
-    subclasses add `failure`, `metrics`, `refusal` and `close`."""
+    """Base class of a `function.Side` that is ready from the start and has one drain at a time.
+    Subclasses add `failure`, `metrics`, `refusal` and `close`."""
 
     problem = ""
     """Why draining is not possible yet: always empty."""
@@ -30,18 +30,19 @@ class LeasedSide:
         """Return at once, as this side is ready from the start."""
 
     def note_refusal(self) -> None:
-        """Note that this process has refused a request, as it drains something else."""
+        """Note that this process has refused a request, as it drains something else than the
+        request wants."""
         self._lease.note_refusal()
 
     def start(self, *, drain: bool) -> None:
-        """Start a drain at once if `drain` is set."""
+        """Drain from now on without a request, if `drain` is True; else do nothing."""
         if drain:
             self._lease.drain_from_start()
 
     async def stream(self, request: DrainRequest, caller: asyncio.Task[bool], send: Send) -> None:
-        """Answer a request for a drain with lines of progress until it is over. `caller` ends with
-        True if the caller asks for a stop, with False if it disconnects; if it is cancelled,
-        another request takes its place."""
+        """Answer a request for a drain with lines of progress until the request is over. `caller`
+        returns True if the caller asks for a stop, False if it disconnects; the task is cancelled
+        if another request replaces this one."""
         await stream(self._lease, request, caller, send)
 
     def detach(self) -> None:
@@ -54,5 +55,5 @@ class LeasedSide:
         self._lease.stop(timeout)
 
     async def wait_until_drained(self) -> None:
-        """Wait until the drain has left its group."""
+        """Wait until the running drain, if there is one, has left its group."""
         await self._lease.wait()

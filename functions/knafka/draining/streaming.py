@@ -13,13 +13,13 @@ from knafka.core.tokens.caller_tokens import REFUSED
 from knafka.draining.lease import DrainLease, Leased
 from knafka.serving import Send
 
-SUPERSEDED: Final = "another request, which says what is drained, has taken over this drain"
+REPLACED: Final = "another request, which says what is drained, has taken over this drain"
 """Error of a request that was replaced by a request with the digest of the Egress, shard or
 Sensor."""
-NOT_STOPPED: Final = (
+STOP_REFUSED: Final = (
     "the drain goes on: a stop needs the digest of what is drained, as egress, shard or sensor"
 )
-"""Error of a request that asks for a stop without that digest."""
+"""Error of a request that asks for a stop without the digest of the Egress, shard or Sensor."""
 
 P = TypeVar("P", bound=DrainProgress | ShardProgress)
 
@@ -32,12 +32,13 @@ async def stream(
     line_of: Callable[[P], P] = lambda progress: progress,
     news: asyncio.Event | None = None,
 ) -> None:
-    """Answer a request for a drain: send lines of its progress, each second and at once when `news`
-    is set, until the drain ends, the request's budget is spent or the caller disconnects.
+    """Answer a request for a drain: send lines of the drain's progress, each second and at once
+    when `news` is set, until the drain ends, the request's budget is spent or the caller
+    disconnects. The drain itself goes on, unless the caller asks for a stop.
 
-    `caller` ends with True if the caller asks for a stop, with False if it disconnects; if it is
-    cancelled, another request takes its place, and the drain goes on. `line_of` returns the part of
-    a progress that is sent; `news`: None if lines are sent each second only.
+    `caller` returns True if the caller asks for a stop, False if it disconnects; the task is
+    cancelled if another request replaces this one. `line_of` returns the part of a progress that is
+    sent; by default all of it. `news`: None if lines are sent each second only.
     """
     loop = asyncio.get_running_loop()
     drain, running = await lease.attach(request)
@@ -53,15 +54,15 @@ async def stream(
         if not caller.done():
             continue
         if caller.cancelled():
-            error = SUPERSEDED
+            error = REPLACED
             break
         if not caller.result():
             return  # the caller has disconnected
         if not request.can_be_stopped:
-            error = NOT_STOPPED
+            error = STOP_REFUSED
             break
         drain.stop()
-        deadline = math.inf
+        deadline = math.inf  # the response lasts until the drain has ended
     if running.done():
         last_progress = _last_progress_of(running, drain)
     else:
@@ -83,8 +84,8 @@ async def _wait(tasks: set[asyncio.Task[Any]], news: asyncio.Event | None, timeo
 
 
 def _last_progress_of(running: asyncio.Task[P], drain: Leased[P]) -> P:
-    """Return the last progress of a drain whose task, `running`, has ended; if that has raised an
-    error, a failed progress with the error's text."""
+    """Return the last progress of a drain whose task, `running`, has ended. If the task has raised
+    an error, return the drain's progress as failed, with the error's text."""
     try:
         return running.result()
     except Exception as error:
@@ -92,7 +93,7 @@ def _last_progress_of(running: asyncio.Task[P], drain: Leased[P]) -> P:
 
 
 async def refuse_caller(send: Send, reason: str = REFUSED) -> None:
-    """Send 401 with this `reason`, as a request shows no valid token."""
+    """Send 401 with this `reason`, as the caller shows no valid token."""
     text = f"{reason}\n".encode()
     await start(send, 401, b"text/plain; charset=utf-8", (b"www-authenticate", b"Bearer"))
     await send({"type": "http.response.body", "body": text})
@@ -101,7 +102,7 @@ async def refuse_caller(send: Send, reason: str = REFUSED) -> None:
 async def start(
     send: Send, status: int, content_type: bytes, *headers: tuple[bytes, bytes]
 ) -> None:
-    """Send status and headers of a response; the caller sends its body."""
+    """Send the status and the headers of a response; the body must be sent after it."""
     headers = ((b"content-type", content_type), *headers)
     await send({"type": "http.response.start", "status": status, "headers": headers})
 

@@ -22,12 +22,12 @@ _BY_HOST: Final = b"host:"
 _HOST: Final = b"host"
 _ORIGINAL_HOST: Final = b"k-original-host"
 """Knative's header with the host that the sender requested, as a proxy may have changed `Host`."""
-_LENGTHS: Final = frozenset({len(_HOST), len(_ORIGINAL_HOST)})
+_HOST_HEADER_LENGTHS: Final = frozenset({len(_HOST), len(_ORIGINAL_HOST)})
 """Lengths of the two headers' names: comparing these first is faster."""
 
 
 def address_of(path: bytes, headers: HttpHeaders) -> bytes:
-    """Return the address of a request: its path, or its host if the path is only `/`."""
+    """Return the address of a request: its path, or its host if the path is empty or `/`."""
     return path if path not in ROOTS else address_of_host(_host_of(headers))
 
 
@@ -42,26 +42,26 @@ def is_host(address: bytes) -> bool:
 
 
 def path_of(url: bytes) -> bytes:
-    """Return the percent-decoded path of a request's target `url`, without the query."""
+    """Return the percent-decoded path of a request's target, `url`, without the query."""
     if b"?" in url:
         url = url[: url.index(b"?")]
     if not url.startswith(b"/"):
         url = _origin_form(url)
-    return decoded_path(url) if b"%" in url else url
+    return decode_path(url) if b"%" in url else url
 
 
-def decoded_path(path: bytes) -> bytes:
-    """Percent-decode a path. A path with an encoded slash is returned as it is, and matches
-    nothing, as an encoded slash separates no segments."""
+def decode_path(path: bytes) -> bytes:
+    """Return the percent-decoded path. A path with an encoded slash is returned undecoded, so that
+    it matches no route: decoded, the slash would separate segments, which it must not."""
     return path if b"%2f" in path.lower() else unquote_to_bytes(path)
 
 
 def _host_of(headers: HttpHeaders) -> bytes:
-    """Return the requested host in lower case and without its port; empty if no header names
-    one."""
+    """Return the requested host in lower case and without its port: that of `K-Original-Host`, else
+    that of `Host`; empty if neither header is there."""
     named_host = b""
     for name, value in headers:
-        if len(name) in _LENGTHS:
+        if len(name) in _HOST_HEADER_LENGTHS:
             name = name.lower()
             if name == _ORIGINAL_HOST:
                 named_host = value
@@ -69,12 +69,13 @@ def _host_of(headers: HttpHeaders) -> bytes:
             if name == _HOST:
                 named_host = value
     host = named_host.strip().lower()
-    name, colon, port = host.rpartition(b":")
-    return name if colon and (port.isdigit() or not port) else host
+    # The last colon begins a port only if digits, or nothing, follow: an IPv6 address has colons.
+    host_name, colon, port = host.rpartition(b":")
+    return host_name if colon and (port.isdigit() or not port) else host
 
 
 def _origin_form(url: bytes) -> bytes:
     """Return the path of an absolute-form target (`http://host/path`), which HTTP/1.1 servers must
     accept; any other text is returned unchanged."""
-    _, separator, rest = url.partition(b"://")
-    return b"/" + rest.partition(b"/")[2] if separator else url
+    _, separator, host_and_path = url.partition(b"://")
+    return b"/" + host_and_path.partition(b"/")[2] if separator else url

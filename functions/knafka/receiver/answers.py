@@ -8,14 +8,14 @@ from typing import Final
 from knafka.core.tokens.caller_tokens import NO_SCRAPER, REFUSED
 
 MAX_PROBLEM_CHARACTERS: Final = 2_000
-"""Most characters of a reason in an answer: it quotes the sender's text, of any length."""
+"""Most characters of a reason in an answer, as it may quote the sender's text, of any length."""
 MAX_BATCH_PROBLEM_CHARACTERS: Final = 10_000
 """Most characters of the reasons in the answer to a batch."""
 
 
 class Answer:
-    """A whole HTTP response: `wire` holds its bytes, `closing` its bytes as the last response of a
-    connection."""
+    """A whole HTTP response. `wire` holds its bytes; `closing` holds them with `Connection: close`,
+    for the last response of a connection. `status`, `headers` and `body` are for ASGI."""
 
     __slots__ = ("body", "closing", "headers", "status", "wire")
 
@@ -59,8 +59,8 @@ UNREAD: Final = Answer(
     "what is served here isn't read yet: send the event again",
     headers=((b"retry-after", b"1"),),
 )
-"""Sent in place of `NOT_FOUND` until a receiver has read its contract, and for an invalid
-declaration."""
+"""Sent in place of `NOT_FOUND` until the receiver has read its contract, and at an address whose
+declaration in the contract is invalid."""
 NOT_THE_OPERATOR: Final = Answer(
     HTTPStatus.UNAUTHORIZED, REFUSED, headers=((b"www-authenticate", b"Bearer"),)
 )
@@ -84,6 +84,7 @@ UNDECIDED: Final = Answer(
     "the token can't be verified now: send the event again",
     headers=((b"retry-after", b"2"),),
 )
+"""Sent when the token may be valid: keys are missing, or too many signatures were wrong."""
 NOT_ALLOWED: Final = Answer(
     HTTPStatus.METHOD_NOT_ALLOWED, "send events with POST", headers=(_ALLOW,)
 )
@@ -104,11 +105,13 @@ ENCODED: Final = Answer(
     "send the event without Content-Encoding: subscribers would not learn how it is compressed",
     headers=((b"accept-encoding", b"identity"),),
 )
+"""Sent for a body with a content encoding, as no attribute of an event can name it."""
 CROWDED: Final = Answer(
     HTTPStatus.SERVICE_UNAVAILABLE,
     "too many connections: use fewer, and keep them",
     headers=((b"retry-after", b"5"),),
 )
+"""Sent at once to a new connection beyond `Limits.connections`, which is then closed."""
 MALFORMED: Final = Answer(HTTPStatus.BAD_REQUEST, "the request is not valid HTTP/1.1")
 TIMED_OUT: Final = Answer(
     HTTPStatus.REQUEST_TIMEOUT,
@@ -133,13 +136,13 @@ BUSY: Final = Answer(
 
 
 def invalid(problem: str) -> Answer:
-    """Return 400 with the reason, cut to `MAX_PROBLEM_CHARACTERS`."""
+    """Return 400 for an invalid event, with the problem, cut to `MAX_PROBLEM_CHARACTERS`."""
     return Answer(HTTPStatus.BAD_REQUEST, problem[:MAX_PROBLEM_CHARACTERS])
 
 
 def invalid_batch(problem: str) -> Answer:
-    """Return 400 with the position and problem of each invalid event, cut to
-    `MAX_BATCH_PROBLEM_CHARACTERS`."""
+    """Return 400 for a batch; `problem` has the position and problem of each invalid event, and is
+    cut to `MAX_BATCH_PROBLEM_CHARACTERS`."""
     return Answer(HTTPStatus.BAD_REQUEST, problem[:MAX_BATCH_PROBLEM_CHARACTERS])
 
 
@@ -149,12 +152,13 @@ def too_many(problem: str) -> Answer:
 
 
 def unsupported(problem: str) -> Answer:
-    """Return 415 with the reason: an event format that is not supported."""
+    """Return 415 for an event in a format that isn't supported; `problem` names the format, and is
+    cut to `MAX_PROBLEM_CHARACTERS`."""
     return Answer(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, problem[:MAX_PROBLEM_CHARACTERS])
 
 
 def too_large(limit: int) -> Answer:
-    """Return 413 for an event of more than `limit` bytes."""
+    """Return 413 for an event of more than `limit` bytes, headers included."""
     return Answer(
         HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"an event may have {limit} bytes, headers included"
     )
@@ -171,15 +175,16 @@ def document(text: str) -> Answer:
 
 
 def network_probe(digest: bytes, position: int | None) -> Answer:
-    """Return 200 for Knative's network probe (KN-BRK-21), with the value of its header
-    K-Network-Hash. `position`: the offset up to which the contract is read, for the operator; None:
-    the contract isn't in a topic."""
+    """Return 200 for Knative's network probe (KN-BRK-21). `digest`: the value of the probe's header
+    K-Network-Hash, which the answer repeats. `position`: the offset up to which the contract's
+    topic is read, for the operator; None: the contract isn't in a topic."""
     position_header = () if position is None else ((b"knafka-contract-position", b"%d" % position),)
     return Answer(HTTPStatus.OK, headers=((b"k-network-hash", digest), *position_header))
 
 
 def kafka_unanswered(reason: str) -> Answer:
-    """Return 503 for the readiness probe: Kafka has not answered; `reason` says why, if known."""
+    """Return 503 for the readiness probe: Kafka has not answered. `reason` says why; empty: that
+    isn't known."""
     text = "Kafka has not answered yet"
     return Answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{text}: {reason}" if reason else text)
 

@@ -58,19 +58,21 @@ class TokenVerifier:
     """Verifies senders' tokens for all Brokers and KafkaChannels of one receiver."""
 
     def __init__(self, keys: SigningKeys, clock: Callable[[], float] = time.time) -> None:
-        """`keys` are the issuer's, which may change; `clock` returns seconds since the Unix
+        """`keys`: the issuer's keys, which may change later; `clock` returns seconds since the Unix
         epoch."""
         self._keys = keys
         self._clock = clock
         self._generation = keys.generation
         """The keys' generation when the cached tokens were verified."""
         self._new_tokens: dict[tuple[str, bytes], VerifiedToken] = {}
+        """Cached tokens that were used since the old ones were last removed, by audience and
+        token."""
         self._old_tokens: dict[tuple[str, bytes], VerifiedToken] = {}
-        """Cached tokens by audience and token: those used since the old ones were last removed, and
-        the old ones."""
+        """The other cached tokens, which are removed next unless they are used again."""
         self._new_subjects: set[str] = set()
+        """Subjects of `_new_tokens`."""
         self._old_subjects: set[str] = set()
-        """Subjects of the cached tokens."""
+        """Subjects of `_old_tokens`."""
         self._failures = _Failures()
         """The wrong signatures of the present second."""
 
@@ -89,12 +91,12 @@ class TokenVerifier:
         cached = self._new_tokens.get((audience, token))
         if cached is not None and now < cached.until:
             return cached.subject
-        return self._verify(token, audience, now)
+        return self._verify_and_cache(token, audience, now)
 
-    def _verify(self, token: bytes, audience: str, now: float) -> str:
-        """Verify a token that isn't among the new cached ones, and cache it among them; returns its
-        subject. If the new ones are too many (half of `MAX_SENDER_TOKENS`), they become the old
-        ones first, and the old ones are removed."""
+    def _verify_and_cache(self, token: bytes, audience: str, now: float) -> str:
+        """Verify a token that isn't among the new cached ones at `now` (Unix time), and cache it
+        among them; returns its subject. If half of `MAX_SENDER_TOKENS` are new, the old tokens are
+        removed and the new ones become old before that. Raises as `verify` does."""
         verified = self._old_tokens.get((audience, token))
         if verified is None or now >= verified.until:
             verified = self._check_token(token, audience, now)
@@ -107,14 +109,16 @@ class TokenVerifier:
 
     def _check_token(self, token: bytes, audience: str, now: float) -> VerifiedToken:
         """Verify claims, key and signature of a token, and return its subject and times. Raises
-        `InvalidToken`; and `Undecided` if no keys were read yet, its key isn't among them and they
-        are read again, or too many wrong signatures were checked in this second."""
+        `InvalidToken` if one of them is wrong. Raises `Undecided` if no keys were read yet, if the
+        token's key isn't known and the keys are being read again, or if too many wrong signatures
+        were checked in this second."""
         parts = split(token)
         if (issuer := self._keys.issuer) is None:
             raise Undecided
         verified = check_claims(parts.claims, issuer, audience, now)
         key = self._keys.find(parts.key_id)
         if key is None:
+            # The token may be signed with a key that is newer than the last read.
             if self._keys.read_again(verified.issued):
                 raise Undecided
             raise InvalidToken("its key is not the issuer's")
@@ -141,10 +145,11 @@ class TokenVerifier:
 
 
 class _Failures:
-    """Counts the wrong signatures of one second by claimed sender; None stands for all unknown
-    senders."""
+    """Counts the wrong signatures of one second by claimed sender. In place of a sender, None
+    stands for all senders without a cached token."""
 
     def __init__(self) -> None:
+        """Begin without wrong signatures."""
         self._second = 0
         """The second (Unix time) that is counted."""
         self._by_sender: dict[str | None, int] = {}
@@ -173,8 +178,8 @@ class SenderCheck:
     """Checks who may send to one Broker or KafkaChannel that has an audience."""
 
     def __init__(self, ingress: Ingress, audience: str, verifier: TokenVerifier | None) -> None:
-        """`ingress` has the policies, and `audience` is that of the tokens that senders must show.
-        `verifier` is None if this process has no keys; then every request is answered 503."""
+        """`ingress` has the policies; senders must show tokens for `audience`. `verifier`: None if
+        this process has no keys; then every request is answered 503."""
         self._audience = audience
         self._verifier = verifier
         self._authorization = Authorization(

@@ -22,21 +22,22 @@ class EventBatch:
     """The valid events of one request, which get one answer."""
 
     def __init__(self, records: Sequence[Draft]) -> None:
-        """Measure these events; `append` hands them to Kafka."""
+        """Measure the events of `records`; `append` hands them to Kafka."""
         self._records = records
-        self._left = len(records)
-        """Number of events of which a report is waited for."""
+        self._missing_reports = len(records)
+        """Number of appended events that Kafka has not reported yet."""
         self._error: LogError | None = None
-        """The first error that was reported."""
-        self._stored: Reported
-        """Called once all events are reported; set by `append`."""
-        self._traced: list[Callable[[Answer], None]] = []
-        """For each event whose spans were started, the function that ends them with the answer."""
+        """The first error that was reported; None: there was none so far."""
+        self._on_all_reported: Reported
+        """Called once all events are reported; set by `append` if the events have spans."""
+        self._span_enders: list[Callable[[Answer], None]] = []
+        """The functions that end the events' spans with the answer, one for each event whose spans
+        were started."""
         sizes = list(map(_record_bytes, records))
         self.largest = max(sizes, default=0)
         """Bytes of the batch's largest event, headers included."""
         self.held = sum(sizes)
-        """Bytes of all events, headers included."""
+        """Bytes of all events together, headers included."""
         self.headers = sum(len(record.headers) for record in records)
         """Number of headers of all events."""
 
@@ -46,41 +47,42 @@ class EventBatch:
         append: Append,
         append_all: AppendAll,
         tracing: IngestTracing | None,
-        stored: Reported,
+        on_all_reported: Reported,
     ) -> None:
-        """Append all events to the Ingress's topic, in their order, by the functions of its route:
-        `append_all`, or with `tracing` `append`, as each event has spans. `stored` is called once
-        all are reported, with the first error or None."""
+        """Append all events to the Ingress's topic, in their order, with the functions of its
+        route: `append_all` if `tracing` is None, else `append`, as each event has its own spans.
+        `on_all_reported` is called once, when all are reported, with the first error; None: all are
+        stored."""
         if tracing is None:
-            append_all(ingress.topic, self._records, stored)
+            append_all(ingress.topic, self._records, on_all_reported)
             return
-        self._stored = stored
+        self._on_all_reported = on_all_reported
         for number, (key, headers, value) in enumerate(self._records):
             respond, reported = tracing.receive(ingress, headers, _ignore, self._note_report)
-            self._traced.append(respond)
+            self._span_enders.append(respond)
             try:
                 append(ingress.topic, key, value, headers, reported)
             except LogError as error:
                 # The records after this one aren't appended, so no reports of them are waited for.
-                self._left -= len(self._records) - number - 1
+                self._missing_reports -= len(self._records) - number - 1
                 reported(error)
                 break
 
     def end_spans(self, answer: Answer) -> None:
         """End the spans of the batch's events with this answer."""
-        for respond in self._traced:
+        for respond in self._span_enders:
             respond(answer)
 
     def _note_report(self, error: LogError | None) -> None:
-        """Note Kafka's report of one event; after the last one, call `stored`."""
+        """Note Kafka's report of one event; after the last one, call `on_all_reported`."""
         self._error = self._error or error
-        self._left -= 1
-        if not self._left:
-            self._stored(self._error)
+        self._missing_reports -= 1
+        if not self._missing_reports:
+            self._on_all_reported(self._error)
 
 
 def _ignore(answer: Answer) -> None:
-    """Send nothing: a batch gets one answer for all of its events."""
+    """Send nothing, in place of an answer to a single event: a batch gets one answer."""
 
 
 def _record_bytes(record: Draft) -> int:

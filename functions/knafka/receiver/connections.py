@@ -1,7 +1,7 @@
-"""State that the connections of one server share: their number, the bytes that they are receiving,
-and timeouts.
+"""The connections of one server, the bytes that they are receiving together, and the timer that
+closes silent ones.
 
-Not here: HTTP; see `protocol`, which defines one connection.
+Not here: HTTP; `protocol` defines one connection.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ SLOW_REQUEST_SECONDS: Final = 2.0
 memory."""
 SLOW_CHECK_INTERVAL: Final = 0.1
 """Seconds between checks for slow requests: one takes milliseconds with 10,000 connections."""
-FREED_SHARE: Final = 4
-"""Divisor of the shared receive memory: 4 means that a quarter of it is freed at a time."""
+FREED_DIVISOR: Final = 4
+"""`Connections.make_room` frees the limit divided by this number: 4 stands for a quarter."""
 
 
-class Expiring(Protocol):
-    """The methods of a connection that `Connections` uses."""
+class OpenConnection(Protocol):
+    """The methods of a connection that `Connections` uses. All times are the event loop's."""
 
     def expire(self, now: float) -> None:
-        """Close the connection, or refuse its request, if it has been silent for too long."""
+        """Close the connection, or refuse its request, if at `now` it has been silent for too
+        long."""
         ...
 
     @property
@@ -39,7 +40,7 @@ class Expiring(Protocol):
         ...
 
     def forget_route(self) -> None:
-        """Look the route up again for the next request, as the served Ingresses have changed."""
+        """Have the next request look its route up again, as the served Ingresses have changed."""
         ...
 
 
@@ -52,41 +53,42 @@ class Connections:
         self.ingest = ingest
         self.loop = loop
         self.receiving_bytes = 0
-        """Bytes of all requests that are being received."""
+        """Bytes held of all requests that are being received; the connections count them."""
         self.direct_requests = 0
         """Number of requests that came straight to this port, past Knative's proxy."""
-        self.open: set[Expiring] = set()
-        self._checked_until = 0.0
+        self.open: set[OpenConnection] = set()
+        """The open connections, which add and remove themselves."""
+        self._next_slow_check = 0.0
         """The loop's time before which `make_room` doesn't look for slow requests again."""
         self._sweeper = loop.call_later(SWEEP_INTERVAL, self._sweep)
 
     @property
     def has_too_many(self) -> bool:
-        """Whether more connections are open than the limit."""
+        """Whether more connections are open than `Limits.connections` allows."""
         return len(self.open) > self.ingest.limits.connections
 
     def make_room(self) -> None:
-        """Refuse slow requests (`SLOW_REQUEST_SECONDS`), the slowest first, until a share of the
-        memory is free; their senders are told to send again. If no request is slow, nothing is
-        refused."""
+        """Refuse slow requests (`SLOW_REQUEST_SECONDS`), the slowest first, until a quarter of the
+        memory (`FREED_DIVISOR`) is free; their senders are told to send again. Does nothing if no
+        request is slow, or within `SLOW_CHECK_INTERVAL` of the last check."""
         now, limit = self.loop.time(), self.ingest.limits.in_flight_bytes
-        if now < self._checked_until:
+        if now < self._next_slow_check:
             return
-        self._checked_until = now + SLOW_CHECK_INTERVAL
-        # The number is only there for sorting: connections can't be compared.
+        self._next_slow_check = now + SLOW_CHECK_INTERVAL
+        # The number decides between equal times when sorting: connections can't be compared.
         slow_connections = [
             (since, number, connection)
             for number, connection in enumerate(self.open)
             if (since := connection.slow_since) is not None and now - since > SLOW_REQUEST_SECONDS
         ]
         for _, _, connection in sorted(slow_connections):
-            if self.receiving_bytes <= limit - limit // FREED_SHARE:
+            if self.receiving_bytes <= limit - limit // FREED_DIVISOR:
                 break
             connection.give_up_request()
 
     def _sweep(self) -> None:
-        """Close connections that have been silent for too long, and set the timer for the next
-        time."""
+        """Have each connection check for how long it has been silent (`expire`), and set the timer
+        for the next time."""
         now = self.loop.time()
         for connection in list(self.open):
             connection.expire(now)

@@ -1,7 +1,7 @@
 """Direct events: events that bypass Knative's proxy, shown to Knative's autoscaler as load (issue
 37).
 
-    direct events a second -> so many requests held against the receiver's own Service
+    direct events a second -> requests held at the receiver's own Service, in proportion
     Knative's proxy sees those under way -> the autoscaler counts them -> pods
 
 Knative scales by the requests that its proxy sees, and the proxy sees no event that is sent
@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 LOAD_PATH: Final = b"/load"
-"""Path of a request that is answered after `HOLD_SECONDS` and does nothing else."""
+"""Path of held requests: such a request does nothing, and is answered after `HOLD_SECONDS`."""
 EVENTS_PER_HOLD: Final = 50.0
 """Direct events per second for which one request is held."""
 HOLD_SECONDS: Final = 5.0
@@ -48,20 +48,21 @@ class DirectLoad:
         """Hold as many requests as the measured rate requires, until cancelled. Surplus requests
         end by themselves."""
         loop = asyncio.get_running_loop()
-        events, measured_at = self._events(), loop.time()
+        last_count, counted_at = self._events(), loop.time()
         try:
             while True:
                 await asyncio.sleep(RATE_INTERVAL)
                 count, now = self._events(), loop.time()
-                self._hold_for((count - events) / (now - measured_at))
-                events, measured_at = count, now
+                self._hold_for((count - last_count) / (now - counted_at))
+                last_count, counted_at = count, now
         finally:
             for hold in self._holds:
                 hold.cancel()
 
     def _hold_for(self, rate: float) -> None:
-        """Send requests until as many are held as this rate (direct events per second) requires:
-        one for each `EVENTS_PER_HOLD`, at most `MAX_HOLDS`. Requests beyond that aren't ended."""
+        """Send requests until as many are held as `rate` (direct events per second) requires: one
+        for each `EVENTS_PER_HOLD`, at most `MAX_HOLDS`. If more are held already, they end by
+        themselves."""
         desired_count = min(round(rate / EVENTS_PER_HOLD), MAX_HOLDS)
         for _ in range(desired_count - len(self._holds)):
             hold = asyncio.ensure_future(self._hold())
@@ -74,6 +75,7 @@ class HeldRequests:
     receiver stops."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Begin without requests; `loop` runs their timers."""
         self._loop = loop
         self._waiting: dict[Callable[[], None], asyncio.TimerHandle] = {}
         """The timer of each held request, by the function that answers it."""

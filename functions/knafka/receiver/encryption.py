@@ -18,6 +18,7 @@ from knafka.receiver.address import HttpHeaders
 from knafka.receiver.answers import Answer
 
 _FORWARDED: Final = b"x-forwarded-proto"
+"""The header that says by which scheme a request reached the first proxy."""
 CAME_ENCRYPTED: Final = (_FORWARDED, b"https")
 """The header that is added to a request that came through our own TLS."""
 
@@ -40,8 +41,9 @@ class EncryptedOnly:
         self._next_check = next_check
 
     def admit(self, headers: HttpHeaders) -> Answer | Predicate | None:
-        """Return 403 for an unencrypted request, else the result of the next check; None without
-        one, as everybody may send."""
+        """Return 403 for an unencrypted request, else the result of the next check; None if there
+        is no next check, as everybody may send."""
+        # A proxy may add its header to one that the sender has set: all must say https.
         schemes = [
             value.strip().lower()
             for name, value in headers

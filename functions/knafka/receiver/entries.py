@@ -28,6 +28,6 @@ class IngressEntries:
         return ingress
 
     def concerns(self, value: bytes) -> bool:
-        """Whether an invalid record, with this value, concerns this receiver: always, as `entry_of`
-        raises only for paths that it serves."""
+        """Return True: an invalid record always concerns this receiver, as `entry_of` raises
+        `InvalidDocument` only for paths that this receiver serves."""
         return True

@@ -44,13 +44,15 @@ MAX_PER_PATH: Final = 10
 
 @dataclass(slots=True)
 class _NewType:
-    """A type with its source and schema, and since when it has been listed."""
+    """A type with its source and schema, and since when answers have listed it."""
 
     type: str
     source: str
     schema: str | None
+    """The event's `dataschema`; None: it had none, or one longer than `MAX_TYPE_BYTES`."""
     answered_since: float | None = None
-    """When the first answer with it was sent, on the clock of `SeenTypes`; None: none was."""
+    """When the first answer with the type was made, on the clock of `SeenTypes`; None: no answer
+    has listed it yet."""
 
 
 class _PathTypes:
@@ -60,6 +62,7 @@ class _PathTypes:
     __slots__ = ("known", "new")
 
     def __init__(self) -> None:
+        """Begin without types."""
         self.known: set[int] = set()
         """Hashes of the pairs of type and source that were listed, or never will be. If two pairs
         have the same hash, the second one gets no EventType."""
@@ -74,11 +77,12 @@ class SeenTypes:
         """`clock` returns seconds of a monotonic clock."""
         self._clock = clock
         self._seen: dict[str, _PathTypes] = {}
+        """The event types by path; paths whose turn is next in an answer come first."""
 
     def note_event(self, path: str, headers: RecordHeaders) -> None:
-        """List the type, source and schema of an event that was stored for `path` (of its Broker or
-        KafkaChannel), if its pair of type and source is new and within the limits. `headers`: those
-        of its record."""
+        """List the type, source and schema of an event that was stored, if its pair of type and
+        source is new and within the limits. `path`: its Broker's or KafkaChannel's; `headers`: its
+        record's."""
         attributes = dict(headers)
         type_, source = attributes.get("ce_type"), attributes.get("ce_source")
         path_types = self._seen.get(path)
@@ -106,9 +110,11 @@ class SeenTypes:
         for path in self._seen.keys() - set(paths):
             del self._seen[path]
 
-    def document(self) -> str:
-        """Return the new types as JSON: `{"eventTypes": [{"path", "type", "source", "schema"},
-        …]}`, without `schema` where the event named none."""
+    def next_answer(self) -> str:
+        """Return an answer with new types, of at most about `MAX_ANSWER_BYTES`, as JSON:
+        `{"eventTypes": [{"path", "type", "source", "schema"}, …]}`, without `schema` where the
+        event named none. Also note that these types are answered, and begin the next answer with
+        those that had no room."""
         entries: list[dict[str, str]] = []
         size, now = 0, self._clock()
         for path, path_types in list(self._seen.items()):
@@ -129,11 +135,11 @@ class SeenTypes:
         return json.dumps({"eventTypes": entries})
 
     def _drop_listed(self, path_types: _PathTypes) -> None:
-        """Remove the types from `new` that were first answered more than `LISTED_SECONDS` ago; they
+        """Remove the types from `new` that were first answered at least `LISTED_SECONDS` ago; they
         stay known."""
-        since = self._clock() - LISTED_SECONDS
+        listed_since = self._clock() - LISTED_SECONDS
         path_types.new = [
             new_type
             for new_type in path_types.new
-            if new_type.answered_since is None or new_type.answered_since > since
+            if new_type.answered_since is None or new_type.answered_since > listed_since
         ]

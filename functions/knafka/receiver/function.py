@@ -1,8 +1,8 @@
 """The receiver as a function: the ASGI contract of func and functions-framework (FN-2, FN-4).
 
 `start(environment)` connects, `handle(scope, receive, send)` answers one request, `ready()` and
-`alive()` answer the platform's probes, `stop()` finishes the requests in flight. `protocol`, the
-faster entrance, uses all of these but `handle`.
+`alive()` answer the platform's probes, `stop()` finishes the requests in flight. Under `protocol`,
+which is faster than ASGI, all of them are used but `handle`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from knafka.core.contract import Ingress, Kafka
 from knafka.core.errors import DeliveryError, InvalidDocument, LogError
 from knafka.ports.log import LogWriter, failure_of
 from knafka.receiver import answers
-from knafka.receiver.address import HttpHeaders, address_of, decoded_path
+from knafka.receiver.address import HttpHeaders, address_of, decode_path
 from knafka.receiver.answers import Answer
 from knafka.receiver.authentication import TokenVerifier
 from knafka.receiver.connections import Connections
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from knafka.clients.http.http_subscriber import HttpSubscriber
 
 PROBE_TIMEOUT: Final = 2.0
-"""Seconds to wait for Kafka's first answer before asking again."""
+"""Seconds to wait for Kafka's first answer, and for the contract, before looking again."""
 DEFAULT_BATCH_BYTES: Final = 1_000_000
 """librdkafka's default for a batch; less costs CPU (docs/decisions/0010)."""
 RECEIVER_OTHER_FILES: Final = 100
@@ -53,7 +53,7 @@ RECEIVER_OTHER_FILES: Final = 100
 UNUSED_WRITER_SECONDS: Final = 60.0
 """Seconds for which an unused writer stays open, as requests that have begun may still need it."""
 RECEIVER_STOP_TIMEOUT: Final = 5.0
-"""Seconds to finish requests when the process stops; with the server's four seconds, less than
+"""Seconds to finish requests when the process stops: with `serving.GRACEFUL_TIMEOUT`, less than
 ten."""
 
 
@@ -61,16 +61,20 @@ class ReceiverFunction:
     """The receiver's ASGI application; `start` opens all that it needs."""
 
     ingest: IngestHandler
+    """Answers the requests; set by `start`, as are `_connections` and `_statistics`."""
 
     def __init__(self) -> None:
+        """Create the application; nothing is opened before `start`."""
         self._writers: dict[Kafka, LogWriter] = {}
-        self._leaving: set[LogWriter] = set()
+        """The writers in use, by their connection and settings."""
+        self._retired_writers: set[LogWriter] = set()
         """Writers that no Ingress uses any more, until they are closed."""
         self._follower: ContractFollower[Ingress] | None = None
+        """Reads the contract's topic; None: the environment declares the Ingresses."""
         self._tasks: list[asyncio.Task[None]] = []
         self._tracing: Tracing | None = None
-        self._keys_tried: asyncio.Event | None = None
-        """`ApiServerKeys.tried`; None: no tokens are verified."""
+        self._keys_first_read: asyncio.Event | None = None
+        """Set once the keys were read, or that failed; None: no tokens are verified."""
         self._verifier: TokenVerifier | None = None
         self._subscriber: HttpSubscriber | None = None
         """Sends requests to the receiver's own Service, to show load; None: no load is shown."""
@@ -94,11 +98,11 @@ class ReceiverFunction:
             self._follow(declared, observers)
         self._connections = Connections(self.ingest, asyncio.get_running_loop())
         self._tasks.append(asyncio.create_task(self._wait_for_kafka()))
-        self._follow_direct_load(settings.service_url(environment))
+        self._start_direct_load(settings.service_url(environment))
 
-    def _follow_direct_load(self, service_url: str | None) -> None:
-        """Show direct events to Knative's autoscaler (`direct`), if there is a Service. Raises
-        `InvalidDocument`."""
+    def _start_direct_load(self, service_url: str | None) -> None:
+        """Start to show direct events to Knative's autoscaler (`direct`). `service_url`: the
+        receiver's own Service; None: do nothing. Raises `InvalidDocument` for an invalid URL."""
         if service_url is None:
             return
         # Imported here, as most receivers send no requests.
@@ -119,8 +123,8 @@ class ReceiverFunction:
 
     def _open_keys(self, url: str | None, folder: Path) -> None:
         """Start to read the keys of senders' tokens from the API server at `url`, with the
-        credentials in `folder`, and create the verifier; without a URL, do nothing. Raises
-        `InvalidDocument`."""
+        credentials in `folder`, and create the verifier; if `url` is None, do nothing. Raises
+        `InvalidDocument` if a library is missing, or the URL or the credentials can't be used."""
         if url is None:
             return
         try:
@@ -137,7 +141,7 @@ class ReceiverFunction:
             keys = ApiServerKeys(fetch_with_credentials(url, folder))
         except InvalidDocument as error:
             raise InvalidDocument(settings.OIDC_URL, str(error)) from error
-        self._verifier, self._keys_tried = TokenVerifier(keys), keys.tried
+        self._verifier, self._keys_first_read = TokenVerifier(keys), keys.tried
         self._tasks.append(asyncio.create_task(keys.follow()))
 
     def _serve(self, ingresses: Sequence[Ingress], observers: ReceiverObservers) -> None:
@@ -156,8 +160,8 @@ class ReceiverFunction:
         )
 
     def _follow(self, declared: contract.Receiver, observers: ReceiverObservers) -> None:
-        """Serve the Ingresses in the contract topic, following its changes. The writers' batches
-        aren't limited to what the topics take now, as another topic may be added later: if a batch
+        """Serve the Ingresses in the contract's topic, following its changes. The writers' batches
+        aren't limited to the present topics' limits, as other topics may be added later: if a batch
         was too large, the writer sends its records again one by one."""
         open_reader = partial(
             KafkaIdentifiedReader, connection_configuration(declared.kafka), declared.contract_topic
@@ -176,9 +180,8 @@ class ReceiverFunction:
                 *current_contract.entries,
                 *current_contract.refused,
             }:
-                # Somebody deleted the topic, or Kafka lost it. A 404 would say that nothing is
-                # declared for this path, but this function runs since something is: so the path is
-                # answered 503.
+                # Somebody deleted the contract's topic, or Kafka lost it. A 404 would say that the
+                # path isn't declared, but this function runs only because it is: so it gets 503.
                 current_contract = replace(
                     current_contract,
                     refused={**current_contract.refused, only_path: "it isn't there"},
@@ -189,14 +192,13 @@ class ReceiverFunction:
             ]
             self.ingest.serve(served, current_contract, only_path)
             self._connections.forget_routes()
-            self._keep_writers({contract_writer, *(writer for _, writer in served)})
+            self._retire_writers_except({contract_writer, *(writer for _, writer in served)})
 
         follower.listeners.append(apply_contract)
         self._tasks.append(asyncio.create_task(follower.follow()))
 
     def _ensure_writer(self, kafka: Kafka) -> LogWriter:
-        """Return the writer with these settings, which is opened and added to `ingest` at its first
-        use."""
+        """Return the writer for `kafka`; if there is none, open it and add it to `ingest`."""
         if kafka not in self._writers:
             self._writers[kafka] = KafkaWriter(
                 {**producer_configuration(kafka), **self._statistics.connection}
@@ -204,13 +206,12 @@ class ReceiverFunction:
             self.ingest.writers.append(self._writers[kafka])
         return self._writers[kafka]
 
-    def _keep_writers(self, needed: Collection[LogWriter]) -> None:
-        """Plan to close all writers but `needed`: after `UNUSED_WRITER_SECONDS`, as requests that
-        have begun may still need them."""
+    def _retire_writers_except(self, needed: Collection[LogWriter]) -> None:
+        """Plan to close all writers but `needed`, after `UNUSED_WRITER_SECONDS`."""
         for kafka, writer in list(self._writers.items()):
             if writer not in needed:
                 del self._writers[kafka]
-                self._leaving.add(writer)
+                self._retired_writers.add(writer)
                 closing = asyncio.create_task(self._close_later(writer))
                 self._tasks.append(closing)
                 closing.add_done_callback(self._tasks.remove)
@@ -219,7 +220,7 @@ class ReceiverFunction:
         """Close a writer after `UNUSED_WRITER_SECONDS` seconds."""
         await asyncio.sleep(UNUSED_WRITER_SECONDS)
         await writer.close(RECEIVER_STOP_TIMEOUT)
-        self._leaving.discard(writer)
+        self._retired_writers.discard(writer)
         self.ingest.writers.remove(writer)
 
     async def _wait_for_kafka(self) -> None:
@@ -229,10 +230,10 @@ class ReceiverFunction:
         and Knative starts more pods while none is ready. If Kafka refuses this client, this pod
         stays unready: Kafka may accept another revision of the function.
         """
-        if self._keys_tried is not None:
-            # Without the keys, the first events would be refused; if they can't be read, other pods
-            # have none either.
-            await self._keys_tried.wait()
+        if self._keys_first_read is not None:
+            # Without the keys, the first events would be refused. If they can't be read, go on, as
+            # other pods can't read them either.
+            await self._keys_first_read.wait()
         writers = list(self._writers.values())
         for writer in writers:
             while True:
@@ -252,8 +253,8 @@ class ReceiverFunction:
     async def _wait_for_contract(
         self, follower: ContractFollower[Ingress], writers: Sequence[LogWriter]
     ) -> None:
-        """Wait until the contract is read or Kafka is known to be away; while it is away, all
-        requests are answered 503."""
+        """Wait until the contract is read, or a writer's Kafka is known to be away: then the
+        requests are answered 503 until the contract is read."""
         while not follower.is_ready and all(writer.away is None for writer in writers):
             self.ingest.waiting = answers.contract_unread(follower.problem or "no answer so far")
             with contextlib.suppress(TimeoutError):
@@ -261,14 +262,14 @@ class ReceiverFunction:
                     await follower.wait_until_ready()
 
     def state(self) -> Mapping[str, Any]:
-        """Return the objects, by name, that `ReceiverProtocol` needs from a started receiver."""
+        """Return the objects, by name, that `ReceiverProtocol` gets as its `app_state`."""
         return {"connections": self._connections}
 
     def interrupt(self) -> None:
-        """Do nothing: requests are answered as soon as Kafka acknowledges."""
+        """Do nothing, as no request needs to be ended early."""
 
     async def wait_until_interrupted(self) -> None:
-        """Return at once: requests go on until the server ends."""
+        """Return at once, as `interrupt` ends nothing that must be waited for."""
 
     async def stop(self) -> None:
         """Finish the requests under way, within `RECEIVER_STOP_TIMEOUT`, and close all clients."""
@@ -279,7 +280,7 @@ class ReceiverFunction:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        writers = [*self._writers.values(), *self._leaving]
+        writers = [*self._writers.values(), *self._retired_writers]
         await asyncio.gather(*(writer.close(RECEIVER_STOP_TIMEOUT) for writer in writers))
         if self._subscriber is not None:
             await self._subscriber.close()
@@ -287,13 +288,14 @@ class ReceiverFunction:
             await self._tracing.close()
 
     def alive(self) -> tuple[bool, str]:
-        """Return False and the reason if only a restart helps, else True."""
+        """Return whether the process is alive, and a text: if it isn't, the error that only a
+        restart ends."""
         failure = failure_of(self._writers.values())
         return (True, "alive") if failure is None else (False, str(failure))
 
     def ready(self) -> tuple[bool, str]:
-        """Return True once the receiver is ready: every Kafka has answered or is known to be
-        unreachable. Before that, return False and what it waits for (UX-3)."""
+        """Return whether the receiver is ready (`_wait_for_kafka`), and a text: before that, what
+        the receiver waits for (UX-3)."""
         unready_answer = self.ingest.waiting
         return (
             (True, "ready")
@@ -303,12 +305,12 @@ class ReceiverFunction:
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one HTTP request, as an ASGI application."""
-        path = decoded_path(scope.get("raw_path") or scope["path"].encode())
-        headers = [(name, value) for name, value in scope["headers"]]  # ASGI: any pairs
+        path = decode_path(scope.get("raw_path") or scope["path"].encode())
+        headers = [(name, value) for name, value in scope["headers"]]  # ASGI allows lists as pairs
         address = address_of(path, headers)
         body = await self._read_body(address, headers, receive)
         if body is None:
-            return  # the sender hung up
+            return  # the sender has hung up
         if isinstance(body, Answer):
             answer = self.ingest.refuse(address, body)
         else:
@@ -321,8 +323,8 @@ class ReceiverFunction:
     async def _read_body(
         self, address: bytes, headers: HttpHeaders, receive: Receive
     ) -> bytes | Answer | None:
-        """Return the whole body, an `Answer` if the request is refused, or None if the sender hung
-        up. While the body comes in, its bytes count in `receiving_bytes`."""
+        """Return the whole body, the `Answer` if the request is refused, or None if the sender has
+        hung up. While the body comes in, its bytes count in `Connections.receiving_bytes`."""
         limits, shared = self.ingest.limits, self._connections
         if header_bytes(headers) > limits.header_bytes:
             return answers.HEADERS_TOO_LARGE
@@ -331,7 +333,7 @@ class ReceiverFunction:
         limit, refusal = self.ingest.body_limit(address)
         for name, value in headers:
             if name == b"content-length" and value.isdigit():
-                if len(value) > 18 or int(value) > limit:
+                if len(value) > 18 or int(value) > limit:  # `int` of many digits takes long
                     return refusal
             if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
                 return answers.ENCODED
@@ -361,8 +363,7 @@ class ReceiverFunction:
         answer_future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
         def respond(answer: Answer) -> None:
-            """Pass the answer to the request that waits for it."""
-            # The request that waits may have been cancelled.
+            """Pass the answer to `handle`, unless that was cancelled."""
             if not answer_future.done():
                 answer_future.set_result(answer)
 
@@ -386,8 +387,8 @@ def _with_producer_settings(ingress: Ingress, kafka: Kafka) -> Kafka:
 
 
 def _batch_size(kafka: Kafka, ingresses: Sequence[Ingress]) -> Mapping[str, Any]:
-    """Return librdkafka's `batch.size` if a topic of this Kafka takes smaller batches than the
-    default, else an empty mapping.
+    """Return librdkafka's setting `batch.size` if a topic of this Kafka, or its declared settings,
+    want smaller batches than the default; else an empty mapping.
 
     The setting holds for all topics, so it is the smallest of their limits. A topic with an unknown
     limit works too: if a batch was too large, the writer sends its records again one by one.

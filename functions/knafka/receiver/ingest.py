@@ -62,11 +62,7 @@ CONTRACT: Final = b"/contract"
 
 
 class IngestHandler:
-    """Answers the requests of all Brokers and KafkaChannels that one receiver serves.
-
-    `writers` has the writer of each Ingress, in the same order. With a `contract`, the Ingresses
-    come from a topic, and `serve` is called once that is read.
-    """
+    """Answers the requests of all Brokers, KafkaChannels and KafkaSinks of one receiver."""
 
     def __init__(
         self,
@@ -78,26 +74,28 @@ class IngestHandler:
         verifier: TokenVerifier | None = None,
         observers: ReceiverObservers = UNOBSERVED,
     ) -> None:
-        """`contract`: None if the environment declares the Ingresses. `clock` returns seconds of
-        any monotonic clock. `verifier` verifies senders' tokens; None: no keys are known."""
+        """`writers` has the writer of each Ingress, in the same order. `contract`: the contract in
+        a topic, which isn't read yet: `serve` must be called once it is; None: the environment
+        declares the Ingresses. `clock` returns seconds of any monotonic clock. `verifier` verifies
+        senders' tokens; None: no keys are known."""
         self.limits = limits
         self._observers = observers
         self._types, self._tracing = observers.types, observers.tracing
         self._clock = clock
         self._verifier = verifier
         self.waiting: Answer | None = answers.kafka_unanswered("")
-        """The answer to the readiness probe until Kafka has answered; then None."""
+        """The answer to the readiness probe until the receiver is ready; then None."""
         self.writers = list(dict.fromkeys(writers))
         """All writers, for the liveness probe and the metrics."""
         self._served: dict[str, BrokerRoute] = {}
         """The routes by path."""
         self._routes: dict[bytes, BrokerRoute] = {}
-        """The routes by address: path and hosts."""
+        """The routes by address: that of the path, and those of the hosts."""
         self._refused: Collection[bytes] = ()
         """Addresses whose declaration is invalid."""
         only_path = ingresses[0].path if contract is None and len(ingresses) == 1 else None
         self.serve(zip(ingresses, writers, strict=True), contract, only_path)
-        self._contract_is_read = contract is None
+        self._contract_is_read = contract is None  # not yet true, although `serve` has set it
         self.held: HeldRequests | None = None
         """Held requests, which only show load (`direct`); None: no load is shown."""
         self._waiting_bytes = 0
@@ -114,9 +112,10 @@ class IngestHandler:
         """Serve these Ingresses from now on, and no others; requests under way are finished, and
         counts continue.
 
-        `contract` is the contract that they were read from; None: they are in the environment.
-        `only_path` is the one path that this receiver ever serves; None: there may be several.
-        Addresses whose declaration is refused are answered 503, so that their senders try again.
+        `contract`: the contract that the Ingresses were read from; None: they are in the
+        environment. `only_path`: the one path that this receiver ever serves; None: there may be
+        several. Addresses whose declaration in the contract is refused are answered 503, so that
+        their senders try again.
         """
         served: dict[str, BrokerRoute] = {}
         routes: dict[bytes, BrokerRoute] = {}
@@ -128,7 +127,7 @@ class IngestHandler:
             served[path] = routes[path.encode()] = route
             for host in ingress.hosts:
                 address = address_of_host(host.encode())
-                # If two declare the same host, it is that of the path that comes first.
+                # If two Ingresses declare the same host, the one whose path sorts first gets it.
                 first_path, second_path = sorted([routes.get(address, route).ingress.path, path])
                 if first_path != second_path:
                     log.warning(
@@ -144,16 +143,18 @@ class IngestHandler:
         if self._types is not None:
             self._types.keep_paths(served)
         root = None if only_path is None else served.get(only_path)
-        # If hosts are declared, `/` is served only at these, and not at other hosts (KN-CHN-11).
+        # The route at `/` of every host. If hosts are declared, `/` is served only at these
+        # (KN-CHN-11).
         self._root = None if root is None or root.ingress.hosts else root
         self._contract, self._contract_is_read = contract, True
         self.max_event_bytes = max((route.max_event_bytes for route in served.values()), default=0)
+        """The largest limit of all routes; 0: there is no route."""
 
     def handle(
         self, method: bytes, address: bytes, headers: HttpHeaders, body: bytes, respond: Respond
     ) -> None:
-        """Answer one whole request for this address (`address.address_of`): `respond` is called
-        exactly once, now or later; nothing is raised."""
+        """Answer one whole request for this address (`address.address_of`). `respond` is called
+        exactly once, now or later. Never raises."""
         route = self.find_route(address)
         if route is None and address == METRICS_PATH and method in (b"GET", b"HEAD"):
             if self._observers.scrapers.accept(bearer_of(headers)):
@@ -171,8 +172,8 @@ class IngestHandler:
 
     def find_route(self, address: bytes) -> BrokerRoute | None:
         """Return the route at this address, valid until `serve` is called again; None: nothing is
-        served there. A receiver of only one path also serves it at `/` of every host, unless hosts
-        are declared for it: `func invoke` knows only a function's URL (UX-1)."""
+        served there. A receiver with only one path also serves that path's Ingress at `/` of every
+        host, unless hosts are declared: `func invoke` knows only a function's URL (UX-1)."""
         route = self._routes.get(address) or self._routes.get(address.removesuffix(b"/"))
         return self._root if route is None and is_host(address) else route
 
@@ -180,8 +181,8 @@ class IngestHandler:
         self, route: BrokerRoute, headers: HttpHeaders, body: bytes, respond: Respond
     ) -> None:
         """Answer a POST to a route: check the sender, parse the event, check it, and hand it to
-        Kafka. `respond` is called exactly once, at once or when Kafka has stored the event or
-        failed; nothing is raised."""
+        Kafka. `respond` is called exactly once: at once if the event is refused, else when Kafka
+        has stored it or failed. Never raises."""
         limits, clock, types = self.limits, self._clock, self._types
         began = clock()
 
@@ -249,9 +250,9 @@ class IngestHandler:
         matches_policy: Predicate | None,
     ) -> None:
         """Answer a POST with a batch (CE-H11): all of its events are checked before any is stored,
-        and the answer is sent when Kafka has answered for each. Each event must fulfil
-        `matches_policy`; None: the sender may send any. Every event counts as answered, and an
-        empty batch as one."""
+        and the answer is sent when Kafka has reported all of them. `matches_policy` must accept
+        each event; None: the sender may send any event. The answer is counted once for each event,
+        and once for an empty batch."""
         try:
             records = records_of_batch(headers, body)
         except InvalidBatch as error:
@@ -297,8 +298,8 @@ class IngestHandler:
             batch.append(route.ingress, route.append, route.append_all, self._tracing, on_stored)
 
     def refuse(self, address: bytes, answer: Answer) -> Answer:
-        """Count an answer that is sent before the request is whole, for the route at `address` or,
-        without one, as unrouted; returns the answer."""
+        """Count an answer that is sent before the request is whole: for the route at `address`, or
+        as unrouted if there is no route. Returns the answer."""
         route = self.find_route(address)
         counts = self._unrouted if route is None else route.answered
         counts[answer.status] += 1
@@ -317,7 +318,7 @@ class IngestHandler:
         contract or the event types. Any other request is counted and answered 404 or 503
         (`_answer_not_served`)."""
         if method in (b"GET", b"HEAD"):
-            # None of these counts as a request to no Broker's path.
+            # These requests aren't counted as unrouted.
             if path in LIVENESS:
                 failure = failure_of(self.writers)
                 return answers.HEALTHY if failure is None else answers.not_storing(str(failure))
@@ -330,16 +331,16 @@ class IngestHandler:
             if path == EVENT_TYPES and self._types is not None:
                 if not self._observers.callers.accept(bearer_of(headers)):
                     return answers.NOT_THE_OPERATOR
-                return answers.document(self._types.document())
+                return answers.document(self._types.next_answer())
         answer = self._answer_not_served(path)
         self._unrouted[answer.status] += 1
         return answer
 
     def _answer_not_served(self, address: bytes) -> Answer:
-        """Return the answer to a request for an address that isn't served: 404; 503 if the contract
-        isn't read yet, or if the address may belong to a refused declaration."""
+        """Return the answer to a request for an address that isn't served: 503 if the contract
+        isn't read yet, or if the address may belong to a refused declaration; else 404."""
         refused = self._refused
-        # A declaration that can't be read may have named any host.
+        # A refused declaration may have named any host.
         may_be_refused = address.removesuffix(b"/") in refused or (refused and is_host(address))
         return answers.UNREAD if may_be_refused or not self._contract_is_read else answers.NOT_FOUND
 
@@ -355,8 +356,8 @@ class IngestHandler:
         )
 
     def _answer_unless_post(self, method: bytes, headers: HttpHeaders) -> Answer:
-        """Return the answer to a request at a route that isn't a POST: OPTIONS (KN-DP-07), a
-        network probe of Knative (KN-BRK-21), or a method that isn't allowed."""
+        """Return the answer to a route's request with a method other than POST: OPTIONS (KN-DP-07),
+        a network probe of Knative (KN-BRK-21), or 405."""
         if method == b"OPTIONS":
             return answers.OPTIONS
         if method == b"GET":

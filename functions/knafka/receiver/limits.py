@@ -40,8 +40,8 @@ RECEIVER_LIMITS: Final = Limits()
 
 
 def leaves_room(held: int, all_held: int, limit: int) -> bool:
-    """Whether a request being received may hold `held` bytes, when all requests hold `all_held` of
-    `limit` bytes.
+    """Whether a request being received may keep its `held` bytes. All requests that are being
+    received, this one included, hold `all_held` bytes, and may hold `limit` bytes.
 
     A request may hold as many bytes as are still free, so that a smaller request has room, however
     many slow ones there are. A request that holds more than all others together may use all the
@@ -52,6 +52,6 @@ def leaves_room(held: int, all_held: int, limit: int) -> bool:
 
 
 def header_bytes(headers: HttpHeaders) -> int:
-    """Return the number of bytes that headers count as: names and values, and four for each colon,
-    space and line end."""
+    """Return the number of bytes that headers count as: their names and values, and for each header
+    four more, for its colon, space and line end."""
     return sum([len(name) + len(value) + 4 for name, value in headers])

@@ -47,9 +47,9 @@ UNOBSERVED: Final = ReceiverObservers()
 
 
 def respond_with_metrics(metrics: Iterable[Metric], respond: Respond) -> None:
-    """Answer a request with these metrics as Prometheus text. `respond` is called later, on the
-    event loop, as they are formatted on a thread: for hundreds of channels, that takes as long as
-    thousands of events."""
+    """Answer a request with these metrics as Prometheus text, or with 503 if that fails. `respond`
+    is called later, on the event loop: the metrics are formatted on a thread, as that takes as long
+    as thousands of events if there are hundreds of channels."""
 
     def on_formatted(text: asyncio.Future[bytes]) -> None:
         """Answer with the formatted metrics, or with 503 if formatting has failed."""
@@ -73,7 +73,7 @@ def ingest_metrics(
     """Yield the metrics of a receiver's events (KN-DP-15): accepted and refused events by Broker
     and status code, the time until their answers, and the records that are stored.
 
-    `unrouted` counts requests to no route by status code; `waiting_bytes` are those of the events
+    `unrouted`: number of requests to no route, by status code; `waiting_bytes`: bytes of the events
     that wait for Kafka.
     """
     yield Metric(
@@ -122,9 +122,8 @@ def ingest_metrics(
 def _stored_record_counts(
     writers: Sequence[LogWriter],
 ) -> Iterator[tuple[str, str, Mapping[int, int]]]:
-    """For each writer and topic, yield the client's name (that which librdkafka gives by default),
-    the topic, and the number of stored records by partition. A writer that several Brokers share is
-    yielded once."""
+    """For each writer and topic, yield the name of the writer's Kafka client (as librdkafka names
+    clients by default), the topic, and the number of stored records by partition."""
     for number, writer in enumerate(writers, 1):
         topics: dict[str, dict[int, int]] = {}
         for (topic, partition), count in writer.stored.items():

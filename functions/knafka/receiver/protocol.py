@@ -1,4 +1,4 @@
-"""HTTP/1.1 for the receiver, on the callbacks of the parser llhttp: faster than through ASGI.
+"""HTTP/1.1 for the receiver, on the callbacks of the parser llhttp, which is faster than ASGI.
 
 uvicorn runs this protocol (`Config(http=...)`) and still handles sockets, signals and the graceful
 stop; events don't pass through ASGI (docs/decisions/0005). A connection has one request in memory
@@ -38,9 +38,9 @@ STALLED_REQUEST_TIMEOUT: Final = 30.0
 """Seconds without progress after which a started request is refused."""
 REQUEST_DEADLINE: Final = 120.0
 """Seconds within which a whole request must arrive."""
-LINGER: Final = 2.0
-"""Seconds that a direct sender's idle connection stays open when the server stops, as its next
-request may be on its way; that is answered with `Connection: close`. Less than
+DIRECT_LINGER_TIMEOUT: Final = 2.0
+"""Seconds for which a direct sender's idle connection stays open when the server stops. The next
+request may be on its way already; its answer says `Connection: close`. Less than
 `serving.GRACEFUL_TIMEOUT`."""
 PROGRESS_BYTES: Final = 16 * 1024
 """Bytes that must arrive in each `STALLED_REQUEST_TIMEOUT`: 546 per second, as common servers
@@ -49,13 +49,16 @@ UNCOUNTED_HEAD: Final = 16 * 1024
 """Bytes of a request's head that are parsed before its headers are counted: at most 4,096
 headers."""
 BODY_PARTS: Final = 64
-"""Parts of a body that are kept separately; more are joined, as each takes 40 bytes."""
+"""Most parts of a body that are kept separately; more are joined, as each part takes 40 bytes of
+memory besides its data."""
 _CHECKED_NAME_LENGTHS: Final = frozenset(
     {len(b"host"), len(b"transfer-encoding"), len(b"content-encoding")}
 )
-"""Lengths of the names of headers that are checked before the request is whole."""
+"""Lengths of the names of the headers that `_check_header` checks: comparing these first is
+faster."""
 
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+"""The interim answer to `Expect: 100-continue`."""
 
 
 class _RefusedRequest(Exception):
@@ -74,7 +77,6 @@ class ReceiverProtocol(asyncio.Protocol):
         "_closing",
         "_counting",
         "_deadline",
-        "_direct",
         "_has_answered_expectation",
         "_header_bytes",
         "_header_limit",
@@ -85,6 +87,7 @@ class ReceiverProtocol(asyncio.Protocol):
         "_in_body",
         "_in_request",
         "_ingest",
+        "_is_direct",
         "_limits",
         "_max_headers",
         "_parser",
@@ -96,13 +99,13 @@ class ReceiverProtocol(asyncio.Protocol):
         "_route",
         "_routed_url",
         "_server",
+        "_server_stops",
         "_shared",
         "_slots",
-        "_stopping",
         "_time",
         "_too_large",
         "_transport",
-        "_unfinished",
+        "_unfinished_bytes",
         "_url",
     )
     __deletable__ = ("_parser",)  # read by mypyc: a compiled class keeps all other attributes
@@ -125,9 +128,10 @@ class ReceiverProtocol(asyncio.Protocol):
         self._time = self._shared.loop.time
         self._parser = httptools.HttpRequestParser(self)
         self._closing = False  # whether no more requests are taken
-        self._stopping = False  # whether the server stops
+        self._server_stops = False
         self._in_request = False  # whether a request has begun that isn't whole
-        self._counting = False  # whether its bytes are counted, as it didn't come in one read
+        # Whether bytes held of the present request are counted, as it didn't come in one read.
+        self._counting = False
         self._begin_request()
         self._find_route(b"")
 
@@ -138,10 +142,11 @@ class ReceiverProtocol(asyncio.Protocol):
         self._url = b""
         self._body: list[bytes | bytearray] = []
         self._body_bytes = 0
-        self._received_bytes = 0  # its share of the server's `receiving_bytes`
-        self._in_body = self._has_answered_expectation = False
-        self._hosts = 0  # number of its `Host` headers
-        self._refusal: Answer | None = None  # the answer if its head is wrong
+        self._received_bytes = 0  # the request's share of the server's `receiving_bytes`
+        self._in_body = False  # whether the headers are complete
+        self._has_answered_expectation = False  # whether `_answer_expectation` was called
+        self._hosts = 0  # number of the request's `Host` headers
+        self._refusal: Answer | None = None  # the answer if the request's head is wrong
         self._checks_headers = self._counting  # whether headers are counted as they are parsed
 
     # asyncio.Protocol
@@ -151,9 +156,10 @@ class ReceiverProtocol(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._responses = ResponseQueue(self._transport, self._shared.loop)
         self._slots = self._responses.slots
-        self._direct = _is_direct(transport)
-        self._heard_at = self._idle_since = self._time()
-        self._deadline = 0.0
+        self._is_direct = _comes_from_elsewhere(transport)
+        self._heard_at = self._idle_since = self._time()  # when bytes, and a whole request, came
+        self._deadline = 0.0  # when the request being received must be whole
+        # When the request last made progress, and the bytes that were held of it then.
         self._progressed_at, self._progressed_bytes = self._heard_at, 0
         self._shared.open.add(self)
         self._server.add(self)  # type: ignore[arg-type]  # uvicorn declares only its own protocols
@@ -161,7 +167,7 @@ class ReceiverProtocol(asyncio.Protocol):
             self._refuse(answers.CROWDED)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Release all that the connection holds, as it has ended; `exc` says why and isn't used."""
+        """Release all that the connection holds, as it has ended; `exc` isn't used."""
         self._closing = True
         self._responses.close()
         self._forget_body()
@@ -172,15 +178,15 @@ class ReceiverProtocol(asyncio.Protocol):
         self._server.discard(self)
 
     def eof_received(self) -> bool:
-        """Note that the sender sends no more; returns whether the connection stays open, as answers
-        are pending."""
+        """Note that the sender sends no more. Returns True if the connection must stay open, as
+        answers are pending."""
         if not self._slots:
             return False
         self._end_after_answers()
         return True
 
     def data_received(self, data: bytes) -> None:
-        """Parse received bytes; the bytes of a request that isn't whole are counted."""
+        """Parse received bytes. The bytes held of a request that isn't whole are counted."""
         if self._closing:
             return
         self._heard_at = self._time()
@@ -193,13 +199,13 @@ class ReceiverProtocol(asyncio.Protocol):
             self._count_held()
 
     def _must_count(self, data: bytes) -> bool:
-        """Whether the headers of a request must be counted while its first bytes are parsed: there
-        are more bytes than all headers may have, or the headers don't end within the first
-        `UNCOUNTED_HEAD` bytes."""
+        """Whether the headers of a request must be counted while its first bytes, `data`, are
+        parsed: there are more bytes than the headers may have together, or the headers don't end
+        within the first `UNCOUNTED_HEAD` bytes."""
         return len(data) > self._header_limit or data.find(b"\r\n\r\n", 0, UNCOUNTED_HEAD) < 0
 
     def _start_timers(self) -> None:
-        """Start the deadlines of a request that isn't whole yet."""
+        """Start the deadlines of a request whose first bytes have just come."""
         self._deadline = self._heard_at + REQUEST_DEADLINE
         self._progressed_at, self._progressed_bytes = self._heard_at, 0
 
@@ -219,44 +225,46 @@ class ReceiverProtocol(asyncio.Protocol):
         if has_begun_another:
             self._start_timers()
         if self._in_request:
+            # How many of `data`'s bytes the parser has handed over for the present request.
             counted_bytes = self._header_bytes + self._body_bytes
             if not has_begun_another:
                 counted_bytes -= bytes_before
             if not counted_bytes and not has_begun_another:
-                # All bytes went into an unfinished header or trailer, which the parser still holds.
-                self._count_header(len(data))
+                # None: all went into an unfinished header or trailer, which the parser still holds.
+                self._count_header_bytes(len(data))
             else:
-                # Outside a body, the other bytes are held in an unfinished header, or belonged to
-                # an earlier request. These aren't told apart: all count as held, which is at worst
-                # too much.
-                self._unfinished = 0 if self._in_body else max(0, len(data) - counted_bytes)
+                # Outside a body, the other bytes are in an unfinished header, or belonged to an
+                # earlier request. Count all of them as in a header: at worst that is too much.
+                self._unfinished_bytes = 0 if self._in_body else max(0, len(data) - counted_bytes)
             self._count_held()
         else:
             self._counting = self._checks_headers = False
 
     def _count_held(self) -> None:
         """Count the bytes that are held of an unfinished request, and note its progress. Refuse the
-        request if it has too many headers, or if there is no room for its bytes; else answer what
-        its head expects (`Expect: 100-continue`)."""
+        request if it has too many headers, or if there is no room for its bytes; else answer its
+        `Expect: 100-continue` once its head is whole."""
         if self._closing:
             return
         if not self._counting:
             self._counting = self._checks_headers = True
             self._header_bytes = len(self._url) + header_bytes(self._headers)
-            self._unfinished = 0  # bytes of a header that the parser holds
+            self._unfinished_bytes = 0  # bytes of a header that the parser holds
         headers = self._headers
         if len(headers) > self._max_headers:
             self._refuse(answers.TOO_MANY_HEADERS)
             return
         if len(self._body) > BODY_PARTS:
             self._join_parts()
-        held = self._body_bytes + self._header_bytes + self._unfinished
+        held = self._body_bytes + self._header_bytes + self._unfinished_bytes
         held += HEADER_OVERHEAD * len(headers)
         shared = self._shared
+        # Replace this request's share, as it was counted last, in the sum of all.
         all_held = shared.receiving_bytes = shared.receiving_bytes + held - self._received_bytes
         self._received_bytes = held
         if held - self._progressed_bytes >= PROGRESS_BYTES:
             self._progressed_at, self._progressed_bytes = self._heard_at, held
+        # The first comparison is part of `_has_room`, and spares most requests the call.
         if held > self._limits.in_flight_bytes - all_held and not self._has_room():
             shared.make_room()
             if not self._has_room():
@@ -271,7 +279,8 @@ class ReceiverProtocol(asyncio.Protocol):
         return leaves_room(self._received_bytes, all_held, self._limits.in_flight_bytes)
 
     def _join_parts(self) -> None:
-        """Join the body's parts into one growing piece, as the body arrives in tiny chunks."""
+        """Join the body's parts, as the body arrives in tiny chunks; further calls extend the
+        joined part (a `bytearray`) instead of copying it."""
         first_part, second_part, *more_parts = self._body
         whole = (
             second_part
@@ -279,11 +288,12 @@ class ReceiverProtocol(asyncio.Protocol):
             else bytearray(first_part + second_part)
         )
         whole += b"".join(more_parts)
-        # Two parts, so that the next call finds the growing piece in second place.
+        # Two parts, so that the next call finds the joined part in second place.
         self._body = [b"", whole]
 
     def _answer_expectation(self) -> None:
-        """Check the announced length once the head is whole, and answer `Expect: 100-continue`."""
+        """Refuse a request whose announced length is too large; else answer `Expect: 100-continue`.
+        Called once for each request, when its head is whole."""
         self._has_answered_expectation = True
         expects_continue = False
         for name, value in self._headers:
@@ -294,8 +304,8 @@ class ReceiverProtocol(asyncio.Protocol):
             if name == b"expect":
                 expects_continue = value.lower() == b"100-continue"
         if expects_continue and not self._slots:
-            # Before the answers to earlier requests, it would be taken for one of theirs; senders
-            # wait only briefly for it.
+            # While earlier requests are unanswered, the sender would take it for an answer to one
+            # of them. It may be left out: senders wait only briefly for it.
             self._transport.write(CONTINUE)
 
     def _parse(self, data: bytes) -> None:
@@ -316,8 +326,9 @@ class ReceiverProtocol(asyncio.Protocol):
                 self._refuse(answers.MALFORMED)
 
     def _remove_upgrade(self, rest: bytes) -> bytes:
-        """Remove the offer of an upgrade from the request being parsed; returns the new head and
-        the bytes after it, to be parsed again.
+        """Remove the offer of an upgrade from the request being parsed. Returns bytes that are to
+        be parsed in its place: the head without the offer, and `rest`, the bytes after the head.
+        Returns none if the request is refused, as its method is CONNECT.
 
         The parser takes the bytes after an upgrade's head for another protocol's, so the event's
         data would be lost. Java's HttpClient offers h2c with its first request.
@@ -348,13 +359,13 @@ class ReceiverProtocol(asyncio.Protocol):
 
     def shutdown(self) -> None:
         """Answer the requests under way, take no more, and close, as the server stops."""
-        self._stopping = True
+        self._server_stops = True
         if self._closing or self._in_request:
             return
         if self._slots:
             self._end_after_answers()
-        elif self._direct:
-            self._shared.loop.call_later(LINGER, self._close_if_idle)
+        elif self._is_direct:
+            self._shared.loop.call_later(DIRECT_LINGER_TIMEOUT, self._close_if_idle)
         else:
             self._transport.close()
 
@@ -364,7 +375,8 @@ class ReceiverProtocol(asyncio.Protocol):
             self._transport.close()
 
     def _end_after_answers(self) -> None:
-        """Take no more requests; the connection closes after the last answer that is pending."""
+        """Take no more requests, and close the connection after the last pending answer; there must
+        be one."""
         self._closing = self._responses.ends = True
         self._in_request = False
         self._forget_body()
@@ -381,13 +393,13 @@ class ReceiverProtocol(asyncio.Protocol):
         """Store a part of the request's URL, and count its bytes if headers are counted."""
         self._url += url
         if self._checks_headers:
-            self._count_header(len(url))
+            self._count_header_bytes(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Store a header, and refuse the request if the counted headers exceed the limits; trailers
-        are counted, and not stored."""
+        """Store a header, and refuse the request if the counted headers exceed the limits. Trailers
+        are counted, but not stored."""
         if self._checks_headers:
-            self._count_header(len(name) + len(value) + 4)
+            self._count_header_bytes(len(name) + len(value) + 4)
             if len(self._headers) >= self._max_headers and not self._closing:
                 self._refuse(answers.TOO_MANY_HEADERS)
             if self._closing:
@@ -396,11 +408,12 @@ class ReceiverProtocol(asyncio.Protocol):
                 return  # trailers are not merged into the headers (RFC 9110, 6.5.1)
         self._headers.append((name, value))
         if len(name) in _CHECKED_NAME_LENGTHS:
-            self._note_header(name.lower(), value.strip(b" \t").lower())
+            self._check_header(name.lower(), value.strip(b" \t").lower())
 
-    def _note_header(self, name: bytes, value: bytes) -> None:
-        """Count `Host` headers (RFC 9112, 3.2). Refuse the request later if its transfer coding is
-        unknown (6.1), or if its data are compressed, as no attribute of an event can say so."""
+    def _check_header(self, name: bytes, value: bytes) -> None:
+        """Count `Host` headers (RFC 9112, 3.2), and set `_refusal` if the request's transfer coding
+        is unknown (6.1), or if its data are compressed, as no attribute of an event can say so.
+        `name` and `value` are in lower case."""
         if name == b"host":
             self._hosts += 1
         elif name == b"transfer-encoding" and value != b"chunked":
@@ -408,8 +421,9 @@ class ReceiverProtocol(asyncio.Protocol):
         elif name == b"content-encoding" and value not in (b"", b"identity"):
             self._refusal = answers.ENCODED
 
-    def _count_header(self, size: int) -> None:
-        """Count `size` bytes of headers, and refuse the request if they are too many."""
+    def _count_header_bytes(self, size: int) -> None:
+        """Count `size` more bytes of headers, and refuse the request if all together are too
+        many."""
         self._header_bytes += size
         if self._header_bytes > self._limits.header_bytes:
             self._refuse(answers.HEADERS_TOO_LARGE)
@@ -441,8 +455,8 @@ class ReceiverProtocol(asyncio.Protocol):
         self._body_limit, self._too_large = self._ingest.body_limit(address)
 
     def forget_route(self) -> None:
-        """Look the route up again for the next request; one being received keeps its route."""
-        self._routed_url = b""
+        """Have the next request look its route up; one being received keeps its route."""
+        self._routed_url = b""  # equals no request's URL
 
     def on_body(self, body: bytes) -> None:
         """Store a part of the body; a body beyond the route's limit is refused."""
@@ -454,16 +468,17 @@ class ReceiverProtocol(asyncio.Protocol):
             self._refuse(self._too_large)
 
     def on_message_complete(self) -> None:
-        """Hand the whole request to `ingest`, with a slot for its answer."""
+        """Hand the whole request to `ingest`, with a slot for the answer, and get ready for the
+        next request."""
         if self._closing or self._parser.should_upgrade():
             return
         body = b"".join(self._body)  # a single part is returned as it is, not copied
         if self._received_bytes:
             self._forget_body()
         method = self._parser.get_method()
-        # Connections of HTTP/1.0 are closed, as keeping them would take a header in the answer.
+        # Connections of HTTP/1.0 are closed: to keep one, the answer would need another header.
         is_last = (
-            self._stopping
+            self._server_stops
             or not self._parser.should_keep_alive()
             or self._parser.get_http_version() == "1.0"
         )
@@ -476,7 +491,7 @@ class ReceiverProtocol(asyncio.Protocol):
         if is_last:
             self._closing = self._responses.ends = True
         if method == b"POST" and self._route is not None:
-            self._shared.direct_requests += self._direct
+            self._shared.direct_requests += self._is_direct
             self._ingest.receive(self._route, headers, body, slot)
         else:
             self._ingest.handle(method, self._address, headers, body, slot)
@@ -484,7 +499,7 @@ class ReceiverProtocol(asyncio.Protocol):
             self._responses.regulate_reading()
 
     def _forget_body(self) -> None:
-        """Drop the body, and count its bytes no more among those being received."""
+        """Drop the body, and subtract the request's bytes from those being received."""
         self._shared.receiving_bytes -= self._received_bytes
         self._received_bytes = self._body_bytes = 0
         self._body = []
@@ -513,8 +528,8 @@ class ReceiverProtocol(asyncio.Protocol):
         self._refuse(answers.BUSY)
 
     def expire(self, now: float) -> None:
-        """Close the connection, or refuse its request, if it has been silent or too slow for too
-        long; called every few seconds."""
+        """Close the connection, or refuse its request, if at `now` (the loop's time) it has been
+        silent or too slow for too long; called every few seconds."""
         silent_seconds = now - self._heard_at
         if self._transport.is_closing():
             # The last answer can't be written, as the client doesn't read.
@@ -528,8 +543,9 @@ class ReceiverProtocol(asyncio.Protocol):
             self._transport.close()
 
 
-def _is_direct(transport: asyncio.BaseTransport) -> bool:
-    """Whether the sender is on another machine: Knative's proxy and func's host are on this one."""
+def _comes_from_elsewhere(transport: asyncio.BaseTransport) -> bool:
+    """Whether a connection's other end has another IP address than loopback, so that it is a
+    sender's own: Knative's proxy and func's host connect by loopback or a Unix socket."""
     host = _peer_address(transport)
     return bool(host) and not is_loopback(host)
 
@@ -541,8 +557,8 @@ def _peer_address(transport: asyncio.BaseTransport) -> str:
 
 
 class EncryptedReceiverProtocol(ReceiverProtocol):
-    """A connection through our own TLS: it adds to each request the header that a gateway would
-    add."""
+    """A connection through our own TLS. It adds to each request the header (`CAME_ENCRYPTED`) that
+    a gateway would add."""
 
     __slots__ = ()
 

@@ -1,5 +1,5 @@
-"""The responses of one connection: they are sent in the order of the requests, whatever the order
-in which Kafka acknowledges; reading stops while too many requests wait.
+"""The responses of one connection: they are sent in the order of the requests, in whatever order
+Kafka acknowledges the events; reading stops while too many requests wait.
 
 Not here: the answers themselves (`ingest`), and when a connection ends (`protocol`).
 """
@@ -15,33 +15,36 @@ from knafka.receiver.answers import Answer
 PIPELINED: Final = 64
 """Requests of one connection that may wait for Kafka; reading stops while there are more."""
 LINGER_TIMEOUT: Final = 2.0
-"""Seconds in which the rest of a refused request is read and discarded: closing a socket with
-unread bytes would reset it, and the sender would never read the answer."""
+"""Seconds for which the rest of a refused request is read and discarded before the connection is
+closed: closing a socket with unread bytes would reset it, and the sender would never read the
+answer."""
 
 
 class Slot:
-    """One request's place in the order of answers; calling it with the answer, once, sends that in
-    its turn."""
+    """One request's place in the order of answers. A slot is the request's `routes.Respond`: call
+    it once with the answer, which is sent when all earlier requests are answered."""
 
     __slots__ = ("_queue", "answer", "head_only", "is_cut", "last")
 
     def __init__(
         self, queue: ResponseQueue, head_only: bool, last: bool, *, is_cut: bool = False
     ) -> None:
-        """Reserve the place; `queue` holds it, the other arguments are described below."""
+        """Create a slot for `queue`, to whose `slots` the caller adds it. The other parameters are
+        the fields of the same names."""
         self._queue = queue
         self.answer: Answer | None = None
         """The answer; None: there is none yet."""
         self.head_only = head_only
-        """Whether the answer is sent without its body, for HEAD."""
+        """Whether the answer is sent without its body, as the request's method is HEAD."""
         self.last = last
         """Whether the connection is closed after the answer."""
         self.is_cut = is_cut
-        """Whether the answer is sent before the request is whole."""
+        """Whether the request was refused before it was whole, so that its rest may still arrive
+        and must be discarded (`LINGER_TIMEOUT`)."""
 
     def __call__(self, answer: Answer) -> None:
-        """Store the answer, and write it (and further answers that waited for it) if all earlier
-        requests are answered."""
+        """Store the answer. If all earlier requests are answered, write it, and those later answers
+        that waited for it."""
         self.answer = answer
         if self._queue.slots[0] is self:
             self._queue.flush()
@@ -61,7 +64,8 @@ class ResponseQueue:
     )
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        """Begin without requests; answers are written to `transport`."""
+        """Begin without requests; answers are written to `transport`, whose event loop is
+        `loop`."""
         self.slots: deque[Slot] = deque()
         """The requests that aren't answered, in their order."""
         self.ends = False
@@ -69,7 +73,7 @@ class ResponseQueue:
         self.is_reading = True
         """Whether bytes are read from the connection; False while it is paused."""
         self._is_writable = True
-        """Whether the client reads its answers."""
+        """Whether the client reads its answers; False: they pile up in `_transport`."""
         self._transport = transport
         self._loop = loop
         self._lingering: asyncio.TimerHandle | None = None
@@ -96,9 +100,10 @@ class ResponseQueue:
             self.regulate_reading()
 
     def regulate_reading(self) -> None:
-        """Pause or resume reading from the connection. It is paused while the client doesn't read
-        its answers, and from `PIPELINED` waiting requests on until fewer than half as many wait.
-        Once the connection takes no more requests it is always read, to discard the rest."""
+        """Pause or resume reading from the connection, as needed. Reading is paused while the
+        client doesn't read its answers; also once `PIPELINED` requests wait, until fewer than half
+        as many do. A connection that takes no more requests (`ends`) is always read, to discard the
+        rest."""
         max_waiting = PIPELINED if self.is_reading else PIPELINED // 2
         reading = self.ends or (self._is_writable and len(self.slots) < max_waiting)
         if reading != self.is_reading and not self._transport.is_closing():
@@ -114,8 +119,8 @@ class ResponseQueue:
         self.regulate_reading()
 
     def _linger(self) -> None:
-        """End the connection's own side now, and close it after `LINGER_TIMEOUT`: until then the
-        rest of a refused request is read and discarded."""
+        """Send the end of the answers now, and close the connection after `LINGER_TIMEOUT`: until
+        then the rest of a refused request is read and discarded."""
         self._transport.write_eof()
         self._lingering = self._loop.call_later(LINGER_TIMEOUT, self._transport.close)
 

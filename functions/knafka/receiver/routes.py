@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 log.addFilter(RateLimitedFilter())
 
 Respond: TypeAlias = Callable[[Answer], None]
-"""Sends the answer to a request; called once."""
+"""Sends the answer to a request; is called once."""
 
 
 class BrokerRoute:
@@ -54,11 +54,15 @@ class BrokerRoute:
         verifier: TokenVerifier | None = None,
     ) -> None:
         """`writer` appends the events. `previous_route`: the route that this one replaces and whose
-        counts it continues. `verifier`: verifies senders' tokens if the Broker has an audience."""
+        counts it continues; None: the counts begin at 0. `verifier` verifies senders' tokens if the
+        Broker has an audience; None: no keys are known, and such a Broker's events are answered
+        503."""
         self.ingress = ingress
         self.writer = writer
         self.append: Append = writer.append
+        """Appends one event in the Ingress's content mode."""
         self.append_all: AppendAll = writer.append_all
+        """Appends several events in the Ingress's content mode."""
         if ingress.content_mode == "structured":
             self.append = partial(_append_structured, writer)
             self.append_all = partial(_append_all_structured, writer)
@@ -74,12 +78,13 @@ class BrokerRoute:
         self.answered: dict[int, int] = (
             defaultdict(int) if previous_route is None else previous_route.answered
         )
-        """Number of answered events, and of requests that hold none, by status code."""
+        """Number of answers by status code: one for each event, and one for a request that holds no
+        valid event."""
         self.duration: Histogram = (
             Histogram() if previous_route is None else previous_route.duration
         )
-        """Seconds from the receipt of a whole request to its answer, of events that were sent to
-        Kafka."""
+        """Seconds from the receipt of a whole request to its answer, for requests whose events were
+        handed to Kafka."""
         self.too_large = answers.too_large(ingress.max_event_bytes)
         """The answer to an event that is larger than `max_event_bytes`."""
 
@@ -108,9 +113,9 @@ def _append_structured(
     headers: RecordHeaders,
     reported: Reported,
 ) -> None:
-    """Append a record as `LogWriter.append` does, converted to structured mode. It is converted
-    only here, because the trace of its event is put into its headers before. Data other than JSON
-    grow by a third over the size that was counted, as they become base64."""
+    """Append a record as `LogWriter.append` does, after converting it to structured mode. That is
+    done only here because the event's trace must be put into the record's headers before. Data
+    other than JSON become base64, so they grow by a third over the size that was counted."""
     record = in_structured_mode(Draft(key, headers, value))
     writer.append(topic, record.key, record.value, record.headers, reported)
 

@@ -20,24 +20,26 @@ from knafka.tracing.context import EXTENSION, TRACEPARENT, TRACESTATE, SpanConte
 from knafka.tracing.spans import KNATIVE, Span, SpanKind, Tracer
 
 Respond: TypeAlias = Callable[[Answer], None]
-"""Sends the answer to a request; called once."""
+"""Sends the answer to a request; is called once."""
 
 
 class IngestTracing:
     """Creates the spans of one receiver's events."""
 
     def __init__(self, tracer: Tracer) -> None:
+        """`tracer` decides which traces are sampled, and records their spans."""
         self._tracer = tracer
 
     def receive(
         self, ingress: Ingress, headers: RecordHeaders, respond: Respond, reported: Reported
     ) -> tuple[Respond, Reported]:
-        """Start an event's spans, and set `traceparent` in `headers`, its record's headers. Returns
-        callbacks to use in place of `respond` and `reported`: they end the spans and then call the
-        given ones. If the trace isn't sampled there are no spans, and the given callbacks are
-        returned."""
+        """Start an event's spans, and set `traceparent` in `headers`, those of the event's record.
+        Returns callbacks to use in place of `respond` and `reported`: they end the spans and then
+        call the given ones. If the trace isn't sampled, there are no spans, and the given callbacks
+        are returned."""
         tracer = self._tracer
         sent = dict(headers)
+        # Each context is None if its header is missing or invalid.
         header_context = decode(sent.get(TRACEPARENT))
         parent = header_context or decode(sent.get(EXTENSION))
         if parent is None:
@@ -86,8 +88,8 @@ class IngestTracing:
 
 
 def _replace_traceparent(headers: RecordHeaders, context: SpanContext, *, keep_state: bool) -> None:
-    """Replace the `traceparent` in `headers` by that of `context`. `keep_state`: keep `tracestate`,
-    as it belongs to the same trace; else it is dropped."""
+    """Replace `traceparent` in `headers` by that of `context`. `keep_state`: whether to keep
+    `tracestate`; it must be dropped if it belongs to another trace."""
     replaced = (TRACEPARENT,) if keep_state else (TRACEPARENT, TRACESTATE)
     headers[:] = [header for header in headers if header[0] not in replaced]
     headers.append((TRACEPARENT, context.encode()))

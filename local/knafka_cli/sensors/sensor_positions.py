@@ -17,7 +17,7 @@ from typing import Any, Final, cast
 from confluent_kafka import TopicPartition
 
 from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
-from knafka.clients.kafka.kafka_client import READING
+from knafka.clients.kafka.kafka_client import CONSUMER_DEFAULTS
 from knafka.clients.kafka.producers.kafka_writer import KafkaWriter
 from knafka.core.delivery import Reason
 from knafka.core.errors import InvalidEvent, KnafkaError, LogError
@@ -134,7 +134,9 @@ def skip(connection: Mapping[str, Any], sensor: SensorPlace, place: str) -> Sens
 
 def _open_reader(connection: Mapping[str, Any], sensor: SensorPlace) -> RangeReader:
     """Return a reader of the Sensor's topics that can commit for its group."""
-    return RangeReader(connection, sensor.group, {**READING, "auto.offset.reset": "earliest"})
+    return RangeReader(
+        connection, sensor.group, {**CONSUMER_DEFAULTS, "auto.offset.reset": "earliest"}
+    )
 
 
 def _read_positions(reader: RangeReader, sensor: SensorPlace) -> Iterator[SensorPosition]:

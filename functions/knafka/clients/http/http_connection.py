@@ -19,31 +19,35 @@ from knafka.core.errors import DeliveryError
 from knafka.ports.subscriber import HttpOrigin, Response
 
 MAX_HEAD_BYTES: Final = 65_536
-"""Largest response head, interim responses included; servers stop at 8 to 32 KiB."""
+"""Most bytes of a response's head, interim responses included; servers send at most 8 to 32
+KiB."""
 
 IDLE_SECONDS: Final = 4.0
 """Seconds that a connection stays idle at most: below the 5 s after which uvicorn and Node.js close
 theirs, so that the keep-alive race stays rare."""
 
 KEEPALIVE_IDLE: Final = 15
+"""Seconds of silence before TCP sends the first keep-alive probe."""
 KEEPALIVE_INTERVAL: Final = 5
+"""Seconds between two keep-alive probes."""
 KEEPALIVE_PROBES: Final = 3
-"""TCP keep-alive: seconds to the first probe, seconds between probes, and number of probes. A peer
+"""Unanswered keep-alive probes after which the connection ends. With these three settings, a peer
 that vanishes, such as a node without power, is noticed after 30 s, not at the attempt's timeout."""
 USER_TIMEOUT: Final = 30_000
 """Milliseconds for which sent data may stay unacknowledged before TCP ends the connection."""
 
 MAX_BODY_FACTOR: Final = 16
 """A body up to this many times `max_response_bytes` is read to its end, so that the connection can
-be used again. For a longer one the connection is closed; the response counts by its status."""
+be used again. If a body is longer, its connection is closed, and the response counts by its
+status."""
 
 MAX_FRAMING_FACTOR: Final = 16
-"""Bytes that may be received for each byte of a body; a body in chunks of one byte needs fewer."""
+"""Bytes that may be received for each byte of a body; even chunks of one byte take fewer."""
 
 _CLOCK_STEP: Final = 0.001
 """Seconds by which a timer may fire early, as uvloop's clock ticks in ms."""
 
-_OPTIONS: Final = tuple(
+_SOCKET_OPTIONS: Final = tuple(
     (level, getattr(socket, name), value)
     for level, name, value in (
         (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
@@ -54,9 +58,10 @@ _OPTIONS: Final = tuple(
     )
     if hasattr(socket, name)  # not every system has all options
 )
+"""Arguments of `setsockopt` for each connection."""
 
 
-class Owner(Protocol):
+class ConnectionOwner(Protocol):
     """The parts of a pool that its connections use."""
 
     @property
@@ -90,33 +95,32 @@ class Owner(Protocol):
 
 
 class Unanswered(DeliveryError):
-    """Raised if the connection ended before any byte of a response."""
+    """Raised if the connection has ended before any byte of a response came."""
 
 
 class Connection(asyncio.Protocol):
-    """One HTTP/1.1 connection; `_waiter` is the exchange that owns it, None while it is idle or
-    dropped."""
+    """One HTTP/1.1 connection, idle or used by one exchange."""
 
     __slots__ = (
         "_body",
         "_body_bytes",
         "_deadline",
+        "_exchange",
         "_expires_at",
         "_headers",
         "_keep_alive",
         "_parser",
         "_pool",
-        "_received",
+        "_received_bytes",
         "_response",
         "_status",
         "_timer",
         "_transport",
-        "_waiter",
         "_wakes_at",
         "lost",
     )
 
-    def __init__(self, pool: Owner, expires_at: float) -> None:
+    def __init__(self, pool: ConnectionOwner, expires_at: float) -> None:
         """Create a connection of `pool`; no request begins on it after `expires_at` (the event
         loop's clock)."""
         self.lost: asyncio.Future[None] = pool.loop.create_future()
@@ -124,7 +128,8 @@ class Connection(asyncio.Protocol):
         self._pool = pool
         self._expires_at = expires_at
         self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
-        self._waiter: asyncio.Future[Response] | None = None
+        self._exchange: asyncio.Future[Response] | None = None
+        """The future of the exchange that uses the connection; None: it is idle or dropped."""
         self._deadline = math.inf
         """When the exchange or the idle time ends at the latest."""
         self._wakes_at = math.inf
@@ -134,19 +139,20 @@ class Connection(asyncio.Protocol):
         self._reset()
 
     def _reset(self) -> None:
-        """Forget the last response, so that an idle connection holds no memory. A status of 0
-        means: no complete response head has arrived."""
-        self._status = self._received = self._body_bytes = 0
+        """Forget the last response, so that an idle connection holds no memory."""
+        self._status = 0  # 0: no complete head has arrived
+        self._received_bytes = 0  # all bytes of the response so far
+        self._body_bytes = 0  # bytes of its body, also those that were dropped
         self._headers: list[tuple[bytes, bytes]] = []
         self._body: bytes | bytearray = b""
-        self._response: Response | None = None
+        self._response: Response | None = None  # None: the response isn't complete
 
     def send(
         self, first_part: bytes, body_rest: bytes, deadline: float
     ) -> asyncio.Future[Response]:
-        """Send one request, which is `first_part` and then `body_rest`. The future gets a response
-        or a `DeliveryError`, at the latest at `deadline` (the event loop's clock). Then call
-        `end_exchange`.
+        """Send one request: the bytes of `first_part`, then those of `body_rest`. The returned
+        future gets a response or a `DeliveryError`, at the latest at `deadline` (the event loop's
+        clock). Then call `end_exchange`.
 
         The connection must be new or just taken from the idle ones. Raises `Unanswered` if it is
         closed.
@@ -155,7 +161,7 @@ class Connection(asyncio.Protocol):
             # The connection was closed already, so its end would not fail this exchange.
             raise Unanswered("broken", f"{self._pool.origin} closed the connection")
         waiter: asyncio.Future[Response] = self._pool.loop.create_future()
-        self._waiter = waiter
+        self._exchange = waiter
         self._set_deadline(deadline)
         self._transport.write(first_part)
         if body_rest:
@@ -163,28 +169,28 @@ class Connection(asyncio.Protocol):
         return waiter
 
     def end_exchange(self, waiter: asyncio.Future[Response]) -> None:
-        """End the exchange of `waiter`, as `send` returned it; if it is still under way, the
-        connection is dropped."""
-        if self._waiter is waiter:
+        """End the exchange whose future, `waiter`, `send` has returned: drop the connection if the
+        exchange is still under way, else do nothing."""
+        if self._exchange is waiter:
             self.drop()
 
     def drop(self) -> None:
-        """Close the connection at once, without writing or reading the rest. The exchange under
-        way, if there is one, gets no result: see `fail`."""
-        self._waiter = None
+        """Close the connection at once, without writing or reading the rest. An exchange under way
+        gets no result; `fail` gives it an error."""
+        self._exchange = None
         self._pool.forget(self)
         self._transport.abort()
 
     def fail(self, error: DeliveryError) -> None:
         """Drop the connection, and end the exchange under way, if there is one, with `error`."""
-        waiter = self._waiter
+        waiter = self._exchange
         self.drop()
         if waiter is not None and not waiter.done():
             waiter.set_exception(error)
 
     def _set_deadline(self, deadline: float) -> None:
-        """Set the deadline of the exchange or of the idle time. A timer that fires earlier stays,
-        as it then waits for the new deadline (`_wake`): moving it costs more."""
+        """Set the deadline of the exchange or of the idle time. A timer that fires earlier isn't
+        moved, as that would cost more: when it fires, `_wake` sets it anew."""
         self._deadline = deadline
         if deadline < self._wakes_at:
             if self._timer is not None:
@@ -193,31 +199,33 @@ class Connection(asyncio.Protocol):
             self._timer = self._pool.loop.call_at(deadline, self._wake)
 
     def _wake(self) -> None:
-        """Drop the connection, and fail its exchange, if the deadline is over; else wait on."""
+        """Drop the connection, and fail its exchange, if the deadline has passed; else set the
+        timer anew."""
         self._timer, self._wakes_at = None, math.inf
         if self._pool.loop.time() + _CLOCK_STEP < self._deadline:
             self._set_deadline(self._deadline)
             return
-        missing = "only a part of a response" if self._waiter and self._received else "no response"
+        has_begun = self._exchange and self._received_bytes
+        missing = "only a part of a response" if has_begun else "no response"
         self.fail(DeliveryError("timeout", f"{missing} from {self._pool.origin} in time"))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Set the socket's options, and add the connection to its pool's."""
+        """Set the socket's options, and add the connection to those of its pool."""
         self._transport = cast(asyncio.Transport, transport)
         if (connected := transport.get_extra_info("socket")) is not None:
             with suppress(OSError):  # the socket is closed already, which the next step reports
-                for option in _OPTIONS:
+                for option in _SOCKET_OPTIONS:
                     connected.setsockopt(*option)
         self._pool.connections.add(self)
 
     def data_received(self, data: bytes) -> None:
         """Parse received bytes; end the exchange when the response is complete, invalid or too
         large."""
-        if self._waiter is None or self._parser is None:
+        if self._exchange is None or self._parser is None:
             # Bytes without a request could be mistaken for the next request's response.
             self.drop()
             return
-        self._received += len(data)
+        self._received_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -228,14 +236,14 @@ class Connection(asyncio.Protocol):
                 return
         if self._response is not None:
             self._finish(self._response)
-        elif self._received > MAX_HEAD_BYTES and not self._status:
+        elif self._received_bytes > MAX_HEAD_BYTES and not self._status:
             self.fail(
                 self._connection_error(f"sent a response head longer than {MAX_HEAD_BYTES} bytes")
             )
         elif self._body_bytes > MAX_BODY_FACTOR * self._pool.max_response_bytes:
             self._keep_alive = False
             self._finish(self._complete())
-        elif self._received > MAX_HEAD_BYTES + MAX_FRAMING_FACTOR * max(
+        elif self._received_bytes > MAX_HEAD_BYTES + MAX_FRAMING_FACTOR * max(
             self._body_bytes, MAX_HEAD_BYTES
         ):
             # This limits chunk framing and trailers.
@@ -290,15 +298,15 @@ class Connection(asyncio.Protocol):
     # The end of an exchange and of the connection
 
     def _complete(self) -> Response:
-        """Return the `Response` of the status, headers and body that have arrived; its last field
-        says whether the body was cut at `max_response_bytes`."""
+        """Return the `Response` with the status, headers and body that have arrived."""
         body = bytes(self._body)
+        # The last field says whether the body was cut at `max_response_bytes`.
         return Response(self._status, self._headers, body, self._body_bytes > len(body))
 
     def _finish(self, response: Response) -> None:
-        """Hand the response to the exchange. Keep the connection as an idle one if another request
-        may follow, else close it."""
-        waiter, self._waiter = self._waiter, None
+        """Hand the response to the exchange. If another request may follow, make the connection
+        idle, else close it."""
+        waiter, self._exchange = self._exchange, None
         now = self._pool.loop.time()
         if (
             self._keep_alive
@@ -318,11 +326,11 @@ class Connection(asyncio.Protocol):
 
     def eof_received(self) -> None:
         """End the exchange, as the server sends nothing more."""
-        self._end(None)
+        self._on_end(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the exchange and remove the connection from its pool."""
-        self._end(exc)
+        self._on_end(exc)
         if self._timer is not None:
             self._timer.cancel()
         # The parser holds methods of this object: break the cycle now, without the garbage
@@ -331,17 +339,18 @@ class Connection(asyncio.Protocol):
         self._pool.connections.discard(self)
         self.lost.set_result(None)
 
-    def _end(self, error: Exception | None) -> None:
-        """Handle the connection's end. The exchange under way gets its response if that has no
-        length of its own and so is whole now; else it fails. An idle connection leaves the pool."""
-        if self._waiter is None:
+    def _on_end(self, error: Exception | None) -> None:
+        """Handle the connection's end; `error`: why it was lost, None: the server has closed it. An
+        idle connection leaves the pool. The exchange under way gets its response if the closing
+        marks the response's end; else it fails."""
+        if self._exchange is None:
             self._pool.forget(self)
         elif error is None and self._status and not self._is_framed():
             self._keep_alive = False
             self._finish(self._complete())
         else:
             problem = f"{self._pool.origin} closed the connection before its response ended"
-            kind = DeliveryError if self._received else Unanswered
+            kind = DeliveryError if self._received_bytes else Unanswered
             self.fail(kind("broken", f"{problem}: {error}" if error is not None else problem))
 
     def _is_framed(self) -> bool:
@@ -349,8 +358,8 @@ class Connection(asyncio.Protocol):
         return any(name in (b"content-length", b"transfer-encoding") for name, _ in self._headers)
 
     def _invalid_response_error(self, error: Exception) -> DeliveryError:
-        """Return the error of a response that is no valid HTTP: `error` of the parser, or the
-        `DeliveryError` that one of the callbacks raised."""
+        """Return the error of a response that is no valid HTTP: the `DeliveryError` that a callback
+        has raised, if that caused `error`, the parser's; else one with the text of `error`."""
         if isinstance(error.__context__, DeliveryError):
             return error.__context__
         return self._connection_error(f"sent no valid HTTP response: {error}")

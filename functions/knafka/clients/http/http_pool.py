@@ -19,9 +19,8 @@ from knafka.core.errors import DeliveryError
 from knafka.ports.subscriber import HttpOrigin
 
 CONNECT_TIMEOUT: Final = 10.0
-"""Seconds to connect at most, TLS included, within an attempt's deadline: an unreachable host is
+"""Most seconds to connect, TLS included, within an attempt's deadline: an unreachable host is
 noticed early, however long a subscriber may take to answer."""
-
 
 Refusal: TypeAlias = Callable[[str], str | None]
 """Returns why nothing may be sent to an address; None: it is allowed."""
@@ -37,7 +36,7 @@ class Pool:
 
     A post holds a slot until it ends, and a connection is opened only if none is idle, so there are
     never more connections than slots. The connection that became idle last is used first, so that
-    those left over from a burst grow old and close.
+    connections left over from a burst grow old and close.
     """
 
     def __init__(
@@ -49,12 +48,12 @@ class Pool:
         tls: TlsContext | None,
         refusal: Refusal | None = None,
     ) -> None:
-        """`limit`: slots, and so posts at once; bytes of a response's body beyond
-        `max_response_bytes` are dropped; `max_age` returns the seconds that a connection may be
-        used. `tls`: the context of an https origin; None: the origin is http. `refusal` checks
-        every address of the origin's host; None: all are allowed."""
+        """`limit`: number of slots, so the most posts at once. Bytes of a response's body beyond
+        `max_response_bytes` are dropped. `max_age` returns the seconds for which a new connection
+        may be used. `tls`: the context of an https origin; None: the origin is http. `refusal`
+        checks each address of the origin's host; None: all are allowed."""
         self.loop = asyncio.get_running_loop()
-        self.free = limit
+        self.free_slots = limit
         """Slots that no post holds."""
         self.idle: list[Connection] = []
         """Open connections that no post uses, the last used one last."""
@@ -70,9 +69,9 @@ class Pool:
         """Posts that wait for a slot; a future is done when its post has got one."""
 
     async def wait_for_slot(self, deadline: float) -> None:
-        """Wait for a slot that another post releases, and take it; a slot that is free already is
-        taken by lowering `free`, without this call. Raises `DeliveryError` if there is none by
-        `deadline` (the event loop's clock)."""
+        """Wait for a slot that another post releases, and take it. Call this only if `free_slots`
+        is 0, else lower that number. Raises `DeliveryError` if no slot is released by `deadline`
+        (the event loop's clock)."""
         waiter = self.loop.create_future()
         self._waiters.append(waiter)
         try:
@@ -80,7 +79,7 @@ class Pool:
                 await waiter
         except BaseException as error:
             if not waiter.cancel() and not waiter.cancelled():
-                # The slot was given at the same time as the cancellation.
+                # A slot was given before the wait was cancelled: pass it on.
                 self.release_slot()
             if isinstance(error, TimeoutError):
                 problem = f"every connection to {self.origin} stayed busy"
@@ -94,18 +93,18 @@ class Pool:
             if not waiter.done():
                 waiter.set_result(None)
                 return
-        self.free += 1
+        self.free_slots += 1
 
     async def connect(self, deadline: float) -> Connection:
         """Open a connection and return it. Raises `DeliveryError` if that fails, is not allowed, or
-        isn't done by `deadline` (the event loop's clock) or within `CONNECT_TIMEOUT` seconds."""
+        isn't done by `deadline` (the event loop's clock) and within `CONNECT_TIMEOUT` seconds."""
         if self.closed:
             raise client_closed_error()
         now = self.loop.time()
         expires_at = now + self._max_age()
         try:
             async with asyncio.timeout_at(min(deadline, now + CONNECT_TIMEOUT)):
-                connection = await self._connect(expires_at)
+                connection = await self._connect_to_host(expires_at)
         except TimeoutError as error:
             problem = f"no connection to {self.origin} in time"
             raise DeliveryError("timeout", problem) from error
@@ -117,14 +116,14 @@ class Pool:
             raise client_closed_error()
         return connection
 
-    async def _connect(self, expires_at: float) -> Connection:
-        """Connect to the first address of the host that accepts a connection, which is used up to
-        `expires_at` (the event loop's clock). Raises `OSError`, and `DeliveryError` if no address
-        is allowed."""
+    async def _connect_to_host(self, expires_at: float) -> Connection:
+        """Connect to the first address of the host that accepts a connection. The connection may be
+        used until `expires_at` (the event loop's clock). Raises `OSError`, and `DeliveryError` if
+        no address is allowed."""
         host, port = self.origin.host, self.origin.port
         context = None if self._tls is None else self._tls_context(self._tls)
-        # The name is resolved only once, so that the checked addresses are those that are connected
-        # to.
+        # If addresses are checked, the name is resolved only here, so that no other address is
+        # connected to than a checked one.
         candidates = (
             [host] if self._refusal is None else await self._allowed_addresses(self._refusal)
         )
@@ -154,8 +153,8 @@ class Pool:
             raise DeliveryError("refused", problem) from error
 
     async def _allowed_addresses(self, refusal: Refusal) -> list[str]:
-        """Return the allowed addresses of the origin's host, in the resolver's order. Raises
-        `DeliveryError` if none is."""
+        """Return the addresses of the origin's host that `refusal` allows, in the resolver's order.
+        Raises `DeliveryError` if it allows none."""
         host, port = self.origin.host, self.origin.port
         if addresses.is_address(host):
             candidates = [host]
@@ -175,7 +174,8 @@ class Pool:
             self.idle.remove(connection)
 
     def close(self) -> list[asyncio.Future[None]]:
-        """Drop all connections; the returned futures are done once the sockets are closed."""
+        """Drop all connections, so that their posts fail. The returned futures are done once the
+        sockets are closed."""
         self.closed = True
         for connection in list(self.connections):
             connection.fail(client_closed_error())

@@ -3,7 +3,7 @@
 This client is our own, as a library's POST costs more than the dispatcher may spend on one event
 (docs/decisions/0003). `post` needs one future per request and no task. The pool is in `http_pool`,
 a connection in `http_connection`. Not supported: pipelining, HTTP/2, redirects, proxies, cookies,
-content decoding, and retries except the following one.
+content decoding, and retries except after the keep-alive race.
 
 The keep-alive race: a server may close an idle connection while a request is on its way. If a
 reused connection ends before any byte of a response, the request is sent once more, over a new
@@ -25,14 +25,17 @@ from knafka.core.errors import DeliveryError
 from knafka.ports.subscriber import HttpOrigin, Response, Target
 
 MAX_RESPONSE_BYTES: Final = 1_048_576 + 65_536
-"""Largest response body: no event above 1 MiB fits into Kafka, and JSON needs some room."""
+"""Most bytes of a response's body that are kept: no event above 1 MiB fits into Kafka, and JSON
+needs some room."""
 
 MAX_CONNECTION_AGE: Final = 60.0
-"""Approximate seconds that a connection is used: a pod that is added behind a plain Service gets
-its share of requests after a minute. The age varies, so that not all connections end at once."""
+"""Approximate seconds for which a connection is used, so that a pod that is added behind a plain
+Service gets its share of requests after a minute. The age varies, so that not all connections end
+at once."""
 
 _JOINED_BYTES: Final = 65_536
-"""Bytes of a body up to which copying it is cheaper than a second write."""
+"""Most bytes of a body that is copied behind the request's head: that is cheaper than a second
+write."""
 
 
 def random_max_age() -> float:
@@ -43,10 +46,10 @@ def random_max_age() -> float:
 class HttpSubscriber:
     """A `Subscriber` with at most `limit` connections, and so `limit` posts at once, per origin.
 
-    `tls` returns the context for an https origin; the origin's own CA certificates and the present
-    ones of `bundles` are added to it. `max_age` returns the seconds that a connection may be used.
-    `refusal` checks a host's addresses when a connection is opened; use `core.addresses.refusal` if
-    users name the hosts.
+    `tls` returns a new context for an https origin, to which the origin's own CA certificates and
+    those of `bundles` are added. `max_age` returns the seconds for which a new connection may be
+    used. `refusal` checks a host's addresses when a connection is opened (None: all are allowed);
+    use `core.addresses.refusal` if users name the hosts.
     """
 
     def __init__(
@@ -75,7 +78,7 @@ class HttpSubscriber:
         header lines, each with its CRLF, without content-length. Raises `DeliveryError`."""
         if target.problem:
             raise DeliveryError("refused", target.problem)
-        pool = self._pools.get(target.origin) or self._open(target.origin)
+        pool = self._pools.get(target.origin) or self._open_pool(target.origin)
         deadline = pool.loop.time() + timeout
         size = len(body)
         if size <= _JOINED_BYTES:
@@ -83,13 +86,13 @@ class HttpSubscriber:
             body = b""
         else:
             first_part = b"%b%bcontent-length: %d\r\n\r\n" % (target.start, head, size)
-        if pool.free:
-            pool.free -= 1
+        if pool.free_slots:
+            pool.free_slots -= 1
         else:
             await pool.wait_for_slot(deadline)
         try:
             is_new = False
-            while True:  # again only if an idle connection was closed by the server
+            while True:  # a second time only if the server has closed an idle connection
                 if not pool.idle:
                     is_new = True
                 connection = await pool.connect(deadline) if is_new else pool.idle.pop()
@@ -109,9 +112,9 @@ class HttpSubscriber:
         finally:
             pool.release_slot()
 
-    def _open(self, origin: HttpOrigin) -> Pool:
-        """Create and return the pool of an origin, still without connections. Raises
-        `DeliveryError` if the client is closed."""
+    def _open_pool(self, origin: HttpOrigin) -> Pool:
+        """Create and return the pool of an origin, without connections. Raises `DeliveryError` if
+        the client is closed."""
         if self._closed:
             raise client_closed_error()
         pool = Pool(
@@ -119,13 +122,13 @@ class HttpSubscriber:
             self._limit,
             self._max_response_bytes,
             self._max_age,
-            self._context(origin),
+            self._tls_context(origin),
             self._refusal,
         )
         self._pools[origin] = pool
         return pool
 
-    def _context(self, origin: HttpOrigin) -> TlsContext | None:
+    def _tls_context(self, origin: HttpOrigin) -> TlsContext | None:
         """Return the TLS context of an origin; None: it is http."""
         return TlsContext(self._tls, origin.ca_certs, self._bundles) if origin.tls else None
 
@@ -133,6 +136,6 @@ class HttpSubscriber:
         """Close all connections, and wait until their sockets are closed; posts under way raise
         `DeliveryError`."""
         self._closed = True
-        lost = [connection for pool in self._pools.values() for connection in pool.close()]
-        if lost:
-            await asyncio.wait(lost)
+        closings = [closing for pool in self._pools.values() for closing in pool.close()]
+        if closings:
+            await asyncio.wait(closings)

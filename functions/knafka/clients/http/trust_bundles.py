@@ -3,9 +3,9 @@ origin's own.
 
     folder (a mounted ConfigMap) -> PEM of all its files -> the TLS context of each https origin
 
-The next new connection reads a changed bundle, at most once in `FOLDER_CHECK_INTERVAL`; open
-connections stay until they are too old. So a changed bundle restarts nothing, and no attempt waits
-for it. Connections without TLS read no bundle.
+A new https connection reads the folder if that has changed, at most once in
+`FOLDER_CHECK_INTERVAL`; open connections stay until they are too old. So a changed bundle restarts
+nothing, and no attempt waits for it.
 
 Not here: which ConfigMaps those are (`knafka_operator.functions.trust_bundles`).
 """
@@ -22,28 +22,31 @@ from typing import Final, TypeAlias
 log = logging.getLogger(__name__)
 
 FOLDER_CHECK_INTERVAL: Final = 1.0
-"""Seconds between two checks of the folder, over all connections."""
+"""Seconds between two checks of the folder, which all connections share."""
 
 _FileVersions: TypeAlias = tuple[tuple[str, int, int, int], ...]
-"""Name, inode, time of change and size of each file: kubelet replaces the whole folder behind a
-link, so all of them change at once."""
+"""Name, inode, time of change and size of each file. kubelet replaces the whole folder behind a
+link, so all files change at once."""
 
 
 class TrustBundles:
     """Reads the authorities in a folder's files, for all connections of a process."""
 
     def __init__(self, folder: Path, now: Callable[[], float] = time.monotonic) -> None:
-        """A missing folder counts as empty, as it may be created later."""
+        """`folder` holds the files; if it is missing, it counts as empty, as it may be created
+        later. `now` returns seconds of a monotonic clock."""
         self._folder = folder
         self._now = now
         self._next_check_at = float("-inf")
+        """The time (`now`) before which the folder isn't checked again."""
         self._read_versions: _FileVersions | None = None
         """The versions of the files that were read last; None: none were read."""
         self._pem = ""
+        """The result of the last `read`."""
 
     def read(self) -> str:
-        """Return the PEM of all files that hold certificates, read again if they have changed;
-        empty if none does."""
+        """Return the PEM of all files that hold certificates; empty if no file does. The files are
+        read again if they have changed; if they can't be read, the last PEM is returned."""
         if self._now() < self._next_check_at:
             return self._pem
         self._next_check_at = self._now() + FOLDER_CHECK_INTERVAL
@@ -71,13 +74,15 @@ class TlsContext:
         ca_certs: str | None,
         bundles: TrustBundles | None,
     ) -> None:
-        """`make` returns a context that trusts the system's authorities. `ca_certs`: PEM of the
-        origin's own authorities. `bundles`: None if there are none."""
+        """`make` returns a new context that trusts the system's authorities. `ca_certs`: PEM of the
+        origin's own authorities; None: it has none. `bundles`: None if there are no bundles."""
         self._make = make
         self._ca_certs = ca_certs
         self._bundles = bundles
         self._pem = ""
+        """The bundles' PEM that `_context` trusts."""
         self._context: ssl.SSLContext | None = None
+        """The context that was made last; None: none yet."""
 
     def current(self) -> ssl.SSLContext:
         """Return the context for a new connection. Raises `ValueError` or `OSError` if the origin's
@@ -94,13 +99,15 @@ class TlsContext:
 
 
 def _file_version(path: Path) -> tuple[int, int, int]:
-    """Return inode, change time and size, which identify a file's version."""
+    """Return a file's inode, time of change (ns) and size (bytes), which identify its version.
+    Raises `OSError`."""
     status = path.stat()
     return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def _read_certificates(path: Path) -> str:
-    """Return a file's PEM, ended by a line break; empty if it holds no certificate."""
+    """Return a file's PEM, ended by a line break; empty if it holds no certificate, which is
+    logged. Raises `OSError` if the file can't be read."""
     text = path.read_text("ascii", "replace")
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=text)

@@ -14,13 +14,14 @@ from typing import Any
 
 
 class CallThread:
-    """A daemon thread that makes blocking calls in order: librdkafka's close can hang while Kafka
-    is frozen, and must not keep the process alive."""
+    """A daemon thread that makes blocking calls in order. It doesn't keep the process alive, as
+    librdkafka's close can hang while Kafka is frozen."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, name: str) -> None:
         """Start the thread with this name; results are passed to `loop`."""
         self._loop = loop
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        """The calls that are still to be made; None ends the thread."""
         Thread(target=self._run, name=name, daemon=True).start()
 
     def call(self, function: Callable[[], Any]) -> asyncio.Future[Any]:
@@ -44,7 +45,7 @@ class CallThread:
                 result = function()
             except BaseException as raised:
                 error = raised
-            # If the loop is closed, no caller waits any more.
+            # If the loop is closed, which raises `RuntimeError`, no caller waits any more.
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(resolve, result, error)
 
@@ -52,7 +53,7 @@ class CallThread:
         return answer
 
     def end(self) -> None:
-        """End the thread after the calls that were requested before."""
+        """End the thread after all calls that were requested before; returns at once."""
         self._calls.put(None)
 
     def _run(self) -> None:

@@ -1,12 +1,12 @@
-"""ACLs: adds to a refusal by Kafka which operation it refused, and the ACL that would allow it.
+"""ACLs: adds to Kafka's error which operation was refused, and the ACL that would allow it.
 
-    with explain_denials(topic=("Create", "orders")): ...      LogError "Topic authorization
-    failed."
+    in the body of `with explain_denials(topic=("Create", "orders"))`:
+        LogError "Topic authorization failed."
         -> LogError "Create on topic orders is refused (Topic authorization failed.): add the ACL
            `--operation Create --topic orders` for this user"
 
-Kafka's own error has the kind of resource, but neither its name nor the operation. A request may
-need several rights: the kind says which one was missing.
+Kafka's own error names the kind of resource, but neither the resource nor the operation. A request
+may need several rights: the kind says which one was missing.
 
 Not here: the requests (`kafka_admin`, `kafka_writer`, `kafka_reader`).
 """
@@ -34,9 +34,10 @@ def explain_denials(
     transaction: Need | None = None,
     cluster: str = "",
 ) -> Iterator[None]:
-    """Context manager that makes a `LogError` of a refused request name the missing right. `topic`,
-    `group`, `transaction` (a transactional id) and `cluster` (only an operation) are the rights
-    that the request needs."""
+    """Context manager that makes a `LogError` of a refused request name the missing right. The
+    parameters are the rights that the requests in the body need: on a topic, a group, a
+    transactional id, and the cluster, for which only the operation is given. None, or an empty
+    operation: no right of that kind."""
     try:
         yield
     except LogError as error:
@@ -54,8 +55,8 @@ def name_missing_right(
     cluster: str = "",
 ) -> LogError:
     """Return an error that names the missing right and its ACL, if `error` is a refusal that
-    doesn't name them yet; else `error`. The other parameters are the rights that the request needs,
-    of which the kind of resource in `error` selects one."""
+    doesn't name them yet; else return `error`. The other parameters are those of `explain_denials`;
+    `error.denied` says which of these rights is missing."""
     needs = {
         "topic": topic,
         "group": group,
@@ -63,7 +64,7 @@ def name_missing_right(
         "cluster": (cluster, _CLUSTER) if cluster else None,
     }
     need = needs.get(error.denied)
-    if need is None or "--operation" in str(error):
+    if need is None or "--operation" in str(error):  # the text of an ACL: it is named already
         return error
     operation, name = need
     resource = "--cluster" if error.denied == "cluster" else f"--{error.denied} {name}"

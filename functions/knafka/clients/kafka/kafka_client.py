@@ -27,12 +27,13 @@ _librdkafka = logging.getLogger("librdkafka")
 _librdkafka.addFilter(RateLimitedFilter())
 
 PartitionKey: TypeAlias = tuple[str, int]
-"""Topic and number of a partition."""
+"""A partition: its topic, and its number there."""
 Connection: TypeAlias = Mapping[str, Any]
-"""librdkafka's configuration that reaches the cluster: bootstrap.servers, security (also our own
-keys of `knafka.tokens`), and the settings of a Broker or Trigger."""
+"""librdkafka's configuration of a client that reaches the cluster: bootstrap.servers, security
+(including our own keys, which `knafka.tokens` replaces), and the settings of a Broker or
+Trigger."""
 
-READING: Final[Mapping[str, Any]] = {
+CONSUMER_DEFAULTS: Final[Mapping[str, Any]] = {
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
     # Each assignment has its start offsets; an offset that the log doesn't have is an error.
@@ -45,9 +46,9 @@ READING: Final[Mapping[str, Any]] = {
     # librdkafka prefetches little: a backlog stays in Kafka, and fetched records are still in the
     # CPU's caches when they are read.
     "fetch.message.max.bytes": 256 * 1024,
-    # Both count the queued records of all partitions together, whatever their documentation says.
-    # Above them, librdkafka fetches again only after the backoff; so they hold as many records as
-    # the fastest dispatcher takes meanwhile.
+    # These two limit the queued records of all partitions together, whatever their documentation
+    # says. Above them, librdkafka fetches again only after the backoff; so they allow as many
+    # records as the fastest dispatcher takes meanwhile.
     "queued.min.messages": 1250,
     "queued.max.messages.kbytes": 32 * 1024,
     "fetch.queue.backoff.ms": 50,
@@ -55,9 +56,9 @@ READING: Final[Mapping[str, Any]] = {
 }
 """Default settings of all our consumers."""
 
-ASKING: Final[Mapping[str, Any]] = {"fetch.max.bytes": 8 * 1024 * 1024}
-"""Settings of consumers for single requests: small fetches, within librdkafka's limit of received
-bytes."""
+REQUEST_CONSUMER_SETTINGS: Final[Mapping[str, Any]] = {"fetch.max.bytes": 8 * 1024 * 1024}
+"""Settings of consumers that make single requests instead of reading: small fetches, within
+librdkafka's limit of received bytes."""
 
 C = TypeVar("C", Producer, Consumer)
 
@@ -76,25 +77,24 @@ LOST_OFFSET_ERRORS: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError
 """Errors that say that the log has no such offset, as it was created anew or has lost its end."""
 
 
-def open_client(client: Callable[[dict[str, Any]], C], configuration: Mapping[str, Any]) -> C:
-    """Open and return a client of the class `client`, which logs errors by `log_error` unless the
-    configuration says otherwise.
+def open_client(client_class: Callable[[dict[str, Any]], C], configuration: Mapping[str, Any]) -> C:
+    """Open and return a client of `client_class`, a `Producer` or `Consumer`. It logs its errors by
+    `log_error`, unless the configuration has an `error_cb` of its own.
 
     Raises `LogError` for a configuration that librdkafka can't use, as with a broken certificate,
     and the errors of `knafka.tokens`.
     """
     with_callback = with_tokens(configuration)
     try:
-        return client({"error_cb": log_error, "logger": _librdkafka, **with_callback})
+        return client_class({"error_cb": log_error, "logger": _librdkafka, **with_callback})
     except KafkaException as error:
         raise log_error_of(error.args[0]) from error
 
 
 def open_admin(connection: Connection, on_error: Callable[[KafkaError], None]) -> AdminClient:
     """Open and return an admin client, which logs nothing, as each request returns its errors.
-    Raises `LogError` for a configuration that librdkafka can't use.
-
-    `on_error` is called with errors of connections, within the client's `poll`.
+    `on_error` is called with errors of connections, within the client's `poll`. Raises `LogError`
+    for a configuration that librdkafka can't use, and the errors of `knafka.tokens`.
     """
     from confluent_kafka.admin import AdminClient  # takes 10 ms, so not at start
 
@@ -144,7 +144,7 @@ def log_error_of(error: KafkaError) -> LogError:
 
 @contextmanager
 def raising_log_errors() -> Iterator[None]:
-    """Raise `LogError` in place of a `KafkaException` of the body."""
+    """Context manager that raises `LogError` in place of a `KafkaException` of its body."""
     try:
         yield
     except KafkaException as error:
@@ -152,6 +152,6 @@ def raising_log_errors() -> Iterator[None]:
 
 
 def log_error(error: KafkaError) -> None:
-    """Log an error of librdkafka: the error callback of clients without one of their own."""
+    """Log an error of librdkafka; the error callback of clients that have no other."""
     level = logging.INFO if error.code() in TRANSIENT_ERRORS else logging.WARNING
     log.log(level, "Kafka: %s", shown_text(error.str()))

@@ -1,8 +1,8 @@
 """The commits of a reader's offsets, on the thread that polls its consumer.
 
 Regular commits don't wait. If one fails during a rebalance it is repeated; any other failure shows
-as lag until the next commit. A partition's last commit waits, as no other follows. Not here: which
-offsets are committed (`dispatcher.engine.drain`).
+as lag until the next commit. A partition's last commit waits for Kafka, as no other follows. Not
+here: which offsets are committed (`dispatcher.engine.drain`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ COMMIT_RETRY_INTERVAL: Final = 0.1
 COMMIT_TIMEOUT: Final = 5.0
 """Seconds for which the commit of a revoked partition is repeated during a rebalance."""
 NO_EPOCH: Final = -1
-"""Stands for an unknown leader epoch."""
+"""librdkafka's value for an unknown leader epoch."""
+NO_LEADER: Final = -1
+"""librdkafka's value for the leader of a partition that has none."""
 
 REBALANCING_ERRORS: Final = frozenset(
     {
@@ -43,8 +45,8 @@ REBALANCING_ERRORS: Final = frozenset(
 """Errors of a commit that may succeed a moment later, as during a rebalance."""
 
 Epochs = Mapping[int, int]
-"""The least leader epoch of a commit, by partition. Where it is called `owned`, its keys also say
-which partitions may be committed."""
+"""The least leader epoch for a commit of each partition, by the partition's number. A parameter of
+this type that is called `owned` also says, by its keys, which partitions may be committed."""
 
 Mark: TypeAlias = Callable[[PartitionKey, str], str]
 """Adds to the metadata of a commit the mark of its topic (`core.commit_metadata`), for a topic and
@@ -59,21 +61,21 @@ class OffsetCommits:
         adds a partition's topic to a commit's metadata."""
         self._numbering = numbering
         self._mark = mark
-        self._last: dict[int, OffsetAndMetadata] = {}
-        """The last commit of each partition, by this reader or, before it has made one, by the
-        group."""
+        self._last_commits: dict[int, OffsetAndMetadata] = {}
+        """The last commit of each partition: this reader's, or the one that the group had when the
+        partition was assigned."""
         self._to_repeat: dict[int, OffsetAndMetadata] = {}
-        """Commits that failed in a rebalance, and are repeated."""
+        """Commits that have failed during a rebalance and are made again by `repeat`."""
         self._repeat_at = 0.0
         """Monotonic time from which on `_to_repeat` may be committed."""
 
     def commit(self, consumer: Consumer, commits: Commits, owned: Epochs) -> None:
-        """Make the commits of partitions that are still `owned` (with leader epochs), without
-        waiting for Kafka. Raises nothing: Kafka's result is passed to `note_result`."""
+        """Make the commits of partitions that are still `owned`, without waiting for Kafka; the
+        others are dropped. Never raises: the result must be passed to `note_result`."""
         owned_commits = {number: commit for number, commit in commits.items() if number in owned}
         self._drop_repetitions(commits)
         if owned_commits:
-            self._last.update(owned_commits)
+            self._last_commits.update(owned_commits)
             with suppress(KafkaException):
                 consumer.commit(
                     offsets=self._to_topic_partitions(consumer, owned_commits, owned),
@@ -81,14 +83,14 @@ class OffsetCommits:
                 )
 
     def repeat(self, consumer: Consumer, owned: Epochs) -> None:
-        """Make commits again that failed during a rebalance, if `COMMIT_RETRY_INTERVAL` seconds
-        have passed."""
+        """Make the commits again that have failed during a rebalance, if `COMMIT_RETRY_INTERVAL`
+        seconds have passed since."""
         if self._to_repeat and time.monotonic() > self._repeat_at:
             self.commit(consumer, self._to_repeat, owned)
 
     def _drop_repetitions(self, commits: Commits) -> None:
-        """Forget failed commits of the partitions that get one of these commits, which is later:
-        they need no repetition any more."""
+        """Repeat no more failed commits of the partitions in `commits`, as these commits are
+        later."""
         self._to_repeat = {
             number: earlier_commit
             for number, earlier_commit in self._to_repeat.items()
@@ -98,13 +100,14 @@ class OffsetCommits:
     def note_result(
         self, error: KafkaError | None, partitions: list[TopicPartition], owned: Epochs
     ) -> None:
-        """Note the result of a commit made without waiting: `error` is that of the whole request,
-        each of `partitions` has its own. A commit that failed during a rebalance is repeated if its
-        partition is still `owned`."""
+        """Note the result of a commit made without waiting. `error` is the error of the whole
+        request, and each of `partitions` has an error of its own; None: no error. A commit that has
+        failed during a rebalance is repeated if its partition is still `owned`, and it is the
+        partition's last one."""
         for entry in partitions:
             entry_error = entry.error or error
             number = self._numbering.number(entry.topic, entry.partition)
-            last_commit = self._last.get(number)
+            last_commit = self._last_commits.get(number)
             if (
                 entry_error is not None
                 and entry_error.code() in REBALANCING_ERRORS
@@ -116,28 +119,28 @@ class OffsetCommits:
                 self._repeat_at = time.monotonic() + COMMIT_RETRY_INTERVAL
 
     def commit_now(self, consumer: Consumer, commits: Commits, owned: Epochs) -> None:
-        """Commit and wait for Kafka; earlier commits of these partitions are repeated no more.
-        Raises `KafkaException`."""
+        """Commit, and wait for Kafka; earlier commits of these partitions are repeated no more.
+        Raises `KafkaException` if Kafka refuses a commit."""
         self._drop_repetitions(commits)
-        self._last.update(commits)
-        self.commit_and_wait(consumer, commits, owned)
+        self._last_commits.update(commits)
+        self.commit_unrecorded(consumer, commits, owned)
 
-    def commit_and_wait(self, consumer: Consumer, commits: Commits, epochs: Epochs) -> None:
-        """Commit and wait for Kafka; unlike with `commit_now`, nothing is recorded here. A commit
-        gets at least the leader epoch that `epochs` has for its partition. Raises `KafkaException`
-        if it fails."""
+    def commit_unrecorded(self, consumer: Consumer, commits: Commits, epochs: Epochs) -> None:
+        """Commit, and wait for Kafka; unlike `commit_now`, this doesn't change what is known of
+        earlier commits. Raises `KafkaException` if Kafka refuses a commit."""
         offsets = self._to_topic_partitions(consumer, commits, epochs)
         for entry in consumer.commit(offsets=offsets, asynchronous=False) or ():
             if entry.error is not None:
                 raise KafkaException(entry.error)
 
     def commit_revoked(self, consumer: Consumer, commits: Commits, epochs: Epochs) -> None:
-        """Commit and wait for Kafka; a commit that fails during a rebalance is repeated for
-        `COMMIT_TIMEOUT` seconds. Raises `KafkaException`."""
+        """Make the last commits of revoked partitions, and wait for Kafka. If that fails during a
+        rebalance, repeat the commits for `COMMIT_TIMEOUT` seconds. Raises `KafkaException` if they
+        fail otherwise, or for longer."""
         deadline = time.monotonic() + COMMIT_TIMEOUT
         while True:
             try:
-                self.commit_and_wait(consumer, commits, epochs)
+                self.commit_unrecorded(consumer, commits, epochs)
             except KafkaException as error:
                 if error.args[0].code() not in REBALANCING_ERRORS or time.monotonic() > deadline:
                     raise
@@ -145,19 +148,19 @@ class OffsetCommits:
             else:
                 return
 
-    def begin(self, partition: int, committed: OffsetAndMetadata) -> None:
+    def note_committed(self, partition: int, committed: OffsetAndMetadata) -> None:
         """Note the group's commit of a partition that was just assigned."""
-        self._last[partition] = committed
+        self._last_commits[partition] = committed
 
     def last_offset(self, partition: int) -> int | None:
         """Return the offset of the partition's last commit, below which everything is settled;
         None: nothing was committed."""
-        last_commit = self._last.get(partition)
+        last_commit = self._last_commits.get(partition)
         return None if last_commit is None else last_commit.offset
 
     def forget(self, partition: int) -> None:
         """Forget the commits of a partition that is no longer owned."""
-        self._last.pop(partition, None)
+        self._last_commits.pop(partition, None)
         self._to_repeat.pop(partition, None)
 
     def _to_topic_partitions(
@@ -165,10 +168,13 @@ class OffsetCommits:
     ) -> list[TopicPartition]:
         """Return these commits as confluent-kafka's objects, with leader epochs, by which the next
         reader notices that the log has lost records before its offset. A commit gets the epoch of
-        the last record read or that in `epochs`, whichever is later. An epoch later than that of
-        the record at the offset does no harm, while an earlier one would look like a loss."""
+        the last record that was read, or the one in `epochs` if that is later."""
+        # An epoch later than that of the record at the offset does no harm, while an earlier one
+        # would look like a loss.
         epochs, numbering = dict(epochs), self._numbering
-        for entry in consumer.position([partition(numbering, number) for number in commits]):
+        for entry in consumer.position(
+            [topic_partition_of(numbering, number) for number in commits]
+        ):
             number = numbering.number(entry.topic, entry.partition)
             epochs[number] = max(epoch_of(entry), epochs.get(number, NO_EPOCH))
         return [
@@ -186,32 +192,32 @@ class OffsetCommits:
 def with_epochs(
     consumer: Consumer, offsets: Sequence[TopicPartition], timeout: float
 ) -> list[TopicPartition]:
-    """Add leader epochs to offsets that will be committed for a group without members. Each offset
-    gets the epoch in which its partition's log ends now; it may be later than that of the record at
-    the offset, which does no harm. Blocks for `timeout` seconds at most. Raises
+    """Return these offsets with leader epochs, to be committed for a group without members. Each
+    gets the epoch in which its partition's log ends now; that may be later than the epoch of the
+    record at the offset, which does no harm. Blocks for `timeout` seconds at most. Raises
     `KafkaException`."""
-    # `OFFSET_END` in place of a time asks for the log's end, and its answer has the epoch.
+    # `OFFSET_END` in place of a time asks for the log's end, and the answer has the end's epoch.
     asked = [TopicPartition(entry.topic, entry.partition, OFFSET_END) for entry in offsets]
     ends = {(end.topic, end.partition): end for end in consumer.offsets_for_times(asked, timeout)}
-    complete = []
+    offsets_with_epochs = []
     for entry in offsets:
         end = ends[entry.topic, entry.partition]
         if end.error is not None:
             raise KafkaException(end.error)
-        complete.append(
+        offsets_with_epochs.append(
             TopicPartition(
                 entry.topic, entry.partition, entry.offset, entry.metadata or "", epoch_of(end)
             )
         )
-    return complete
+    return offsets_with_epochs
 
 
 def end_epochs(
     consumer: Consumer, partitions: Sequence[TopicPartition], timeout: float
 ) -> dict[PartitionKey, int]:
     """Return the leader epochs in which the logs of these partitions end now, by topic and
-    partition, as far as Kafka says so within `timeout` seconds; a request that fails is repeated
-    until then. Raises nothing."""
+    partition. Partitions for which Kafka doesn't answer within `timeout` seconds are left out;
+    until then, failed requests are repeated. Blocks. Never raises."""
     deadline = time.monotonic() + timeout
     epochs: dict[PartitionKey, int] = {}
     missing = [TopicPartition(entry.topic, entry.partition, OFFSET_END) for entry in partitions]
@@ -236,9 +242,9 @@ def end_epochs(
 def _group_by_leader(
     consumer: Consumer, partitions: Sequence[TopicPartition], timeout: float
 ) -> list[list[TopicPartition]]:
-    """Group partitions by leader; partitions without a leader are left out. A single partition is
-    returned as it is. If Kafka doesn't name the leaders of a topic within half of `timeout`
-    seconds, all partitions are returned as one group. Raises nothing."""
+    """Group partitions by leader; those without a leader are left out. If there is only one
+    partition, or Kafka doesn't name the leaders of a topic within `timeout` / 2 seconds, all
+    partitions are returned as one group. Never raises."""
     if len(partitions) < 2:
         return [list(partitions)]
     groups: dict[int, list[TopicPartition]] = {}
@@ -251,12 +257,12 @@ def _group_by_leader(
                     groups.setdefault(leader, []).append(entry)
     except KafkaException:
         return [list(partitions)]
-    groups.pop(-1, None)
+    groups.pop(NO_LEADER, None)
     return list(groups.values())
 
 
-def partition(numbering: Numbering, number: int) -> TopicPartition:
-    """Return confluent-kafka's object of the partition with this number."""
+def topic_partition_of(numbering: Numbering, number: int) -> TopicPartition:
+    """Return confluent-kafka's object for the partition with this number."""
     return TopicPartition(numbering.topic(number), partition_of(number))
 
 
@@ -266,10 +272,11 @@ def epoch_of(partition: TopicPartition) -> int:
 
 
 def metadata_of(committed: TopicPartition) -> str:
-    """Return the metadata of a group's commit, without the mark of its topic."""
+    """Return the metadata of a group's commit, without its topic's mark; empty: there are none."""
     return unmark(committed.metadata or "")[1]
 
 
 def topic_mark_of(committed: TopicPartition) -> str:
-    """Return the mark of a commit's topic, its `short_id`; empty if it has none."""
+    """Return the mark in a group's commit, which is the `short_id` of its topic; empty if the
+    commit has no mark."""
     return unmark(committed.metadata or "")[0]

@@ -17,14 +17,15 @@ from knafka.core.kafka_settings.kafka_secret import for_librdkafka, with_protoco
 
 
 def connection_configuration(kafka: Kafka) -> dict[str, Any]:
-    """Return librdkafka's configuration that connects to this Kafka. Raises `InvalidDocument`."""
+    """Return librdkafka's configuration that connects to this Kafka. Raises `InvalidDocument` if no
+    server is named, or the Secret can't be read or used."""
     servers = ",".join(
         server.strip() for server in kafka.bootstrap_servers.split(",") if server.strip()
     )
     if not servers:
         raise InvalidDocument("bootstrapServers", "want at least one host:port")
     configuration: dict[str, Any] = {"bootstrap.servers": servers}
-    secret = None if kafka.secret_path is None else _read(Path(kafka.secret_path))
+    secret = None if kafka.secret_path is None else _read_secret(Path(kafka.secret_path))
     if kafka.protocol is not None:
         secret = with_protocol(secret or {}, kafka.protocol)
     if secret is not None:
@@ -45,8 +46,8 @@ def producer_configuration(kafka: Kafka) -> dict[str, Any]:
 
 
 def side_settings(kafka: Kafka, side: Literal["consumer", "producer"]) -> dict[str, str]:
-    """Return the declared settings of consumers or producers under librdkafka's names. Raises
-    `InvalidDocument`."""
+    """Return the declared settings of consumers or producers, as `side` says, under librdkafka's
+    names. Raises `InvalidDocument` for a setting that isn't allowed."""
     declared = kafka.consumer if side == "consumer" else kafka.producer
     return settings_for_librdkafka(
         {
@@ -56,7 +57,7 @@ def side_settings(kafka: Kafka, side: Literal["consumer", "producer"]) -> dict[s
     )
 
 
-def _read(folder: Path) -> dict[str, str]:
+def _read_secret(folder: Path) -> dict[str, str]:
     """Return the texts of a mounted Secret's files, by file name. Raises `InvalidDocument` if they
     can't be read."""
     try:

@@ -23,27 +23,28 @@ if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
 
 MAX_CONSUMER_SILENCE: Final = 30.0
-"""Seconds without a record, an end or an answer after which a request is sent."""
+"""Seconds without a record, an end of a partition or an answer, after which a request is sent."""
 ASK_TIMEOUT: Final = 2.0
 """Seconds that Kafka may take to answer; it takes milliseconds."""
 LIVENESS_CHECK_INTERVAL: Final = 5.0
-"""Seconds between two checks while Kafka answers no client."""
+"""Seconds until the next check if Kafka answered no client."""
 
 
 class Liveness:
     """Checks that Kafka still answers one consumer, whose thread calls `check` after each read."""
 
     def __init__(self, connection: Connection, topic: str) -> None:
-        """`connection` opens the other client; requests ask for the metadata of `topic`."""
+        """`connection` opens the other clients, whose answers are compared; requests ask for the
+        metadata of `topic`."""
         self._connection = connection
         self._topic = topic
         self._ask_at = time.monotonic() + MAX_CONSUMER_SILENCE
         """When the next request is due if the consumer stays silent (`time.monotonic`)."""
 
     def check(self, client: Consumer | AdminClient, *, heard: bool) -> None:
-        """Raise `LogError` if Kafka answers other clients but not this one. `heard`: whether Kafka
-        has sent anything since the last call. Blocks for up to three times `ASK_TIMEOUT` while
-        Kafka doesn't answer."""
+        """Raise `LogError` if Kafka answers other clients but not `client`. `heard`: whether
+        `client` has got anything from Kafka since the last call; if it has, no request is sent.
+        Blocks for up to three times `ASK_TIMEOUT` while Kafka doesn't answer."""
         now = time.monotonic()
         if heard:
             self._ask_at = now + MAX_CONSUMER_SILENCE
@@ -56,7 +57,7 @@ class Liveness:
                 raise LogError("the Kafka client has lost its brokers: it is opened anew")
 
     def _other_client_gets_answer(self) -> bool:
-        """Whether Kafka answers a new client."""
+        """Whether Kafka answers a new client, whose errors are ignored."""
         return self._gets_answer(open_admin(self._connection, lambda error: None))
 
     def _gets_answer(self, client: Consumer | AdminClient) -> bool:

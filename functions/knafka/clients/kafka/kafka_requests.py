@@ -50,7 +50,7 @@ MOVING_ERRORS: Final = frozenset(
     }
 )
 """Errors of a request that may succeed a moment later, as a coordinator or leader is moving."""
-NO_ANSWER: Final = frozenset(
+NO_ANSWER_ERRORS: Final = frozenset(
     {
         KafkaError._TIMED_OUT,
         KafkaError._TIMED_OUT_QUEUE,
@@ -65,19 +65,23 @@ T = TypeVar("T")
 
 
 class AdminCalls:
-    """Sends requests to one Kafka; used on one event loop. A request without an answer within
-    `timeout` seconds raises `LogError` with the reason.
+    """Sends requests to one Kafka; used on one event loop.
+
+    All requests raise `LogError` if they fail, or with the reason that librdkafka reports if Kafka
+    doesn't answer within `timeout` seconds. Until then, they are repeated while a coordinator or
+    leader is moving.
     """
 
     def __init__(self, connection: Connection, timeout: float) -> None:
         """Open the admin client and the threads for blocking calls. Raises `LogError` if the client
         can't be opened."""
         self.timeout = timeout
+        """Seconds within which Kafka must answer a request, repetitions included."""
         self._connection = connection
         self._threads = ThreadPoolExecutor(MAX_BLOCKING_CALLS, thread_name_prefix="kafka-admin")
         self._errors = ConnectionErrors()
         self._refreshing: Future[None] | None = None
-        """The last reading of the cluster's metadata in a thread."""
+        """The last reading of the cluster's metadata in a thread; None: there was none yet."""
         self._answered_at = time.monotonic()
         """When Kafka last answered, or the client was opened."""
         self.admin = open_admin(connection, self._errors.record)
@@ -87,29 +91,28 @@ class AdminCalls:
         replaced."""
 
     async def request_one(self, send_request: Callable[[float], Future[T]]) -> T:
-        """Send a request with one future and return its result. It is repeated while a coordinator
-        or leader is moving. `send_request` gets a timeout in seconds. Raises `LogError`.
-        """
+        """Send a request that has one future, and return its result. `send_request` sends the
+        request with the given timeout in seconds. Raises `LogError`."""
         return (await self.request_each(lambda timeout: {None: send_request(timeout)}))[None]
 
     async def request_each(
         self,
         send_request: Callable[[float], Mapping[K, Future[T]]],
-        leaving_out: Collection[int] = (),
+        omitted_codes: Collection[int] = (),
         *,
-        some: bool = False,
+        allow_failures: bool = False,
     ) -> dict[K, T]:
-        """Send a request with a future for each key and return the results by key; raises
-        `LogError`. It is repeated while a coordinator or leader is moving.
+        """Send a request that has a future for each key, and return the results by key.
 
-        Keys whose error has a code of `leaving_out` are left out; with `some`, keys with any error,
-        unless all fail. `send_request` sends the request with a timeout in seconds.
+        Keys whose error has one of `omitted_codes` are left out. `allow_failures`: also leave out
+        keys with any other error, unless all keys fail. `send_request` sends the request with the
+        given timeout in seconds. Raises `LogError`.
         """
 
         async def request(timeout: float) -> dict[K, T]:
             """Send the request and return its results by key."""
             return await self._wait_for_results(
-                send_request(timeout), timeout, leaving_out, some=some
+                send_request(timeout), timeout, omitted_codes, allow_failures=allow_failures
             )
 
         return await self._repeat_until_answered(request)
@@ -117,15 +120,15 @@ class AdminCalls:
     async def ask_coordinator(
         self,
         send_request: Callable[[float], Mapping[K, Future[T]]],
-        leaving_out: Collection[int] = (),
+        omitted_codes: Collection[int] = (),
     ) -> dict[K, T]:
-        """Send a request to the coordinator of a group, with a future for each key, and return the
-        results by key; keys whose error has a code of `leaving_out` are left out. It is repeated
-        while the coordinator is moving. Raises `LogError`.
+        """Send a request to the coordinator of a group that has a future for each key, and return
+        the results by key. Keys whose error has one of `omitted_codes` are left out. Raises
+        `LogError`.
 
         librdkafka (2.16.1) aborts the process if its own timeout for such a request expires and a
-        broker comes up afterwards (librdkafka 4605). So its timeout is `LONGEST_TIMEOUT`. If we
-        stop waiting earlier, the client is replaced, so that the request is not sent late.
+        broker comes up afterwards (librdkafka 4605). So `send_request` gets `LONGEST_TIMEOUT`. If
+        we stop waiting earlier, the client is replaced, so that the request is not sent late.
         """
 
         async def request(timeout: float) -> dict[K, T]:
@@ -134,13 +137,13 @@ class AdminCalls:
             client_number = self._opened_clients
             futures = send_request(LONGEST_TIMEOUT)
             try:
-                return await self._wait_for_results(futures, timeout, leaving_out)
+                return await self._wait_for_results(futures, timeout, omitted_codes)
             finally:
                 if client_number == self._opened_clients and not all(
                     future.done() for future in futures.values()
                 ):
                     with suppress(LogError):
-                        self._end(self._replace())
+                        self._release(self._replace())
 
         return await self._repeat_until_answered(request)
 
@@ -148,14 +151,13 @@ class AdminCalls:
         self,
         futures: Mapping[K, Future[T]],
         timeout: float,
-        leaving_out: Collection[int],
+        omitted_codes: Collection[int],
         *,
-        some: bool = False,
+        allow_failures: bool = False,
     ) -> dict[K, T]:
-        """Wait for the futures and return their results by key. Keys whose error has a code of
-        `leaving_out` are left out; with `some`, keys with any error, unless all fail. Raises
-        `KafkaException` for the first other error, and `LogError` for one that waiting won't
-        mend."""
+        """Wait for the futures and return their results by key, with `omitted_codes` and
+        `allow_failures` as in `request_each`. Raises `KafkaException` for the first other error,
+        and `LogError` for an error that waiting won't mend."""
         results = {}
         first_error: KafkaException | None = None
         for key, future in futures.items():
@@ -165,9 +167,9 @@ class AdminCalls:
             try:
                 results[key] = future.result()
             except KafkaException as error:
-                if error.args[0].code() in leaving_out:
+                if error.args[0].code() in omitted_codes:
                     continue
-                if not some:
+                if not allow_failures:
                     raise
                 first_error = first_error or error
         if first_error is not None and not results:
@@ -177,22 +179,21 @@ class AdminCalls:
     async def request_together(
         self,
         send_request: Callable[[Future[dict[K, Any]], float], None],
-        leaving_out: Collection[int] = (),
+        omitted_codes: Collection[int] = (),
         *,
-        some: bool = False,
+        allow_failures: bool = False,
     ) -> dict[K, Any]:
-        """Send a request with one future for all results, in which a failed key has a `KafkaError`;
-        returns the other results by key. Raises `LogError` for an error whose code isn't in
-        `leaving_out`; with `some`, only if no key has a result. It is repeated while a leader is
-        moving.
+        """Send a request that has one future for the results of all keys, and return the results by
+        key. In the future's result, a failed key has a `KafkaError` as its value. `omitted_codes`
+        and `allow_failures` are those of `request_each`. Raises `LogError`.
 
         With thousands of keys, a future for each would cost more than the request.
         """
 
         async def request(timeout: float) -> dict[K, Any]:
             """Send the request and return the results that succeeded, by key. Raises
-            `KafkaException` for an error not in `leaving_out`, unless `some` is set and a result
-            succeeded."""
+            `KafkaException` for an error not in `omitted_codes`, unless `allow_failures` is set and
+            a key succeeded."""
             answer: Future[dict[K, Any]] = Future()
             # librdkafka must be able to set a result even after the caller was cancelled.
             answer.set_running_or_notify_cancel()
@@ -205,31 +206,31 @@ class AdminCalls:
             successes = {
                 key: result for key, result in results.items() if not isinstance(result, KafkaError)
             }
-            unexpected_errors = [error for error in errors if error.code() not in leaving_out]
-            if unexpected_errors and not (some and successes):
+            unexpected_errors = [error for error in errors if error.code() not in omitted_codes]
+            if unexpected_errors and not (allow_failures and successes):
                 raise KafkaException(unexpected_errors[0])
             return successes
 
         return await self._repeat_until_answered(request)
 
-    async def in_thread(self, call: Callable[[float], T]) -> T:
-        """Run a blocking call in a thread and return its result; `call` gets the seconds that it
-        may take. It is repeated while a coordinator or leader is moving. Raises `LogError`."""
+    async def run_in_thread(self, call: Callable[[float], T]) -> T:
+        """Run a blocking call in a thread and return its result. `call` gets the seconds that it
+        may take, and may raise `KafkaException`. Raises `LogError`."""
 
-        def answer(timeout: float) -> Awaitable[T]:
+        def run(timeout: float) -> Awaitable[T]:
             """Run `call` in one of the threads, with this timeout (seconds)."""
             loop = asyncio.get_running_loop()
             return loop.run_in_executor(self._threads, call, timeout)
 
-        return await self._repeat_until_answered(answer)
+        return await self._repeat_until_answered(run)
 
     def close(self) -> None:
         """Stop the threads; calls that have not begun are cancelled."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _wait_for_answer(self, future: Future[Any], timeout: float) -> None:
-        """Wait until `future` is done. Raises `LogError` for an error that waiting won't mend, and
-        `KafkaException` after `timeout` seconds, also if its client was replaced meanwhile."""
+        """Wait until `future` is done, with a result or an error. Raises `LogError` if librdkafka
+        reports an error that waiting won't mend, and `KafkaException` after `timeout` seconds."""
         answered = asyncio.wrap_future(future)
         deadline = time.monotonic() + timeout + REPORT_POLL_INTERVAL
         refresh_at = time.monotonic() + METADATA_REFRESH_INTERVAL
@@ -239,15 +240,16 @@ class AdminCalls:
                     raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
                 self.admin.poll(0)
                 if time.monotonic() > refresh_at:
-                    self._refresh()
+                    self._refresh_metadata()
                     refresh_at = time.monotonic() + METADATA_REFRESH_INTERVAL
                 if refusal := self._errors.refusal:
                     raise LogError(refusal)
-            answered.exception()  # retrieved, as asyncio would log it else; `result` raises it
+            # The caller gets an error from `future`; this call keeps asyncio from logging it.
+            answered.exception()
         finally:
             answered.cancel()
 
-    def _refresh(self) -> None:
+    def _refresh_metadata(self) -> None:
         """Make librdkafka read the cluster's metadata, in a thread, unless that is under way."""
 
         def ask() -> None:
@@ -260,8 +262,8 @@ class AdminCalls:
                 self._refreshing = self._threads.submit(ask)
 
     async def _repeat_until_answered(self, send_request: Callable[[float], Awaitable[T]]) -> T:
-        """Repeat a request while a coordinator or leader moves, at most `timeout` seconds. Raises
-        `LogError`."""
+        """Send a request, which raises `KafkaException`, and repeat it while a coordinator or
+        leader moves, for at most `timeout` seconds. Returns its result; raises `LogError`."""
         self.admin.poll(0)
         self._errors.forget()
         deadline = time.monotonic() + self.timeout
@@ -275,8 +277,9 @@ class AdminCalls:
                 return answer
             except KafkaException as error:
                 code = error.args[0].code()
-                if code in NO_ANSWER:
-                    no_answer = self._no_answer()
+                if code in NO_ANSWER_ERRORS:
+                    # Before the client may be replaced, as it has the reason.
+                    no_answer = self._no_answer_error()
                     if time.monotonic() - self._answered_at >= self.timeout:
                         # The client may have lost its brokers (`kafka_liveness`).
                         with suppress(LogError):
@@ -290,25 +293,25 @@ class AdminCalls:
         """Replace the client by a new one, and release the former one after `timeout` seconds.
         Raises `LogError` if none can be created."""
         # Other callers' requests by the former client may still be answered.
-        asyncio.get_running_loop().call_later(self.timeout, self._end, self._replace())
+        asyncio.get_running_loop().call_later(self.timeout, self._release, self._replace())
 
     def _replace(self) -> AdminClient:
         """Open a new client in place of the present one. Returns the former one, which the caller
-        must release (`_end`). Raises `LogError` if none can be created."""
+        must release (`_release`). Raises `LogError` if none can be created."""
         former, self.admin = self.admin, open_admin(self._connection, self._errors.record)
         self._opened_clients += 1
         self._answered_at = time.monotonic()
         return former
 
-    def _end(self, former: AdminClient) -> None:
-        """Release a client in a thread, by a last call there that holds it: its destructor waits
-        for librdkafka's threads, which would block the event loop."""
+    def _release(self, former: AdminClient) -> None:
+        """Release a client in a thread, where a last call holds it: its destructor waits for
+        librdkafka's threads, and would block the event loop."""
         with suppress(RuntimeError):  # it is being closed
             self._threads.submit(former.poll, 0)
 
-    def _no_answer(self) -> LogError:
-        """Return the error of a request without an answer, with the reason that librdkafka
-        reports."""
+    def _no_answer_error(self) -> LogError:
+        """Return the error of a request without an answer, with the reason if librdkafka has
+        reported one."""
         self.admin.poll(0)
         report = f": {self._errors}" if str(self._errors) else ""
         return LogError(f"Kafka did not answer within {self.timeout:g} s{report}")
@@ -317,11 +320,11 @@ class AdminCalls:
 def read_watermarks(
     consumer: Consumer, topic: str, partitions: Iterable[int], timeout: float
 ) -> dict[int, tuple[int, int]]:
-    """Return the first offset and the end offset of each partition, by number. Blocks for `timeout`
-    seconds for each request.
+    """Return the first offset and the end offset of each partition, by number, with one request for
+    each, which blocks for at most `timeout` seconds.
 
-    Requests are repeated for up to `timeout` seconds while a partition's leader is moving, as after
-    a topic's creation. Raises `KafkaException`.
+    While a partition's leader is moving, as after a topic's creation, requests are repeated, for
+    `timeout` seconds over all partitions. Raises `KafkaException`.
     """
     deadline = time.monotonic() + timeout
     bounds: dict[int, tuple[int, int]] = {}

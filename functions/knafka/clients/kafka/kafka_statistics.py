@@ -1,6 +1,6 @@
 """librdkafka's statistics as metrics: Kafka's response times and throttling, and queued records.
 
-    a client --at each interval--> its report, as text --when somebody asks--> parsed -> metrics
+    a client --at each interval--> its report, as text --metrics are requested--> parsed -> metrics
 
 The thread that polls a client stores its reports as text. A report is parsed only when metrics are
 formatted, in another thread. The clients of a process are combined, so that there is at most one
@@ -22,7 +22,7 @@ from typing import Any, Final, TypeAlias
 from knafka.clients.kafka.kafka_client import Connection
 from knafka.observability import Labels, Metric
 
-STALE: Final = 2.5
+STALE_INTERVALS: Final = 2.5
 """Number of intervals without a report after which a client counts as closed."""
 PERCENTILES: Final = ("p50", "p99")
 """Percentiles of librdkafka's histograms that become metrics."""
@@ -32,10 +32,12 @@ _REPORTING: Final = frozenset({"statistics.interval.ms", "stats_cb"})
 _TOPICS: Final = '"topics":'
 """Text at which a report's topics begin, behind all other fields that are used; no topic's name
 contains it."""
-_OF_PRODUCER: Final = re.compile(r'\{[^{}]*?"type":\s*"producer"').match
-"""Matches the report of a producer, by the `type` among its first fields."""
-_QUEUED: Final = re.compile(r'"fetchq_(cnt|size)":\s*(\d+)').findall
-"""Finds the length of each partition's fetch queue, in records (`cnt`) and in bytes (`size`)."""
+_MATCH_PRODUCER_REPORT: Final = re.compile(r'\{[^{}]*?"type":\s*"producer"').match
+"""Matches the beginning of a producer's report, whose first fields include `type`; returns None for
+a consumer's."""
+_FIND_QUEUE_LENGTHS: Final = re.compile(r'"fetchq_(cnt|size)":\s*(\d+)').findall
+"""Returns the lengths of the partitions' fetch queues as pairs: (`cnt`, number of records) and
+(`size`, bytes), both as text."""
 
 Sample: TypeAlias = tuple[Labels, float]
 """Labels and value."""
@@ -43,7 +45,7 @@ Sample: TypeAlias = tuple[Labels, float]
 
 def without_statistics(connection: Connection) -> Connection:
     """Return the connection without the settings of `ClientStatistics.connection`, for a client
-    that shall not report."""
+    that must not report."""
     return {name: value for name, value in connection.items() if name not in _REPORTING}
 
 
@@ -51,8 +53,8 @@ class ClientStatistics:
     """Collects the reports of all clients that are opened with `connection`; thread-safe."""
 
     def __init__(self, interval: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """`interval`: seconds between two reports of a client, 0: none; `clock` returns seconds of
-        any monotonic clock."""
+        """`interval`: seconds between two reports of a client; 0: clients don't report. `clock`
+        returns seconds of any monotonic clock."""
         self._interval = interval
         self._clock = clock
         self._reports: dict[str, tuple[float, str]] = {}
@@ -61,17 +63,21 @@ class ClientStatistics:
 
     @property
     def connection(self) -> Connection:
-        """Configuration that makes a client report its statistics to this object."""
+        """Configuration that makes a client report its statistics to this object; empty if clients
+        don't report."""
         if not self._interval:
             return {}
-        return {"statistics.interval.ms": round(self._interval * 1000), "stats_cb": self.keep}
+        return {
+            "statistics.interval.ms": round(self._interval * 1000),
+            "stats_cb": self.keep,
+        }
 
     def keep(self, report: str) -> None:
         """Store a client's report. This is librdkafka's `stats_cb`, called on the polling thread,
         so it parses almost nothing."""
         # The first field is the client's name, which is unique in this process.
         name = report[: report.find(",")]
-        if _OF_PRODUCER(report):
+        if _MATCH_PRODUCER_REPORT(report):
             # A producer's report has an unused kilobyte for each of maybe thousands of partitions.
             report = report[: report.find(_TOPICS)]
         with self._lock:
@@ -80,15 +86,15 @@ class ClientStatistics:
 
     def _drop_stale_reports(self) -> None:
         """Forget the reports of clients that have stopped reporting."""
-        since = self._clock() - STALE * self._interval
+        since = self._clock() - STALE_INTERVALS * self._interval
         for name in [
             name for name, (received_at, _) in self._reports.items() if received_at < since
         ]:
             del self._reports[name]
 
     def metrics(self) -> Iterator[Metric]:
-        """Yield the metrics of the clients' last reports; samples are computed when they are
-        read."""
+        """Yield the metrics of the clients' last reports. The reports are parsed, and the samples
+        computed, only when a metric's samples are iterated over."""
         with self._lock:
             self._drop_stale_reports()
             reports = _Reports([report for _, report in self._reports.values()])
@@ -113,44 +119,48 @@ class _Reports:
     """The reports of some clients, parsed once, at their first use."""
 
     def __init__(self, texts: Sequence[str]) -> None:
-        """Keep the reports, which are librdkafka's JSON texts."""
+        """`texts`: the reports, as librdkafka's JSON; those of producers end before their
+        topics."""
         self._texts = texts
-        self._pooled: dict[str, _CombinedReports] | None = None
+        self._combined: dict[str, _CombinedReports] | None = None
+        """The result of `combined`; None: the reports aren't parsed yet."""
 
     @property
-    def pooled(self) -> Mapping[str, _CombinedReports]:
+    def combined(self) -> Mapping[str, _CombinedReports]:
         """The combined reports, by kind of client: producer or consumer."""
-        if self._pooled is None:
-            self._pooled = {}
+        if self._combined is None:
+            self._combined = {}
             for text in self._texts:
                 # Parsing all of a report on a thousand partitions takes 6 to 17 ms, in which no
-                # other thread runs; this takes one or two.
+                # other thread runs; parsing it without its topics takes one or two.
                 head, _, topics = text.partition(_TOPICS)
                 report = json.loads(head.rstrip(" ,") + "}")
-                _add(self._pooled.setdefault(report["type"], _CombinedReports()), report, topics)
-        return self._pooled
+                _add_report(
+                    self._combined.setdefault(report["type"], _CombinedReports()), report, topics
+                )
+        return self._combined
 
 
 class _Samples:
-    """An iterable of samples that are computed from `reports` at each iteration."""
+    """An iterable of one metric's samples, which are computed at each iteration."""
 
     def __init__(
         self,
         reports: _Reports,
         samples: Callable[[Mapping[str, _CombinedReports]], Iterator[Sample]],
     ) -> None:
-        """Store the reports and the function `samples`, which computes samples from combined
-        reports."""
+        """`samples` yields the metric's samples from the combined reports of each kind of
+        client."""
         self._reports = reports
         self._samples = samples
 
     def __iter__(self) -> Iterator[Sample]:
         """Compute the samples; the first iteration parses the reports."""
-        return self._samples(self._reports.pooled)
+        return self._samples(self._reports.combined)
 
 
-def _add(pooled: _CombinedReports, report: Mapping[str, Any], topics: str) -> None:
-    """Add a client's report to `pooled`, the combined reports of its kind. `report` is parsed but
+def _add_report(combined: _CombinedReports, report: Mapping[str, Any], topics: str) -> None:
+    """Add a client's report to `combined`, the combined reports of its kind. `report` is parsed but
     has no topics; `topics` is their unparsed text. librdkafka's times are in us (`rtt`) and ms
     (`throttle`)."""
     for broker in report["brokers"].values():
@@ -160,46 +170,47 @@ def _add(pooled: _CombinedReports, report: Mapping[str, Any], topics: str) -> No
         node, rtt, throttle = broker["nodename"], broker["rtt"], broker["throttle"]
         if rtt["cnt"]:
             for name in PERCENTILES:
-                longest_rtt = max(pooled.rtt.get((node, name), 0.0), rtt[name] / 1e6)
-                pooled.rtt[node, name] = longest_rtt
-        pooled.throttle[node] = max(pooled.throttle.get(node, 0.0), throttle["max"] / 1e3)
+                longest_rtt = max(combined.rtt.get((node, name), 0.0), rtt[name] / 1e6)
+                combined.rtt[node, name] = longest_rtt
+        combined.throttle[node] = max(combined.throttle.get(node, 0.0), throttle["max"] / 1e3)
     if report["type"] == "producer":
-        pooled.queued += report["msg_cnt"]
-        pooled.queued_bytes += report["msg_size"]
+        combined.queued += report["msg_cnt"]
+        combined.queued_bytes += report["msg_size"]
         return
-    for unit, number in _QUEUED(topics):
+    for unit, number in _FIND_QUEUE_LENGTHS(topics):
         if unit == "cnt":
-            pooled.queued += int(number)
+            combined.queued += int(number)
         else:
-            pooled.queued_bytes += int(number)
+            combined.queued_bytes += int(number)
 
 
-def _rtt_samples(pools: Mapping[str, _CombinedReports]) -> Iterator[Sample]:
+def _rtt_samples(combined_by_client: Mapping[str, _CombinedReports]) -> Iterator[Sample]:
     """Yield the samples of round-trip times, in seconds, of each kind of client."""
-    for client, pooled in sorted(pools.items()):
-        for (node, name), seconds in sorted(pooled.rtt.items()):
+    for client, combined in sorted(combined_by_client.items()):
+        for (node, name), seconds in sorted(combined.rtt.items()):
             yield {"client": client, "node": node, "percentile": name.removeprefix("p")}, seconds
 
 
-def _throttle_samples(pools: Mapping[str, _CombinedReports]) -> Iterator[Sample]:
+def _throttle_samples(combined_by_client: Mapping[str, _CombinedReports]) -> Iterator[Sample]:
     """Yield the samples of throttling, in seconds, of each kind of client."""
-    for client, pooled in sorted(pools.items()):
-        for node, seconds in sorted(pooled.throttle.items()):
+    for client, combined in sorted(combined_by_client.items()):
+        for node, seconds in sorted(combined.throttle.items()):
             yield {"client": client, "node": node}, seconds
 
 
-def _queued_samples(pools: Mapping[str, _CombinedReports]) -> Iterator[Sample]:
+def _queued_samples(combined_by_client: Mapping[str, _CombinedReports]) -> Iterator[Sample]:
     """Yield the number of queued records of each kind of client."""
-    for client, pooled in sorted(pools.items()):
-        yield {"client": client}, pooled.queued
+    for client, combined in sorted(combined_by_client.items()):
+        yield {"client": client}, combined.queued
 
 
-def _queued_bytes_samples(pools: Mapping[str, _CombinedReports]) -> Iterator[Sample]:
+def _queued_bytes_samples(combined_by_client: Mapping[str, _CombinedReports]) -> Iterator[Sample]:
     """Yield the bytes of queued records of each kind of client."""
-    for client, pooled in sorted(pools.items()):
-        yield {"client": client}, pooled.queued_bytes
+    for client, combined in sorted(combined_by_client.items()):
+        yield {"client": client}, combined.queued_bytes
 
 
+# Name, help and samples of each metric.
 _GAUGES: Final[
     Sequence[tuple[str, str, Callable[[Mapping[str, _CombinedReports]], Iterator[Sample]]]]
 ] = (

@@ -1,9 +1,9 @@
 """Finds out whether Kafka is away, so that writers can fail at once instead of waiting.
 
 Kafka is doubted when librdkafka reports that all brokers are down, or when nothing was acknowledged
-for a while though records are in flight. Doubt alone changes nothing: a request is sent, and Kafka
-counts as away if it neither answers nor acknowledges a record. Requests are repeated until it
-answers, so that no event is risked to find out that it is back.
+for a while though records are in flight. Then requests are sent, and Kafka counts as away if it
+neither answers nor acknowledges a record. Requests are repeated until Kafka answers, so that no
+event is risked to find out that it is back.
 
 Kafka is not away while some of its brokers answer, nor when a partition has no leader. Not here:
 the request (`Ask`).
@@ -27,12 +27,12 @@ REACHABILITY_CHECK_TIMEOUT: Final = 2.0
 REACHABILITY_CHECK_INTERVAL: Final = 0.2
 """Seconds from one request without an answer to the next."""
 MAX_UNANSWERED: Final = 2
-"""Requests in a row without an answer after which Kafka counts as away: the first may have gone to
-a single broker that hangs. If all connections are broken, one is enough."""
+"""Requests in a row without an answer after which Kafka counts as away: the first request may have
+gone to a single broker that hangs. If all connections are broken, one request is enough."""
 
 RENEW_INTERVAL: Final = 12.0
-"""Seconds for which Kafka is away before `renew` replaces the client, and again before each further
-time: librdkafka may have lost its brokers (see `kafka_liveness`). Longer than
+"""Seconds from when Kafka counts as away until `renew` replaces the client, and between further
+replacements: librdkafka may have lost its brokers (see `kafka_liveness`). Longer than
 `kafka_producer.DELIVERY_TIMEOUT`, so that the old client holds no records any more."""
 
 Ask = Callable[[float], Awaitable[None]]
@@ -46,24 +46,26 @@ class Reachability:
 
     def __init__(self, ask: Ask, on_away: Callable[[], None], renew: Callable[[], None]) -> None:
         """Begin with Kafka's state unknown. `ask` sends one request, `on_away` is called when Kafka
-        becomes away, and `renew` replaces the producers."""
+        begins to count as away, and `renew` replaces the producers."""
         self.away: LogError | None = None
         """Why Kafka is known to be away; None: it isn't."""
         self._ask = ask
         self._on_away = on_away
         self._renew = renew
         self._is_all_down = False
-        """Whether librdkafka has reported that no broker is connected, and nothing came since."""
+        """Whether librdkafka has reported that no broker is connected, and Kafka has neither
+        answered nor acknowledged a record since."""
         self._acknowledged = 0
         """Number of acknowledgements so far."""
         self._asking: asyncio.Task[None] | None = None
-        """Sends requests until Kafka answers, after `doubt`."""
+        """Sends requests until Kafka answers, after `doubt`; None: Kafka was never doubted."""
         self._timer: asyncio.TimerHandle | None = None
-        """The planned `_check_progress`."""
+        """The planned `_check_progress`; None: none is planned."""
 
     def watch(self, in_flight: Callable[[], int]) -> None:
-        """Doubt Kafka if no record is acknowledged within `MAX_ACKNOWLEDGEMENT_SILENCE` seconds
-        while records are in flight, whose number `in_flight` returns; ends when that is 0."""
+        """Watch that Kafka acknowledges records: doubt Kafka after `MAX_ACKNOWLEDGEMENT_SILENCE`
+        seconds without an acknowledgement. `in_flight` returns the number of records in flight; the
+        watch ends once that is 0."""
         if self._timer is None:
             loop = asyncio.get_running_loop()
             count = self._acknowledged
@@ -92,16 +94,16 @@ class Reachability:
         self.doubt()
 
     def doubt(self) -> None:
-        """Doubt Kafka: send requests until it answers, unless that is under way."""
+        """Start to send requests until Kafka answers, unless that is under way."""
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._request_until_answered())
 
     async def _request_until_answered(self) -> None:
-        """Send requests until Kafka answers. After `MAX_UNANSWERED` in a row without an answer it
-        counts as away; from then on, `renew` is called every `RENEW_INTERVAL` seconds."""
+        """Send requests until Kafka answers. After `MAX_UNANSWERED` in a row without an answer,
+        Kafka counts as away; from then on, `renew` is called every `RENEW_INTERVAL` seconds."""
         loop = asyncio.get_running_loop()
         unanswered_in_a_row = 0
-        renew_at: float | None = None
+        renew_at: float | None = None  # when to call `renew` next; None: not planned yet
         while True:
             acknowledged_before = self._acknowledged
             try:
@@ -124,7 +126,7 @@ class Reachability:
                 return
 
     def _note_away(self, error: LogError) -> None:
-        """Note that Kafka is away, and why; call `on_away` if it wasn't."""
+        """Note that Kafka counts as away, and why; call `on_away` if it didn't before."""
         if self.away is None:
             log.warning("Kafka is away: %s", error)
             self._on_away()

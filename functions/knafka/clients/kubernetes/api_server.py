@@ -20,18 +20,20 @@ from typing import Any, Final, TypeAlias
 from knafka.core.errors import InvalidDocument
 
 TOKEN: Final = "token"
+"""File with the pod's own token, in the folder with its credentials."""
 CA: Final = "ca.crt"
-"""Files of the folder with the pod's own credentials."""
+"""File with the cluster's certificate authority, in the same folder."""
 API_SERVER_TIMEOUT: Final = 5.0
-"""Seconds for connecting, and for each wait for a part of the response."""
+"""Most seconds for connecting, and for each wait for a part of the response."""
 MAX_RESPONSE_BYTES: Final = 256 * 1024
+"""Most bytes of a response's body; a longer one is refused."""
 ACCEPT: Final = "application/json, application/jwk-set+json"
 """`Accept` header of a request; the keys are served only as the second type, and requests that
 don't accept it get 406."""
 
 Ask: TypeAlias = Callable[[str, "bytes | None"], bytes]
-"""Sends a GET to a path, or a POST with this JSON document, and returns the response's body;
-blocks. Raises `OSError`."""
+"""Sends a request to a path, and returns the response's body: a POST with this JSON document, or a
+GET if the document is None. Blocks. Raises `OSError`."""
 
 
 def ask_with_credentials(url: str, folder: Path) -> Ask:
@@ -41,8 +43,8 @@ def ask_with_credentials(url: str, folder: Path) -> Ask:
         raise InvalidDocument("", f"invalid value: {url:.200}: want https://HOST")
 
     def ask(path: str, document: bytes | None) -> bytes:
-        """Send a GET, or a POST with `document`, and return the response's body. Raises `OSError`
-        if the request fails or the body exceeds `MAX_RESPONSE_BYTES`."""
+        """Send a GET, or a POST with `document` unless that is None, and return the response's
+        body. Raises `OSError` if the request fails or the body exceeds `MAX_RESPONSE_BYTES`."""
         token = (folder / TOKEN).read_text().strip()
         context = ssl.create_default_context(cafile=str(folder / CA))
         headers = {"authorization": f"Bearer {token}", "accept": ACCEPT}
@@ -72,6 +74,7 @@ def own_audiences(folder: Path) -> Set[str]:
     Raises `OSError` if the token can't be read or has no `aud`."""
     try:
         claims = (folder / TOKEN).read_text().strip().split(".")[1]
+        # JWT leaves the padding out; more padding than needed does no harm.
         audiences = json.loads(base64.urlsafe_b64decode(claims + "=="))["aud"]
         return {audiences} if isinstance(audiences, str) else frozenset(audiences)
     except (IndexError, ValueError, KeyError, TypeError, RecursionError):

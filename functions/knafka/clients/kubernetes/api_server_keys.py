@@ -32,13 +32,15 @@ log = logging.getLogger(__name__)
 log.addFilter(RateLimitedFilter(by_wording=True))
 
 DISCOVERY: Final = "/.well-known/openid-configuration"
+"""Path of the discovery document, which names the issuer."""
 JWKS: Final = "/openid/v1/jwks"
-"""Kubernetes' own path. The discovery document's `jwks_uri` is not used: it may lead to another
-server, which would get this pod's token."""
+"""Kubernetes' own path of the keys. The discovery document's `jwks_uri` is not used: it may lead to
+another server, which would get this pod's token."""
 KEY_READ_INTERVAL: Final = 300.0
-"""Seconds between two reads: a withdrawn key is accepted for so long."""
+"""Seconds between two regular reads; a withdrawn key is accepted for so long."""
 UNKNOWN_KEY_READ_INTERVAL: Final = 10.0
-"""Seconds between two reads for unknown keys, so that invented keys cause no more reads."""
+"""Least seconds between two reads because of unknown keys: tokens that name invented keys must not
+cause more reads."""
 FAILED_READ_INTERVAL: Final = 2.0
 """Seconds from a failed read to the next."""
 MAX_KEYS: Final = 64
@@ -77,8 +79,8 @@ class JwkKey:
         self.algorithms: Set[str] = frozenset({key.algorithm_name})
 
     def verify(self, algorithm: str, signed: bytes, signature: bytes) -> bool:
-        """Whether `signature` is this key's signature of `signed`; False for a malformed one. Only
-        the key's own algorithm is used; `algorithm` is one of `algorithms`, so the same."""
+        """Whether `signature` is this key's signature of `signed`; False if it is malformed.
+        `algorithm` must be the key's own, the only one in `algorithms`; it isn't looked at."""
         try:
             return bool(self._key.Algorithm.verify(signed, self._key.key, signature))
         except Exception:  # a signature at which the library fails isn't this key's
@@ -89,21 +91,21 @@ def parse_keys(document: bytes) -> Mapping[str, SigningKey]:
     """Return the usable keys of a JWK set by id: RSA and EC keys for signatures, of an allowed
     algorithm and sufficient length. Raises `KeysUnreadable` if the document is no JWK set."""
     try:
-        listed = msgspec.json.decode(document, type=_Jwks).keys
+        jwks = msgspec.json.decode(document, type=_Jwks).keys
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         raise KeysUnreadable("its keys are no JWKS") from None
     keys: dict[str, SigningKey] = {}
-    for described in listed[:MAX_KEYS]:
-        key_id = described.get("kid")
-        if not isinstance(key_id, str) or described.get("use", "sig") != "sig":
+    for jwk in jwks[:MAX_KEYS]:
+        key_id = jwk.get("kid")
+        if not isinstance(key_id, str) or jwk.get("use", "sig") != "sig":
             continue
-        if described.get("kty") not in ("RSA", "EC"):
+        if jwk.get("kty") not in ("RSA", "EC"):
             continue  # never a shared secret
         try:
-            key = PyJWK(described)
+            key = PyJWK(jwk)
         except Exception:  # the library raises many kinds of errors for invalid keys
             continue
-        min_bits = MIN_RSA_BITS if described["kty"] == "RSA" else MIN_EC_BITS
+        min_bits = MIN_RSA_BITS if jwk["kty"] == "RSA" else MIN_EC_BITS
         if key.algorithm_name in ALGORITHMS and getattr(key.key, "key_size", 0) >= min_bits:
             keys[key_id] = JwkKey(key)
     return keys
@@ -118,23 +120,24 @@ class ApiServerKeys:
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`clock` returns monotonic seconds, `wall_clock` seconds since the Unix epoch, as in
-        tokens."""
+        """`fetch` reads from the API server. `clock` returns monotonic seconds, `wall_clock`
+        seconds since the Unix epoch, as in tokens."""
         self.issuer: str | None = None
         """The issuer that tokens must name; None: not read yet."""
         self.generation = 0
         """How often the issuer or the keys have changed."""
         self._keys: Mapping[str, SigningKey] = {}
-        self._described: bytes = b""
-        """The key set that was read last, as JSON."""
+        """The usable keys by id, as last read."""
+        self._jwks: bytes = b""
+        """The key set that was read last, as JSON; empty: none was read yet."""
         self._fetch = fetch
         self._clock = clock
         self._wall_clock = wall_clock
         self._read_at: float | None = None
         """When the keys were last read, by `clock`; None: not yet."""
         self._complete_until = 0.0
-        """Unix time until which the keys that were read are all that exist; a token that was issued
-        later may have a newer key."""
+        """Unix time at which the keys that were read were surely all that existed; a token that was
+        issued later may have a newer key."""
         self._read_requested = asyncio.Event()
         """Set by `read_again`; wakes `follow`."""
         self.tried = asyncio.Event()
@@ -145,10 +148,12 @@ class ApiServerKeys:
         return self._keys.get(key_id)
 
     def read_again(self, issued: float) -> bool:
-        """Request another read, as a token that was issued at `issued` (Unix time) names an unknown
-        key. Returns False if the keys were read after that: then the key doesn't exist."""
+        """Have the keys read again, as a token that was issued at `issued` (Unix time) names an
+        unknown key; but not within `UNKNOWN_KEY_READ_INTERVAL` of the last read. Returns whether
+        the key may still be found later; False: the keys were read after `issued`, so it doesn't
+        exist."""
         if self._read_at is not None and self._clock() - self._read_at < UNKNOWN_KEY_READ_INTERVAL:
-            # The sender of a newer token tries again, when another read is allowed.
+            # The sender of a newer token tries again, and another read is allowed by then.
             return issued > self._complete_until
         self._read_requested.set()
         return True
@@ -173,29 +178,30 @@ class ApiServerKeys:
             except TimeoutError:
                 continue
             if wait == FAILED_READ_INTERVAL:
+                # After a failure, not even a request shortens the wait.
                 await asyncio.sleep(FAILED_READ_INTERVAL)
 
     async def _read(self) -> None:
-        """Read the issuer and its keys from the API server. Raises `OSError` and
-        `KeysUnreadable`; then the last keys stay in use."""
-        began = self._wall_clock()
+        """Read the issuer and its keys from the API server. Raises `OSError` and `KeysUnreadable`;
+        then the keys that were read before stay in use."""
+        began_at = self._wall_clock()
         discovery = await asyncio.to_thread(self._fetch, DISCOVERY)
-        described = await asyncio.to_thread(self._fetch, JWKS)
+        jwks = await asyncio.to_thread(self._fetch, JWKS)
         try:
             issuer = msgspec.json.decode(discovery, type=_Discovery).issuer
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
             raise KeysUnreadable("its discovery document names no issuer") from None
-        if (issuer, described) != (self.issuer, self._described):
-            keys = parse_keys(described)
+        if (issuer, jwks) != (self.issuer, self._jwks):
+            keys = parse_keys(jwks)
             if not keys:
                 raise KeysUnreadable("none of its keys can be used")
-            self.issuer, self._keys, self._described = issuer, keys, described
+            self.issuer, self._keys, self._jwks = issuer, keys, jwks
             self.generation += 1
-        self._read_at, self._complete_until = self._clock(), began - LEEWAY
+        self._read_at, self._complete_until = self._clock(), began_at - LEEWAY
 
 
 def fetch_with_credentials(url: str, folder: Path) -> Fetch:
-    """Return the function that reads from the API server at `url` with the token and CA in
-    `folder`. Raises `InvalidDocument` if the URL isn't https."""
+    """Return the `Fetch` that reads from the API server at `url` with the token and CA in `folder`.
+    Raises `InvalidDocument` if the URL isn't https."""
     ask = ask_with_credentials(url, folder)
     return lambda path: ask(path, None)

@@ -23,14 +23,16 @@ from knafka.clients.kubernetes.api_server import Ask, describe_request_error
 from knafka.core.tokens.sink_tokens import EXPIRATION, Account, IssuedToken
 from knafka.ports.account_tokens import TokenUnavailable
 
-_NAMESPACE: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?").fullmatch
-_NAME: Final = re.compile(r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?").fullmatch
+# These two return None for a text that is no name of a namespace, or of a service account.
+_match_namespace: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?").fullmatch
+_match_name: Final = re.compile(r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?").fullmatch
 
 _STATUS_HINTS: Final = {
     401: "this pod's own token isn't taken",
     403: "this pod's service account may not create serviceaccounts/token of it",
     404: "there is no such service account",
 }
+"""Likely causes of an error, by the status of the API server's answer."""
 
 
 class _Metadata(msgspec.Struct, rename="camel"):
@@ -40,7 +42,8 @@ class _Metadata(msgspec.Struct, rename="camel"):
 
 
 class _Spec(msgspec.Struct, rename="camel"):
-    """Spec of a TokenRequest, as the API server has changed it: seconds that the token is valid."""
+    """Spec of a TokenRequest, as the API server answers it: seconds for which the token is valid,
+    which may differ from the requested ones."""
 
     expiration_seconds: float = EXPIRATION
 
@@ -64,16 +67,17 @@ class ApiServerTokens:
     """`ports.account_tokens.AccountTokens` of Kubernetes."""
 
     def __init__(self, ask: Ask, own_audiences: Callable[[], Set[str]]) -> None:
-        """`own_audiences` returns the API server's audiences, or raises `OSError`. No token is
-        requested for them, as a destination that gets one could use it at the API server."""
+        """`ask` sends requests to the API server. `own_audiences` returns the API server's
+        audiences, or raises `OSError`. No token is requested for these audiences, as a destination
+        that got it could use it at the API server."""
         self._ask = ask
         self._own_audiences = own_audiences
 
     async def issue(self, account: Account, audience: str) -> IssuedToken:
         """Request a token of `account` for `audience` from the API server. Raises
         `TokenUnavailable`."""
-        if _NAMESPACE(account.namespace) is None or _NAME(account.name) is None:
-            # The name becomes part of a path.
+        if _match_namespace(account.namespace) is None or _match_name(account.name) is None:
+            # The names become parts of a path.
             raise TokenUnavailable("its name is no service account's")
         path = f"/api/v1/namespaces/{account.namespace}/serviceaccounts/{account.name}/token"
         request = {
@@ -99,7 +103,8 @@ class ApiServerTokens:
 
 
 def _failure_text(error: OSError) -> str:
-    """Return why the API server issued no token, with a hint where its status has a known cause."""
+    """Return why the API server issued no token; with a likely cause if the status of its answer
+    has one (`_STATUS_HINTS`)."""
     failure = describe_request_error(error)
     if isinstance(error, urllib.error.HTTPError) and error.code in _STATUS_HINTS:
         return f"{failure}: {_STATUS_HINTS[error.code]}"
@@ -107,7 +112,8 @@ def _failure_text(error: OSError) -> str:
 
 
 def _lifetime_seconds(answer: _Answer) -> float:
-    """Return the token's lifetime in seconds, which may differ from the requested one."""
+    """Return the token's lifetime in seconds: from its creation to its expiration, if the answer
+    has both times, else as its spec says."""
     created, expires = answer.metadata.creation_timestamp, answer.status.expiration_timestamp
     if created is not None and expires is not None:
         try:

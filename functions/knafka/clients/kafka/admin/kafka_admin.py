@@ -51,16 +51,16 @@ from knafka.ports.log import (
 )
 
 ADMIN_REQUEST_TIMEOUT: Final = 15.0
-"""Seconds for one request: more than Kafka needs to elect another leader."""
+"""Most seconds for one request: more than Kafka needs to elect another leader."""
 PARTITIONS_CACHE_SECONDS: Final = 30.0
 """Seconds for which `end_offsets_of_all` caches a topic's partitions."""
 ENDS_CACHE_SECONDS: Final = 5.0
-"""Seconds for which `lags` uses the ends that `end_offsets_of_all` has read. Later records appear
-in a later call; the operator calls both every few seconds."""
+"""Seconds for which `lags` uses the ends that `end_offsets_of_all` has read. Records that come
+after these ends appear in a later call; the operator calls both every few seconds."""
 
 
 class _CachedPartitions(NamedTuple):
-    """A topic's partitions as `end_offsets_of_all` has read them; `at` is monotonic time."""
+    """A topic's id and partitions, as read by `end_offsets_of_all` at `at` (`time.monotonic`)."""
 
     at: float
     id: str
@@ -69,7 +69,7 @@ class _CachedPartitions(NamedTuple):
 
 
 class _CachedEnds(NamedTuple):
-    """A topic's end offsets, as read by `end_offsets_of_all` at `at` (monotonic time)."""
+    """A topic's end offsets, as read by `end_offsets_of_all` at `at` (`time.monotonic`)."""
 
     at: float
     topic_id: str
@@ -77,19 +77,16 @@ class _CachedEnds(NamedTuple):
 
 
 class _DescribedTopic(NamedTuple):
-    """A topic's id, partitions and lowest replication."""
+    """A topic as Kafka describes it."""
 
     id: str
     partitions: list[TopicPartition]
     replication: int
+    """Replicas of the partition that has the fewest."""
 
 
 class KafkaAdmin:
-    """`LogAdmin` with librdkafka's admin client, whose calls run in its threads.
-
-    `request_timeout`: seconds after which a request without an answer raises `LogError`, with the
-    reason that librdkafka reports. Wrong credentials are reported as soon as Kafka refuses them.
-    """
+    """`LogAdmin` with librdkafka's admin client, whose requests block no event loop."""
 
     def __init__(
         self,
@@ -98,7 +95,10 @@ class KafkaAdmin:
         request_timeout: float = ADMIN_REQUEST_TIMEOUT,
         max_read_bytes: int | None = None,
     ) -> None:
-        """`max_read_bytes`: bytes of memory that the records of one `read_last` may take."""
+        """`connection` reaches Kafka. `request_timeout`: seconds after which a request without an
+        answer raises `LogError`, with the reason that librdkafka reports; wrong credentials are
+        reported as soon as Kafka refuses them. `max_read_bytes`: most bytes of memory that the
+        records of one `read_last` may take; None: no limit. Raises `LogError`."""
         self._connection = connection
         self._max_read_bytes = max_read_bytes
         self._calls = AdminCalls(connection, request_timeout)
@@ -109,7 +109,7 @@ class KafkaAdmin:
         self._cached_ends: dict[str, _CachedEnds] = {}
         """The last ends of each topic of which `end_offsets_of_all` could read all partitions."""
         self._cached_ranges: dict[str, tuple[str, dict[int, tuple[int, int]]]] = {}
-        """A topic's id, and its partitions' starts and ends as `lags` read them last."""
+        """Each topic's id, and its partitions' starts and ends, as `lags` read them last."""
 
     @property
     def _admin(self) -> AdminClient:
@@ -127,7 +127,8 @@ class KafkaAdmin:
         self, topic: str, partitions: int, replication: int, config: Mapping[str, str]
     ) -> bool:
         """Create the topic unless it exists, and wait up to the request timeout until Kafka can
-        describe it; returns whether it was created. Raises `LogError`."""
+        describe it. Returns True if it was created, False if it exists already. Raises
+        `LogError`."""
         new_topic = NewTopic(topic, partitions, replication, config=dict(config))
         with explain_denials(topic=("Create", topic), cluster="Create"):
             was_created = await self._request_unless_done(
@@ -154,15 +155,15 @@ class KafkaAdmin:
         with explain_denials(topic=("DescribeConfigs", topic)):
             entries = await self._calls.request_each(
                 lambda timeout: self._admin.describe_configs([resource], request_timeout=timeout),
-                leaving_out=NO_TOPIC_ERRORS,
+                omitted_codes=NO_TOPIC_ERRORS,
             )
         if not entries:
             return None
-        own = ConfigSource.DYNAMIC_TOPIC_CONFIG.value
+        topics_own = ConfigSource.DYNAMIC_TOPIC_CONFIG.value
         config = {
             name: str(entry.value)
             for name, entry in entries[resource].items()
-            if entry.source == own
+            if entry.source == topics_own
         }
         return TopicDescription(
             description.id, len(description.partitions), description.replication, config
@@ -181,7 +182,7 @@ class KafkaAdmin:
 
     async def topics(self) -> Mapping[str, int]:
         """Return the number of partitions of every topic, by name. Raises `LogError`."""
-        metadata = await self._calls.in_thread(
+        metadata = await self._calls.run_in_thread(
             lambda timeout: self._admin.list_topics(timeout=timeout)
         )
         return {name: len(topic.partitions) for name, topic in metadata.topics.items()}
@@ -193,8 +194,9 @@ class KafkaAdmin:
         return {number: end.offset for number, end in ends.items()}
 
     async def end_offsets_of_all(self, topics: Collection[str]) -> Mapping[str, Positions]:
-        """Return the end offsets of many topics, with one request while their partitions are
-        cached. What can't be read is left out; raises `LogError` if nothing can be read."""
+        """Return the end offsets of many topics, by topic; with one request if their partitions are
+        cached. Topics and partitions that can't be read are left out. Raises `LogError` if none can
+        be read."""
         now = time.monotonic()
         self._cached_partitions = {
             topic: cached
@@ -202,7 +204,9 @@ class KafkaAdmin:
             if now - cached.at < PARTITIONS_CACHE_SECONDS
         }
         try:
-            described = await self._describe(topics - self._cached_partitions.keys(), some=True)
+            described = await self._describe(
+                topics - self._cached_partitions.keys(), allow_failures=True
+            )
         except LogError:
             if not self._cached_partitions:
                 raise
@@ -219,7 +223,9 @@ class KafkaAdmin:
         ]
         requested_at = time.monotonic()
         ends: dict[str, dict[int, int]] = {}
-        for partition, offset in (await self._offsets_of_partitions(partitions, some=True)).items():
+        for partition, offset in (
+            await self._offsets_of_partitions(partitions, allow_failures=True)
+        ).items():
             ends.setdefault(partition.topic, {})[partition.partition] = offset
         self._cached_ends = {
             topic: cached_ends
@@ -234,11 +240,14 @@ class KafkaAdmin:
         return ends
 
     async def ranges_of_all(self, topics: Collection[str]) -> Mapping[str, Range]:
-        """Return the start and end offsets of those of many topics that can be read."""
+        """Return the start and end offsets of many topics' partitions, by topic. Topics that don't
+        exist and partitions without a leader are left out. Raises `LogError` if no partition can be
+        read."""
         return await self._topic_ranges.ranges(topics)
 
     async def first_timestamps(self, topics: Collection[str]) -> Mapping[str, float]:
-        """Return the Unix time of each topic's first record. Raises `LogError`."""
+        """Return the Unix time (seconds) of each topic's first record, by topic; topics without
+        records are left out. Raises `LogError`."""
         return await self._topic_ranges.first_timestamps(topics)
 
     async def set_topic_config(self, topic: str, config: Mapping[str, str]) -> None:
@@ -246,7 +255,8 @@ class KafkaAdmin:
         await self._topic_ranges.set_config(topic, config)
 
     async def ensure_committed(self, group: str, topic: str, start: Start = "latest") -> None:
-        """Commit the topic's offsets at `start` for a group without commits. Raises `LogError`."""
+        """Commit the topic's offsets at `start` for the group, unless it has commits on the topic.
+        Raises `LogError`."""
         partitions = (await self._describe_existing(topic)).partitions
         if await self._groups.committed(group, partitions):
             return
@@ -257,19 +267,20 @@ class KafkaAdmin:
     async def _start_positions(
         self, partitions: Sequence[TopicPartition], start: Start
     ) -> dict[int, TopicPartition]:
-        """Return the positions of `start` ("earliest", "latest" or a time in Unix ms), at which a
-        new group starts, by partition. They have leader epochs, so that Kafka can say later whether
-        the log has lost its end since. Raises `LogError`."""
+        """Return the position of `start` ("earliest", "latest" or a time in Unix ms) in each
+        partition, at which a new group starts. The positions have leader epochs, so that Kafka can
+        say later whether the log has lost its end since. Raises `LogError`."""
         if start == "earliest":
             return await self._list_positions(partitions, EARLIEST)
-        # The ends are read first: a record that is written later is found by its time, or lies
-        # behind these ends.
+        # A partition without a record since the time starts at its end. The ends are read first: a
+        # record that is written meanwhile is found by its time, or lies behind these ends.
         ends = await self._list_positions(partitions, LATEST)
         return ends if start == "latest" else ends | await self._list_positions(partitions, start)
 
     async def lags(self, groups: Sequence[str], topic: str) -> Mapping[str, Lag]:
-        """Return the lag of each group on one topic; without a request if the topic's ends were
-        read lately and all groups are known to have committed them. Raises `LogError`."""
+        """Return the lag of each group on one topic, by group; without a request if the topic's
+        ends were read lately (`_recent_ends`) and all groups are known to have committed them.
+        Raises `LogError`."""
         committed: Mapping[str, Commits] = {}
         if (recent_ends := self._recent_ends(topic)) is not None:
             ends = recent_ends.by_partition
@@ -309,29 +320,29 @@ class KafkaAdmin:
     async def _ranges_of(
         self, topic: str, description: _DescribedTopic
     ) -> tuple[Mapping[int, tuple[int, int]], Collection[int]]:
-        """Return start and end of each partition, and the numbers of those that were read by this
-        call. Raises `LogError` if no range is known.
+        """Return start and end of each partition, and the numbers of the partitions whose range was
+        read by this call. Raises `LogError` if no range is known.
 
-        A partition that can't be read has no leader, so nothing is appended to it: its last known
-        range is returned, if one is known.
+        A partition that can't be read has no leader, so nothing is appended to it: the range that
+        was read last is returned, if there is one.
         """
         starts, ends = [
             await self._offsets_of_partitions(
-                with_offset(description.partitions, offset_spec), some=True
+                with_offset(description.partitions, offset_spec), allow_failures=True
             )
             for offset_spec in (EARLIEST, LATEST)
         ]
-        read = {
+        read_ranges = {
             partition.partition: (starts[partition], ends[partition])
             for partition in starts.keys() & ends.keys()
         }
         # A topic that was created anew has another id, and its earlier ranges don't apply.
         id_, cached_ranges = self._cached_ranges.get(topic, (description.id, {}))
-        ranges = cached_ranges | read if id_ == description.id else read
+        ranges = cached_ranges | read_ranges if id_ == description.id else read_ranges
         if not ranges:
             raise LogError(f"no partition of {topic} has a leader")
         self._cached_ranges[topic] = description.id, ranges
-        return ranges, read.keys()
+        return ranges, read_ranges.keys()
 
     async def has_group(self, group: str) -> bool:
         """Whether Kafka knows the group. Raises `LogError`."""
@@ -350,7 +361,8 @@ class KafkaAdmin:
         await self._groups.delete(group)
 
     async def members(self, group: str) -> Collection[str]:
-        """Return the client ids of the group's members. Raises `LogError`."""
+        """Return the client ids of the group's members; empty if there is no such group. Raises
+        `LogError`."""
         return await self._groups.members(group)
 
     def forget_group(self, group: str) -> None:
@@ -360,24 +372,26 @@ class KafkaAdmin:
     def note_committed(
         self, groups: Collection[str], topic: str, positions: Positions, since: float
     ) -> None:
-        """Note the offsets that a dispatcher, which has made these groups' commits for `since`
-        seconds, reports as committed: while the topic ends there, `lags` needs no request."""
+        """Note the offsets that a dispatcher reports as committed for these groups; it has made
+        their commits for `since` seconds. While the topic ends at these offsets, `lags` needs no
+        request."""
         if (cached := self._cached_partitions.get(topic)) is not None:
-            self._groups.note(groups, cached.id, positions, since)
+            self._groups.note_commits(groups, cached.id, positions, since)
 
     async def read_last(self, topic: str, limit: int) -> Sequence[Record]:
-        """Return the last `limit` records of a topic, oldest first. Raises `LogError`."""
+        """Return the last `limit` records of a topic, oldest first. Raises `LogError`, also if they
+        take more than `max_read_bytes`."""
         await self._describe_existing(topic)  # its errors are clearer than a consumer's
         read = partial(read_whole, self._connection, topic, limit, max_bytes=self._max_read_bytes)
         with explain_denials(topic=("Read", topic), group=("Read", UNUSED_GROUP)):
-            return await self._calls.in_thread(lambda timeout: read(timeout=timeout))
+            return await self._calls.run_in_thread(lambda timeout: read(timeout=timeout))
 
     async def last_with_key(self, topic: str, key: bytes) -> Record | None:
         """Return the last record that has this key; None: there is none. Raises `LogError`."""
         await self._describe_existing(topic)
         read = partial(read_last_with_key, self._connection, topic, key)
         with explain_denials(topic=("Read", topic), group=("Read", UNUSED_GROUP)):
-            return await self._calls.in_thread(lambda timeout: read(timeout=timeout))
+            return await self._calls.run_in_thread(lambda timeout: read(timeout=timeout))
 
     async def close(self) -> None:
         """Stop the threads; librdkafka closes its connections when the client is
@@ -391,18 +405,18 @@ class KafkaAdmin:
         raise LogError(f"the topic {topic} does not exist", unknown_topic=True)
 
     async def _describe(
-        self, topics: Collection[str], *, some: bool = False
+        self, topics: Collection[str], *, allow_failures: bool = False
     ) -> dict[str, _DescribedTopic]:
-        """Return the descriptions of the topics that exist; with `some`, topics that can't be
-        described are left out, else they raise `LogError`."""
+        """Return the descriptions of the topics that exist. `allow_failures`: leave out topics that
+        can't be described, else they raise `LogError`."""
         if not topics:
             return {}
         names = TopicCollection(list(topics))
-        with explain_denials(topic=("Describe", _any_of(topics))):
+        with explain_denials(topic=("Describe", _first_by_name(topics))):
             described = await self._calls.request_each(
                 lambda timeout: self._admin.describe_topics(names, request_timeout=timeout),
-                leaving_out=NO_TOPIC_ERRORS,
-                some=some,
+                omitted_codes=NO_TOPIC_ERRORS,
+                allow_failures=allow_failures,
             )
         return {
             topic: _DescribedTopic(
@@ -414,18 +428,19 @@ class KafkaAdmin:
         }
 
     async def _partitions(self, topics: Collection[str]) -> Mapping[str, list[TopicPartition]]:
-        """Return the partitions of the topics that can be described."""
-        described = await self._describe(topics, some=True)
+        """Return the partitions of the topics that can be described, by topic. Raises `LogError` if
+        none can be."""
+        described = await self._describe(topics, allow_failures=True)
         return {topic: description.partitions for topic, description in described.items()}
 
     async def _list_positions(
         self, partitions: Sequence[TopicPartition], offset_spec: int
     ) -> dict[int, TopicPartition]:
         """Return each partition's offset and leader epoch at `offset_spec`: `EARLIEST`, `LATEST` or
-        a timestamp; for a timestamp, only of partitions with a later record. Raises `LogError` for
-        a partition without a leader."""
+        a timestamp (ms). For a timestamp, partitions without a record since then are left out.
+        Raises `LogError` for a partition without a leader."""
         results = await self._list_offsets(with_offset(partitions, offset_spec))
-        # For a timestamp, -1 means: no later record. Else a negative offset means: no leader.
+        # For a timestamp, -1 means: no record since then. Else a negative offset means: no leader.
         lowest_offset = -1 if offset_spec >= 0 else 0
         for partition in partitions:
             if partition not in results or results[partition].offset < lowest_offset:
@@ -444,43 +459,48 @@ class KafkaAdmin:
         }
 
     async def _offsets_of_partitions(
-        self, partitions: list[TopicPartition], *, some: bool = False
+        self, partitions: list[TopicPartition], *, allow_failures: bool = False
     ) -> dict[TopicPartition, int]:
         """Return the offset that each partition's own `offset` asks for: `EARLIEST` or `LATEST`.
 
-        A partition whose leader has just gone is left out. With `some`, so are other partitions
-        that can't be read now; raises `LogError` if none can be read.
+        A partition whose leader has just gone is left out. `allow_failures`: leave out other
+        partitions that can't be read now, too. Raises `LogError` if none can be read.
         """
-        results = await self._list_offsets(partitions, some=some)
+        results = await self._list_offsets(partitions, allow_failures=allow_failures)
         # librdkafka (2.16.1) answers -1001 if a leader has just gone.
         return {
             partition: result.offset for partition, result in results.items() if result.offset >= 0
         }
 
     async def _list_offsets(
-        self, partitions: list[TopicPartition], *, some: bool = False
+        self, partitions: list[TopicPartition], *, allow_failures: bool = False
     ) -> dict[TopicPartition, Any]:
-        """Send one request (`kafka_ranges.list_offsets`); a refusal's error names the right."""
+        """Return Kafka's answers as `kafka_ranges.list_offsets` does; the error of a refusal names
+        the missing right."""
         topics = {partition.topic for partition in partitions}
-        with explain_denials(topic=("Describe", _any_of(topics))):
-            return await list_offsets(self._calls, partitions, some=some)
+        with explain_denials(topic=("Describe", _first_by_name(topics))):
+            return await list_offsets(self._calls, partitions, allow_failures=allow_failures)
 
     async def _request_unless_done(
         self, done_before: int, ask: Callable[[float], Future[Any]]
     ) -> bool:
         """Send a request by `ask`, which gets a timeout in seconds. Returns True if it succeeded,
-        False if it failed with the code `done_before`: there was nothing left to do."""
+        False if it failed with the code `done_before`, as there was nothing left to do. Raises
+        `LogError` for any other failure."""
+        # An omitted code leaves no answer.
         answers = self._calls.request_each(lambda timeout: {True: ask(timeout)}, {done_before})
         return bool(await answers)
 
 
-def _any_of(topics: Collection[str]) -> str:
-    """Return the first topic by name, for an error that may concern any of them."""
+def _first_by_name(topics: Collection[str]) -> str:
+    """Return the first of these topics by name, to be named in an error that may concern any of
+    them; empty without topics."""
     return min(topics, default="")
 
 
 def _lag_on(topic: _DescribedTopic, ranges: Mapping[int, tuple[int, int]], commits: Commits) -> Lag:
-    """Return the lag of a group with these commits; 0 in partitions without a known range."""
+    """Return the lag of a group with these commits; 0 in partitions without a known range.
+    `ranges`: start and end by partition."""
     no_lag = dict.fromkeys((partition.partition for partition in topic.partitions), 0)
     lags = {
         number: lag_of(commits.get(number), start, end) for number, (start, end) in ranges.items()
@@ -490,5 +510,5 @@ def _lag_on(topic: _DescribedTopic, ranges: Mapping[int, tuple[int, int]], commi
 
 
 def _metadata_of(commits: Commits) -> Mapping[int, str]:
-    """Return the metadata of the commits that have some."""
+    """Return the metadata of commits, by partition; commits without metadata are left out."""
     return {number: commit.metadata for number, commit in commits.items() if commit.metadata}

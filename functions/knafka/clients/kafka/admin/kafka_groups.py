@@ -31,7 +31,12 @@ from confluent_kafka import (
 
 from knafka.clients.kafka.consumers.kafka_elections import LeaderElection, elections_since
 from knafka.clients.kafka.kafka_acls import explain_denials
-from knafka.clients.kafka.kafka_client import ASKING, Connection, PartitionKey, open_client
+from knafka.clients.kafka.kafka_client import (
+    REQUEST_CONSUMER_SETTINGS,
+    Connection,
+    PartitionKey,
+    open_client,
+)
 from knafka.clients.kafka.kafka_commits import metadata_of, topic_mark_of
 from knafka.clients.kafka.kafka_requests import MAX_BLOCKING_CALLS, AdminCalls
 from knafka.core.commit_metadata import is_of_another, short_id
@@ -46,16 +51,17 @@ CACHE_SECONDS_PER_GROUP: Final = 1.5
 groups. So the requests take a quarter of a percent of a core, however many groups there are.
 """
 MIN_CACHE_SECONDS: Final = 15.0
+"""The least that `cache_seconds` returns."""
 MAX_CACHE_SECONDS: Final = 1800.0
-"""Bounds, in seconds, of the time that `cache_seconds` returns."""
-MAX_REPORTED_SECONDS: Final = 24 * 3600.0
-"""Longest drain, in seconds, whose reported commits `note` believes; it ignores the report of a
-longer one."""
-
+"""The most that `cache_seconds` returns."""
+MAX_REPORT_SECONDS: Final = 24 * 3600.0
+"""Longest drain, in seconds, whose reported commits are cached. Calls of `forget`, which a report
+may contradict, are remembered for as long."""
 
 DETACHING_SUFFIX: Final = ".detaching"
 """Suffix of the group that holds a group's offsets while `detach` creates the group anew."""
 _NO_GROUP_ERRORS: Final = frozenset({KafkaError.GROUP_ID_NOT_FOUND})
+"""Errors that say that a group doesn't exist."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,19 +69,21 @@ class _CachedCommits:
     """A group's cached commits on a topic."""
 
     committed: Commits
+    """The group's commits, by partition."""
     positions: Positions
     """The committed offset of every partition; 0 without a commit."""
     until: float
     """When the entry expires (`time.monotonic`)."""
 
     def is_at(self, ends: Positions, now: float) -> bool:
-        """Whether this entry is valid and says that the group has committed these ends."""
+        """Whether the entry hasn't expired at `now` (`time.monotonic`) and the group has committed
+        these ends; False if `ends` is empty."""
         return now < self.until and bool(ends) and ends.items() <= self.positions.items()
 
 
 def cache_seconds(groups: int) -> float:
-    """Return the seconds for which a group at the end of its topic stays cached at most, while
-    `groups` groups are cached."""
+    """Return the most seconds for which a group's commits stay cached, while those of `groups`
+    groups are cached."""
     return min(max(CACHE_SECONDS_PER_GROUP * groups, MIN_CACHE_SECONDS), MAX_CACHE_SECONDS)
 
 
@@ -87,7 +95,7 @@ def needs_detaching(group: ConsumerGroupDescription) -> bool:
 
 
 def _had_classic_members(group: ConsumerGroupDescription) -> bool:
-    """Whether a group has members of the classic protocol."""
+    """Whether a group has, or last had, members of the classic protocol."""
     return group.type is ConsumerGroupType.CLASSIC and not (
         group.is_simple_consumer_group or _is_gone(group)
     )
@@ -108,24 +116,23 @@ class KafkaGroups:
     same topic."""
 
     def __init__(self, connection: Connection, calls: AdminCalls) -> None:
-        """Create the cache, empty; `calls` sends the requests, and `connection` opens a consumer
-        where a request needs one."""
+        """Begin with an empty cache. `calls` sends the requests of an admin client; `connection`
+        opens a consumer where a request needs one."""
         self._connection = connection
         self._calls = calls
-        self._known: dict[str, dict[str, _CachedCommits]] = {}
+        self._cached: dict[str, dict[str, _CachedCommits]] = {}
         """Cached commits by group and topic id; the group of a Sensor reads two topics."""
-        self._forgotten: dict[str, float] = {}
+        self._forgotten_at: dict[str, float] = {}
         """When `forget` was last called for a group (`time.monotonic`)."""
         self._clean_up_at = 0.0
-        """When `_known` and `_forgotten` are cleaned up next (`time.monotonic`); only this removes
-        deleted groups."""
+        """When `_clean_up` is due (`time.monotonic`); nothing else removes deleted groups."""
 
     async def committed(
         self, group: str, partitions: Sequence[TopicPartition], topic_id: str = ""
     ) -> Commits:
         """Return the group's commits by partition, read from Kafka now. `topic_id`: the id of the
-        present topic; commits that name an earlier topic are left out. Empty: none are. Raises
-        `LogError`."""
+        present topic; commits whose mark is of another topic are left out. An empty id leaves none
+        out. Raises `LogError`."""
         return {
             committed_partition.partition: OffsetAndMetadata(
                 committed_partition.offset, metadata_of(committed_partition)
@@ -149,14 +156,14 @@ class KafkaGroups:
     async def committed_since(
         self, group: str, partitions: Sequence[TopicPartition]
     ) -> tuple[Sequence[TopicPartition], Mapping[PartitionKey, LeaderElection]]:
-        """Return the group's commits of these partitions and, by topic and partition, where a
-        leader was or may have been elected since the commit. Raises `LogError`."""
+        """Return the group's commits of these partitions, and what `elections_since` says of them;
+        partitions without a commit are left out. Raises `LogError`."""
         requested = list(partitions)
         elections: dict[PartitionKey, LeaderElection] = {}
 
         def read(consumer: Consumer, timeout: float) -> list[TopicPartition]:
-            """Read the commits within `timeout` seconds, and store in `elections` where a leader
-            was elected since. Raises `KafkaException`."""
+            """Read the commits within `timeout` seconds, and store in `elections` what
+            `elections_since` says of them. Raises `KafkaException`."""
             answers = consumer.committed(requested, timeout=timeout)
             elections.clear()
             elections.update(elections_since(consumer, self._connection, answers))
@@ -167,8 +174,8 @@ class KafkaGroups:
         return [partition for partition in answers if partition.offset >= 0], elections
 
     async def commit(self, group: str, offsets: Sequence[TopicPartition]) -> None:
-        """Commit all of these offsets or none: one request, which Kafka writes as one batch. Raises
-        `LogError`."""
+        """Commit all of these offsets or none, with one request, which Kafka writes as one batch.
+        Raises `LogError`."""
         requested = list(offsets)
         with explain_denials(group=("Read", group), topic=("Read", _topic_of(requested))):
             await self._call_as_group(
@@ -183,14 +190,14 @@ class KafkaGroups:
                 lambda timeout: self._calls.admin.delete_consumer_groups(
                     [group], request_timeout=timeout
                 ),
-                leaving_out=_NO_GROUP_ERRORS,
+                omitted_codes=_NO_GROUP_ERRORS,
             )
         self.forget(group)
 
     async def detach(self, group: str, partitions: Sequence[TopicPartition]) -> None:
-        """Make Kafka keep this group's offsets while commits for it continue, although no member
-        joins it any more. `partitions` are all partitions of its topic. Raises `LogError`, also
-        while the group has members.
+        """Make Kafka keep this group's offsets for as long as they are committed, although no
+        member joins the group any more. `partitions`: all partitions of its topic. Raises
+        `LogError`, also while the group has members.
 
         Once the members of a classic group have left, Kafka deletes its offsets after
         offsets.retention.minutes, even if offsets are committed later without a member (tried with
@@ -227,35 +234,36 @@ class KafkaGroups:
         ends: Positions,
     ) -> Mapping[str, Commits]:
         """Return the commits of each group on the topic with this id and these partitions: from the
-        cache if that says that the group is at the topic's `ends`, else from Kafka. Raises
-        `LogError`."""
+        cache if the group is at the topic's `ends` there, else from Kafka. Raises `LogError`."""
         now = time.monotonic()
         if now >= self._clean_up_at:
             self._clean_up(now)
         committed: dict[str, Commits] = {}
         uncached_groups = []
         for group in groups:
-            cached = self._known.get(group, {}).get(topic_id)
+            cached = self._cached.get(group, {}).get(topic_id)
             if cached is not None and cached.is_at(ends, now):
                 committed[group] = cached.committed
             else:
                 uncached_groups.append(group)
         remaining_groups = iter(uncached_groups)
 
-        async def ask() -> None:
-            """Read the commits of the remaining groups from Kafka, and add them to `committed` and
-            to the cache."""
+        async def read_remaining() -> None:
+            """Take groups from `remaining_groups`, which all tasks share, until none is left; read
+            their commits from Kafka, and add these to `committed` and to the cache."""
             for group in remaining_groups:
                 commits = committed[group] = await self.committed(group, partitions, topic_id)
                 positions = {partition.partition: 0 for partition in partitions}
                 positions |= {number: commit.offset for number, commit in commits.items()}
                 # Entries expire at random times, so that they aren't all requested again at once.
-                expires_at = now + cache_seconds(len(self._known)) * random.uniform(0.5, 1)
-                self._known.setdefault(group, {})[topic_id] = _CachedCommits(
+                expires_at = now + cache_seconds(len(self._cached)) * random.uniform(0.5, 1)
+                self._cached.setdefault(group, {})[topic_id] = _CachedCommits(
                     commits, positions, expires_at
                 )
 
-        tasks = [asyncio.create_task(ask()) for _ in uncached_groups[:MAX_BLOCKING_CALLS]]
+        tasks = [
+            asyncio.create_task(read_remaining()) for _ in uncached_groups[:MAX_BLOCKING_CALLS]
+        ]
         try:
             await asyncio.gather(*tasks)
         finally:
@@ -264,42 +272,44 @@ class KafkaGroups:
         return committed
 
     def _clean_up(self, now: float) -> None:
-        """Forget what no call needs any more: expired entries, and old calls of `forget`."""
+        """Drop expired entries of the cache, and calls of `forget` from long ago
+        (`MAX_REPORT_SECONDS`); plan the next clean-up."""
         unexpired = {
             group: {id_: cached for id_, cached in by_topic.items() if cached.until > now}
-            for group, by_topic in self._known.items()
+            for group, by_topic in self._cached.items()
         }
-        self._known = {group: by_topic for group, by_topic in unexpired.items() if by_topic}
-        self._forgotten = {
+        self._cached = {group: by_topic for group, by_topic in unexpired.items() if by_topic}
+        self._forgotten_at = {
             group: forgotten_at
-            for group, forgotten_at in self._forgotten.items()
-            if now - forgotten_at < MAX_REPORTED_SECONDS
+            for group, forgotten_at in self._forgotten_at.items()
+            if now - forgotten_at < MAX_REPORT_SECONDS
         }
         self._clean_up_at = now + MAX_CACHE_SECONDS / 6
 
     def have_committed(self, groups: Sequence[str], topic_id: str, ends: Positions) -> bool:
-        """Whether all these groups have committed these ends, by what is cached."""
+        """Whether, as far as is cached, all these groups have committed these ends; False if that
+        isn't known of a group."""
         now = time.monotonic()
-        entries = [self._known.get(group, {}).get(topic_id) for group in groups]
+        entries = [self._cached.get(group, {}).get(topic_id) for group in groups]
         return all(entry is not None and entry.is_at(ends, now) for entry in entries)
 
-    def note(
+    def note_commits(
         self, groups: Collection[str], topic_id: str, positions: Positions, since: float
     ) -> None:
-        """Cache the offsets that Kafka has confirmed to a dispatcher for these groups, whose
-        commits it has made for `since` seconds. While the topic ends at these offsets,
-        `commits_of_groups` needs no request.
+        """Cache the offsets that a dispatcher has committed for these groups; it has made their
+        commits for `since` seconds. While the topic ends at these offsets, `commits_of_groups`
+        needs no request.
 
-        A group for which `forget` was called within that time is left out: somebody else may have
-        reset its offsets.
+        A group for which `forget` was called within these seconds is left out: somebody else may
+        have reset its offsets.
         """
         now = time.monotonic()
         committed = {number: OffsetAndMetadata(offset) for number, offset in positions.items()}
         for group in groups:
-            forgotten_at = self._forgotten.get(group, -math.inf)
-            if since < MAX_REPORTED_SECONDS and forgotten_at < now - since:
-                expires_at = now + cache_seconds(len(self._known)) * random.uniform(0.5, 1)
-                self._known.setdefault(group, {})[topic_id] = _CachedCommits(
+            forgotten_at = self._forgotten_at.get(group, -math.inf)
+            if since < MAX_REPORT_SECONDS and forgotten_at < now - since:
+                expires_at = now + cache_seconds(len(self._cached)) * random.uniform(0.5, 1)
+                self._cached.setdefault(group, {})[topic_id] = _CachedCommits(
                     committed, positions, expires_at
                 )
 
@@ -322,27 +332,27 @@ class KafkaGroups:
                 lambda timeout: self._calls.admin.describe_consumer_groups(
                     [group, *more], request_timeout=timeout
                 ),
-                leaving_out=_NO_GROUP_ERRORS,
+                omitted_codes=_NO_GROUP_ERRORS,
             )
 
     def forget(self, group: str) -> None:
         """Remove the group from the cache, as its offsets were or may have been changed."""
-        self._known.pop(group, None)
-        self._forgotten[group] = time.monotonic()
+        self._cached.pop(group, None)
+        self._forgotten_at[group] = time.monotonic()
 
     async def _call_as_group(
         self, group: str, call: Callable[[Consumer, float], list[TopicPartition] | None]
     ) -> list[TopicPartition]:
         """Open a consumer of the group in a thread, without joining the group, and pass it to
-        `call` with a timeout in seconds; returns the partitions that `call` returns, none for None.
-        Raises `LogError`."""
+        `call` with a timeout in seconds. Returns the partitions that `call` returns; an empty list
+        if it returns None. Raises `LogError`, also for a partition with an error."""
 
-        def call_in_thread(timeout: float) -> list[TopicPartition]:
+        def open_and_call(timeout: float) -> list[TopicPartition]:
             """Open the group's consumer, pass it to `call` and close it; returns the answers of
             `call`. Raises `KafkaException`, also for the first answer that holds an error."""
             # A commit has no timeout parameter.
             request_timeout = {"socket.timeout.ms": int(timeout * 1000)}
-            settings = {**self._connection, **ASKING, **request_timeout}
+            settings = {**self._connection, **REQUEST_CONSUMER_SETTINGS, **request_timeout}
             consumer = open_client(Consumer, {**settings, "group.id": group})
             try:
                 answers = call(consumer, timeout) or []
@@ -353,4 +363,4 @@ class KafkaGroups:
             finally:
                 consumer.close()
 
-        return await self._calls.in_thread(call_in_thread)
+        return await self._calls.run_in_thread(open_and_call)

@@ -14,7 +14,7 @@ def partitions_beyond_end(
     commits: Commits, ranges: Mapping[int, tuple[int, int]]
 ) -> frozenset[int]:
     """Return the partitions whose committed offset is higher than their end. `ranges`: start and
-    end of each partition; those without a known range are left out."""
+    end of each partition, as far as known; other partitions are left out."""
     return frozenset(
         number
         for number, commit in commits.items()
@@ -25,9 +25,9 @@ def partitions_beyond_end(
 def limit_to_ends(
     commits: Commits, ranges: Mapping[int, tuple[int, int]], fresh: Collection[int]
 ) -> Commits:
-    """Return the commits, where an offset beyond an outdated end is lowered to that end: without a
-    leader the real end is unknown. `ranges`: start and end of each partition; `fresh`: the
-    partitions whose ends were read now."""
+    """Return the commits; offsets beyond an end that was read earlier are lowered to that end, as
+    the present end is unknown while the partition has no leader. `ranges`: start and end of each
+    partition; `fresh`: the partitions whose ends were read now."""
     beyond_old_end = partitions_beyond_end(commits, ranges) - set(fresh)
     return {
         number: commit._replace(offset=ranges[number][1]) if number in beyond_old_end else commit

@@ -31,7 +31,7 @@ from knafka.core.commit_metadata import mark, short_id
 from knafka.ports.shared_log import Commit, GroupHasMembers
 
 COMMIT_REQUEST_TIMEOUT: Final = 10.0
-"""Seconds for a commit, enough for a coordinator to move meanwhile."""
+"""Most seconds for a commit, enough for a coordinator to move meanwhile."""
 REOPEN_INTERVAL: Final = 1.0
 """Least seconds between two replacements of the admin client."""
 _MEMBER_ERRORS: Final = frozenset(
@@ -55,10 +55,11 @@ class KafkaOffsets:
         """Kafka's ids of topics by name, as they were read last."""
         self._groups = KafkaGroups(connection, self._calls)
         self._opened_at = time.monotonic()
+        """When the admin client was opened or last replaced (`time.monotonic`)."""
 
     def _replace_client(self) -> None:
-        """Replace the admin client, at most once in `REOPEN_INTERVAL`: librdkafka caches
-        coordinators, and may ask a wrong one for ever."""
+        """Replace the admin client, unless that was done within the last `REOPEN_INTERVAL`:
+        librdkafka caches coordinators, and may ask a wrong one for ever."""
         if time.monotonic() - self._opened_at > REOPEN_INTERVAL:
             self._calls.reopen()
             self._opened_at = time.monotonic()
@@ -66,9 +67,10 @@ class KafkaOffsets:
     async def committed(
         self, group: str, topic: str, partitions: Collection[int]
     ) -> Mapping[int, Commit]:
-        """Return the group's commits by partition; partitions without one are left out. A commit's
-        metadata describe records above its offset: they are replaced by "" if a leader was elected
-        since and those records may be gone. Raises `GroupHasMembers` and `LogError`."""
+        """Return the group's commits by partition; partitions without a commit are left out. A
+        commit's metadata describe records above its offset: they are replaced by "" if a leader was
+        elected since the commit, so that those records may be gone. Raises `GroupHasMembers` and
+        `LogError`."""
         calls = self._calls
         answers = await calls.ask_coordinator(
             lambda timeout: calls.admin.describe_consumer_groups([group], request_timeout=timeout)
@@ -96,26 +98,27 @@ class KafkaOffsets:
         return commits
 
     async def present_topic(self, topic: str) -> str:
-        """Return the short id of the topic that has this name now, read from Kafka."""
+        """Return the short id of the topic that has this name now, as read from Kafka by a request.
+        Raises `LogError`."""
         return short_id(await self.topic_ids.read(topic))
 
     def known_topic(self, topic: str, since: float = -math.inf) -> str:
-        """Return the short id of the topic as it was last read. Empty if no request that was sent
-        at `since` (`time.monotonic`) or later has read it."""
+        """Return the short id of the topic as it was last read, without a request. Empty: no
+        request that was sent at `since` (`time.monotonic`) or later has read it."""
         return short_id(self.topic_ids.known_id(topic, since))
 
     async def _all_partitions(self, topic: str) -> list[TopicPartition]:
         """Return all partitions of a topic. Raises `LogError`."""
         calls = self._calls
-        metadata = await calls.in_thread(
+        metadata = await calls.run_in_thread(
             lambda timeout: calls.admin.list_topics(topic, timeout=timeout)
         )
         return [TopicPartition(topic, number) for number in metadata.topics[topic].partitions]
 
     async def commit(self, group: str, topic: str, commits: Mapping[int, Commit]) -> None:
-        """Make all these commits, by partition, and wait for Kafka; repeats the request for
-        `COMMIT_REQUEST_TIMEOUT` while a coordinator moves. Raises `GroupHasMembers` and
-        `LogError`."""
+        """Make these commits, which are by partition, and wait for Kafka; repeats the request for
+        `COMMIT_REQUEST_TIMEOUT` while a coordinator moves. Raises `GroupHasMembers`, and `LogError`
+        for any other failure."""
         deadline = time.monotonic() + COMMIT_REQUEST_TIMEOUT
         offsets = [
             TopicPartition(
@@ -133,8 +136,8 @@ class KafkaOffsets:
             await asyncio.sleep(COMMIT_RETRY_INTERVAL)
 
     async def _commit_once(self, group: str, offsets: list[TopicPartition]) -> KafkaError | None:
-        """Send one request for the commit; returns Kafka's error, or None if all offsets are
-        committed."""
+        """Send one request for the commit; returns the first partition's error, or None if all
+        offsets are committed."""
         group_offsets = ConsumerGroupTopicPartitions(group, offsets)
         calls = self._calls
         answers = await calls.ask_coordinator(

@@ -21,22 +21,25 @@ from knafka.clients.kafka.kafka_requests import AdminCalls
 from knafka.ports.log import Range
 
 EARLIEST: Final[int] = OffsetSpec.earliest()._value  # type: ignore[no-untyped-call]
+"""Negative number that, in place of a timestamp, asks Kafka for a partition's start offset."""
 LATEST: Final[int] = OffsetSpec.latest()._value  # type: ignore[no-untyped-call]
-"""Negative numbers that ask Kafka for a partition's start or end offset instead of a timestamp."""
+"""The same for a partition's end offset."""
 FIRST_RECORD_TIME: Final = 0
-"""A timestamp, for which Kafka returns the first record's offset and timestamp."""
+"""The earliest timestamp: for it, Kafka returns the offset and timestamp of a partition's first
+record."""
 
 NO_TOPIC_ERRORS: Final = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC})
 """Errors that say that a topic doesn't exist."""
 NO_PARTITION_ERRORS: Final = NO_TOPIC_ERRORS | {KafkaError._UNKNOWN_PARTITION}
-"""Errors that say that the topic was deleted meanwhile, or created anew with fewer partitions."""
-PARTITIONS_CACHE_SECONDS: Final = 300.0
+"""Errors that say that a partition doesn't exist any more: its topic was deleted, or created anew
+with fewer partitions."""
+RANGE_PARTITIONS_CACHE_SECONDS: Final = 300.0
 """Seconds for which a topic's partitions are cached."""
 
 
 def with_offset(partitions: Sequence[TopicPartition], offset_spec: int) -> list[TopicPartition]:
     """Return the partitions with `offset_spec` (`EARLIEST`, `LATEST` or a timestamp in ms) as their
-    offset: the form in which `list_offsets` takes a question."""
+    offset, by which `list_offsets` knows what to ask for."""
     return [
         TopicPartition(partition.topic, partition.partition, offset_spec)
         for partition in partitions
@@ -44,12 +47,12 @@ def with_offset(partitions: Sequence[TopicPartition], offset_spec: int) -> list[
 
 
 async def list_offsets(
-    calls: AdminCalls, partitions: list[TopicPartition], *, some: bool = False
+    calls: AdminCalls, partitions: list[TopicPartition], *, allow_failures: bool = False
 ) -> dict[TopicPartition, Any]:
-    """Return Kafka's answer for each partition in one request: offset, timestamp and leader epoch
-    of the record that the partition's `offset` asks for (`with_offset`). Raises `LogError` if a
-    partition can't be read; with `some` such partitions are left out, and the error is raised only
-    if none can be read."""
+    """Return Kafka's answer for each partition, with one request: offset, timestamp and leader
+    epoch of the record that the partition's `offset` asks for (`with_offset`). Raises `LogError` if
+    a partition can't be read. `allow_failures`: leave such partitions out, and raise only if none
+    can be read; partitions that don't exist are left out even then."""
     if not partitions:
         return {}
     # AdminClient's own method creates a future for each partition, which takes 29 us of CPU each,
@@ -58,34 +61,38 @@ async def list_offsets(
         lambda answer, timeout: _AdminClientImpl.list_offsets(
             calls.admin, partitions, answer, request_timeout=timeout
         ),
-        leaving_out=NO_PARTITION_ERRORS if some else (),
-        some=some,
+        omitted_codes=NO_PARTITION_ERRORS if allow_failures else (),
+        allow_failures=allow_failures,
     )
 
 
 class KafkaRanges:
-    """Reads starts, ends and first timestamps of many topics; used on one event loop."""
+    """Reads starts, ends and first timestamps of many topics, and changes settings of such topics;
+    used on one event loop."""
 
     def __init__(
         self,
         calls: AdminCalls,
         partitions: Callable[[Collection[str]], Awaitable[Mapping[str, Sequence[TopicPartition]]]],
     ) -> None:
-        """`partitions` returns the partitions of those of the given topics that exist."""
+        """`calls` sends the requests; `partitions` returns the partitions of given topics, by
+        topic, without topics that don't exist."""
         self._calls = calls
         self._partitions = partitions
-        self._known: dict[str, tuple[float, Sequence[TopicPartition]]] = {}
+        self._cached_partitions: dict[str, tuple[float, Sequence[TopicPartition]]] = {}
         """Cached partitions by topic, each with the monotonic time when they were read."""
 
     async def ranges(self, topics: Collection[str]) -> Mapping[str, Range]:
-        """Return the start and end offsets of the topics, by name, with two requests while their
-        partitions are cached. Topics that don't exist and partitions without a leader are left out.
-        Raises `LogError` if nothing can be read."""
+        """Return the start and end offsets of the topics' partitions, by topic; with two requests
+        if the partitions are cached. Topics that don't exist and partitions without a leader are
+        left out. Raises `LogError` if no partition can be read."""
         partitions = await self._existing_partitions(topics)
         # The starts are read first, so that records deleted or written meanwhile make no range
         # negative.
         starts, ends = [
-            await list_offsets(self._calls, with_offset(partitions, offset_spec), some=True)
+            await list_offsets(
+                self._calls, with_offset(partitions, offset_spec), allow_failures=True
+            )
             for offset_spec in (EARLIEST, LATEST)
         ]
         starts_and_ends: dict[str, tuple[dict[int, int], dict[int, int]]] = {}
@@ -97,15 +104,18 @@ class KafkaRanges:
                 topic_ends[partition.partition] = end
         for topic in topics:
             if topic not in starts_and_ends:  # its cached partitions may be those of a deleted one
-                self._known.pop(topic, None)
+                self._cached_partitions.pop(topic, None)
         return {topic: Range(*topic_offsets) for topic, topic_offsets in starts_and_ends.items()}
 
     async def first_timestamps(self, topics: Collection[str]) -> Mapping[str, float]:
-        """Return the Unix time of each topic's first record, by name, with one request; topics
-        without records are left out. Raises `LogError`."""
+        """Return the Unix time (seconds) of each topic's first record, by topic; with one request
+        if the partitions are cached. Topics without records are left out. Raises `LogError` if no
+        partition can be read."""
         partitions = with_offset(await self._existing_partitions(topics), FIRST_RECORD_TIME)
         timestamps: dict[str, float] = {}
-        for partition, record in (await list_offsets(self._calls, partitions, some=True)).items():
+        for partition, record in (
+            await list_offsets(self._calls, partitions, allow_failures=True)
+        ).items():
             if record.offset >= 0 and record.timestamp >= 0:
                 seconds = record.timestamp / 1000
                 timestamps[partition.topic] = min(timestamps.get(partition.topic, seconds), seconds)
@@ -126,20 +136,20 @@ class KafkaRanges:
             )
 
     async def _existing_partitions(self, topics: Collection[str]) -> list[TopicPartition]:
-        """Return the partitions of the topics that exist, cached for `PARTITIONS_CACHE_SECONDS`
-        seconds."""
+        """Return the partitions of the topics that exist; they are cached for
+        `RANGE_PARTITIONS_CACHE_SECONDS` seconds. Raises `LogError`."""
         now = time.monotonic()
-        self._known = {
+        self._cached_partitions = {
             topic: entry
-            for topic, entry in self._known.items()
-            if now - entry[0] < PARTITIONS_CACHE_SECONDS
+            for topic, entry in self._cached_partitions.items()
+            if now - entry[0] < RANGE_PARTITIONS_CACHE_SECONDS
         }
-        if missing := set(topics) - self._known.keys():
+        if missing := set(topics) - self._cached_partitions.keys():
             for topic, partitions in (await self._partitions(missing)).items():
-                self._known[topic] = now, partitions
+                self._cached_partitions[topic] = now, partitions
         return [
             partition
             for topic in topics
-            if topic in self._known
-            for partition in self._known[topic][1]
+            if topic in self._cached_partitions
+            for partition in self._cached_partitions[topic][1]
         ]

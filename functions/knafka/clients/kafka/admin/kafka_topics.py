@@ -15,13 +15,15 @@ class KafkaTopics:
     """`TopicMaker` on real Kafka."""
 
     def __init__(self, connection: Connection) -> None:
+        """`connection` reaches Kafka; nothing is opened yet."""
         self._connection = connection
 
     async def ensure_topic(
         self, topic: str, partitions: int, replication: int, config: Mapping[str, str]
     ) -> bool:
-        """Create the topic unless it exists, with this number of partitions and of replicas and
-        these settings; returns whether it was created. Raises `LogError`."""
+        """Create the topic unless it exists, with these numbers of partitions and of replicas
+        (`replication`), and these settings. Returns True if it was created, False if it exists
+        already. Raises `LogError`."""
         from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
 
         admin = KafkaAdmin(self._connection)

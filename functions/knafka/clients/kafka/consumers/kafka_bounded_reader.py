@@ -1,8 +1,9 @@
 """Reads partitions from their start to their present end, and finds the end offsets of topics.
 
-It reads a group's committed offsets without joining the group, so it waits for no rebalance: Kafka
-answers no request of a member whose JoinGroup waits for other members. A process uses it to read
-state that it needs before it goes on. Every call blocks, and all calls must come from one thread.
+It also reads a group's committed offsets, without joining the group, so it waits for no rebalance:
+Kafka answers no request of a member whose JoinGroup waits for other members. A process uses this
+reader for state that the process needs before it goes on. Every call blocks, and all calls must
+come from one thread.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from confluent_kafka import (
 from knafka.clients.kafka.consumers.kafka_group_consumer import committed_of
 from knafka.clients.kafka.consumers.kafka_topic_marks import read_topic_mark
 from knafka.clients.kafka.kafka_client import (
-    READING,
+    CONSUMER_DEFAULTS,
     TRANSIENT_ERRORS,
     Connection,
     log_error_of,
@@ -30,7 +31,11 @@ from knafka.clients.kafka.kafka_client import (
     open_client,
 )
 from knafka.clients.kafka.kafka_commits import metadata_of, topic_mark_of
-from knafka.clients.kafka.kafka_requests import MOVING_ERRORS, NO_ANSWER, REQUEST_RETRY_INTERVAL
+from knafka.clients.kafka.kafka_requests import (
+    MOVING_ERRORS,
+    NO_ANSWER_ERRORS,
+    REQUEST_RETRY_INTERVAL,
+)
 from knafka.core.commit_metadata import is_of_another
 from knafka.core.errors import LogError
 from knafka.core.kafka_settings.connection_errors import ConnectionErrors
@@ -40,24 +45,24 @@ if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
 
 BOUNDED_READ_REQUEST_TIMEOUT: Final = 15.0
-"""Seconds for a request with all its tries, enough for a leader to move meanwhile."""
+"""Most seconds for a request with all its tries, enough for a leader to move meanwhile."""
 STALLED_READ_TIMEOUT: Final = 60.0
 """Seconds without progress after which reading fails: longer than Kafka keeps the transaction of a
 dead producer open."""
 SINGLE_REQUEST_TIMEOUT: Final = 5.0
-"""Seconds for one try of a request, as an answer may be lost."""
+"""Most seconds for one try of a request, as an answer may be lost."""
 PARTITIONS_VALID_SECONDS: Final = 10.0
 """Seconds for which a topic's partitions are cached."""
 OTHER_MARK_VALID_SECONDS: Final = 1.0
-"""Seconds for which a topic's mark is cached while a commit has another one; else it is
+"""Seconds for which a topic's mark is cached while a commit has another mark; else they are
 `PARTITIONS_VALID_SECONDS`."""
 QUICK_REQUEST_TIMEOUT: Final = 1.0
-"""Seconds for a request that is soon made again."""
+"""Most seconds for a request that the caller soon makes again."""
 READ_BATCH_RECORDS: Final = 5_000
-"""Records that `read_all` yields at a time, at most."""
+"""Most records that `read_all` yields at a time."""
 
-_READING: Final = {
-    **READING,
+_BOUNDED_READ_SETTINGS: Final = {
+    **CONSUMER_DEFAULTS,
     "auto.offset.reset": "earliest",
     # The marker of a transaction follows its last record. Only a response without records shows
     # that the marker was reached, and Kafka waits this long before it sends one.
@@ -67,6 +72,7 @@ _READING: Final = {
     "queued.min.messages": 100_000,
     "queued.max.messages.kbytes": 64 * 1024,
 }
+"""Settings of the consumers."""
 
 T = TypeVar("T")
 
@@ -81,8 +87,8 @@ class _Partitions(NamedTuple):
 
 
 class BoundedReader:
-    """Reads topics and offsets up to a point, with one consumer and one admin client that are
-    opened when needed and kept."""
+    """Reads topics up to their present ends, and offsets, with consumers and an admin client that
+    are opened at their first use and then kept."""
 
     def __init__(self, connection: Connection, group: str) -> None:
         """Store the connection; clients are opened at their first use. `group`: the consumer group
@@ -94,34 +100,36 @@ class BoundedReader:
         self._opened_consumer: Consumer | None = None
         self._opened_admin: AdminClient | None = None
         self._opened_uncommitted_consumer: Consumer | None = None
-        self._cached_partitions_by_topic: dict[str, tuple[_Partitions, float]] = {}
+        """The consumer of `committed_now`; None: it isn't opened yet."""
+        self._cached_partitions: dict[str, tuple[_Partitions, float]] = {}
         """Partitions of topics, and when they were requested (`time.monotonic`)."""
         self._cached_marks: dict[str, tuple[str, float]] = {}
         """Marks of topics, and when they were requested (`time.monotonic`)."""
 
     @property
     def _consumer(self) -> Consumer:
-        """Return the consumer, opened at its first use. Raises `LogError`."""
+        """The consumer of committed records, which is opened at its first use. Raises
+        `LogError`."""
         if self._opened_consumer is None:
             self._opened_consumer = open_client(
                 Consumer,
-                {**_READING, **self._connection, "group.id": self._group},
+                {**_BOUNDED_READ_SETTINGS, **self._connection, "group.id": self._group},
             )
         return self._opened_consumer
 
     @property
     def _admin(self) -> AdminClient:
-        """Return the admin client, opened at its first use. Raises `LogError`."""
+        """The admin client, which is opened at its first use. Raises `LogError`."""
         if self._opened_admin is None:
             self._opened_admin = open_admin(self._connection, self._errors.record)
         return self._opened_admin
 
     def read_all(self, topic: str, partition: int) -> Iterator[Sequence[Record]]:
-        """Yield the records of a partition from its start to its present end, in batches; one call
-        at a time. Raises `LogError`."""
+        """Yield the records of a partition from its start to its present end, in batches. Only one
+        partition can be read at a time. Raises `LogError`."""
         topic_partition = TopicPartition(topic, partition)
         try:
-            end = self._ends([topic_partition])[partition]
+            end = self._read_ends([topic_partition])[partition]
         except LogError:
             self.partitions(topic)  # its errors are clearer than those of a request for offsets
             raise
@@ -155,7 +163,7 @@ class BoundedReader:
     def _next_records(self, next_offset: int) -> tuple[list[Record], int]:
         """Wait up to a second for records from `next_offset` on. Return those that have arrived,
         and the offset at which the next call continues. Raises `LogError`."""
-        # consume() alone would wait for the whole batch.
+        # `consume` alone would wait for the whole batch.
         first_message = self._consumer.poll(1.0)
         messages = (
             []
@@ -174,16 +182,16 @@ class BoundedReader:
         return records, max(next_offset, records[-1].offset() + 1) if records else next_offset
 
     def ends(self, topic: str) -> Positions:
-        """Return the end offset of each partition of a topic. Raises `LogError`."""
-        return self._ends(self.partitions(topic))
+        """Return the end offset of each partition of a topic, by number. Raises `LogError`."""
+        return self._read_ends(self.partitions(topic))
 
     def partitions(self, topic: str) -> list[TopicPartition]:
-        """Return all partitions of a topic. Raises `LogError`."""
+        """Return all partitions of a topic. Raises `LogError`, also if the topic doesn't exist."""
         return self._describe_topic(topic).known
 
     def _describe_topic(self, topic: str) -> _Partitions:
         """Return a topic's partitions, and those of them that have a leader, read from Kafka.
-        Raises `LogError`."""
+        Raises `LogError`, also if the topic doesn't exist."""
         metadata = self._ask_until_answered(
             lambda timeout: self._admin.list_topics(topic, timeout=timeout)
         )
@@ -201,9 +209,9 @@ class BoundedReader:
     def ensure_topic(
         self, topic: str, partitions: int, replication: int, config: Mapping[str, str]
     ) -> None:
-        """Create a topic unless it exists, with this number of partitions and of replicas and these
-        settings; for an existing topic the right to create topics isn't needed. Raises
-        `LogError`."""
+        """Create a topic unless it exists, with these numbers of partitions and of replicas
+        (`replication`), and these settings. For an existing topic, the right to create topics isn't
+        needed. Raises `LogError`."""
         try:
             self.partitions(topic)
         except LogError as error:
@@ -229,7 +237,7 @@ class BoundedReader:
                 ) from error
 
     def _topic_exists(self, topic: str) -> bool:
-        """Whether a topic exists; False also if Kafka doesn't answer."""
+        """Whether a topic exists; False also if that can't be found out."""
         try:
             self.partitions(topic)
         except LogError:
@@ -237,9 +245,10 @@ class BoundedReader:
         return True
 
     def committed(self, topic: str, timeout: float) -> Positions:
-        """Return the offset that the group has committed, of each partition with a commit. Raises
-        `LogError` after `timeout` seconds."""
-        # By the consumer: at this request librdkafka's admin client may crash (`kafka_groups`).
+        """Return the offsets that the group has committed, by partition; partitions without a
+        commit are left out. Waits for transactions under way. Raises `LogError` after `timeout`
+        seconds."""
+        # A consumer asks, as librdkafka's admin client may crash at this request (`kafka_groups`).
         topic_partitions = committed_of(self._consumer, self.partitions(topic), timeout)
         return {
             partition.partition: partition.offset
@@ -248,8 +257,8 @@ class BoundedReader:
         }
 
     def reachable_ends(self, topic: str) -> Mapping[int, int | None]:
-        """Return the end offset of each partition of a topic; None: it can't be read now. Raises
-        `LogError`."""
+        """Return the end offset of each partition of a topic, by number; None for a partition whose
+        end can't be read now. Raises `LogError` if the topic's partitions can't be read."""
         from confluent_kafka.admin._listoffsets import OffsetSpec
 
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
@@ -267,25 +276,25 @@ class BoundedReader:
             try:
                 ends[partition.partition] = answer.result().offset
             except KafkaException:
-                self._cached_partitions_by_topic.pop(topic, None)  # its leader may have gone
+                self._cached_partitions.pop(topic, None)  # its leader may have gone
         return ends
 
     def _cached_topic_partitions(self, topic: str) -> _Partitions:
         """Return a topic's partitions, cached for `PARTITIONS_VALID_SECONDS` seconds. Raises
         `LogError`."""
-        partitions, read_at = self._cached_partitions_by_topic.get(topic, (None, 0.0))
+        partitions, read_at = self._cached_partitions.get(topic, (None, 0.0))
         if partitions is None or time.monotonic() - read_at > PARTITIONS_VALID_SECONDS:
             partitions = self._describe_topic(topic)
-            self._cached_partitions_by_topic[topic] = partitions, time.monotonic()
+            self._cached_partitions[topic] = partitions, time.monotonic()
         return partitions
 
     def committed_now(self, topic: str) -> Mapping[int, OffsetAndMetadata]:
-        """Return the group's commits of the present topic, by partition, without those of
-        transactions under way, for which `committed` waits. Raises `LogError`."""
+        """Return the group's commits of the present topic, by partition. Commits by transactions
+        under way are left out; `committed` waits for them. Raises `LogError`."""
         if self._opened_uncommitted_consumer is None:
             # A consumer that reads only committed records would wait for transactions under way.
             group_settings = {"isolation.level": "read_uncommitted", "group.id": self._group}
-            settings = {**_READING, **self._connection, **group_settings}
+            settings = {**_BOUNDED_READ_SETTINGS, **self._connection, **group_settings}
             self._opened_uncommitted_consumer = open_client(Consumer, settings)
         partitions = list(self._cached_topic_partitions(topic).known)
         topic_partitions = committed_of(
@@ -298,7 +307,8 @@ class BoundedReader:
         }
 
     def _is_of_another(self, committed: TopicPartition) -> bool:
-        """Whether a commit is of an earlier topic of the name. Raises `LogError`."""
+        """Whether a commit's mark is that of another topic than the present one of its name. Raises
+        `LogError`."""
         topic, mark = committed.topic, topic_mark_of(committed)
         present, read_at = self._cached_marks.get(topic, ("", -PARTITIONS_VALID_SECONDS))
         valid_seconds = PARTITIONS_VALID_SECONDS if mark == present else OTHER_MARK_VALID_SECONDS
@@ -309,9 +319,9 @@ class BoundedReader:
             self._cached_marks[topic] = present, time.monotonic()
         return is_of_another(mark, present)
 
-    def _ends(self, partitions: Sequence[TopicPartition]) -> Positions:
-        """Return the end offset of each partition, by number; it lies behind the records of open
-        transactions, too. Raises `LogError`."""
+    def _read_ends(self, partitions: Sequence[TopicPartition]) -> Positions:
+        """Read the end offset of each partition, and return the ends by number; they lie behind the
+        records of open transactions, too. Raises `LogError`."""
         from confluent_kafka.admin._listoffsets import OffsetSpec
 
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
@@ -332,8 +342,9 @@ class BoundedReader:
         return self._ask_until_answered(ask) if specs else {}
 
     def _ask_until_answered(self, ask: Callable[[float], T]) -> T:
-        """Call `ask` with a timeout (seconds), repeatedly while a leader moves, and return its
-        result. Raises `LogError`."""
+        """Call `ask` with a timeout (seconds), and return its result; `ask` raises
+        `KafkaException`. While a leader moves or Kafka doesn't answer, repeat the call for at most
+        `BOUNDED_READ_REQUEST_TIMEOUT`. Raises `LogError`."""
         deadline = time.monotonic() + BOUNDED_READ_REQUEST_TIMEOUT
         while True:
             try:
@@ -347,7 +358,7 @@ class BoundedReader:
                 reason = error.args[0]
                 if refusal := self._errors.refusal:
                     raise LogError(refusal) from error
-                if reason.code() not in MOVING_ERRORS | NO_ANSWER:
+                if reason.code() not in MOVING_ERRORS | NO_ANSWER_ERRORS:
                     raise log_error_of(reason) from error
                 if time.monotonic() > deadline:
                     report = f": {self._errors}" if str(self._errors) else ""

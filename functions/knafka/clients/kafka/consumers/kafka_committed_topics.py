@@ -1,13 +1,15 @@
 """Starts assigned partitions at their group's commits, unless those are of another topic.
 
-    committed: 20, of the topic "Jx3k9sPq2aB"      present topic: "m0WqZ8r_T4c"     from the start
+    committed: 20, of the topic "Jx3k9sPq2aB"      present topic: "m0WqZ8r_T4c"
+    -> the partition is read from its start, not from 20
 
 Kafka deletes a group's commits with their topic. But a reader that doesn't know yet that the topic
-was deleted and created again goes on at its old position, and commits it: the new topic's first
+was deleted and created again goes on at its old position, and commits that: the new topic's first
 records would never be read. So each commit's metadata has a mark: the start of the id of the topic
 that its reader knew (`core.commit_metadata`). A topic's id is often read later than the commit, as
-a start doesn't wait for it: a partition that began at a commit of another topic is read from its
-start once the id is known. Until then, its commits keep the mark of the commit at which it began.
+a start doesn't wait for the id: a partition that began at a commit of another topic is read from
+its start once the id is known. Until then, the partition's commits keep the mark of the commit at
+which it began.
 
 All of it is used on the thread that polls the consumer.
 """
@@ -44,22 +46,23 @@ OF_ANOTHER_TOPIC: Final = (
 
 
 class CommittedTopics:
-    """The marks of the topics of one consumer's commits, by partition."""
+    """Knows, of each partition of one consumer, the mark of the topic whose log it reads."""
 
     def __init__(self, replaced: ReplacedTopics | None) -> None:
-        """Begin without partitions; `replaced` knows the present topics. None: all commits are
+        """Begin without partitions. `replaced` knows the present topics; None: all commits are
         trusted, and get no marks."""
         self._replaced = replaced
         self._marks = commit_metadata.CommitMarks[PartitionKey](
-            lambda key, since: self._present(key[0], since)
+            lambda key, since: self._present_mark(key[0], since)
         )
 
     def start(
         self, consumer: Consumer, partitions: list[TopicPartition], timeout: float
     ) -> list[TopicPartition]:
-        """Start to read newly assigned partitions; returns their commits, with a negative offset
-        where there is none of the present topic. Raises `LogError` if the commits can't be read
-        within `timeout` seconds, or the partitions can't be started; then they are paused."""
+        """Start to read newly assigned partitions at the group's commits. Returns the commits; the
+        offset is negative if the group has committed nothing, or only in another topic. Raises
+        `LogError` if the commits can't be read within `timeout` seconds, or the partitions can't be
+        started; then all of them are assigned but paused."""
         # librdkafka would read the commits too, but not return their metadata, without which
         # partitions must not be read: the next commit would replace it.
         try:
@@ -67,7 +70,7 @@ class CommittedTopics:
         except LogError:
             assign_paused(consumer, partitions)
             raise
-        committed = [self._begin(entry) for entry in committed]
+        committed = [self._note_commit(entry) for entry in committed]
         try:
             assign_checked(consumer, [start_position_of(entry) for entry in committed])
         except LogError:
@@ -75,11 +78,11 @@ class CommittedTopics:
             raise
         return committed
 
-    def _begin(self, committed: TopicPartition) -> TopicPartition:
-        """Note the commit of an assigned partition; returns it, without its offset if it is of
-        another topic."""
+    def _note_commit(self, committed: TopicPartition) -> TopicPartition:
+        """Note the commit of an assigned partition, and return it; if it is of another topic, with
+        the offset `OFFSET_INVALID`."""
         key = committed.topic, committed.partition
-        present, mark = self._present(committed.topic), topic_mark_of(committed)
+        present, mark = self._present_mark(committed.topic), topic_mark_of(committed)
         self._marks.begin(key, mark, present)
         if commit_metadata.is_of_another(mark, present):
             if self._replaced is not None and not self._replaced.was_read(key[0], mark):
@@ -88,32 +91,32 @@ class CommittedTopics:
             return TopicPartition(*key, OFFSET_INVALID)
         return committed
 
-    def _present(self, topic: str, since: float = -math.inf) -> str:
-        """Return the mark of the present topic of this name; empty if its id wasn't read since
-        then."""
+    def _present_mark(self, topic: str, since: float = -math.inf) -> str:
+        """Return the mark of the topic that has this name now. Empty: no request that was sent at
+        `since` (`time.monotonic`) or later has returned its id, or no ids are known at all."""
         if self._replaced is None:
             return ""
-        return commit_metadata.short_id(self._replaced.id(topic, since))
+        return commit_metadata.short_id(self._replaced.topic_id(topic, since))
 
     def find_others(self) -> Sequence[PartitionKey]:
-        """Return the partitions that began at a commit of another topic, if that has become known
-        since the last call. The caller must read those that it owns from their start, and call
-        `restart`."""
+        """Return partitions that began at a commit of another topic, if that has become known since
+        the last call. The caller must read those that it owns from their start, and call
+        `note_restart`."""
         return self._marks.find_others()
 
     def is_sure(self, committed: TopicPartition) -> bool:
         """Whether a commit is surely of the present topic: it has that topic's mark."""
         mark = topic_mark_of(committed)
-        return bool(mark) and mark == self._present(committed.topic)
+        return bool(mark) and mark == self._present_mark(committed.topic)
 
-    def restart(self, key: PartitionKey, is_of_present: bool = False) -> None:
-        """Note that a partition is read from its start; `is_of_present`: surely in the topic whose
-        id is known."""
+    def note_restart(self, key: PartitionKey, is_of_present: bool = False) -> None:
+        """Note that a partition is read from its start now. `is_of_present`: whether it surely
+        belongs to the topic whose id is known; False: to a topic whose id may not be read yet."""
         self._marks.restart(key, time.monotonic(), is_of_present=is_of_present)
 
     def mark(self, key: PartitionKey, metadata: str) -> str:
-        """Return the metadata of a commit for a partition (topic, number), with the mark of the
-        topic whose log was read."""
+        """Return the metadata of a commit for a partition, with the mark of the topic whose log was
+        read; unchanged if commits get no marks."""
         if self._replaced is None:
             return metadata
         return commit_metadata.mark(metadata, self._marks.get(key))

@@ -1,13 +1,14 @@
-"""Starts partitions only where their log is still the one that was read; finds where it was cut.
+"""Starts partitions so that a log that was cut is noticed, and finds where it was cut.
 
     committed: 20, epoch 0      log: 0 ... 4 | 5 ... 99      epoch 0 ends at 5: read on from there
                                      epoch 0 | epoch 1
 
 An unclean election may take a log's end away. New records get the offsets of lost ones, and a group
-that continues at its commit never reads those below it. A commit's leader epoch tells: Kafka
-says where that epoch ends (KIP-320). librdkafka (2.16.0) asks for it when a leader changes and
-after a seek, but not when a partition is assigned, so every partition is sought after its
-assignment. librdkafka reports a cut as an error, and names the cut's offset only in its text.
+that continues at its commit never reads the new records below that. The commit's leader epoch shows
+the loss: Kafka says where that epoch ends (KIP-320). librdkafka (2.16.0) asks Kafka for the end
+when a leader changes and after a seek, but not when a partition is assigned, so every partition is
+sought after its assignment. librdkafka reports a cut as an error, and names the cut's offset only
+in the error's text.
 
 Not here: what a reader does with the partition (`kafka_membership`, `kafka_positioned`).
 """
@@ -32,29 +33,30 @@ from knafka.clients.kafka.kafka_client import log_error_of
 from knafka.clients.kafka.kafka_commits import NO_EPOCH, end_epochs, epoch_of
 
 SEEK_TIMEOUT: Final = 5.0
-"""Seconds until librdkafka must have started an assigned partition; it takes less than a
-millisecond, or until the same partition has stopped."""
+"""Seconds within which librdkafka must have started an assigned partition. That takes less than a
+millisecond, unless the partition's former assignment has not ended yet."""
 SEEK_INTERVAL: Final = 0.005
 """Seconds between two tries to seek in a partition that isn't started yet."""
 EPOCH_TIMEOUT: Final = 5.0
-"""Seconds that Kafka may take to say in which leader epoch a log that was cut ends; it takes
+"""Seconds that Kafka may take to say in which leader epoch a cut log ends now; it takes
 milliseconds."""
 
-_CUT: Final = re.compile(r"broker end offset is (\d+) \(offset leader epoch (\d+)\)")
-"""Finds in librdkafka's text the end offset and the number of the committed epoch, or of the last
-epoch before it that the log still has."""
+_EPOCH_END: Final = re.compile(r"broker end offset is (\d+) \(offset leader epoch (\d+)\)")
+"""Finds in librdkafka's text the end offset, and the number, of the position's leader epoch; if the
+log has lost that epoch, of the last one before it that the log still has."""
 
 
 def assign_checked(consumer: Consumer, starts: Sequence[TopicPartition]) -> None:
     """Assign partitions, and start to read each at its position in `starts`. If the position has a
     leader epoch, librdkafka first asks Kafka where that epoch ends; if it ends below the position,
     the log was cut, and a poll returns an error of `LOST_OFFSET_ERRORS` instead of records. Raises
-    `LogError` if a partition can't be assigned so."""
+    `LogError` if a partition can't be assigned or sought."""
     assigned = [TopicPartition(start.topic, start.partition) for start in starts]
     checked = [start for start in starts if start.offset > 0 and epoch_of(start) != NO_EPOCH]
     try:
-        # Paused, or else a fetch is sent before the seek: its answer is thrown away and may take
-        # `fetch.wait.max.ms`, or it says that nothing is at the start, as the seek does.
+        # Paused first. Else librdkafka would send a fetch before the seek: its answer is thrown
+        # away and may take `fetch.wait.max.ms`, or it says that nothing is at the start, as the
+        # seek does.
         sought = [TopicPartition(start.topic, start.partition) for start in checked]
         for partition in sought:
             # librdkafka can't pause a partition that it doesn't know; this makes it known.
@@ -70,13 +72,14 @@ def assign_checked(consumer: Consumer, starts: Sequence[TopicPartition]) -> None
 
 
 def _seek(consumer: Consumer, start: TopicPartition) -> None:
-    """Seek to the start of a paused partition that was just assigned. Raises `KafkaException` if
-    that isn't done within `SEEK_TIMEOUT` seconds."""
+    """Seek to the position `start` in a paused partition that was just assigned. Raises
+    `KafkaException` if that isn't done within `SEEK_TIMEOUT` seconds."""
     deadline = time.monotonic() + SEEK_TIMEOUT
     while True:
         try:
             consumer.seek(start)
         except KafkaException as error:
+            # `_STATE`: librdkafka has not started the partition yet.
             if error.args[0].code() != KafkaError._STATE or time.monotonic() > deadline:
                 raise
             time.sleep(SEEK_INTERVAL)
@@ -86,13 +89,13 @@ def _seek(consumer: Consumer, start: TopicPartition) -> None:
 
 def cut_of(consumer: Consumer, message: Message) -> TopicPartition | None:
     """Return the offset at which a partition's log was cut, with the leader epoch that ends there;
-    below it the log is still the one that was read. `message` has an error of `LOST_OFFSET_ERRORS`.
-    None: the cut isn't known, or no leader was elected since, so the topic was created anew
-    instead. May block for `EPOCH_TIMEOUT` seconds."""
+    below that offset, the log is still the one that was read. None: the offset isn't known, or no
+    leader was elected since, so the topic was created anew instead. `message` reports an error of
+    `LOST_OFFSET_ERRORS`. May block for `EPOCH_TIMEOUT` seconds."""
     topic, number, error = message.topic(), message.partition(), message.error()
     if topic is None or number is None or error is None:
         return None
-    if (match := _CUT.search(error.str())) is None:
+    if (match := _EPOCH_END.search(error.str())) is None:
         return None
     cut = TopicPartition(topic, number, int(match[1]), "", int(match[2]))
     end_epoch = end_epochs(consumer, [cut], EPOCH_TIMEOUT).get((topic, number), NO_EPOCH)
@@ -100,10 +103,10 @@ def cut_of(consumer: Consumer, message: Message) -> TopicPartition | None:
 
 
 def restart_of(consumer: Consumer, message: Message, settled: int | None) -> TopicPartition:
-    """Return the position at which a partition is read again whose log was cut or created anew: the
-    cut, or `settled` if that is lower. All records below `settled` are settled. If either is
-    unknown, it is the start of the log. `message` has an error of `LOST_OFFSET_ERRORS`. May block
-    for `EPOCH_TIMEOUT` seconds."""
+    """Return the position from which a partition must be read again after its log was cut or
+    created anew: the cut (`cut_of`) or `settled`, whichever is lower; the start of the log if one
+    of them is unknown. `settled`: offset below which all records are settled; None: unknown.
+    `message` reports an error of `LOST_OFFSET_ERRORS`. May block for `EPOCH_TIMEOUT` seconds."""
     cut = None if settled is None else cut_of(consumer, message)
     if cut is None or settled is None:
         return TopicPartition(str(message.topic()), int(message.partition() or 0), OFFSET_BEGINNING)

@@ -3,10 +3,10 @@
     commit: offset 3, epoch 0, "9 to 19 are settled"       log: 0 ... 4 | 5 ... 99
                                                                 epoch 0 | epoch 1
 
-The metadata speak of records above the commit's offset, which an unclean election may have taken
-away though all below it are still there: in the example, other records are at 9 to 19 now. After a
-clean election they are the same. Kafka tells by the end of the commit's leader epoch: only if that
-is behind the last record that the metadata speak of, they hold.
+The metadata describe records above the commit's offset. An unclean election may have taken these
+away though all records below the offset are still there: in the example, other records are at 9 to
+19 now. After a clean election, the records are the same. Kafka says where the commit's leader epoch
+ends: the metadata hold only if that is behind the last record that they describe.
 
 Not here: whether the log reaches up to the commit's own offset (`kafka_cut_logs`).
 """
@@ -36,26 +36,27 @@ metadata describe."""
 
 
 class LeaderElection(NamedTuple):
-    """Says of a partition that a leader was, or may have been, elected since its commit."""
+    """What is known of a partition in which a leader was, or may have been, elected since its
+    commit."""
 
     end_epoch: int
     """The leader epoch in which the log ends now; `NO_EPOCH`: Kafka doesn't say."""
     holds: bool | None
-    """Whether the commit's metadata speak only of records that are still there; None: Kafka doesn't
+    """Whether the commit's metadata describe only records that are still there; None: Kafka doesn't
     say."""
     is_answered: bool = True
-    """False: Kafka has not answered in time, so it may say more when it is asked again."""
+    """Whether Kafka has answered; False: not in time, so it may say more when it is asked again."""
 
-    def commit(self, committed: TopicPartition) -> OffsetAndMetadata | None:
-        """Return the commit, with its metadata if they hold; None: the group has committed
-        nothing."""
+    def commit_of(self, committed: TopicPartition) -> OffsetAndMetadata | None:
+        """Return the partition's commit, `committed`, as an `OffsetAndMetadata`, with empty
+        metadata unless they hold; None: the group has committed nothing."""
         if committed.offset < 0:
             return None
         return OffsetAndMetadata(committed.offset, metadata_of(committed) if self.holds else "")
 
 
 NO_ELECTION: Final = LeaderElection(NO_EPOCH, True)
-"""Stands for a partition that `elections_since` leaves out: its commit's metadata hold."""
+"""Use this for a partition that `elections_since` leaves out: its commit's metadata hold."""
 
 
 def elections_since(
@@ -64,10 +65,11 @@ def elections_since(
     committed: Sequence[TopicPartition],
     reach_timeout: float = REACH_TIMEOUT,
 ) -> Mapping[PartitionKey, LeaderElection]:
-    """Return the elections of a leader since a group's commits, which `consumer` has read, by topic
-    and partition; also those that may have happened. Commits without a leader epoch are left out,
-    and so are commits whose metadata say nothing of records above their offsets. Blocks for
-    `ELECTION_TIMEOUT` and `reach_timeout` seconds at most. Raises nothing."""
+    """Return where a leader was, or may have been, elected since these commits of a group, by topic
+    and partition. Left out are commits without a leader epoch, and commits whose metadata describe
+    no records above their offsets. `consumer` has read the commits; `connection` opens a new
+    consumer. Blocks for `ELECTION_TIMEOUT` + `reach_timeout` seconds at most. Never raises."""
+    # The offset up to which each commit's metadata describe records; None: that can't be read.
     reaches: dict[PartitionKey, int | None] = {}
     asked: list[TopicPartition] = []
     for entry in committed:
@@ -89,29 +91,29 @@ def elections_since(
             # The epoch has ended: its log may end below the records that the metadata describe.
             probes.append(TopicPartition(*key, reach, "", epoch))
     if probes:
-        answers = _reached(connection, probes, reach_timeout)
+        answers = _find_reached(connection, probes, reach_timeout)
         for probe in probes:
             key = probe.topic, probe.partition
             elections[key] = LeaderElection(ends[key], answers.get(key), key in answers)
     return elections
 
 
-def _reached(
+def _find_reached(
     connection: Connection, probes: Sequence[TopicPartition], timeout: float
 ) -> dict[PartitionKey, bool]:
     """Return, by topic and partition, whether the leader epoch of each position in `probes` ends at
-    that offset or later, so that all records below it are still there. Left out: what a new
-    consumer doesn't learn within `timeout` seconds. Raises nothing."""
+    the position's offset or later, so that all records below it are still there. Positions of which
+    a new consumer doesn't learn that within `timeout` seconds are left out. Never raises."""
     positions = {(probe.topic, probe.partition): probe for probe in probes}
     with suppress(LogError, KafkaException):
-        return ask_new_consumer(connection, positions, timeout, assign_checked, _is_reached)
+        return ask_new_consumer(connection, positions, timeout, assign_checked, _reach_answer)
     return {}
 
 
-def _is_reached(key: PartitionKey, message: Message) -> bool | None:
-    """Return whether a new consumer has found a position's epoch to reach up to it, by a message of
-    its partition: a record or the partition's end, or the error of a cut log. None: another
-    error."""
+def _reach_answer(key: PartitionKey, message: Message) -> bool | None:
+    """Return what a message to a new consumer says of the position at which the consumer began:
+    True (a record, or the partition's end) if the position's leader epoch reaches up to it, False
+    (the error of a cut log) if not. None: another error, which says nothing."""
     error = message.error()
     if error is None or error.code() == KafkaError._PARTITION_EOF:
         return True

@@ -1,8 +1,8 @@
 """A consumer that joins a group: its group protocol and its heartbeats.
 
-It joins by the group protocol of KIP-848 if the broker has it, else by the classic protocol
-(docs/decisions/0013). All methods are called on the thread that polls the consumer; the group's
-callbacks run within such a poll.
+The consumer joins by the group protocol of KIP-848 if the broker has it, else by the classic
+protocol (docs/decisions/0013). All methods are called on the thread that polls the consumer; the
+group's callbacks run within such a poll.
 
 Not here: handling assigned and revoked partitions (`kafka_membership`,
 `kafka_transactional_member`).
@@ -27,7 +27,7 @@ from confluent_kafka import (
 )
 
 from knafka.clients.kafka.kafka_client import (
-    READING,
+    CONSUMER_DEFAULTS,
     Connection,
     log_error,
     log_error_of,
@@ -55,9 +55,11 @@ COMMITTED_TIMEOUT: Final = 15.0
 SINGLE_COMMITTED_TIMEOUT: Final = 5.0
 """Seconds for one request for commits, as an answer may be lost."""
 
-_METADATA: Final = b"CGMDv2:"
+_DESCRIPTION_START: Final = b"CGMDv2:"
+"""First bytes of librdkafka's description of a member."""
 _GENERATION: Final = struct.Struct("=i")
-"""The start of librdkafka's description of a member; its group and its id follow."""
+"""The member's generation, which follows; then come its group and its id, each ended by a zero
+byte."""
 
 
 class GroupProtocol(StrEnum):
@@ -77,7 +79,7 @@ _BY_PROTOCOL: Final[Mapping[GroupProtocol, Mapping[str, Any]]] = {
         "session.timeout.ms": int(SESSION_TIMEOUT * 1000),
         "heartbeat.interval.ms": int(HEARTBEAT_INTERVAL * 1000),
     },
-    # The broker decides all three here, and librdkafka refuses them.
+    # With this protocol the broker decides the other three settings, and librdkafka refuses them.
     GroupProtocol.CONSUMER: {"group.protocol": "consumer"},
 }
 
@@ -87,7 +89,7 @@ class _UnknownProtocolFilter(logging.Filter):
     `fall_back_to_classic` handles that."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether to keep a line of librdkafka's log."""
+        """Return whether to keep a line of librdkafka's log."""
         return "ConsumerGroupHeartbeat fatal error" not in record.getMessage()
 
 
@@ -108,18 +110,20 @@ class GroupConsumer(ABC):
         protocol: GroupProtocol,
         callbacks: Mapping[str, Any] | None = None,
     ) -> None:
-        """Open the consumer and subscribe it to the topics; `callbacks` are added to librdkafka's
-        configuration. Raises `LogError`."""
+        """Open the consumer and subscribe it to the topics. `protocol`: the one to try first;
+        `callbacks` are added to librdkafka's configuration. Raises `LogError`."""
         self._connection = connection
         self._group = group
         self._topics = list(topics)
         self._callbacks = callbacks or {}
         self.protocol = protocol
         self.joined = False
-        """Whether the group has assigned partitions to this consumer, if only none."""
+        """Whether this consumer is a member: the group has assigned partitions to it, maybe none;
+        set by subclasses in `_on_assign`."""
         self._errors = ConnectionErrors()
         self._liveness = Liveness(connection, self._topics[0])
         self._opened_at = time.monotonic()
+        """When the present consumer was opened."""
         self._heartbeat_at = 0.0
         """When the next heartbeat is due (`time.monotonic`)."""
         self.consumer = self._open()
@@ -133,7 +137,7 @@ class GroupConsumer(ABC):
                 "error_cb": self._on_error,
                 "logger": _librdkafka,
                 **self._callbacks,
-                **READING,
+                **CONSUMER_DEFAULTS,
                 **self._connection,
                 **_BY_PROTOCOL[self.protocol],
                 "group.id": self._group,
@@ -141,7 +145,7 @@ class GroupConsumer(ABC):
         )
 
     def _subscribe(self) -> None:
-        """Subscribe to the topics, which joins the group, or sends a heartbeat of a member."""
+        """Subscribe to the topics: this joins the group, and a member sends a heartbeat by it."""
         self._heartbeat_at = time.monotonic() + HEARTBEAT_INTERVAL
         self.consumer.subscribe(
             self._topics,
@@ -159,11 +163,11 @@ class GroupConsumer(ABC):
 
     @abstractmethod
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """Take over newly assigned partitions, maybe none: from now on this is a member."""
+        """Take over newly assigned partitions, maybe none, and set `joined`."""
 
     @abstractmethod
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """Finish with partitions that go to another member; until then it has to wait."""
+        """Finish with partitions that go to another member, which waits until this returns."""
 
     @abstractmethod
     def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
@@ -173,8 +177,8 @@ class GroupConsumer(ABC):
         """Send a heartbeat if one is due; only the consumer protocol needs it. Raises
         `KafkaException`."""
         if self.protocol is GroupProtocol.CONSUMER and time.monotonic() > self._heartbeat_at:
-            # The broker asks for a heartbeat every 5 s, and a partition that moves would not be
-            # read for so long. Subscribing again sends a heartbeat now and changes nothing else.
+            # By itself, librdkafka sends one every 5 s, as the broker asks, and a partition that
+            # moves would not be read for so long. Subscribing again only sends a heartbeat now.
             try:
                 self._subscribe()
             except KafkaException as error:
@@ -183,15 +187,15 @@ class GroupConsumer(ABC):
                     raise
 
     def fall_back_to_classic(self, error: KafkaError) -> None:
-        """Close the consumer, and join with a new one by the classic protocol, as the broker has no
-        other; `error` says so. Raises `LogError`."""
+        """Close the consumer, and join with a new one by the classic protocol. `error`, which is
+        logged, says that the broker has no other protocol. Raises `LogError`."""
         log.info("the group %s has the classic protocol: %s", self._group, error.str())
         self.protocol = GroupProtocol.CLASSIC
         self.join_again()
 
     def join_again(self) -> None:
-        """Leave the group, and join it with a new consumer. Raises `LogError` if none can be
-        opened; the former one is still a member then."""
+        """Leave the group, and join it with a new consumer. Raises `LogError` if no consumer can be
+        opened; then the former one is still a member."""
         new_consumer = self._open()
         self.consumer.close()
         self._errors.forget_all()  # those of the former consumer
@@ -201,8 +205,8 @@ class GroupConsumer(ABC):
         self._subscribe()
 
     def check(self, *, heard: bool) -> None:
-        """Raise `LogError` if this consumer can't become a member of its group, or has lost Kafka.
-        `heard`: whether Kafka has sent anything since the last call."""
+        """Raise `LogError` if this consumer can't become a member of its group, or has lost Kafka
+        (`Liveness.check`). `heard`: whether Kafka has sent anything since the last call."""
         self._liveness.check(self.consumer, heard=heard)
         if not self.joined:
             self._check_joining()
@@ -220,8 +224,9 @@ class GroupConsumer(ABC):
 def committed_of(
     consumer: Consumer, partitions: list[TopicPartition], timeout: float
 ) -> list[TopicPartition]:
-    """Return the group's commit of each partition, with its metadata; without a commit, the offset
-    is negative. Raises `LogError` after `timeout` seconds."""
+    """Return the group's commit of each partition, with metadata; the offset is negative if there
+    is no commit. Requests that fail are repeated; blocks. Raises `LogError` once `timeout` seconds
+    have passed."""
     deadline = time.monotonic() + timeout
     while True:
         try:
@@ -238,8 +243,8 @@ def committed_of(
 
 
 def start_position_of(committed: TopicPartition) -> TopicPartition:
-    """Return the position at which to start reading a partition, from its entry of
-    `committed_of`."""
+    """Return the position at which to start reading a partition: its commit, `committed`, which
+    comes from `committed_of`, or the partition's start if there is no commit."""
     if committed.offset < 0:
         return TopicPartition(committed.topic, committed.partition, OFFSET_BEGINNING)
     return TopicPartition(
@@ -248,8 +253,7 @@ def start_position_of(committed: TopicPartition) -> TopicPartition:
 
 
 def assign_paused(consumer: Consumer, partitions: list[TopicPartition]) -> None:
-    """Accept the assigned partitions, as a member has to, but pause them, so that nothing is
-    read."""
+    """Accept the assigned partitions, as a member has to, but pause them, so that none is read."""
     consumer.incremental_assign(
         [
             TopicPartition(partition.topic, partition.partition, OFFSET_BEGINNING)
@@ -263,9 +267,9 @@ def identity_of(consumer: Consumer) -> Any:
     """Return librdkafka's description (bytes) of the membership under which a consumer may commit;
     None while it has none. Raises `LogError` if the description has an unknown format."""
     description = consumer.consumer_group_metadata()
-    if not description.startswith(_METADATA):
+    if not description.startswith(_DESCRIPTION_START):
         raise LogError("this librdkafka describes a member in an unknown way")
-    begin = len(_METADATA) + _GENERATION.size
-    (generation,) = _GENERATION.unpack(description[len(_METADATA) : begin])
+    begin = len(_DESCRIPTION_START) + _GENERATION.size
+    (generation,) = _GENERATION.unpack(description[len(_DESCRIPTION_START) : begin])
     _, member, *_ = description[begin:].split(b"\0")
     return description if generation > 0 and member else None

@@ -1,7 +1,7 @@
-"""A reader that fails when its topic was deleted and created again, as the state that was read from
-the old topic, such as a contract, is void then.
+"""A reader that fails when its topic was deleted and created again: what was read from the old
+topic, such as a contract, is void then.
 
-How it notices: `kafka_replaced_topics`.
+`kafka_replaced_topics` notices the new topic by its id.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from knafka.ports.shared_log import Position
 
 class KafkaIdentifiedReader(KafkaPositionedReader):
     """A `PositionedReader` on real Kafka whose `read` raises `LogError` once its topic was replaced
-    by another one of the name; it must be closed then."""
+    by another topic of the same name; the reader must be closed then."""
 
     def _react_to_replacement(self) -> dict[int, Position]:
         """Raise `LogError`, where the base class reads the new topic from its start."""

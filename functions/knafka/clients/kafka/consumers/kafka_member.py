@@ -22,17 +22,17 @@ class KafkaMember(KafkaReader):
         assignment: Assignment,
         protocol: GroupProtocol = GroupProtocol.CONSUMER,
     ) -> None:
-        """Join the group on one topic; `assignment` is notified of assigned and revoked
-        partitions."""
+        """Open the consumer and join the group on one topic; `assignment` is notified of assigned
+        and revoked partitions. Raises `LogError`."""
         super().__init__(connection, group, topic, assignment, protocol, reads=False)
 
     async def serve(self, timeout: float) -> None:
-        """Poll for the membership's sake, for up to `timeout` seconds. Raises `LogError`."""
+        """Poll for up to `timeout` seconds, which keeps the membership. Raises `LogError`."""
         await self.read(1, timeout)
 
     async def confirm(self, positions: Positions) -> bool:
         """Commit these offsets, by partition, for the process's own group. Returns whether Kafka
-        accepts them, which it does only while this process is a member."""
+        accepts the commit, which it does only while this process is a member."""
         commits = {number: OffsetAndMetadata(offset) for number, offset in positions.items()}
         answer: bool = await self._thread.call(partial(self._membership.confirm, commits))
         return answer

@@ -6,8 +6,8 @@
 All methods are called on the thread that polls the consumer (docs/decisions/0004). The group's
 callbacks run within such a poll, and wait there for `Assignment` on the event loop.
 
-Not here: how it joins (`kafka_group_consumer`), records (`kafka_reader`), and how offsets are
-committed (`kafka_commits`).
+Not here: how a consumer joins (`kafka_group_consumer`), records (`kafka_reader`), and how offsets
+are committed (`kafka_commits`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from knafka.clients.kafka.kafka_commits import (
     REBALANCING_ERRORS,
     OffsetCommits,
     epoch_of,
-    partition,
+    topic_partition_of,
 )
 from knafka.core.errors import LogError
 from knafka.core.numbering import Numbering
@@ -54,17 +54,16 @@ from knafka.ports.log import Assignment, Commits, OffsetAndMetadata
 log = logging.getLogger(__name__)
 
 REBALANCE_TIMEOUT: Final = 30.0
-"""Seconds that a rebalance waits for the event loop at most; `Assignment.on_revoked` has a limit of
+"""Most seconds that a rebalance waits for the event loop; `Assignment.on_revoked` has a limit of
 its own."""
 FINISHING_POLL_TIMEOUT: Final = 0.05
 """Seconds of a poll while the last attempts finish."""
 
 
 class Membership(GroupConsumer):
-    """A `GroupConsumer` on the topics of a `Numbering`, which numbers their partitions. With
-    `reads` False it is assigned partitions but reads neither their records nor their commits. With
-    `trusts_metadata` False it leaves out a commit's metadata that an election may have made
-    wrong."""
+    """A `GroupConsumer` on the topics of a `Numbering`, which numbers their partitions. `reads`:
+    whether the records and commits of assigned partitions are read. `trusts_metadata`: whether a
+    commit's metadata count even if an election may have made them wrong."""
 
     def __init__(
         self,
@@ -89,8 +88,8 @@ class Membership(GroupConsumer):
         self.refusal: LogError | None = None
         """The error for which assigned partitions can't be read; every read raises it."""
         self.owned: dict[int, int] = {}
-        """Leader epoch that commits have at least, by owned partition: that of the group's last
-        commit, or of the log's end."""
+        """The least leader epoch of a commit, by owned partition: the epoch of the group's last
+        commit, or of the log's end at the assignment, if that is later."""
         self.reached: dict[int, int] = {}
         """Ends of owned partitions that no read has returned yet."""
         self.last_commits: Future[Commits] = Future()
@@ -100,9 +99,9 @@ class Membership(GroupConsumer):
         self._is_finishing = self._closed = False
         self._restarts: dict[int, int] = {}
         """How often each partition was restarted."""
-        self._owned_anew: set[int] = set()
-        """Owned partitions that were restarted since they were assigned, or began at a commit that
-        is surely of the present topic."""
+        self._of_present_topic: set[int] = set()
+        """Owned partitions that surely read the present topic: they were restarted since they were
+        assigned, or began at a commit with its mark."""
         self.known_restarts: Mapping[int, int] = {}
         """How often each partition was restarted, as far as `Assignment` knows; used only on the
         event loop."""
@@ -114,13 +113,13 @@ class Membership(GroupConsumer):
     # While the consumer is a member
 
     def restart_partition(self, number: int, message: Message | None = None) -> int | None:
-        """Read a partition again from its start; or, if the error in `message` says that its log
-        was cut, from the cut. Returns that offset, negative for the start; None if the partition
-        isn't owned. Tells `Assignment` that it was lost, and assigned without a commit."""
+        """Read a partition again from its start; or from the cut, if the error in `message` says
+        that the log was cut. Returns that offset, negative for the start; None if the partition
+        isn't owned. `Assignment` learns that the partition was lost and assigned without commit."""
         if number not in self.owned:
             return None
         if message is None:
-            restart = partition(self._numbering, number)
+            restart = topic_partition_of(self._numbering, number)
             restart.offset = OFFSET_BEGINNING
         else:
             restart = restart_of(self.consumer, message, self._commits.last_offset(number))
@@ -131,10 +130,10 @@ class Membership(GroupConsumer):
         self.stalled.begin([restart])
         self.owned[number] = epoch_of(restart)
         if restart.offset >= 0:
-            self._commits.begin(number, OffsetAndMetadata(restart.offset))
+            self._commits.note_committed(number, OffsetAndMetadata(restart.offset))
         else:
-            self._committed_topics.restart((restart.topic, restart.partition), message is None)
-        self._owned_anew.add(number)
+            self._committed_topics.note_restart((restart.topic, restart.partition), message is None)
+        self._of_present_topic.add(number)
         self._restarts[number] = restarts = self._restarts.get(number, 0) + 1
         self._loop.call_soon_threadsafe(self._begin_new_log, number, restarts)
         return restart.offset
@@ -145,23 +144,24 @@ class Membership(GroupConsumer):
             self.restart_partition(number)
 
     def restart_assigned(self, topics: Collection[str]) -> Collection[int]:
-        """Read the partitions of these replaced topics that were assigned since `restart_topic`
-        from their start; returns their numbers."""
-        assigned = self.owned.keys() - self._owned_anew
-        numbers = [number for number in assigned if self._numbering.topic(number) in topics]
+        """Read partitions of these replaced topics from their start, unless they surely read the
+        present topic, such as those of `restart_topic`; returns their numbers."""
+        unsure = self.owned.keys() - self._of_present_topic
+        numbers = [number for number in unsure if self._numbering.topic(number) in topics]
         for number in numbers:
             self.restart_partition(number)
         return numbers
 
     def _begin_new_log(self, number: int, restarts: int) -> None:
-        """Tell `Assignment`, on the event loop, that a partition was restarted."""
+        """Report to `Assignment`, on the event loop, that a partition was restarted for the
+        `restarts`th time."""
         self.known_restarts = {**self.known_restarts, number: restarts}
         self._assignment.on_lost([number])
         self._assignment.on_assigned({number: None})
 
     def rejoin_if_stalled(self) -> None:
         """Join the group again with a new consumer if this one has stalled in a partition
-        (`kafka_stalled_partitions`); to be called only when its queue holds no record."""
+        (`kafka_stalled_partitions`). Call this only when no record waits in its queue."""
         stalled = self.stalled.find(self.consumer)
         if not stalled:
             return
@@ -187,16 +187,17 @@ class Membership(GroupConsumer):
         self.stalled.resume(partitions)
 
     def partitions_of(self, numbers: Iterable[int]) -> list[TopicPartition]:
-        """Return confluent-kafka's objects of these partitions."""
-        return [partition(self._numbering, number) for number in numbers]
+        """Return confluent-kafka's objects for these partitions."""
+        return [topic_partition_of(self._numbering, number) for number in numbers]
 
     def number_of(self, partition: TopicPartition) -> int:
-        """Return the number of a partition as confluent-kafka names it."""
+        """Return the number of confluent-kafka's object for a partition."""
         return self._numbering.number(partition.topic, partition.partition)
 
     def commit(self, commits: Commits, known_restarts: Mapping[int, int]) -> None:
         """Make the commits of partitions that are still owned, without waiting for Kafka.
-        `known_restarts`: the attribute's value at the moment when the commits were requested."""
+        `known_restarts`: the attribute's value when the commits were requested; commits of
+        partitions that were restarted since are dropped."""
         if self._restarts:
             commits = {
                 number: commit
@@ -216,7 +217,7 @@ class Membership(GroupConsumer):
 
     def commit_now(self, commits: Commits, known_restarts: Mapping[int, int]) -> None:
         """Make these commits and wait until Kafka confirms them. Raises `LogError`, also if a
-        partition isn't owned, or was restarted more often than `known_restarts` says."""
+        partition isn't owned, or was restarted since (`known_restarts` as in `commit`)."""
         not_owned = commits.keys() - self.owned.keys()
         not_owned |= {number for number in commits if self._was_restarted(number, known_restarts)}
         if not_owned:
@@ -227,15 +228,15 @@ class Membership(GroupConsumer):
             raise log_error_of(error.args[0]) from None
 
     def confirm(self, commits: Commits) -> bool:
-        """Commit these offsets, of owned partitions; returns whether Kafka accepts them, which
-        proves that the membership still holds."""
+        """Commit the offsets of owned partitions, and return whether Kafka accepts them, which
+        proves that this is still a member; False if no partition is owned."""
         owned_commits = {
             number: commit for number, commit in commits.items() if number in self.owned
         }
         if not owned_commits:
             return False
         try:
-            self._commits.commit_and_wait(self.consumer, owned_commits, self.owned)
+            self._commits.commit_unrecorded(self.consumer, owned_commits, self.owned)
         except KafkaException as error:
             log.info("the group %s didn't confirm: %s", self._group, error.args[0].str())
             return False
@@ -248,7 +249,7 @@ class Membership(GroupConsumer):
     # Leaving
 
     def finish(self, timeout: float) -> None:
-        """Stop reading, and request the last commits from `Assignment`: the future `last_commits`
+        """Stop reading, and request the last commits from `Assignment`. The future `last_commits`
         is done within `timeout` seconds."""
         self._is_finishing = True
         self._finishing, self.owned = self.owned, {}
@@ -262,7 +263,7 @@ class Membership(GroupConsumer):
         )
 
     async def _request_last_commits(self, numbers: Sequence[int], timeout: float) -> Commits:
-        """Return the last commits of these partitions from `Assignment.on_revoked`; none if that
+        """Return the last commits of these partitions from `Assignment.on_revoked`; empty if that
         takes longer than `timeout` seconds."""
         try:
             async with asyncio.timeout(timeout):
@@ -277,15 +278,15 @@ class Membership(GroupConsumer):
         self.consumer.poll(FINISHING_POLL_TIMEOUT)
 
     def commit_last(self, deadline: float) -> bool:
-        """Make the last commit of partitions that are still owned, up to `deadline` (monotonic
-        time); returns False if it must be tried again after a rebalance."""
+        """Make the last commits of partitions that still belong to this member, up to `deadline`
+        (monotonic time). Returns False if they must be tried again after a rebalance."""
         commits = self.last_commits.result()
         owned_commits = {
             number: commit for number, commit in commits.items() if number in self._finishing
         }
         try:
             if owned_commits:
-                self._commits.commit_and_wait(self.consumer, owned_commits, self._finishing)
+                self._commits.commit_unrecorded(self.consumer, owned_commits, self._finishing)
             elif self.protocol is GroupProtocol.CLASSIC and self.consumer.memberid():
                 # Behind a JoinGroup that waits for other members, librdkafka would give up leaving
                 # after 5 s. An answer on the same connection shows that no JoinGroup is pending.
@@ -300,7 +301,7 @@ class Membership(GroupConsumer):
         return True
 
     def close(self) -> None:
-        """Leave the group, even if last commits are missing; do nothing if it was left already."""
+        """Leave the group, even if last commits are missing; further calls do nothing."""
         if not self._closed:
             self._closed = True
             self.consumer.close()
@@ -308,7 +309,7 @@ class Membership(GroupConsumer):
     # Callbacks of the group, within a poll
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """Start to read newly assigned partitions at the group's commits, and tell `Assignment`."""
+        """Read newly assigned partitions from the group's commits on; notify `Assignment`."""
         self.joined = True
         if self._is_finishing:
             assign_paused(consumer, partitions)
@@ -336,10 +337,10 @@ class Membership(GroupConsumer):
             # With the end's epoch, the next commits' metadata hold until a leader is elected again.
             self.owned[number] = max(epoch_of(entry), election.end_epoch)
             if topics.is_sure(entry):
-                self._owned_anew.add(number)
-            commit = commits[number] = election.commit(entry)
+                self._of_present_topic.add(number)
+            commit = commits[number] = election.commit_of(entry)
             if commit is not None:
-                self._commits.begin(number, commit)
+                self._commits.note_committed(number, commit)
         self._loop.call_soon_threadsafe(self._assignment.on_assigned, commits)
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
@@ -358,8 +359,8 @@ class Membership(GroupConsumer):
             consumer.incremental_unassign(partitions)
 
     def _last_commits_of(self, numbers: Sequence[int], finishing: Collection[int]) -> Commits:
-        """Return the last commits of revoked partitions once their attempts have finished; for the
-        partitions `finishing`, `finish` has requested them already."""
+        """Wait until the attempts of revoked partitions have finished, and return the last commits.
+        For the partitions `finishing`, `finish` has requested these already."""
         commits: dict[int, OffsetAndMetadata] = {}
         if numbers:
             revoked: Any = self._assignment.on_revoked(numbers)
@@ -381,12 +382,12 @@ class Membership(GroupConsumer):
         consumer.incremental_unassign(partitions)
 
     def _forget_owned(self, partitions: list[TopicPartition]) -> list[int]:
-        """Forget these partitions; returns the owned ones among them, the only ones that
-        `Assignment` knows."""
+        """Own these partitions no more. Returns the numbers of those that were owned, the only ones
+        that `Assignment` knows."""
         numbers = [number for number in map(self.number_of, partitions) if number in self.owned]
         for number in numbers:
             del self.owned[number]
-            self._owned_anew.discard(number)
+            self._of_present_topic.discard(number)
             self.reached.pop(number, None)
             self.stalled.drop(self.partitions_of([number]))
             self._commits.forget(number)

@@ -1,6 +1,6 @@
 """A reader of given positions: `ports.shared_log.PositionedReader` on a consumer.
 
-It never joins a group, so that a slow reader isn't removed from one.
+The consumer never joins a group, so a slow reader can't be removed from one.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from knafka.clients.kafka.consumers.kafka_replaced_topics import ReplacedTopics,
 from knafka.clients.kafka.consumers.kafka_stalled_partitions import StalledPartitions
 from knafka.clients.kafka.kafka_acls import name_missing_right
 from knafka.clients.kafka.kafka_client import (
+    CONSUMER_DEFAULTS,
     LOST_OFFSET_ERRORS,
-    READING,
     TRANSIENT_ERRORS,
     Connection,
     log_error_of,
@@ -58,8 +58,8 @@ class KafkaPositionedReader:
 
     def __init__(self, connection: Connection, topic: str, ids: TopicIds | None = None) -> None:
         """Open the consumer and its thread; nothing is read until `begin`. `ids` reads the topic's
-        id; several readers can share one, and so its admin client. None: this reader has one of its
-        own. Raises `LogError`."""
+        id; several readers can share this object, and so its admin client. None: this reader
+        creates its own. Raises `LogError`."""
         self._topic = topic
         self._thread = CallThread(asyncio.get_running_loop(), "kafka-positioned")
         self.ends: Positions = {}
@@ -67,18 +67,18 @@ class KafkaPositionedReader:
         self.new_epochs: Mapping[int, Sequence[EpochStart]] = {}
         """Leader epochs that begin in the records of the last read, by partition."""
         self.restarted: Mapping[int, Position] = {}
-        """Partitions that the last read began anew, with the position up to which their log is the
-        one that was read before."""
+        """Partitions that the last read began anew from their start, each with the position up to
+        which its log is the one that was read before; `BEGINNING`: all of it is another log."""
         self._connection = connection
         # Used only on the thread:
         self._consumer = self._open()
         self._replaced = ReplacedTopics(ids or TopicIds(connection), [topic])
-        self._begun: set[int] = set()
+        self._active_partitions: set[int] = set()
         """Partitions that are being read."""
         self._epochs: dict[int, int] = {}
         """Leader epoch of the last record of each partition."""
         self._failure: LogError | None = None
-        """The error that the next read raises."""
+        """The error that the next read raises, once; None: there is none."""
         self._liveness = Liveness(connection, topic)
         self._stalled = StalledPartitions(connection)
 
@@ -87,7 +87,8 @@ class KafkaPositionedReader:
         `LogError`."""
         group = f"{POSITIONED_GROUP_PREFIX}-{uuid.uuid4().hex[:8]}"
         return open_client(
-            Consumer, {"logger": _librdkafka, **READING, **self._connection, "group.id": group}
+            Consumer,
+            {"logger": _librdkafka, **CONSUMER_DEFAULTS, **self._connection, "group.id": group},
         )
 
     def begin(self, positions: Mapping[int, Position]) -> None:
@@ -117,7 +118,7 @@ class KafkaPositionedReader:
         return answer.records
 
     async def close(self, timeout: float) -> None:
-        """Close the consumer within `timeout` seconds."""
+        """Close the consumer; wait for that at most `timeout` seconds."""
         closing = self._thread.call(lambda: self._consumer.close())
         self._thread.end()
         try:
@@ -129,8 +130,9 @@ class KafkaPositionedReader:
     # On the thread
 
     def _begin(self, positions: Mapping[int, Position]) -> None:
-        """Start to read partitions at these positions, on the consumer's thread; `BEGINNING`,
-        or an offset below it, means the beginning. The next `_read` raises its error."""
+        """Start to read partitions at these positions, on the consumer's thread; `BEGINNING`, or an
+        offset below that, stands for the partition's start. If this fails, the next `_read` raises
+        the error."""
         start_positions = [
             TopicPartition(
                 self._topic, number, max(position.offset, OFFSET_BEGINNING), "", position.epoch
@@ -142,12 +144,12 @@ class KafkaPositionedReader:
             self._stalled.begin(start_positions)
         except LogError as error:
             self._failure = error
-        self._begun.update(positions)
+        self._active_partitions.update(positions)
 
     def _drop(self, numbers: set[int]) -> None:
         """Stop reading partitions, on the consumer's thread."""
-        begun = numbers & self._begun
-        self._begun -= begun
+        begun = numbers & self._active_partitions
+        self._active_partitions -= begun
         for number in begun:
             self._epochs.pop(number, None)
         if begun:
@@ -155,9 +157,9 @@ class KafkaPositionedReader:
             self._consumer.incremental_unassign(self._partitions(begun))
 
     def _set_paused(self, numbers: set[int], *, paused: bool) -> None:
-        """Pause or resume the given partitions that are being read, on the consumer's thread. The
-        next `_read` raises its error."""
-        partitions = self._partitions(numbers & self._begun)
+        """Pause or resume those of these partitions that are being read, on the consumer's thread.
+        If this fails, the next `_read` raises the error."""
+        partitions = self._partitions(numbers & self._active_partitions)
         consumer, stalled = self._consumer, self._stalled
         try:
             (consumer.pause if paused else consumer.resume)(partitions)
@@ -166,7 +168,7 @@ class KafkaPositionedReader:
             self._failure = log_error_of(error.args[0])
 
     def _partitions(self, numbers: Collection[int]) -> list[TopicPartition]:
-        """Return confluent-kafka's objects of these partitions."""
+        """Return confluent-kafka's objects for these partitions."""
         return [TopicPartition(self._topic, number) for number in numbers]
 
     def _read(self, limit: int, timeout: float) -> _PositionedRead:
@@ -190,7 +192,7 @@ class KafkaPositionedReader:
         messages = self._poll_messages(limit, timeout, ends)
         for message in messages:
             error, number = message.error(), cast(int, message.partition())
-            if number not in self._begun:
+            if number not in self._active_partitions:
                 continue
             if error is None:
                 records.append(cast(Record, message))
@@ -222,16 +224,17 @@ class KafkaPositionedReader:
 
     def _react_to_replacement(self) -> dict[int, Position]:
         """Read all partitions from their start, as the topic was deleted and created again. Returns
-        their entries of `restarted`. `KafkaIdentifiedReader` overrides this to raise an error."""
+        what `restarted` must say of them. `KafkaIdentifiedReader` overrides this to raise an
+        error."""
         log.warning("%s was deleted and created again: it is read from its start", self._topic)
-        for number in self._begun:
+        for number in self._active_partitions:
             self._restart(number)
-        return dict.fromkeys(self._begun, Position(BEGINNING))
+        return dict.fromkeys(self._active_partitions, Position(BEGINNING))
 
     def _poll_messages(self, limit: int, timeout: float, ends: dict[int, int]) -> list[Message]:
         """Return up to `limit` messages, waiting up to `timeout` seconds for the first. Reports of
-        partitions' ends that arrive before it are noted in `ends` instead."""
-        # As in `kafka_reader`, consume() alone would wait for the whole batch; an end alone doesn't
+        partitions' ends that arrive before the first are stored in `ends` instead."""
+        # As in `kafka_reader`, `consume` alone would wait for the whole batch; an end alone doesn't
         # end the read.
         deadline = time.monotonic() + timeout
         while (first_message := self._consumer.poll(timeout)) is not None and _is_end(
@@ -248,7 +251,8 @@ class KafkaPositionedReader:
 
     def _replace_if_stalled(self) -> None:
         """Replace the consumer if it has stalled in a partition (`kafka_stalled_partitions`). The
-        new one continues at the same positions, and finds out whether their logs were replaced."""
+        new consumer continues at the same positions, and finds out whether the logs were replaced.
+        Raises `LogError` if none can be opened."""
         if not (stalled := self._stalled.find(self._consumer)):
             return
         log.warning(
@@ -283,8 +287,8 @@ class KafkaPositionedReader:
         return Position(BEGINNING) if cut is None else Position(cut.offset, epoch_of(cut))
 
     def _restart(self, number: int) -> None:
-        """Let the consumer go on from the start of a partition, even if it was paused. Raises
-        `KafkaException`."""
+        """Have the consumer read a partition from its start, even if the partition was paused.
+        Raises `KafkaException`."""
         partition = TopicPartition(self._topic, number)
         self._consumer.incremental_unassign([partition])
         partition.offset = OFFSET_BEGINNING
@@ -295,7 +299,7 @@ class KafkaPositionedReader:
 
 
 class _PositionedRead(NamedTuple):
-    """The result of one read on the thread; fields as the attributes of `KafkaPositionedReader`."""
+    """The result of one read on the thread; the fields are those of `KafkaPositionedReader`."""
 
     records: list[Record]
     ends: dict[int, int]
@@ -312,9 +316,9 @@ def _epoch_of(message: Message) -> int:
 def _epoch_starts(
     records: Sequence[Record], number: int, epoch: int | None
 ) -> Sequence[EpochStart]:
-    """Return the leader epochs that begin in the records of the partition `number`; records of
-    others are passed over. `epoch`: that of the partition's record before these; None: not
-    known."""
+    """Return the leader epochs that begin in the partition `number` within these records; records
+    of other partitions are ignored. `epoch`: that of the partition's last record before these;
+    None: it isn't known, so the first record's epoch counts as beginning there."""
     starts: list[EpochStart] = []
     for record in records:
         if record.partition() != number:

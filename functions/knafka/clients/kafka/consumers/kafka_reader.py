@@ -1,6 +1,6 @@
 """The reader on real Kafka: confluent-kafka's consumer behind `ports.log.LogReader`.
 
-If one group reads several topics, their partitions have common numbers (`numbering`).
+If a reader has several topics, their partitions are numbered in one sequence (`numbering`).
 
 The consumer's poll blocks, so it has a thread of its own (docs/decisions/0004). Not here: joining,
 owning partitions and leaving (`kafka_membership`), and configuration (`kafka_client.Connection`).
@@ -37,7 +37,8 @@ from knafka.ports.log import Assignment, Commits, Positions, Record
 log = logging.getLogger(__name__)
 
 LEAVE_TIME: Final = 2.0
-"""Seconds of a close that are kept for the last commit and for leaving; at most a quarter of it."""
+"""Seconds of a close's timeout that are kept for the last commit and for leaving; at most a quarter
+of the timeout."""
 REPLACEMENT_TIME: Final = 60.0
 """Seconds for which assigned partitions of a replaced topic may have commits of the former one:
 other members notice the replacement within `TOPIC_ID_INTERVAL`, and one that died before loses its
@@ -65,15 +66,15 @@ class KafkaReader:
         reads: bool = True,
         may_repeat: bool = True,
     ) -> None:
-        """Open the consumer and its thread, and subscribe to the topics. `reads` False: join the
-        group without reading. `may_repeat` False, for delivery at most once: a replaced topic is
-        not read again from its start, and a commit's metadata counts even if a leader was elected
-        since, though the records that it describes may be gone. Raises `LogError`."""
+        """Open the consumer and its thread, and subscribe to the topics. `reads`: whether records
+        are read; False: only join the group. `may_repeat`: whether a replaced topic is read from
+        its start, and a commit's metadata are ignored if an election may have taken away the
+        records that they describe; False for delivery at most once. Raises `LogError`."""
         self._numbering = Numbering([topics] if isinstance(topics, str) else topics)
         self._topic, self._group = ", ".join(self._numbering.topics), group
         self._thread = CallThread(asyncio.get_running_loop(), "kafka-reader")
         self.ends: Positions = {}
-        """Partitions whose end the last read has reached, with the offset where each continues."""
+        """Partitions whose end the last read has reached, with the offset of the end."""
         compares_ids = reads and may_repeat
         self._replaced = ReplacedTopics(
             TopicIds(connection), self._numbering.topics if compares_ids else ()
@@ -85,12 +86,12 @@ class KafkaReader:
             *member_arguments, self._committed_topics, reads=reads, trusts_metadata=not may_repeat
         )
         self._replaced_until: dict[str, float] = {}
-        """Monotonic time until which newly assigned partitions of a topic are read from their
-        start, by topic that was replaced."""
+        """By replaced topic, the monotonic time until which its newly assigned partitions are read
+        from their start."""
         self._failure: LogError | None = None
-        """The error that the next read raises, once."""
-        self._broken: LogError | None = None
-        """The fatal error that every read raises from now on."""
+        """The error that the next read raises, once; None: there is none."""
+        self._fatal_error: LogError | None = None
+        """The error that every read raises from now on; None: there is none."""
 
     @property
     def protocol(self) -> GroupProtocol:
@@ -124,7 +125,7 @@ class KafkaReader:
             log.warning("%s was deleted and created again: it is read from its start", topic)
             membership.restart_topic(topic)
             self._replaced_until[topic] = time.monotonic() + REPLACEMENT_TIME
-        self._restart_others()
+        self._restart_of_another_topic()
         records: list[Record] = []
         messages = self._poll_messages(limit, timeout) if self._pending_failure is None else []
         for message in messages:
@@ -158,7 +159,7 @@ class KafkaReader:
             }
         return records, ends
 
-    def _restart_others(self) -> None:
+    def _restart_of_another_topic(self) -> None:
         """Read partitions from their start whose commits turn out to be of another topic."""
         for topic, partition in self._committed_topics.find_others():
             number = self._numbering.number(topic, partition)
@@ -166,8 +167,8 @@ class KafkaReader:
                 log.warning(OF_ANOTHER_TOPIC, partition, topic)
 
     def _restart_assigned(self) -> Collection[int]:
-        """Read newly assigned partitions of replaced topics from their start, as their commits may
-        be of the former topic if they don't say which; returns their numbers."""
+        """Read newly assigned partitions of lately replaced topics (`_replaced_until`) from their
+        start, as their commits may be of the former topic. Returns the partitions' numbers."""
         now = time.monotonic()
         self._replaced_until = {
             topic: until for topic, until in self._replaced_until.items() if until > now
@@ -182,13 +183,14 @@ class KafkaReader:
     @property
     def _pending_failure(self) -> LogError | None:
         """The error that the next read raises; None: there is none."""
-        return self._failure or self._broken or self._membership.refusal
+        return self._failure or self._fatal_error or self._membership.refusal
 
     def _react_to_error(self, error: KafkaError) -> None:
-        """Decide what the error of a poll means for later reads: fall back, fail, or go on."""
+        """React to the error of a poll: fall back to the classic protocol, have later reads fail,
+        or ignore an error that passes by itself."""
         if error.code() == KafkaError._FATAL:
             if self._membership.joined or self.protocol is GroupProtocol.CLASSIC:
-                self._broken = log_error_of(error)
+                self._fatal_error = log_error_of(error)
             else:
                 self._membership.fall_back_to_classic(error)
         elif not error.retriable() and error.code() not in TRANSIENT_ERRORS:
@@ -196,8 +198,8 @@ class KafkaReader:
             self._failure = name_missing_right(log_error_of(error), topic=topic, group=group)
 
     def _restart_partition(self, message: Message) -> int:
-        """Read a partition from where its log was cut, or from its start, as the log no longer has
-        the next offset, which `message` reports; returns the partition's number."""
+        """Read a partition from where its log was cut, or from its start: `message` reports that
+        the log no longer has the consumer's offset. Returns the partition's number."""
         number = self.number_of(cast(Record, message))
         offset = self._membership.restart_partition(number, message)
         if offset is not None:
@@ -212,9 +214,9 @@ class KafkaReader:
 
     def _poll_messages(self, limit: int, timeout: float) -> list[Message]:
         """Return up to `limit` messages, waiting up to `timeout` seconds for the first. Reports of
-        partitions' ends that arrive before it are noted (`_note_end`) instead of returned."""
-        # consume() alone would wait for the whole batch, but a read should return once there is a
-        # record. A partition's end alone doesn't end a read, as it is reported again after each
+        partitions' ends that arrive before the first are noted (`_note_end`), not returned."""
+        # `consume` alone would wait for the whole batch, but a read should return once there is a
+        # record. The end of a partition doesn't end a read, as it is reported again after each
         # record that comes alone.
         consumer = self._membership.consumer
         deadline = time.monotonic() + timeout
@@ -227,8 +229,8 @@ class KafkaReader:
         return [first_message, *consumer.consume(limit - 1, 0)] if limit > 1 else [first_message]
 
     def _note_end(self, message: Message) -> bool:
-        """Note the end of a partition in `membership.reached` if the message reports one; returns
-        whether it does, and so is no record."""
+        """If the message reports the end of a partition, note the end in `Membership.reached`, and
+        return True; return False for any other message."""
         error, number, offset = message.error(), message.partition(), message.offset()
         if error is None or error.code() != KafkaError._PARTITION_EOF:
             return False
@@ -261,7 +263,7 @@ class KafkaReader:
             self._failure = log_error_of(error.args[0])  # the next read raises it
 
     def commit(self, commits: Commits) -> None:
-        """Commit these offsets on the reader's thread, without waiting for Kafka."""
+        """Commit these offsets of partitions that are still owned, without waiting for Kafka."""
         membership = self._membership
         self._thread.call(partial(membership.commit, commits, membership.known_restarts))
 
@@ -299,8 +301,8 @@ class KafkaReader:
         """
         membership, thread = self._membership, self._thread
         deadline = time.monotonic() + timeout
-        spare = min(LEAVE_TIME, timeout / 4)
-        await thread.call(partial(membership.finish, timeout - spare))
+        leave_time = min(LEAVE_TIME, timeout / 4)
+        await thread.call(partial(membership.finish, timeout - leave_time))
         while not membership.last_commits.done():
             await thread.call(membership.serve)
         has_committed = False

@@ -1,7 +1,7 @@
 """A reader of a topic's newest records: `log.TopicTail` on a consumer.
 
 Each read first requests the topic's ends, and fetches only the records before them. Between reads,
-no partition is assigned, so nothing is prefetched. It never joins a group.
+no partition is assigned, so nothing is prefetched. The consumer never joins a group.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from knafka.clients.kafka.call_thread import CallThread
 from knafka.clients.kafka.kafka_acls import explain_denials
 from knafka.clients.kafka.kafka_client import (
-    READING,
+    CONSUMER_DEFAULTS,
     TRANSIENT_ERRORS,
     Connection,
     log_error_of,
@@ -32,13 +32,12 @@ TAIL_GROUP_PREFIX: Final = "knafka-topic-tail"
 """Prefix of the group id that librdkafka requires; Kafka never sees it, as nothing subscribes or
 commits."""
 TAIL_REQUEST_TIMEOUT: Final = 10.0
-"""Seconds for each request, and without progress while records are fetched."""
-
+"""Most seconds for each request, and for fetching records."""
 TAIL_POLL_TIMEOUT: Final = 0.1
-"""Seconds of one poll, after which `TAIL_REQUEST_TIMEOUT` is checked."""
+"""Most seconds of one poll, after which `TAIL_REQUEST_TIMEOUT` is checked."""
 
-_READING: Final[Mapping[str, Any]] = {
-    **READING,
+_TAIL_SETTINGS: Final[Mapping[str, Any]] = {
+    **CONSUMER_DEFAULTS,
     # If the record at a position was deleted, reading continues with the next one that exists.
     "auto.offset.reset": "earliest",
     # If the last offsets have no records, only a response without records shows that the end was
@@ -58,25 +57,27 @@ class KafkaTail:
         self._connection = connection
         self._topic = topic
         self._thread: CallThread | None = None
+        """The consumer's thread; None: it isn't started."""
         # Used only on the thread:
         self._opened: Consumer | None = None
         self._since = 0
         """Milliseconds since the Unix epoch: partitions without a position begin at this time."""
-        self._next: dict[int, int] = {}
+        self._positions: dict[int, int] = {}
         """The next offset to read, by partition."""
 
     def begin(self, since: int) -> None:
-        """Continue at the topic's first record since a time (milliseconds since the Unix epoch)."""
+        """Have the next read begin at the topic's first record since a time (milliseconds since the
+        Unix epoch)."""
         self._call(partial(self._begin, since))
 
     async def read_on(self, limit: int) -> Sequence[Record]:
-        """Return the next records, `limit` at most; none once all records that the topic had at the
-        call are read. Raises `LogError`."""
+        """Return the next records, at most `limit`; empty once all records that the topic had at
+        the call are read. Raises `LogError`."""
         records: Sequence[Record] = await self._call(partial(self._read_on, limit))
         return records
 
     async def close(self, timeout: float) -> None:
-        """Close the consumer within `timeout` seconds."""
+        """Close the consumer; wait for that at most `timeout` seconds."""
         if self._thread is None:
             return
         closing = self._call(self._close)
@@ -97,31 +98,32 @@ class KafkaTail:
         """Forget all positions, and read from the first records since this time (ms, Unix epoch)
         on."""
         self._since = since
-        self._next.clear()
+        self._positions.clear()
 
     def _read_on(self, limit: int) -> list[Record]:
         """Return up to `limit` next records, on the consumer's thread. Raises `LogError`."""
         try:
             with explain_denials(topic=("Read", self._topic)):
-                ends = self._ends()
-                behind = {number for number, end in ends.items() if self._next[number] < end}
+                ends = self._read_ends()
+                behind = {number for number, end in ends.items() if self._positions[number] < end}
                 return self._fetch(ends, behind, limit) if behind else []
         except KafkaException as error:
             raise log_error_of(error.args[0]) from error
 
     @property
     def _consumer(self) -> Consumer:
-        """Return the consumer, opened at its first use. Raises `LogError`."""
+        """The consumer, which is opened at its first use. Raises `LogError`."""
         if self._opened is None:
             group = f"{TAIL_GROUP_PREFIX}-{uuid.uuid4().hex[:8]}"
             self._opened = open_client(
-                Consumer, {**_READING, **self._connection, "group.id": group}
+                Consumer, {**_TAIL_SETTINGS, **self._connection, "group.id": group}
             )
         return self._opened
 
-    def _ends(self) -> dict[int, int]:
-        """Return the current end of each partition, after setting the position of partitions that
-        have none; empty if the topic doesn't exist. Raises `LogError` and `KafkaException`."""
+    def _read_ends(self) -> dict[int, int]:
+        """Read the current end of each partition, and return the ends by number; empty if the topic
+        doesn't exist. Also set `_positions` of partitions that have none, or none any more.
+        Raises `LogError` and `KafkaException`."""
         consumer = self._consumer
         described = consumer.list_topics(self._topic, timeout=TAIL_REQUEST_TIMEOUT).topics[
             self._topic
@@ -129,14 +131,17 @@ class KafkaTail:
         if described.error is not None:
             error = log_error_of(described.error)
             if error.unknown_topic:
-                self._next.clear()  # a topic that is created later is read anew
+                self._positions.clear()  # a topic that is created later is read anew
                 return {}
             with explain_denials(topic=("Describe", self._topic)):
                 raise error
         bounds = read_watermarks(consumer, self._topic, described.partitions, TAIL_REQUEST_TIMEOUT)
-        # A topic that was created anew under this name ends before the position in the deleted one.
+        # Partitions without a next offset, or with one beyond the end: then the topic was created
+        # anew under this name.
         new_partitions = {
-            number for number, (_, end) in bounds.items() if self._next.get(number, end + 1) > end
+            number
+            for number, (_, end) in bounds.items()
+            if self._positions.get(number, end + 1) > end
         }
         if new_partitions:
             start_times = [
@@ -145,28 +150,31 @@ class KafkaTail:
             for start in consumer.offsets_for_times(start_times, timeout=TAIL_REQUEST_TIMEOUT):
                 if start.error is not None:
                     raise log_error_of(start.error)
-                # Without a record since then, reading starts at the end.
+                # A negative offset: there is no record since that time, so begin at the end.
                 end = bounds[start.partition][1]
-                self._next[start.partition] = start.offset if start.offset >= 0 else end
+                self._positions[start.partition] = start.offset if start.offset >= 0 else end
         for number, (first_offset, _) in bounds.items():
-            self._next[number] = max(self._next[number], first_offset)
+            self._positions[number] = max(self._positions[number], first_offset)
         return {number: end for number, (_, end) in bounds.items()}
 
     def _fetch(self, ends: Mapping[int, int], behind: set[int], limit: int) -> list[Record]:
-        """Return up to `limit` next records of the partitions `behind`, which are not read to their
-        `ends`; none if these ends are reached without a record. Raises `LogError` without an answer
-        for `TAIL_REQUEST_TIMEOUT`."""
+        """Return up to `limit` next records of the partitions `behind`, which are not yet read to
+        their `ends`; empty if these ends are reached without a record. Raises `LogError` if neither
+        happens within `TAIL_REQUEST_TIMEOUT` seconds."""
         consumer = self._consumer
         records: list[Record] = []
         consumer.assign(
-            [TopicPartition(self._topic, number, self._next[number]) for number in sorted(behind)]
+            [
+                TopicPartition(self._topic, number, self._positions[number])
+                for number in sorted(behind)
+            ]
         )
         try:
             give_up_at = time.monotonic() + TAIL_REQUEST_TIMEOUT
             while behind and not records:
                 if time.monotonic() > give_up_at:
                     raise LogError(f"{self._topic} can't be read to its end: no answer from Kafka")
-                # consume() alone would wait for `limit` records.
+                # `consume` alone would wait for `limit` records.
                 first_message = consumer.poll(TAIL_POLL_TIMEOUT)
                 if first_message is None:
                     continue
@@ -178,12 +186,14 @@ class KafkaTail:
                     error, number = message.error(), cast(int, message.partition())
                     if error is None:
                         records.append(cast(Record, message))
-                        self._next[number] = cast(int, message.offset()) + 1
+                        self._positions[number] = cast(int, message.offset()) + 1
                     elif error.code() == KafkaError._PARTITION_EOF:
-                        self._next[number] = max(self._next[number], cast(int, message.offset()))
+                        self._positions[number] = max(
+                            self._positions[number], cast(int, message.offset())
+                        )
                     elif not error.retriable() and error.code() not in TRANSIENT_ERRORS:
                         raise log_error_of(error)
-                behind = {number for number in behind if self._next[number] < ends[number]}
+                behind = {number for number in behind if self._positions[number] < ends[number]}
         finally:
             consumer.unassign()
         return records

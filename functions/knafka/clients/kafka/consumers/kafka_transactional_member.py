@@ -1,7 +1,7 @@
 """The member of a group whose offsets a transaction commits: the consumer of `KafkaTransactions`.
 
-It keeps which partitions it owns and what it has read, notifies `Claims` of both, and reads again
-from the last commit after an aborted transaction. All calls block the caller's thread.
+It knows which partitions it owns and what it has read, notifies `Claims` of assigned and revoked
+partitions, and reads again from the last commit after an aborted transaction. All calls block.
 
 Not here: how a member joins (`kafka_group_consumer`), and the transactions (`kafka_transactions`).
 """
@@ -53,19 +53,19 @@ from knafka.ports.transactions import Claims, Offsets, Partition
 log = logging.getLogger(__name__)
 
 STABLE_TIMEOUT: Final = 30.0
-"""Seconds to read the group's commits: a killed member's transaction may be open, and Kafka may
-take twice `TRANSACTION_TIMEOUT` to abort it."""
+"""Most seconds to read the group's commits: a killed member's transaction may be open, and Kafka
+may take twice `TRANSACTION_TIMEOUT` to abort it."""
 
 CONSUMER_SETTINGS: Final = {
-    # Milliseconds. A transaction ends with a marker that is no record. The end of the partition is
-    # reported only by an empty fetch, which Kafka holds open for this long.
+    # A transaction ends with a marker that is no record, so the end of the partition is reported
+    # only by an empty fetch, which Kafka holds open for this long (ms).
     "fetch.wait.max.ms": 50,
 }
 """Consumer settings in which this reader differs from the others."""
 
 
 class TransactionalMember(GroupConsumer):
-    """The consumer side of `KafkaTransactions`: the partitions it owns, the records it has read."""
+    """The consumer of `KafkaTransactions`: the partitions that it owns and what it has read."""
 
     def __init__(
         self,
@@ -79,14 +79,14 @@ class TransactionalMember(GroupConsumer):
         Raises `LogError`."""
         self._claims = claims
         self.owned: dict[Partition, OffsetAndMetadata | None] = {}
-        """The group's commits, by owned partition."""
+        """The group's commits, by owned partition; None: it has none."""
         self.identity: Any = None
         """librdkafka's description of the membership at the last read; None: no member."""
         self.reached: dict[Partition, int] = {}
         """Ends that were reached and not taken by the caller yet, by owned partition."""
-        self.is_closing = False  # True: newly assigned partitions are only paused
+        self.is_closing = False  # whether newly assigned partitions are only paused, not owned
         self._epochs: dict[Partition, int] = {}
-        """Leader epoch of each offset that was committed at the assignment, or of later records."""
+        """Highest known leader epoch of each partition: its commit's, or that of later records."""
         self._returned_since_commit: set[Partition] = set()
         """Partitions with records that were returned since the last commit."""
         self._to_reread: set[Partition] = set()
@@ -95,12 +95,12 @@ class TransactionalMember(GroupConsumer):
         self._paused: set[Partition] = set()
         self._revoked: set[Partition] = set()
         """Partitions that were revoked in the current poll."""
-        self._raised: BaseException | None = None
+        self._claims_error: BaseException | None = None
         """The error that `Claims` raised in the current poll."""
         self._failure: LogError | None = None
-        """The error of a message in the current read, which raises it."""
+        """An error of a message in the current read, which `read` raises once."""
         self._refusal: LogError | None = None
-        """The error that every read raises from now on."""
+        """The error that every `read` raises from now on; None: there is none."""
         self._stalled = StalledPartitions(connection)
         self._undecided = UndecidedPartitions(connection, claims.not_ready)
         super().__init__({**CONSUMER_SETTINGS, **connection}, group, topics, protocol)
@@ -111,11 +111,12 @@ class TransactionalMember(GroupConsumer):
     # Reading
 
     def read(self, limit: int, timeout: float) -> list[Record]:
-        """Return up to `limit` records, gathered for up to `timeout` seconds. Raises `LogError`."""
+        """Return up to `limit` records, gathered for up to `timeout` seconds. Raises `LogError`,
+        and the errors of `Claims`; then the records will be read again."""
         if self._refusal is not None:
             raise LogError(str(self._refusal))
         self._restart_replaced()
-        self._own(self._undecided.begin_decided(self.consumer))
+        self._add_owned(self._undecided.begin_decided(self.consumer))
         deadline = time.monotonic() + timeout
         while True:
             self.send_due_heartbeat()
@@ -124,7 +125,7 @@ class TransactionalMember(GroupConsumer):
             self._poll(
                 limit - len(self._gathered_records), max(0.0, min(seconds_left, HEARTBEAT_INTERVAL))
             )
-            failure = self._raised or self._failure or self._refusal
+            failure = self._claims_error or self._failure or self._refusal
             if (
                 failure is not None
                 or len(self._gathered_records) >= limit
@@ -136,7 +137,7 @@ class TransactionalMember(GroupConsumer):
         self._returned_since_commit.update(self.reached)
         self.identity = identity_of(self.consumer)
         if failure is not None:
-            self._raised = self._failure = None
+            self._claims_error = self._failure = None
             self.go_back()
             raise failure
         self.check(heard=bool(records or self.reached))
@@ -149,7 +150,7 @@ class TransactionalMember(GroupConsumer):
         return records
 
     def _poll(self, limit: int, timeout: float) -> None:
-        """Poll up to `limit` messages for `timeout` seconds; keep records, ends and errors."""
+        """Poll up to `limit` messages for `timeout` seconds, and handle each."""
         self._revoked.clear()
         for message in self.consumer.consume(limit, timeout):
             error = message.error()
@@ -158,17 +159,17 @@ class TransactionalMember(GroupConsumer):
             elif error.code() == KafkaError._PARTITION_EOF:
                 self._note_end(message)
             elif error.code() in LOST_OFFSET_ERRORS:
-                self._start_anew(message)
+                self._restart_after_loss(message)
             elif error.code() == KafkaError._FATAL:
                 self._handle_fatal_error(error)
             elif not error.retriable() and error.code() not in TRANSIENT_ERRORS:
                 self._failure = log_error_of(error)
-        # It isn't known which records were read before the revocation and which after it.
+        # Assigned again in this poll: which records came before the revocation isn't known.
         self._to_reread |= self._revoked & self.owned.keys()
 
     def _keep_record(self, message: Message) -> None:
-        """Keep a record that was read, if its partition is still owned. The end that was reached
-        before it is no end any more."""
+        """Keep a record that was read, if its partition's records are kept. An end that was reached
+        before the record is no end any more."""
         partition = _partition(message)
         if self._keeps_records_of(partition):
             self._gathered_records.append(cast(Record, message))
@@ -182,32 +183,32 @@ class TransactionalMember(GroupConsumer):
             self._stalled.note_end(message)
 
     def _keeps_records_of(self, entry: Partition) -> bool:
-        """Whether records of a partition are kept: it is owned and needs no second read."""
+        """Whether records of a partition are kept: it is owned, and they won't be read again."""
         return entry in self.owned and entry not in self._to_reread and entry not in self._revoked
 
     def _handle_fatal_error(self, error: KafkaError) -> None:
-        """Note a fatal error, or fall back to the classic protocol if the newer one was never
-        joined."""
+        """Refuse all further reads; or, if the group was never joined with the newer protocol, fall
+        back to the classic one."""
         if self.joined or self.protocol is GroupProtocol.CLASSIC:
             self._refusal = log_error_of(error)
         else:
             self.fall_back_to_classic(error)
 
     def _restart_replaced(self) -> None:
-        """Read the partitions of replaced topics from their start, and those whose commits turn out
-        to be of another topic; partitions that are held back, once they are decided."""
-        replaced, others = self._replaced.pop(), self._committed_topics.find_others()
+        """Read from their start: partitions of replaced topics, and partitions whose commit turns
+        out to be of another topic. Those that are held back begin there once they are decided."""
+        replaced, of_another_topic = self._replaced.pop(), self._committed_topics.find_others()
         for partition in [*self.owned, *self._undecided.partitions]:
-            if partition.topic in replaced or partition in others:
+            if partition.topic in replaced or partition in of_another_topic:
                 log.warning(OF_ANOTHER_TOPIC, partition.number, partition.topic)
                 if self._undecided.forget_commit(partition):
-                    self._committed_topics.restart(partition, is_of_present=True)
+                    self._committed_topics.note_restart(partition, is_of_present=True)
                 else:
                     self._restart(partition, TopicPartition(*partition, OFFSET_BEGINNING), True)
 
-    def _start_anew(self, message: Message) -> None:
-        """Read a partition from where its log was cut, or from its start, as its offset no longer
-        exists."""
+    def _restart_after_loss(self, message: Message) -> None:
+        """Read a partition from where its log was cut, or from its start: `message` reports that
+        the log no longer has the consumer's offset."""
         partition = _partition(message)
         if partition not in self.owned:
             return
@@ -226,16 +227,16 @@ class TransactionalMember(GroupConsumer):
     def _restart(
         self, partition: Partition, restart: TopicPartition, is_of_present: bool = False
     ) -> None:
-        """Read an owned partition from another position, and report to `Claims` that it was
-        assigned anew; `is_of_present` is `CommittedTopics.restart`'s."""
+        """Read an owned partition from the position `restart`, and report to `Claims` that it was
+        revoked and assigned anew. `is_of_present`: see `CommittedTopics.note_restart`."""
         self.consumer.incremental_unassign([restart])
         self.consumer.incremental_assign([restart])
         self._call_claims(self._claims.on_revoked, self.forget_owned([partition]))
         self._stalled.begin([restart])
-        # Assigned without a commit: the group's commit is of records that are gone.
+        # The group's commit is of records that are gone; `Claims` gets none at all.
         self.owned[partition] = None if restart.offset < 0 else OffsetAndMetadata(restart.offset)
         if restart.offset < 0:
-            self._committed_topics.restart(partition, is_of_present)
+            self._committed_topics.note_restart(partition, is_of_present)
         self._epochs[partition] = epoch_of(restart)
         self._call_claims(self._claims.on_assigned, {partition: None})
 
@@ -246,7 +247,7 @@ class TransactionalMember(GroupConsumer):
         self._set_consumer_paused(owned, paused=paused)
 
     def _set_consumer_paused(self, partitions: Collection[Partition], *, paused: bool) -> None:
-        """Pause or resume partitions of librdkafka's consumer, as far as it reads them."""
+        """Pause or resume partitions of librdkafka's consumer; ignore those that it can't."""
         change = self.consumer.pause if paused else self.consumer.resume
         watch = self._stalled.pause if paused else self._stalled.resume
         for partition in partitions:
@@ -268,8 +269,8 @@ class TransactionalMember(GroupConsumer):
     # Commits
 
     def last_committed(self) -> Offsets:
-        """Return the last commit of any owned partition, to be made again; empty if there is
-        none."""
+        """Return one owned partition with its last commit, so that the caller can make this commit
+        again; empty if no owned partition has a commit."""
         commits = ({key: commit} for key, commit in self.owned.items() if commit is not None)
         return next(commits, {})
 
@@ -290,22 +291,22 @@ class TransactionalMember(GroupConsumer):
 
     def _note_epochs(self, partitions: Collection[Partition]) -> None:
         """Note the leader epochs of the records that were read last. librdkafka forgets them at a
-        seek, and a commit with too early an epoch looks like one of a log that was cut."""
+        seek, and a commit with too early an epoch makes the log look cut to the next reader."""
         for position in self.consumer.position([TopicPartition(*entry) for entry in partitions]):
             partition = Partition(position.topic, position.partition)
             if (epoch := epoch_of(position)) > self._epochs.get(partition, NO_EPOCH):
                 self._epochs[partition] = epoch
 
     def go_back(self) -> None:
-        """Read the records again that were returned since the last commit, as their transaction was
-        aborted or they could not be returned."""
+        """Read the records again that were returned, or should have been, since the last commit, as
+        their transaction was aborted or `read` failed."""
         self._to_reread |= self._returned_since_commit & self.owned.keys()
         self._returned_since_commit.clear()
         self._seek_back()
 
     def _seek_back(self) -> None:
-        """Set the consumer's positions to the commits of partitions that must be read again, where
-        possible now."""
+        """Seek to the commit of each partition that must be read again; partitions where that isn't
+        possible now are left for the next call."""
         for partition in list(self._to_reread):
             committed = self.owned[partition]
             offset = OFFSET_BEGINNING if committed is None else committed.offset
@@ -333,10 +334,10 @@ class TransactionalMember(GroupConsumer):
         except LogError as error:
             self._refusal = error
             return
-        self._own(self._undecided.begin(consumer, committed))
+        self._add_owned(self._undecided.begin(consumer, committed))
 
-    def _own(self, decided: Sequence[tuple[TopicPartition, LeaderElection]]) -> None:
-        """Own the partitions of these commits, which were started, and report them to `Claims`."""
+    def _add_owned(self, decided: Sequence[tuple[TopicPartition, LeaderElection]]) -> None:
+        """Own the partitions of these commits, which were started; report them to `Claims`."""
         if not decided:
             return
         self._stalled.begin(start_position_of(entry) for entry, _ in decided)
@@ -344,7 +345,7 @@ class TransactionalMember(GroupConsumer):
         for entry, election in decided:
             partition = Partition(entry.topic, entry.partition)
             self._epochs[partition] = max(epoch_of(entry), election.end_epoch)
-            commits[partition] = election.commit(entry)
+            commits[partition] = election.commit_of(entry)
         self.owned.update(commits)
         self._call_claims(self._claims.on_assigned, commits)
 
@@ -361,7 +362,7 @@ class TransactionalMember(GroupConsumer):
     _on_lost = _on_revoke
 
     def forget_owned(self, partitions: Collection[Partition]) -> list[Partition]:
-        """Forget these partitions and their records; returns the owned ones among them."""
+        """Own these partitions no more, and drop their records; returns those that were owned."""
         disowned = [partition for partition in partitions if partition in self.owned]
         if paused := self._paused.intersection(disowned):
             # librdkafka would keep them paused if they are assigned again.
@@ -386,12 +387,12 @@ class TransactionalMember(GroupConsumer):
         self.consumer.close()
 
     def _call_claims(self, call: Callable[[Any], None], argument: object) -> None:
-        """Call `Claims` and keep its error for `read` to raise: an exception in librdkafka's
-        callback would lose the messages of this poll."""
+        """Call a method of `Claims`. An error is kept for `read` to raise: in librdkafka's callback
+        it would lose the messages of this poll."""
         try:
             call(argument)
         except BaseException as error:
-            self._raised = self._raised or error
+            self._claims_error = self._claims_error or error
 
 
 def _partition(record: Message | Record) -> Partition:

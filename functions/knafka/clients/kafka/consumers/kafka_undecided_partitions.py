@@ -1,11 +1,11 @@
 """Holds back partitions until Kafka has said whether their commits' metadata still hold.
 
-A Sensor can't begin without the metadata, or events would count twice, nor with metadata that speak
-of lost records, or events in their place would be skipped (`kafka_elections`). Nor can it begin
-without what it holds for the partition, which it reads from another topic (`Claims.not_ready`). If
-Kafka doesn't answer in time, as for a partition without a leader, the partition stays assigned, but
-it is paused and its member doesn't own it yet. Kafka is asked again between reads, less and less
-often, while the other partitions are read.
+A Sensor can't begin without the metadata, or events would count twice, nor with metadata that
+describe lost records, or events in their place would be skipped (`kafka_elections`). Nor can it
+begin without the state that it holds for the partition, which it reads from another topic
+(`Claims.not_ready`). If Kafka doesn't answer in time, as for a partition without a leader, the
+partition stays assigned, but it is paused and its member doesn't own it yet. Kafka is asked again
+between reads, less and less often, while the other partitions are read.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ log = logging.getLogger(__name__)
 MIN_ASK_INTERVAL: Final = 1.0
 """Seconds until Kafka is asked again for the first time; the interval doubles each time."""
 MAX_ASK_INTERVAL: Final = 60.0
-"""Seconds until Kafka is asked again at most."""
+"""Most seconds until Kafka is asked again."""
 MAX_REACH_TIMEOUT: Final = 15.0
-"""Seconds for which a repeated question may wait for a new consumer's answers, as one over a slow
-connection needs. Other partitions aren't read meanwhile."""
+"""Most seconds for which a repeated request waits for a new consumer's answers, which take long
+over a slow connection. Other partitions aren't read meanwhile."""
 
 _Decided: TypeAlias = Sequence[tuple[TopicPartition, LeaderElection]]
-"""Commits of which it is known whether their metadata hold."""
+"""Commits of which it is known whether their metadata hold (`LeaderElection.holds`)."""
 
 
 class UndecidedPartitions:
@@ -51,16 +51,16 @@ class UndecidedPartitions:
         connection: Connection,
         not_ready: Callable[[Collection[Partition]], Collection[Partition]],
     ) -> None:
-        """Begin without partitions; `connection` is that of the consumer. `not_ready`: as
+        """Begin without partitions. `connection`: the consumer's; `not_ready`:
         `Claims.not_ready`."""
         self._connection = connection
         self._not_ready = not_ready
         self._commits: dict[Partition, TopicPartition] = {}
         """The commit of each partition that is held back."""
         self._interval = MIN_ASK_INTERVAL
-        """Seconds from one question to the next."""
+        """Seconds until Kafka is asked once more, after it is asked the next time."""
         self._ask_at = 0.0
-        """When Kafka is asked again (`time.monotonic`)."""
+        """When Kafka is asked the next time (`time.monotonic`)."""
 
     @property
     def partitions(self) -> Sequence[Partition]:
@@ -69,7 +69,8 @@ class UndecidedPartitions:
 
     def begin(self, consumer: Consumer, committed: Sequence[TopicPartition]) -> _Decided:
         """Ask Kafka about the commits of partitions that were just started, and return the decided
-        ones. The other partitions are logged and paused; `begin_decided` asks about them again."""
+        commits. The other partitions are held back: they are logged and paused, and `begin_decided`
+        asks about them again. Blocks as `elections_since`."""
         self.drop(committed)
         decided = self._take_decided(consumer, committed, REACH_TIMEOUT)
         undecided = [entry for entry in committed if _partition_of(entry) in self._commits]
@@ -87,32 +88,32 @@ class UndecidedPartitions:
 
     def begin_decided(self, consumer: Consumer) -> _Decided:
         """If it is time to, ask Kafka again, start the partitions that are decided now, and return
-        their commits. Blocks as `elections_since`. Raises `LogError` if a partition can't be
-        started; all of these then stay held back."""
+        their commits; empty if there are none. Blocks as `elections_since`. Raises `LogError` if
+        one of the decided partitions can't be started; then all of them stay held back."""
         if not self._commits or time.monotonic() < self._ask_at:
             return []
-        # The longer Kafka hasn't answered, the longer the question may last, and the rarer it gets.
+        # The longer Kafka hasn't answered, the longer and the rarer the requests get.
         timeout = min(REACH_TIMEOUT + self._interval, MAX_REACH_TIMEOUT)
         self._interval = min(2 * self._interval, MAX_ASK_INTERVAL)
         decided = self._take_decided(consumer, list(self._commits.values()), timeout)
         self._ask_at = time.monotonic() + self._interval
         starts = [start_position_of(entry) for entry, _ in decided]
         if starts:
-            # They are assigned already, but paused: assigned anew, they start at their commits, and
-            # `assign_checked` ends the pause.
+            # These partitions are assigned already, but paused: assigned anew, they start at their
+            # commits, and `assign_checked` ends the pause.
             with raising_log_errors():
                 consumer.incremental_unassign(
                     [TopicPartition(*_partition_of(start)) for start in starts]
                 )
             assign_checked(consumer, starts)
             log.info("Kafka has answered: %s are read now", names_of(starts))
-            self.drop(starts)  # last: if a call above fails, they stay held back
+            self.drop(starts)  # comes last: if a call above raises, they stay held back
         return decided
 
     def forget_commit(self, partition: Partition) -> bool:
-        """Forget the commit of a partition that is held back, as it is of another topic: the
-        partition will begin at its start, and `begin_decided` asks about it at once. Returns
-        whether it is held back."""
+        """Forget the commit of a partition that is held back, as that commit is of another topic:
+        the partition will begin at its start, and `begin_decided` asks about it at once. Returns
+        False, and does nothing, if the partition isn't held back."""
         if partition not in self._commits:
             return False
         self._commits[partition] = TopicPartition(*partition, OFFSET_INVALID)
@@ -121,7 +122,8 @@ class UndecidedPartitions:
         return True
 
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
-        """Forget these partitions. librdkafka keeps their pause until they are resumed."""
+        """Hold these partitions back no more. librdkafka keeps their pause until they are
+        resumed."""
         for partition in partitions:
             self._commits.pop(_partition_of(partition), None)
 
@@ -129,7 +131,7 @@ class UndecidedPartitions:
         self, consumer: Consumer, committed: Sequence[TopicPartition], reach_timeout: float
     ) -> _Decided:
         """Ask Kafka whether a leader was elected since each commit (`elections_since`, with
-        `reach_timeout`). Return the decided commits, and note the others in `_commits`."""
+        `reach_timeout`). Return the decided commits, and store the others in `_commits`."""
         elections = elections_since(consumer, self._connection, committed, reach_timeout)
         not_ready = self._not_ready([_partition_of(entry) for entry in committed])
         decided: list[tuple[TopicPartition, LeaderElection]] = []

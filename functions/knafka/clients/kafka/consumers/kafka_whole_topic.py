@@ -1,4 +1,4 @@
-"""Reads the last records of a topic, all of them, or the last one of a key, once.
+"""Reads a topic once: its last records, or the last record with a key.
 
 Not here: following a topic (`kafka_reader`).
 """
@@ -10,7 +10,12 @@ from typing import Final, cast
 
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
-from knafka.clients.kafka.kafka_client import ASKING, Connection, log_error_of, open_client
+from knafka.clients.kafka.kafka_client import (
+    REQUEST_CONSUMER_SETTINGS,
+    Connection,
+    log_error_of,
+    open_client,
+)
 from knafka.clients.kafka.kafka_requests import read_watermarks
 from knafka.core.errors import LogError
 from knafka.ports.log import Record
@@ -21,7 +26,7 @@ ODD_RECORD_BYTES: Final = 1_000_000
 """Bytes of memory assumed for a record whose headers can't be read."""
 
 BLOCK_GROWTH: Final = 16
-"""How much larger each further block is in which a key is looked for."""
+"""Factor by which each further block is larger in which `read_last_with_key` looks for the key."""
 
 UNUSED_GROUP: Final = "knafka-unused"
 """Group id of this consumer, which never joins a group: librdkafka requires one."""
@@ -30,23 +35,24 @@ UNUSED_GROUP: Final = "knafka-unused"
 def read_whole(
     connection: Connection, topic: str, limit: int, *, timeout: float, max_bytes: int | None = None
 ) -> list[Record]:
-    """Return the last `limit` records of a topic, oldest first; blocks, `timeout` seconds for each
-    request.
+    """Return the last `limit` records of a topic, oldest first. Blocks, for at most `timeout`
+    seconds without an answer.
 
-    Raises `LogError`, also if the records take more than `max_bytes` of memory. With `max_bytes`,
-    the caller must not read the records' headers, which confluent-kafka returns only once.
+    Raises `LogError`, also if the records take more than `max_bytes` of memory (None: no limit). If
+    `max_bytes` is set, the caller can't read the records' headers, as confluent-kafka returns them
+    only once.
     """
     consumer = _open_consumer(connection)
     records: list[Record] = []
     size = 0
     try:
-        unfinished = set()
+        unfinished = set()  # numbers of the partitions that aren't read to their ends
         assigned = []
         bounds = _read_bounds(consumer, topic, timeout)
-        for number, (low, high) in bounds.items():
-            if low < high:
+        for number, (first, end) in bounds.items():
+            if first < end:
                 unfinished.add(number)
-                assigned.append(TopicPartition(topic, number, max(low, high - limit)))
+                assigned.append(TopicPartition(topic, number, max(first, end - limit)))
         consumer.assign(assigned)
         while unfinished:
             message = consumer.poll(timeout)
@@ -56,7 +62,7 @@ def read_whole(
             if error is None:
                 records.append(cast(Record, message))
                 if max_bytes is not None:
-                    size += _size_of(message)
+                    size += _memory_bytes(message)
                     if size > max_bytes:
                         limit_text = f"{max_bytes} bytes, which is all that is read"
                         raise LogError(f"topic {topic} has more than {limit_text}")
@@ -73,21 +79,21 @@ def read_whole(
 def read_last_with_key(
     connection: Connection, topic: str, key: bytes, *, timeout: float
 ) -> Record | None:
-    """Return the last record of a topic that has this key, None if there is none; blocks, `timeout`
-    seconds for each request.
+    """Return the last record of a topic that has this key; None: there is none. Blocks, for at most
+    `timeout` seconds without an answer. Raises `LogError`.
 
-    Each partition is read in blocks from its end on, until one has the key, so that memory holds
-    one record. A block is one of offsets: compaction and transactions leave some without a record.
-    Raises `LogError`.
+    Each partition is read in blocks, backwards from its end, until a block has a record with the
+    key; so memory holds one record. A block is a range of offsets, some of which may have no
+    record, because of compaction and transactions.
     """
     consumer = _open_consumer(connection)
     newest: Message | None = None
     try:
-        for number, (low, high) in _read_bounds(consumer, topic, timeout).items():
-            end, size = high, 1
+        for number, (first, end) in _read_bounds(consumer, topic, timeout).items():
+            size = 1
             last: Message | None = None
-            while end > low and last is None:
-                start = max(low, end - size)
+            while end > first and last is None:
+                start = max(first, end - size)
                 block = TopicPartition(topic, number, start)
                 last = _last_in_block(consumer, block, end, key, timeout)
                 end, size = start, size * BLOCK_GROWTH
@@ -102,7 +108,8 @@ def _last_in_block(
     consumer: Consumer, start: TopicPartition, end: int, key: bytes, timeout: float
 ) -> Message | None:
     """Return the last record with this key from the position `start` on and before the offset
-    `end`; None: there is none. Raises `LogError`, also without an answer for `timeout` seconds."""
+    `end`; None: there is none. Raises `LogError`, also if Kafka doesn't answer within `timeout`
+    seconds."""
     consumer.assign([start])
     last = None
     while True:
@@ -133,7 +140,7 @@ def _open_consumer(connection: Connection) -> Consumer:
         Consumer,
         {
             **connection,
-            **ASKING,
+            **REQUEST_CONSUMER_SETTINGS,
             "group.id": UNUSED_GROUP,
             "enable.auto.commit": False,
             "enable.partition.eof": True,
@@ -143,16 +150,17 @@ def _open_consumer(connection: Connection) -> Consumer:
 
 
 def _read_bounds(consumer: Consumer, topic: str, timeout: float) -> Mapping[int, tuple[int, int]]:
-    """Return the first offset of each partition, and the one after its last record. Waits `timeout`
-    seconds for each request. Raises `LogError`."""
+    """Return the first offset and the end offset of each partition, by number. Blocks, for at most
+    `timeout` seconds for each request. Raises `LogError` or `KafkaException`."""
     metadata = consumer.list_topics(topic, timeout=timeout).topics[topic]
     if metadata.error is not None:
         raise log_error_of(metadata.error)
     return read_watermarks(consumer, topic, metadata.partitions, timeout)
 
 
-def _size_of(record: Message) -> int:
-    """Return the approximate bytes of a record in memory."""
+def _memory_bytes(record: Message) -> int:
+    """Return the approximate bytes of memory that a record takes. Its headers can't be read again
+    after that."""
     try:
         headers = cast("list[tuple[str, bytes | None]]", record.headers() or [])
     except SystemError:  # a header name that isn't UTF-8

@@ -1,5 +1,5 @@
-"""A writer's records in flight: which producer has a key's records, and which records get one
-report together.
+"""A writer's records in flight: the producer of each key, and groups of records that get one
+report.
 
 Not here: producers, and the handling of reports (`kafka_writer`).
 """
@@ -15,12 +15,13 @@ Producer = TypeVar("Producer")
 
 
 class KeysInFlight(Generic[Producer]):
-    """Remembers which producer has the records of a key in flight, as they would overtake each
+    """Remembers which producer has the records of a key in flight, as these could overtake each
     other in two producers."""
 
     __slots__ = ("_more_records", "producer_of")
 
     def __init__(self) -> None:
+        """Begin without keys."""
         self.producer_of: dict[bytes, Producer] = {}
         """The producer of each key that has a record in flight."""
         self._more_records: dict[bytes, int] = {}
@@ -28,15 +29,16 @@ class KeysInFlight(Generic[Producer]):
         entry."""
 
     def hold(self, key: bytes, producer: Producer) -> None:
-        """Count a record of the key that is in flight now; the first one's producer gets the key's
-        next records too."""
+        """Count a record of the key as in flight. `producer` has got the record, and is remembered
+        for the key if no other record of the key is in flight."""
         if key in self.producer_of:
             self._more_records[key] = self._more_records.get(key, 0) + 1
         else:
             self.producer_of[key] = producer
 
     def release(self, key: bytes) -> None:
-        """Count off a record of the key that is no longer in flight."""
+        """Count off a record of the key that is no longer in flight; forget the key's producer
+        after the last one."""
         if not (more_records := self._more_records.get(key)):
             del self.producer_of[key]
         elif more_records == 1:
@@ -45,7 +47,7 @@ class KeysInFlight(Generic[Producer]):
             self._more_records[key] = more_records - 1
 
     def __len__(self) -> int:
-        """Number of entries; 0 once no record with a key is in flight."""
+        """Number of entries in both mappings; 0: no record with a key is in flight."""
         return len(self.producer_of) + len(self._more_records)
 
 
@@ -55,25 +57,27 @@ class RecordGroup:
     __slots__ = ("_error", "_overtaken", "_refused_keys", "_report", "left")
 
     def __init__(self, record_count: int, reported: Reported) -> None:
-        """Begin a group of `record_count` records; `reported` gets its one report."""
+        """Begin a group of `record_count` records; `reported` gets the group's one report."""
         self.left = record_count
-        """Records that Kafka hasn't reported on."""
+        """Number of records that have no result yet."""
         self._report = reported
+        """The group's callback."""
         self._error: LogError | None = None
-        """The first error of a record."""
+        """The first error of a record; None: there is none so far."""
         self._refused_keys: set[bytes] = set()
-        """Keys of records whose batch was too large, which are sent again."""
+        """Keys of records that are sent again, as their batch was too large."""
         self._overtaken = False
         """Whether a later record of one of `_refused_keys` was stored at the first try, before
         them."""
 
     def refuse(self, key: bytes | None) -> None:
-        """Note that a record of the key is sent again, as its batch was too large."""
+        """Note that a record of the key was refused in a batch that was too large, and is sent
+        again; None: it has no key."""
         if key is not None:
             self._refused_keys.add(key)
 
     def store(self, key: bytes | None) -> None:
-        """Note that Kafka has stored a record of the key at the first try."""
+        """Note that Kafka has stored a record of the key (None: without a key) at the first try."""
         if key in self._refused_keys:
             self._overtaken = True
 

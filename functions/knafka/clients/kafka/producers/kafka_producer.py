@@ -1,7 +1,7 @@
 """A librdkafka producer that is replaced when it fails for good, or when its owner calls `renew`.
 
-The producer is not idempotent, as an idempotent one may report a record as stored that Kafka
-rejected (docs/decisions/0012): so each report is about its own request only.
+The producer is not idempotent: an idempotent producer may report a record as stored that Kafka has
+rejected (docs/decisions/0012).
 
 Not here: when to poll, and the handling of reports (`kafka_writer`).
 """
@@ -22,20 +22,22 @@ from knafka.core.events.kafka_binding import RecordHeaders
 log = logging.getLogger(__name__)
 
 MAX_IN_FLIGHT: Final = 5
-"""Requests under way at once: while they are, records gather for the next, which saves requests."""
+"""Most requests under way at once. While as many are, records gather for the next request, which
+saves requests."""
 DELIVERY_TIMEOUT: Final = 10.0
 """Seconds after which an unacknowledged record is reported as failed: longer than a broker's
 restart."""
 ANY_PARTITION: Final = -1
 """librdkafka's value that makes the partitioner choose a partition."""
 BUFFER_BYTES: Final = 64 * 1024 * 1024
+"""Most bytes that a producer buffers; this bounds its memory while Kafka is away."""
 BUFFER_RECORDS: Final = 50_000
-"""Bytes and records that a producer buffers at most: its memory is bounded while Kafka is away."""
+"""Most records that a producer buffers, for the same reason."""
 
 
 class ReplaceableProducer:
-    """A producer with its own linger time. Two threads may use it at once, as librdkafka's
-    producers are thread-safe, and only the polling thread replaces them, in one step."""
+    """A producer with its own linger time. Two threads may use it at once: librdkafka's producers
+    are thread-safe, and only the polling thread replaces the producer, by a single assignment."""
 
     def __init__(
         self,
@@ -43,16 +45,19 @@ class ReplaceableProducer:
         linger_ms: float,
         on_error: Callable[[KafkaError], None],
     ) -> None:
-        """Open the producer; `on_error` is called on the polling thread with errors of librdkafka.
-        Raises `LogError`."""
+        """Open the producer. `linger_ms`: milliseconds for which it gathers records before it sends
+        them; `on_error` is called on the polling thread with errors of librdkafka. Raises
+        `LogError`."""
         self._connection = connection
         self._linger_ms = linger_ms
         self._on_error = on_error
         self._producer = self._open()
         self._replaced: list[Producer] = []
         """Producers that are no longer used and still have records to report."""
-        self._renewing = self._retired = False
-        """Whether `renew` asked for another producer, and whether `retire` was called."""
+        self._must_renew = False
+        """Whether the next `poll` replaces the producer, as `renew` was called."""
+        self._is_retired = False
+        """Whether no more records are taken, as `retire` was called."""
         self.failure: LogError | None = None
         """Why no record can be sent, nor another producer opened; None: records can be sent."""
 
@@ -88,7 +93,8 @@ class ReplaceableProducer:
         )
 
     def __len__(self) -> int:
-        """Number of records whose report was not delivered yet."""
+        """Number of records whose report was not delivered yet, those of replaced producers
+        included."""
         return len(self._producer) + sum(map(len, self._replaced))
 
     def produce(
@@ -101,7 +107,7 @@ class ReplaceableProducer:
     ) -> None:
         """Queue one record; `on_delivery` is called within a `poll` with its result. Raises
         `LogFull` if the buffer is full, and `LogError` if no record can be sent."""
-        if self._retired:
+        if self._is_retired:
             raise LogError("another producer takes over when this key's earlier records are done")
         if self.failure is not None:
             raise LogError(str(self.failure))
@@ -124,20 +130,20 @@ class ReplaceableProducer:
             raise log_error_of(error.args[0]) from error
 
     def poll(self, timeout: float) -> None:
-        """Deliver pending reports, waiting up to `timeout` seconds for the first; replace the
-        producer if it has failed or `renew` was called. Raises nothing."""
+        """Deliver pending reports, waiting up to `timeout` seconds for the first. Replace the
+        producer if it has failed, or if `renew` was called. Never raises."""
         try:
-            if self._retired:
+            if self._is_retired:
                 pass
             elif self.failure is not None:
                 self._replace(str(self.failure))
-            elif self._renewing:
+            elif self._must_renew:
                 self._replace("Kafka does not answer it")
             self._producer.poll(timeout)
         except KafkaException as error:
-            # Only a fatal error is raised here: the producer takes records and sends none.
+            # Only a fatal error is raised here: the producer would take records and send none.
             self.failure = log_error_of(error.args[0])
-            if not self._retired:
+            if not self._is_retired:
                 self._replace(str(self.failure))
         if self._replaced:
             self._poll_replaced()
@@ -160,24 +166,24 @@ class ReplaceableProducer:
         log.warning("the producer is replaced: %s", reason)
         former, self._producer = self._producer, producer
         self._replaced.append(former)
-        self.failure, self._renewing = None, False
+        self.failure, self._must_renew = None, False
         former.purge(blocking=False)  # its records are reported as failed
 
     def renew(self) -> None:
         """Replace the producer at the next `poll`, as Kafka doesn't answer it."""
-        self._renewing = True
+        self._must_renew = True
 
     def retire(self) -> None:
-        """Take no more records, as another producer takes over; those that are in flight are still
-        reported."""
-        self._retired = True
+        """Take no more records, as another producer takes over; records that are in flight are
+        still reported."""
+        self._is_retired = True
 
     def purge(self, *, in_flight: bool) -> None:
-        """Report all buffered records as failed; with `in_flight`, also those being sent to
-        Kafka."""
+        """Have all buffered records reported as failed; `in_flight`: also those that were sent and
+        aren't acknowledged."""
         self._producer.purge(in_flight=in_flight, blocking=False)
 
     def ask(self, timeout: float) -> None:
-        """Send a request and wait for Kafka's answer. Raises `KafkaException` after `timeout`
-        seconds."""
+        """Send a request, and wait until Kafka answers; blocks. Raises `KafkaException` if Kafka
+        doesn't answer within `timeout` seconds."""
         self._producer.list_topics(timeout=timeout)

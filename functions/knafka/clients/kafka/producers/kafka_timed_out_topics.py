@@ -1,10 +1,11 @@
 """Finds out for a writer whether records time out because their topic was created anew.
 
 librdkafka keeps the leader epoch that it saw of a partition. If the topic is deleted and created
-again, it ignores the new partitions' leaders, whose epochs begin at 0, and each record times out
-(confluentinc/librdkafka#4898, in 2.16.0). Only another producer helps. Records also time out for
-other reasons, such as too few replicas in sync, and another producer doesn't help then: so the
-producers are replaced only if the partition has a leader, and for each topic's id a few times only.
+again, librdkafka ignores the new partitions' leaders, whose epochs begin at 0, and each record
+times out (confluentinc/librdkafka#4898, in 2.16.0). Only another producer helps. Records also time
+out for other reasons, such as too few replicas in sync, and another producer doesn't help then. So
+the producers are replaced only if the partition has a leader, and only `MAX_REPLACEMENTS` times for
+each id of a topic.
 
 Not here: replacing the producers (`kafka_writer`).
 """
@@ -31,9 +32,10 @@ records time out."""
 DESCRIBE_TIMEOUT: Final = 5.0
 """Seconds that Kafka may take to describe the topics."""
 REPLACEMENT_INTERVAL: Final = 30.0
-"""Seconds from one replacement to the next at least."""
+"""Least seconds between two replacements of the producers."""
 MAX_REPLACEMENTS: Final = 2
-"""Replacements for one topic's id: the first may have come before all brokers knew the topic."""
+"""Most replacements for one id of a topic: the first may have come before all brokers knew the
+topic."""
 
 
 class TimedOutTopics:
@@ -41,31 +43,35 @@ class TimedOutTopics:
     methods must be called on the event loop."""
 
     def __init__(self, connection: Connection, replace: Callable[[], Awaitable[None]]) -> None:
-        """Begin without topics; `replace` replaces all producers, and raises `LogError` if it
-        can't."""
+        """Begin without topics. `connection` opens an admin client; `replace` replaces all
+        producers, and raises `LogError` if it can't."""
         self._connection = connection
         self._replace = replace
         self._timed_out: set[PartitionKey] = set()
+        """Partitions whose records have timed out since the last check."""
         self._replacements: dict[str, tuple[str, int]] = {}
         """By topic: its id, and how often the producers were replaced for this id."""
         self._next_replacement_at = 0.0
         """Monotonic time before which the producers aren't replaced again."""
         self._task: asyncio.Task[None] | None = None
+        """The last check; None: there was none."""
 
-    def note(self, topic: str, partition: int) -> None:
-        """Note that a record of the partition timed out."""
+    def note_timeout(self, topic: str, partition: int) -> None:
+        """Note that a record of the partition has timed out, and start a check unless one is under
+        way."""
         self._timed_out.add((topic, partition))
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._replace_if_recreated())
 
     async def _replace_if_recreated(self) -> None:
-        """Ask Kafka for the ids of the topics whose records timed out. Replace the producers, but
-        not more than `MAX_REPLACEMENTS` times for the same topic's id."""
+        """Wait for more topics whose records time out, then ask Kafka for their ids. Replace the
+        producers if one of the topics has an id for which they were replaced fewer than
+        `MAX_REPLACEMENTS` times."""
         await asyncio.sleep(max(DESCRIBE_DELAY, self._next_replacement_at - time.monotonic()))
         timed_out, self._timed_out = self._timed_out, set()
         # If Kafka doesn't answer, the next record that times out starts another attempt.
         with suppress(LogError):
-            ids = await asyncio.to_thread(ids_of_led_topics, self._connection, timed_out)
+            ids = await asyncio.to_thread(ids_of_topics_with_leader, self._connection, timed_out)
             new_topics = [
                 topic
                 for topic, id_ in ids.items()
@@ -82,12 +88,12 @@ class TimedOutTopics:
                 except LogError:
                     for topic in new_topics:
                         id_, count = self._replacements[topic]
-                        self._replacements[topic] = id_, count - 1  # it wasn't replaced
+                        self._replacements[topic] = id_, count - 1  # there was no replacement
                     raise
 
     def _count_replacement_if_allowed(self, topic: str, topic_id: str) -> bool:
-        """Count a replacement of the producers because of a topic with this id, and return True;
-        return False if there were `MAX_REPLACEMENTS` already."""
+        """Count a replacement of the producers because of a topic with this id, and return True; or
+        return False if there were `MAX_REPLACEMENTS` for this id already."""
         known_id, count = self._replacements.get(topic, (topic_id, 0))
         count = count + 1 if known_id == topic_id else 1
         if count > MAX_REPLACEMENTS:
@@ -101,11 +107,11 @@ class TimedOutTopics:
             self._task.cancel()
 
 
-def ids_of_led_topics(
+def ids_of_topics_with_leader(
     connection: Connection, partitions: Collection[PartitionKey]
 ) -> Mapping[str, str]:
-    """Return the ids of the topics of those partitions that have a leader, by name; blocks. Raises
-    `LogError` if Kafka doesn't answer."""
+    """Return the ids of topics, by name: of those that have a leader for one of these partitions.
+    Blocks. Raises `LogError` if Kafka doesn't answer."""
     admin = open_admin(connection, lambda error: None)
     try:
         # A new client's `describe_topics` waits until it knows the controller, beyond its timeout.

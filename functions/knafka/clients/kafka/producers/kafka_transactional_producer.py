@@ -3,7 +3,7 @@
     begin -> produce -> offsets -> flush -> commit
                  \\________\\_________\\__> abort
 
-It is idempotent, as every transactional producer is, so it has one request under way at a time
+Every transactional producer is idempotent, so this one has only one request under way at a time
 (docs/decisions/0012). Not here: reading records again after an abort (`kafka_transactions`).
 """
 
@@ -32,18 +32,19 @@ TRANSACTION_TIMEOUT: Final = 10.0
 """Seconds after which Kafka aborts a transaction whose producer is gone. Until then consumers don't
 read beyond it, unless a new producer with the same id ends it."""
 SEND_TIMEOUT: Final = TRANSACTION_TIMEOUT
-"""Seconds to send a transaction's records and offsets; Kafka aborts a transaction that takes
+"""Most seconds to send a transaction's records and offsets; Kafka aborts a transaction that takes
 longer."""
 END_TIMEOUT: Final = 10.0
 """Seconds for which a commit or an abort is repeated: enough for the restart of a broker."""
 FENCE_TIMEOUT: Final = 10.0
 """Seconds for which `fence` may be repeated while connections fail."""
 MIN_FENCE_TIMEOUT: Final = 1.0
-"""Seconds that one call of `fence` may wait for Kafka, even if its `timeout` is shorter."""
+"""Least seconds for which one call of `fence` waits for Kafka, even if its `timeout` is shorter."""
 
 ANY_PARTITION: Final = -1
-NOW: Final = 0
-"""librdkafka's values for a partition and a timestamp that it chooses."""
+"""librdkafka's value that makes the partitioner choose a partition."""
+PRESENT_TIME: Final = 0
+"""librdkafka's value that stands for the present time as a record's timestamp."""
 
 _PURGED: Final = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
 """Errors reported for a transaction's remaining records when it is aborted."""
@@ -55,12 +56,13 @@ class _UnstoredRecord(NamedTuple):
     error: KafkaError
     topic: str
     partition: int | None
+    """The partition; None: the record was refused before one was chosen."""
     key: bytes | None
 
 
 class TransactionalProducer:
-    """Stores transactions. Not thread-safe; every call blocks. Close it after any `LogError` other
-    than `TransactionAborted`."""
+    """Stores transactions. Not thread-safe; every call blocks. After any `LogError` other than
+    `TransactionAborted`, the producer can only be closed."""
 
     def __init__(self, connection: Connection, transactional_id: str) -> None:
         """Open the producer; `fence` must succeed before the first `commit`. `transactional_id`:
@@ -72,15 +74,15 @@ class TransactionalProducer:
         """Whether records are sent in batches; False once a topic has refused a batch."""
         self._fenced = False
         """Whether the present producer has taken over the transactional id."""
-        self._fencing_began_at = 0.0
-        """Monotonic time of the first call of `fence` that didn't succeed; 0: the last one did."""
-        self._failed: list[_UnstoredRecord] = []
+        self._first_failed_fence_at = 0.0
+        """Monotonic time of the first of the failed calls of `fence` in a row; 0: there is none."""
+        self._unstored: list[_UnstoredRecord] = []
         """Records of the present transaction that were not stored."""
         self._producer = self._open()
 
     def _open(self) -> Producer:
-        """Open and return a producer, which sends records one by one if a batch was too large.
-        Raises `LogError`."""
+        """Open and return a producer, which sends records one by one if a topic has refused a
+        batch. Raises `LogError`."""
         batching = {} if self._is_batching else {"batch.size": 1}
         return open_client(
             Producer,
@@ -113,22 +115,22 @@ class TransactionalProducer:
         self._errors.record(error)
 
     def _on_delivery(self, error: KafkaError | None, message: Message) -> None:
-        """Note a record that was not stored, with its error; not one that an abort discarded.
+        """Note a record that was not stored, with its error, unless an abort has discarded it.
         librdkafka calls this within a poll or flush."""
         if error is not None and error.code() not in _PURGED:
-            self._failed.append(
+            self._unstored.append(
                 _UnstoredRecord(error, message.topic() or "", message.partition(), message.key())
             )
 
     def fence(self, timeout: float) -> bool:
         """Take over the transactional id, so that a process that had it can't commit any more and
-        its open transaction is aborted. Returns False if that isn't done within about `timeout`
-        seconds. Raises `LogError` once calls have failed for `FENCE_TIMEOUT`, or if repeating is
-        useless."""
+        its open transaction is aborted; do nothing if that is done already. Returns False if it
+        isn't done within about `timeout` seconds: then call this again. Raises `LogError` once
+        calls have failed for `FENCE_TIMEOUT`, or if repeating is useless."""
         if self._fenced:
             return True
         now = time.monotonic()
-        self._fencing_began_at = self._fencing_began_at or now
+        self._first_failed_fence_at = self._first_failed_fence_at or now
         try:
             self._producer.init_transactions(max(MIN_FENCE_TIMEOUT, timeout))
         except KafkaException as error:
@@ -138,23 +140,24 @@ class TransactionalProducer:
             if not reason.retriable():
                 needed = "Write", self._transactional_id
                 raise name_missing_right(log_error_of(reason), transaction=needed) from error
-            if time.monotonic() - self._fencing_began_at > FENCE_TIMEOUT:
+            if time.monotonic() - self._first_failed_fence_at > FENCE_TIMEOUT:
                 raise LogError(f"no transactional id: {self.trouble}") from error
             return False
-        self._fenced, self._fencing_began_at = True, 0.0
+        self._fenced, self._first_failed_fence_at = True, 0.0
         return True
 
     @property
     def trouble(self) -> str:
-        """The problem with the producer's connections, as text for logs and errors."""
+        """Why Kafka doesn't answer the producer, as text for logs and errors."""
         return str(self._errors) or "no answer"
 
     def commit(self, outputs: Sequence[Output], offsets: list[TopicPartition], member: Any) -> None:
         """Store the records `outputs`, and these offsets as the group's commits, in one
         transaction. `member`: the group's member (`Consumer.consumer_group_metadata`). Raises
-        `TransactionAborted` if nothing was stored (`RecordTooLarge` because of one record), and
-        another `LogError` if that isn't known or the producer can't go on."""
-        self._failed.clear()
+        `TransactionAborted` if nothing was stored (`RecordTooLarge` because of one record). Raises
+        another `LogError` if it isn't known whether anything was stored, or if the producer can't
+        go on."""
+        self._unstored.clear()
         deadline = time.monotonic() + SEND_TIMEOUT
         try:
             self._producer.begin_transaction()
@@ -192,34 +195,36 @@ class TransactionalProducer:
                     key=output.key,
                     headers=output.headers,  # type: ignore[arg-type]  # its list type is invariant
                     partition=ANY_PARTITION if output.partition is None else output.partition,
-                    timestamp=output.timestamp or NOW,
+                    timestamp=output.timestamp or PRESENT_TIME,
                 )
             except BufferError as error:
-                if self._failed or time.monotonic() > deadline:
+                if self._unstored or time.monotonic() > deadline:
                     raise KafkaException(KafkaError(KafkaError._QUEUE_FULL)) from error
                 self._producer.poll(COMMIT_RETRY_INTERVAL)
             except KafkaException as error:
-                self._failed.append(_UnstoredRecord(error.args[0], output.topic, None, output.key))
+                unstored_record = _UnstoredRecord(error.args[0], output.topic, None, output.key)
+                self._unstored.append(unstored_record)
                 raise
             else:
                 return
 
     def _flush(self, deadline: float) -> None:
-        """Wait until all records are stored, at most until `deadline`. Raises `KafkaException`, at
-        once if a record could not be stored."""
+        """Wait until all records are stored, at most until `deadline` (monotonic time). Raises
+        `KafkaException` if a record could not be stored, or at the deadline."""
+        # `flush` returns the number of records that have no report yet.
         while self._producer.flush(max(0.0, min(1.0, deadline - time.monotonic()))):
-            if self._failed or time.monotonic() > deadline:
+            if self._unstored or time.monotonic() > deadline:
                 break
         else:
-            if not self._failed:
+            if not self._unstored:
                 return
-        if self._failed:
-            raise KafkaException(self._failed[0].error)
+        if self._unstored:
+            raise KafkaException(self._unstored[0].error)
         raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"Kafka: {self.trouble}"))
 
     def _retry_until(self, request: Callable[[float], object], deadline: float) -> None:
-        """Repeat a request until it succeeds, at most until `deadline`; it gets the seconds that it
-        may take. Raises `KafkaException`."""
+        """Repeat `request`, which gets the seconds that it may take, until it succeeds, at most
+        until `deadline` (monotonic time). Raises `KafkaException`."""
         while True:
             try:
                 request(max(0.1, deadline - time.monotonic()))
@@ -231,8 +236,9 @@ class TransactionalProducer:
                 return
 
     def _abort(self, reason: KafkaError) -> LogError:
-        """Abort the transaction because of `reason`; returns the error to raise:
-        `TransactionAborted`, or another `LogError` if the abort fails or `reason` is fatal."""
+        """Abort the transaction because of `reason`, and return the error that the caller must
+        raise: `TransactionAborted`, or another `LogError` if the abort fails or `reason` is
+        fatal."""
         if reason.fatal():
             return log_error_of(reason)
         try:
@@ -242,16 +248,18 @@ class TransactionalProducer:
                 f"a transaction could not be aborted: {error.args[0].str()}"
                 f"; the reason for aborting it: {reason.str()}"
             )
-        aborted = self._aborted_error(reason)
+        aborted_error = self._aborted_error(reason)
         # After a refused record, and sometimes after an unsent one (librdkafka 2.16.0), the next
-        # records of this producer would be out of sequence.
+        # records of this producer would be out of sequence. Opened after `_aborted_error`, which
+        # decides on batches.
         self._producer, self._fenced = self._open(), False
-        return aborted
+        return aborted_error
 
     def _aborted_error(self, reason: KafkaError) -> TransactionAborted:
         """Return the error of an aborted transaction: `RecordTooLarge` if a single record is too
-        large. If only a batch was too large, switch to sending records one by one."""
-        failed_records = self._failed
+        large, else `TransactionAborted`. If only a batch was too large, also set `_is_batching` to
+        False, so that the next producer sends records one by one."""
+        failed_records = self._unstored
         too_large = [
             record
             for record in failed_records

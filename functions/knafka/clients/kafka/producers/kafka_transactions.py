@@ -1,9 +1,9 @@
 """Transactions on real Kafka: `ports.transactions.TransactionalLog`.
 
 One member of a group reads several topics, and one producer stores the resulting records together
-with the group's offsets. Kafka refuses the transaction of a member whose partitions have gone to
-others, by its generation, and of a process that another one has replaced, by its transactional id.
-All calls block the caller's thread.
+with the group's offsets. Kafka refuses a transaction in two cases: the member's partitions have
+gone to others, as its generation shows; or another process has taken over its transactional id. All
+calls block.
 
 Not here: the member's partitions and records (`kafka_transactional_member`), the steps of a
 transaction (`kafka_transactional_producer`), and reading without a group (`kafka_bounded_reader`).
@@ -56,8 +56,9 @@ class KafkaTransactions:
         writing: Connection | None = None,
         protocol: GroupProtocol = GroupProtocol.CONSUMER,
     ) -> None:
-        """Open the producer and join the group on the topics; `claims` is notified of partitions.
-        `writing`: the producer's connection; None: that of the consumer. Raises `LogError`."""
+        """Open the producer and join the group on the topics; `claims` is notified of assigned and
+        revoked partitions. `writing`: the producer's connection; None: that of the consumer,
+        `connection`. Raises `LogError`."""
         self.reached = {}
         self._claims = claims
         with ExitStack() as opened:
@@ -71,11 +72,11 @@ class KafkaTransactions:
             # Reads up to a point, without the group's rebalances.
             self._bounded = BoundedReader(connection, group)
             opened.pop_all()
-        self._broken: LogError | None = None
+        self._final_error: LogError | None = None
         """The error that all further calls raise; None: there is none."""
 
     def read(self, limit: int, timeout: float) -> Sequence[Record]:
-        """Return up to `limit` records, gathered for up to `timeout` seconds; none while the
+        """Return up to `limit` records, gathered for up to `timeout` seconds; empty while the
         transactional id isn't taken over from an earlier process. Raises `LogError`."""
         self._check_usable()
         if not self._producer.fence(timeout):
@@ -85,14 +86,14 @@ class KafkaTransactions:
         return records
 
     def commit(self, outputs: Sequence[Output], offsets: Offsets) -> None:
-        """Append the records `outputs` and commit offsets in one transaction; without offsets, the
-        last commit is made again. Raises `TransactionAborted` if nothing was stored: the caller may
-        go on. After another `LogError` of the producer, all further reads and commits raise it."""
+        """Append the records `outputs` and commit offsets in one transaction. Raises
+        `TransactionAborted` if nothing was stored: the caller may go on. After another `LogError`
+        of the producer, all further reads and commits raise that error."""
         self._wait_until_fenced()
         member = self._member
         if not outputs and not offsets:
             return
-        # Without an offset, Kafka would not check the generation.
+        # Without an offset, Kafka would not check the generation: so a commit is made again.
         committed_offsets = offsets or member.last_committed()
         if member.identity is None or not committed_offsets.keys() <= member.owned.keys():
             member.go_back()
@@ -103,7 +104,7 @@ class KafkaTransactions:
             member.go_back()
             raise
         except LogError as error:
-            self._broken = error
+            self._final_error = error
             raise
         member.owned.update(committed_offsets)
 
@@ -115,9 +116,9 @@ class KafkaTransactions:
             pass
 
     def _check_usable(self) -> None:
-        """Raise `LogError` if an earlier error or `close` has ended this log."""
-        if self._broken is not None:
-            raise LogError(str(self._broken))
+        """Raise `LogError` if an earlier error of the producer, or `close`, has ended this log."""
+        if self._final_error is not None:
+            raise LogError(str(self._final_error))
 
     def read_all(self, topic: str, partition: int) -> Iterator[Sequence[Record]]:
         """Fence off earlier transactions of this id, then return an iterator over all records of a
@@ -128,24 +129,25 @@ class KafkaTransactions:
     def ensure_topic(
         self, topic: str, partitions: int, replication: int, config: Mapping[str, str]
     ) -> None:
-        """Create the topic unless it exists, with this number of partitions and of replicas and
-        these settings. Raises `LogError`, also if an earlier error has ended this log."""
+        """Create the topic unless it exists, with these numbers of partitions and of replicas
+        (`replication`), and these settings. Raises `LogError`, also if an earlier error has ended
+        this log."""
         self._check_usable()
         self._bounded.ensure_topic(topic, partitions, replication, config)
 
     def ends(self, topic: str) -> Positions:
-        """Return the end offset of each partition of a topic. Raises `LogError`."""
+        """Return the end offset of each partition of a topic, by number. Raises `LogError`."""
         return self._bounded.ends(topic)
 
     def committed(self, topic: str) -> Positions:
         """Fence off earlier transactions of this id, then return the offsets that the group has
-        committed. Raises `LogError`."""
+        committed, by partition. Raises `LogError`."""
         self._wait_until_fenced()
         return self._bounded.committed(topic, STABLE_TIMEOUT)
 
     def reachable_ends(self, topic: str) -> Mapping[int, int | None]:
-        """Return the end offset of each partition of a topic; None: it can't be read now. Raises
-        `LogError`."""
+        """Return the end offset of each partition of a topic, by number; None for a partition whose
+        end can't be read now. Raises `LogError` if the topic's partitions can't be read."""
         return self._bounded.reachable_ends(topic)
 
     def committed_now(self, topic: str) -> Mapping[int, OffsetAndMetadata]:
@@ -154,12 +156,12 @@ class KafkaTransactions:
         return self._bounded.committed_now(topic)
 
     def set_paused(self, partitions: Collection[Partition], *, paused: bool) -> None:
-        """Pause or resume the reading of those of these partitions that this member owns."""
+        """Pause or resume reading from these partitions, as far as this member owns them."""
         self._member.set_paused(partitions, paused=paused)
 
     def close(self, timeout: float) -> None:
-        """Leave the group and close all clients, within `timeout` seconds."""
-        self._broken = self._broken or LogError("it is closed")
+        """Leave the group and close all clients; wait for that at most `timeout` seconds."""
+        self._final_error = self._final_error or LogError("it is closed")
         if owned := self._member.forget_owned(self._member.owned):
             self._claims.on_revoked(owned)
         self._member.is_closing = True

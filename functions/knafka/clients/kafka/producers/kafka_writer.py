@@ -2,11 +2,12 @@
 
 While few records are in flight, a prompt producer sends each at once. While many are, a second
 producer gathers records for a millisecond, which saves most of the requests (docs/decisions/0014).
-A thread waits for the prompt producer's reports, and wakes the event loop once for many; reports of
-the other producers are polled on the loop.
+A thread waits for the prompt producer's reports, and wakes the event loop once for many reports;
+the reports of the other producers are polled on the loop.
 
 Each topic has its own limit of batches, but librdkafka has one limit for all topics. So a record
-that is refused as too large is sent again alone, which shows whether the record or its batch was.
+that is refused as too large is sent again alone by a third producer, which shows whether the record
+or its batch was too large.
 
 More than 400 lines, so that a record's way from `append` to its report is in one class.
 """
@@ -50,7 +51,7 @@ librdkafka can wait."""
 POLL_BUSY: Final = 0.001
 """Seconds between polls for reports of gathered records; a poll costs a microsecond."""
 POLL_IDLE: Final = 1.0
-"""Seconds that the thread waits for a report at most."""
+"""Most seconds that the thread waits for a report, and between polls on the loop."""
 SINGLE_RECORD_BATCHES: Final = {"batch.num.messages": 1}
 """Configuration that makes a producer send each record in its own batch."""
 RETIREMENT_TIME: Final = 5.0
@@ -66,6 +67,8 @@ its `__delitem__` is in Python."""
 _Report: TypeAlias = tuple[
     Reported, KafkaError | None, Message, RecordHeaders, bytes | None, _Counts
 ]
+"""A record's callback, its result (None: it is stored), the reported message, the record's headers
+and key, and the counts of its topic."""
 
 
 class KafkaWriter:
@@ -73,8 +76,8 @@ class KafkaWriter:
     use."""
 
     def __init__(self, connection: Connection) -> None:
-        """Open the prompt producer and start its polling thread; called on the event loop. Raises
-        `LogError`."""
+        """Open the prompt producer and start its polling thread; must be called on the event loop.
+        Raises `LogError`."""
         self._connection = connection
         self._linger_ms = float(connection.get("linger.ms", LINGER_MS))
         self._loop = asyncio.get_running_loop()
@@ -87,15 +90,15 @@ class KafkaWriter:
             # Opened at the start, not in the first burst: it blocks the loop for a second while it
             # waits for its token (confluent-kafka 2.16.1 sleeps that long).
             self._gathering = self._open(self._linger_ms)
-        self._alone: ReplaceableProducer | None = None
+        self._unbatched: ReplaceableProducer | None = None
         """Sends each record in a batch of its own."""
         self._retired: list[ReplaceableProducer] = []
         """Former producers that still have records in flight."""
-        self._gather_until = 0.0  # by the loop's clock
+        self._gather_until = 0.0  # by the loop's clock: until then, records are gathered
         self._timer: asyncio.TimerHandle | None = None
-        """The next poll."""
-        self._busy = False
-        """Whether the next poll is planned after `POLL_BUSY` seconds, the shorter pause."""
+        """Timer of the next poll on the loop; None: none was planned yet."""
+        self._is_polling_often = False
+        """Whether the next poll is planned after `POLL_BUSY` seconds, not `POLL_IDLE`."""
         self._in_flight = 0  # records that were appended and not reported
         self._stored: dict[str, _Counts] = {}
         """Number of stored records, by topic and partition."""
@@ -107,16 +110,16 @@ class KafkaWriter:
         self._reports: deque[_Report] = deque()
         """Results of records, which a polling thread has queued for the event loop."""
         self._settled: deque[RecordGroup] = deque()
-        """Groups of records that are all settled, to be reported."""
+        """Groups whose records all have their results, to be reported."""
         self._has_stored = False
         """Whether Kafka has stored records since `_reachability` last noted an acknowledgement."""
-        self._woken = False  # whether `_on_wake` is scheduled and has not run
+        self._is_wake_scheduled = False  # whether `_on_wake` is scheduled and has not run
         self._answered = False  # whether Kafka has ever answered `_ask`
         self._closed = False
         self._ended = threading.Event()
         self._reachability = Reachability(self._ask, self._purge_queues, self._renew)
         self._timed_out = TimedOutTopics(connection, self._replace_producers)
-        threading.Thread(target=self._serve, name="kafka-writer", daemon=True).start()
+        threading.Thread(target=self._poll_prompt, name="kafka-writer", daemon=True).start()
 
     def _open(self, linger_ms: float, **more: Any) -> ReplaceableProducer:
         """Open a producer with this linger time and these further settings. Raises `LogError`."""
@@ -138,9 +141,9 @@ class KafkaWriter:
 
     @property
     def failure(self) -> LogError | None:
-        """The error for which a producer can send no more records; None: all producers work."""
-        failures = (producer.failure for producer in self._in_use() if producer.failure is not None)
-        return next(failures, None)
+        """Why one of the producers can send no more records; None: all producers work."""
+        failures = (producer.failure for producer in self._active_producers())
+        return next((failure for failure in failures if failure is not None), None)
 
     @property
     def away(self) -> LogError | None:
@@ -155,8 +158,9 @@ class KafkaWriter:
         headers: RecordHeaders,
         reported: Reported,
     ) -> None:
-        """Append a record; `reported` gets its error or None, later. The producer that has its key
-        in flight gets it, so that none overtakes another. Raises `LogError`, such as `LogFull`."""
+        """Append a record; `reported` is called later with its error, or with None. A producer that
+        has records of its key in flight gets the record, so that none overtakes another. Raises
+        `LogError`, such as `LogFull`."""
         # Looked up here, as a report creates a new string each time that its topic is read.
         if (counts := self._stored.get(topic)) is None:
             counts = self._stored[topic] = defaultdict(int)
@@ -191,8 +195,8 @@ class KafkaWriter:
     def append_all(self, topic: str, records: Sequence[Draft], reported: Reported) -> None:
         """Append records in their order; `reported` is called once, with the first error or None.
 
-        An error too if a later record of a key was stored before an earlier one, as the topic's
-        limit of batches was too small for some of them (CE-H11).
+        It also gets an error if a later record of a key was stored before an earlier one, as the
+        topic's limit of batches was too small for some of them (CE-H11).
         """
         if (counts := self._stored.get(topic)) is None:
             counts = self._stored[topic] = defaultdict(int)
@@ -208,8 +212,8 @@ class KafkaWriter:
             self._reports.append((group.settle, error, message, record.headers, record.key, counts))
 
         def on_gathered(record: Draft, error: KafkaError | None, message: Message) -> None:
-            """Count a record that the gathering producer has stored, and queue its group after the
-            last one; pass an error on to `on_report`."""
+            """Count a record that the gathering producer has stored, and queue its group if that
+            was the last one; pass an error on to `on_report`."""
             # Always called on the loop, so most reports are handled at once.
             if error is not None:
                 on_report(record, error, message)
@@ -229,7 +233,7 @@ class KafkaWriter:
             if self._closed:
                 raise LogError("the writer is closed")
             if topic in self._small_batch_topics:
-                default_producer = self._ensure_alone()
+                default_producer = self._ensure_unbatched()
             elif self._must_gather(len(records)):
                 default_producer = self._ensure_gathering()
             else:
@@ -253,7 +257,7 @@ class KafkaWriter:
             self._reachability.watch(lambda: self._in_flight)
 
     def _release(self, key: bytes | None) -> None:
-        """Count off a record that is no longer in flight."""
+        """Count off a record with this key that is no longer in flight."""
         self._in_flight -= 1
         if key is not None:
             self._keys.release(key)
@@ -273,24 +277,25 @@ class KafkaWriter:
         self._poll_soon()
         return self._gathering
 
-    def _ensure_alone(self) -> ReplaceableProducer:
+    def _ensure_unbatched(self) -> ReplaceableProducer:
         """Return the producer that sends each record in its own batch, opening it at its first
         use."""
-        if self._alone is None:
-            self._alone = self._open(0, **SINGLE_RECORD_BATCHES)
+        if self._unbatched is None:
+            self._unbatched = self._open(0, **SINGLE_RECORD_BATCHES)
         self._poll_soon()
-        return self._alone
+        return self._unbatched
 
     def _poll_soon(self) -> None:
-        """Plan a poll of the producers without a thread in `POLL_BUSY`, unless one is planned."""
-        if not self._busy:
+        """Plan a poll of the producers without a thread in `POLL_BUSY` seconds, unless one is
+        planned so soon."""
+        if not self._is_polling_often:
             self._poll_after(POLL_BUSY)
 
     def _poll_after(self, delay: float) -> None:
         """Plan the next poll of the producers without a thread, in `delay` seconds."""
         if self._timer is not None:
             self._timer.cancel()
-        self._busy = delay == POLL_BUSY
+        self._is_polling_often = delay == POLL_BUSY
         self._timer = self._loop.call_later(delay, self._poll)
 
     def _poll(self) -> None:
@@ -302,14 +307,14 @@ class KafkaWriter:
     def _poll_unthreaded(self) -> int:
         """Poll the producers that have no thread; returns the number of records without a
         report."""
-        _, *polled = self._producers()
+        _, *polled = self._all_producers()
         for producer in polled:
             producer.poll(0)
         return sum(map(len, polled))
 
-    def _serve(self) -> None:
-        """Wait for reports of the prompt producer, and wake the loop once for many; the writer's
-        thread runs this."""
+    def _poll_prompt(self) -> None:
+        """Wait for reports of the prompt producer, and wake the loop once for many reports, until
+        `close`; the writer's thread runs this."""
         while not self._ended.is_set():
             try:
                 self._prompt.poll(POLL_IDLE)
@@ -317,20 +322,20 @@ class KafkaWriter:
                 log.exception("looking for Kafka's reports failed")
                 self._ended.wait(POLL_IDLE)
             if self._prompt.failure is not None:
-                self._ended.wait(POLL_IDLE)
-            if self._reports and not self._woken:
-                self._woken = True
+                self._ended.wait(POLL_IDLE)  # its polls don't wait any more
+            if self._reports and not self._is_wake_scheduled:
+                self._is_wake_scheduled = True
                 with contextlib.suppress(RuntimeError):  # the loop is closed
                     self._loop.call_soon_threadsafe(self._on_wake)
 
     def _on_wake(self) -> None:
         """Deliver the reports for which the thread has woken the loop."""
-        self._woken = False
+        self._is_wake_scheduled = False
         self._report()
 
     def _report(self) -> None:
-        """Deliver all pending reports to their callbacks; records that are too large are sent again
-        alone."""
+        """Deliver all pending reports to their callbacks. A record that was refused as too large is
+        sent again alone, and has no report yet."""
         reports, settled = self._reports, self._settled
         try:
             while settled:
@@ -346,9 +351,10 @@ class KafkaWriter:
                     self._send_alone(message, headers, key, reported, counts)
                 else:
                     if error.code() == KafkaError._MSG_TIMED_OUT and not self._closed:
-                        self._timed_out.note(message.topic() or "", message.partition() or 0)
+                        topic, partition = message.topic() or "", message.partition() or 0
+                        self._timed_out.note_timeout(topic, partition)
                     self._release(key)
-                    reported(_refused(error, message))
+                    reported(_write_error(error, message))
         finally:
             if self._has_stored:
                 self._has_stored = False
@@ -364,7 +370,8 @@ class KafkaWriter:
         reported: Reported,
         counts: _Counts,
     ) -> None:
-        """Send a record again alone, to find out whether it is too large or only its batch was.
+        """Send a record again alone, to find out whether the record or only its batch was too
+        large.
 
         Records of one batch are sent again in their order, and later records of their keys follow
         them. Only records that are in flight already may overtake them; none of these is
@@ -378,10 +385,10 @@ class KafkaWriter:
             if error is None:
                 counts[sent_message.partition()] += 1
                 self._small_batch_topics.add(topic)
-            reported(None if error is None else _refused(error, sent_message))
+            reported(None if error is None else _write_error(error, sent_message))
 
         topic = cast(str, message.topic())
-        alone = self._ensure_alone()
+        alone = self._ensure_unbatched()
         if key is not None:
             self._keys.producer_of[key] = alone
         try:
@@ -405,34 +412,35 @@ class KafkaWriter:
             self._reachability.note_all_down()
 
     def _purge_queues(self) -> None:
-        """Report all unsent records as failed, as Kafka is away: their senders try again."""
-        for producer in self._producers():
+        """Have all unsent records reported as failed, as Kafka is away: their senders try again."""
+        for producer in self._all_producers():
             producer.purge(in_flight=False)
 
     def _renew(self) -> None:
         """Replace all producers at their next poll."""
-        for producer in self._producers():
+        for producer in self._all_producers():
             producer.renew()
         self._poll_soon()
 
     async def _replace_producers(self) -> None:
-        """Replace all producers by new ones. A key's records go to the new ones when none is in
-        flight in the former ones, which would overtake them."""
+        """Replace all producers by new ones. The former ones are retired: until their records of a
+        key are reported, further records of the key are refused, as they could overtake those.
+        Raises `LogError` if no new producer can be opened; then nothing is replaced."""
         linger_times = [0.0] if self._gathering is None else [0.0, self._linger_ms]
         # On a thread, as waiting for a token blocks (see `__init__`).
         new = [await asyncio.to_thread(self._open, linger_ms) for linger_ms in linger_times]
-        for producer in self._in_use():
+        for producer in self._active_producers():
             producer.retire()
             self._retired.append(producer)
         self._prompt, *gathering = new
         self._gathering = gathering[0] if gathering else None
-        self._alone = None
+        self._unbatched = None
         self._poll_soon()
         self._loop.call_later(RETIREMENT_TIME, self._end_retirement)
 
     def _end_retirement(self) -> None:
-        """Report records as failed that former producers haven't sent, and drop those that have
-        none in flight."""
+        """Have the unsent records of retired producers reported as failed, and drop the producers
+        that have no record in flight; repeat that until none is left."""
         ended = [producer for producer in self._retired if not len(producer)]
         self._retired = [producer for producer in self._retired if len(producer)]
         for producer in self._retired:
@@ -444,18 +452,18 @@ class KafkaWriter:
             self._poll_soon()
             self._loop.call_later(RETIREMENT_TIME, self._end_retirement)
 
-    def _in_use(self) -> list[ReplaceableProducer]:
+    def _active_producers(self) -> list[ReplaceableProducer]:
         """Return the open producers that take records, the prompt one first."""
-        producers = (self._prompt, self._gathering, self._alone)
+        producers = (self._prompt, self._gathering, self._unbatched)
         return [producer for producer in producers if producer is not None]
 
-    def _producers(self) -> list[ReplaceableProducer]:
+    def _all_producers(self) -> list[ReplaceableProducer]:
         """Return the open producers and those that are retired, the prompt one first."""
-        return [*self._in_use(), *self._retired]
+        return [*self._active_producers(), *self._retired]
 
     async def reach(self, timeout: float) -> None:
-        """Wait for Kafka's answer, at most `timeout` seconds. Raises `LogError`; if the cause may
-        pass, `Reachability` goes on asking."""
+        """Send a request and wait for Kafka's answer, at most `timeout` seconds. Raises `LogError`;
+        if the cause may pass, `Reachability` goes on asking."""
         self._errors.forget()
         try:
             await self._ask(timeout)
@@ -485,7 +493,7 @@ class KafkaWriter:
         await self._flush(timeout)
         if self._in_flight:
             # Unacknowledged records were not answered with success, so their senders try again.
-            for producer in self._producers():
+            for producer in self._all_producers():
                 producer.purge(in_flight=True)
             await self._flush(PURGE_TIMEOUT)
         self._ended.set()
@@ -499,7 +507,7 @@ class KafkaWriter:
             await asyncio.sleep(POLL_BUSY)
 
 
-def _refused(error: KafkaError, message: Message) -> LogError:
+def _write_error(error: KafkaError, message: Message) -> LogError:
     """Return the `LogError` of a record that Kafka didn't store; it names the missing right if
     there is one."""
     return name_missing_right(log_error_of(error), topic=("Write", message.topic() or ""))
