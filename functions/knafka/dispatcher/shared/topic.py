@@ -184,8 +184,7 @@ class SharedTopic:
                     self._unchecked_readers.pop(reader, None)
 
     def on_assigned(self, partitions: Mapping[int, OffsetAndMetadata | None]) -> None:
-        """Start to read these partitions for all groups; this process's own group has no
-        commits."""
+        """Start to read these partitions for all groups; the member's own commits aren't used."""
         self._owned.update(partitions)
         self._start_task(self._assign_readers(list(self._readers), sorted(partitions)))
 
