@@ -111,8 +111,7 @@ class Processor:
         only if further ones may wait. 0: there was nothing to do, so the drain may count as idle.
         """
         if now < self._now - MAX_STEP_BACK:
-            # The times up to which everything was read, as noted before, may lie in the future
-            # now.
+            # The noted times up to which everything was read may lie in the future now.
             raise LogError(f"the clock was set back by {(self._now - now) / 1000:g} s: begin anew")
         self._now = self._first_read_at = now
         began = self._monotonic()
@@ -152,6 +151,7 @@ class Processor:
         due_timer = self._expiry.due(now)
         if self._expiry.is_ready(due_timer) or self._ordering.has_next:
             return 0
+        # A stale record or a fulfilled key, if there is one: the next batches handle them all.
         changed_by_edit = next(self._state.stale_records, next(self._state.fulfilled_keys, None))
         if changed_by_edit is not None or self._state.is_full:
             patience = min(patience, GATHERING_SECONDS)

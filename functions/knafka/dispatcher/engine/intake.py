@@ -103,8 +103,9 @@ class HeldPartitions(dict[int, AssignedPartition]):
 
     @property
     def full(self) -> list[AssignedPartition]:
-        """The partitions that are read and must be paused: all, if together they hold too many
-        bytes or nothing may be read, else those that hold their share of records."""
+        """The partitions that are read and must be paused: all if together they hold too many
+        bytes, or if nothing may be read; else those that hold their share of records, or whose
+        commit metadata is full."""
         if not self.may_read() or self.held_bytes >= self._max_held_bytes():
             return self.unpaused
         share = self._share
