@@ -43,17 +43,16 @@ if TYPE_CHECKING:
 SHARD_BYTES: Final = 128 * 1024 * 1024
 """Bytes of requests that all Egresses of a shard may hold together, in equal shares."""
 MIN_EGRESS_BYTES: Final = 4 * 1024 * 1024
-"""Bytes of requests that each Egress of a shard may hold at least: some events of the largest
-size."""
-
-
+"""Smallest share of an Egress in `SHARD_BYTES`, however many Egresses there are: room for some
+events of the largest size."""
 DISPATCHER_OTHER_FILES: Final = 512
-"""Open files besides the connections to subscribers: Kafka connections, log segments, loaded
-code."""
+"""Open files that are left for everything but connections to subscribers: Kafka connections, log
+segments, loaded code."""
 MAX_OPEN_FILES: Final = 65_536
 """The highest limit of open files that a dispatcher asks the system for."""
 MIN_IN_FLIGHT: Final = 4
-"""Attempts that each Egress of a shard may have under way at least."""
+"""Smallest number of attempts that an Egress of a shard may have under way at once, however many
+Egresses share the connections."""
 TAIL_CLOSE_TIMEOUT: Final = 1.0
 """Seconds to close a consumer of dead letters, which has nothing to finish."""
 ATTEMPTS_PER_TURN: Final = 8
@@ -74,7 +73,8 @@ def connect(
     `reporting` is the configuration of `ClientStatistics`. `refusal` says why an address must not
     be connected to; None: all are allowed. `tokens` gives the tokens for destinations that have an
     audience; None: requests to these fail. `bundles` are the trusted certificates; None: only the
-    system's. Raises `InvalidDocument` for a Secret that can't work, and `LogError`.
+    system's. Raises `InvalidDocument` if the Egress's Secret holds unusable settings, and
+    `LogError` if a Kafka client can't be opened.
     """
     kafka = egress.kafka
     configuration = connection_configuration(kafka)
@@ -121,9 +121,9 @@ def open_subscriber(
 def open_broker_dead_letters(
     egress: Egress, writer: LogWriter, topics: TopicMaker, open_tail: Callable[[str], TopicTail]
 ) -> BrokerDeadLetters | None:
-    """Return the writer of the dead letters of the Egress's Broker, which are of records that hold
-    no event; None: the Egress names no topic for them. `open_tail` gets a topic's name, and opens a
-    reader that reads the topic on from its last position."""
+    """Return the writer of the Broker's dead letters, one for each record that holds no event;
+    None: the Egress names no topic for them. `open_tail` opens a reader of the topic with the given
+    name, which reads on from where its last read ended."""
     if (name := egress.broker_dead_letter_topic) is None:
         return None
     settings = egress.broker_dead_letter_settings or egress.dead_letter_settings
@@ -168,8 +168,9 @@ class KafkaShard:
     ) -> None:
         """Open the shard's writer, and raise the process's limit of open files. `kafka`:
         librdkafka's connection settings; `reporting`: those of `ClientStatistics`. `refusal` says
-        why an address must not be connected to (None: all are allowed); `tokens` and `bundles` are
-        those of all Egresses. Raises `LogError`."""
+        why an address must not be connected to (None: all are allowed). `tokens` (None: requests
+        that need one fail) and `bundles` (None: only the system's certificates) serve all Egresses.
+        Raises `LogError`."""
         producer_settings = {**kafka, **side_settings(shard.kafka, "producer"), **reporting}
         self.writer: LogWriter = KafkaWriter(producer_settings)
         self.subscriber: Subscriber = HttpSubscriber(limit=1, refusal=refusal)
@@ -180,6 +181,7 @@ class KafkaShard:
         self._topic_maker = KafkaTopics(kafka)
         self._offsets = KafkaOffsets(kafka)
         self._topics: dict[str, SharedTopic] = {}
+        """The shared read of each topic, by the topic's name."""
         self._dead_letters: dict[str, BrokerDeadLetters] = {}
         """Writers of Brokers' dead letters, by topic; all Egresses of a Broker or KafkaChannel
         share one."""
@@ -226,11 +228,11 @@ class KafkaShard:
         def open_reader(assignment: Assignment) -> LogReader:
             """Open the group's reader; `assignment` is the drain, which is notified of its
             partitions."""
-            return self._open_topic(egress.topic).open_reader(egress.group, assignment)
+            return self._ensure_shared_topic(egress.topic).open_reader(egress.group, assignment)
 
         return open_reader
 
-    def _open_topic(self, name: str) -> SharedTopic:
+    def _ensure_shared_topic(self, name: str) -> SharedTopic:
         """Return the shared read of the topic `name`, opening it at its first use."""
         if name not in self._topics:
             group = names.shard_members(self._shard.group, name)
@@ -264,19 +266,18 @@ def connect_shard(
     tokens: SinkTokens | None = None,
     bundles: TrustBundles | None = None,
 ) -> ShardClients:
-    """Open the Kafka and HTTP clients of a shard. `reporting` is the configuration of
-    `ClientStatistics`; `refusal` says why an address must not be connected to (None: all are
-    allowed); `tokens` are sent to destinations that have an audience; `bundles` are the trusted
-    certificates. Raises `InvalidDocument` for a Secret that can't work, and `LogError`."""
+    """Open the Kafka and HTTP clients of a shard; the parameters are those of `connect`. Raises
+    `InvalidDocument` if the shard's Secret holds unusable settings, and `LogError` if a Kafka
+    client can't be opened."""
     return KafkaShard(
         shard, connection_configuration(shard.kafka), reporting, refusal, tokens, bundles
     )
 
 
 def raise_open_file_limit() -> int:
-    """Raise the process's limit of open files to the highest that is allowed, at most
-    `MAX_OPEN_FILES`; returns that limit. 20 Triggers with a hundred connections each need more than
-    a shell's usual limit."""
+    """Raise the process's limit of open files to the highest that the system allows, at most
+    `MAX_OPEN_FILES`; returns the number of files that may be open now. 20 Triggers with a hundred
+    connections each need more than a shell's usual limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     new_limit = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(MAX_OPEN_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < new_limit:

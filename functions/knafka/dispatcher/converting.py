@@ -32,10 +32,11 @@ class ConvertedRecord:
     )
 
     def __init__(self, record: Record, number: int, conversion: Conversion) -> None:
-        """Wrap a record that isn't converted yet; `number` identifies its partition among those of
-        all topics."""
+        """Wrap a record that isn't converted yet. `number` identifies its partition among those of
+        all topics; `conversion` says how the record becomes an event."""
         self._record, self._number, self._conversion = record, number, conversion
         self._value = record.value()
+        # These methods of a `Record` aren't affected by the conversion.
         self.key, self.offset, self.topic = record.key, record.offset, record.topic
         self.timestamp = record.timestamp
 
@@ -48,8 +49,8 @@ class ConvertedRecord:
         return self._value
 
     def headers(self) -> RecordHeaders | None:
-        """Convert the record and return the event's headers; raises what the record's own `headers`
-        raises."""
+        """Convert the record and return the event's headers; from then on `value` returns the
+        event's value. Raises any error of the record's own `headers`."""
         record = self._record
         kind, timestamp = record.timestamp()  # kind 0: the record has no timestamp
         position = RecordPosition(

@@ -33,8 +33,8 @@ class Dispatcher(DrainingFunction):
         connect: Callable[[Egress], Clients] | None = None,
         connect_shard: Callable[[Shard], ShardClients] | None = None,
     ) -> None:
-        """`connect` and `connect_shard` open the clients; None: the functions of `connecting`
-        do."""
+        """`connect` opens the clients of an Egress, `connect_shard` those of a shard; None: the
+        functions of these names in `connecting` do."""
         super().__init__("knafka-dispatcher", self._open)
         self._connect = connect
         self._connect_shard = connect_shard
@@ -42,10 +42,12 @@ class Dispatcher(DrainingFunction):
     def _open(
         self, environment: Mapping[str, str], drains: DrainSettings, tracer: Tracer | None
     ) -> Side:
-        """Open the Egress or the shard that the environment declares. `drains` holds the settings
-        of drains, of which the own Service's URL is used; `tracer` None: no spans are recorded.
-        Raises `InvalidDocument` and `LogError`."""
-        shard, reporting = settings.shard(environment), self.statistics.connection
+        """Open the Egress or the shard that the environment declares. Of the settings `drains`,
+        only the own Service's URL is used; `tracer` None: no spans are recorded. Raises
+        `InvalidDocument` for an invalid setting, and `LogError` if a Kafka client can't be
+        opened."""
+        shard = settings.shard(environment)
+        reporting = self.statistics.connection
         refusal = None if settings.allows_local_addresses(environment) else addresses.refusal
         folder = settings.trust_bundles(environment)
         bundles = None if folder is None else TrustBundles(folder)
@@ -63,9 +65,9 @@ class Dispatcher(DrainingFunction):
 
 
 def make_sink_tokens(url: str | None, folder: Path) -> SinkTokens | None:
-    """Return the cache of the tokens that destinations require; it requests them from the API
-    server at `url` with the credentials in `folder`. None: `url` is None. No token is requested
-    before a destination requires one. Raises `InvalidDocument`."""
+    """Return the cache of the tokens that destinations require; None if `url` is None. The cache
+    requests a token only when a destination requires it, from the API server at `url` with the
+    credentials in `folder`. Raises `InvalidDocument` if `url` or the credentials are unusable."""
     if url is None:
         return None
     # Imported here, as most dispatchers don't need it.

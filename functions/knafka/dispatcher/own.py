@@ -29,11 +29,12 @@ class OwnEgress(LeasedSide):
         service_url: str | None,
         tracer: Tracer | None = None,
     ) -> None:
-        """Create the lease of the Egress's drains. While it has work left, it renews itself by a
-        request to `service_url`, its own Service; None: it never does. `tracer` None: no spans are
-        recorded. Raises `InvalidDocument` if `service_url` is no URL."""
+        """Create the lease of the Egress's drains. While there is work left, the lease renews
+        itself by a request to `service_url`, its own Service; None: it never does. `tracer` None:
+        no spans are recorded. Raises `InvalidDocument` if `service_url` is no URL."""
         self._writer = clients.writer
         self._digest = digest(egress)
+        """Digest of the Egress, by which requests name it."""
         self._clients = clients
         self._served = ServedEgress(egress, tracer)
         renewal = None
@@ -51,8 +52,8 @@ class OwnEgress(LeasedSide):
         return egress_metrics([self._served], time.time())
 
     def refusal(self, request: DrainRequest) -> str:
-        """Return why a request for a drain is refused (it is for another Egress); empty: it
-        isn't."""
+        """Return why a request for a drain is refused: it names a shard or another Egress. Empty:
+        it is accepted, also if it names nothing."""
         if request.shard is not None or request.egress not in (None, self._digest):
             return "this dispatcher has another egress"
         return ""

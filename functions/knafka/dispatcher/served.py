@@ -32,8 +32,9 @@ class ServedEgress:
         """The Egress as it is declared now."""
         self._tracer = tracer
         self._drain: Drain | None = None
+        """The last drain, which may be over; None: there was none yet."""
         self._earlier_counts = DrainCounts()
-        """The counts of all earlier drains."""
+        """The counts of all drains before `_drain`."""
 
     def new_drain(self, egress: Egress, clients: Clients) -> Drain:
         """Create the next drain, of `egress` as it is declared now. The previous drain must be
@@ -54,7 +55,7 @@ class ServedEgress:
         return None if self._drain is None or self._drain.is_over else self._drain
 
     def totals(self) -> DrainCounts:
-        """Return the counts of all drains so far."""
+        """Return the counts of all drains so far, up to now (`Drain.catch_up`)."""
         if self._drain is None:
             return self._earlier_counts
         self._drain.catch_up()
@@ -108,6 +109,7 @@ def egress_metrics(egresses: Sequence[ServedEgress], now: float) -> Iterator[Met
         "Failed attempts, and records that can't be sent, by reason and status code",
         labelled(
             lambda counts: (
+                # A label is a reason, and a status code if there was one: `status 503`.
                 ({"reason": label.partition(" ")[0], "code": label.partition(" ")[2]}, count)
                 for label, count in sorted(counts.failures.items())
             )
@@ -187,7 +189,8 @@ _COUNTERS: Final[Sequence[tuple[str, str, Callable[[DrainCounts], int]]]] = (
 
 
 def _oldest_age(partitions: Collection[AssignedPartition], now: float) -> float:
-    """Return the age in seconds of the oldest unsettled event; 0: there is none."""
+    """Return the age in seconds of the oldest unsettled event, at the Unix time `now`; 0: there is
+    none. The events of a partition are tracked in the order of their offsets."""
     oldest_events = [
         next(iter(partition.tracker.unsettled.values()), None) for partition in partitions
     ]
@@ -245,6 +248,7 @@ def _is_congested(served: ServedEgress) -> bool:
 
 
 def _concurrency_limit(served: ServedEgress) -> int:
-    """Return how many attempts the Egress's subscriber may get at once."""
+    """Return how many attempts the Egress's subscriber may get at once; without a running drain,
+    as many as the Egress declares."""
     drain = served.drain
     return served.egress.max_in_flight if drain is None else drain.congestion.limit

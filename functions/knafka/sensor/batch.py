@@ -28,8 +28,6 @@ MAX_BATCH_RECORDS: Final = 1000
 (BUS-S9) would be too few: a transaction costs Kafka as much as hundreds of records
 (docs/decisions/0026-sensors.md). A million keys due at once would exceed Kafka's limit on a
 transaction's duration."""
-
-
 MAX_FIRING_BYTES: Final = 64 * 1024 * 1024
 """Most bytes of events in one action: no producer of ours sends a larger record."""
 
@@ -39,8 +37,8 @@ partition) whose timer ran out or whose events are dropped."""
 CauseId: TypeAlias = tuple[Partition, int | str]
 """Identifies a cause: its partition, and the record's offset or the key."""
 Refused: TypeAlias = dict[CauseId, dict[tuple[str, bytes | None], int]]
-"""For each cause, its outputs that were too large: by topic and record key, the size (bytes) from
-which on the topic refuses them."""
+"""For each cause, its outputs that were too large: by topic and record key, the size in bytes from
+which on the topic refuses the output."""
 
 
 class Batch:
@@ -58,31 +56,32 @@ class Batch:
         refused: Refused | None = None,
         now: int = 0,
     ) -> None:
-        """`state` has the events held before the batch; `tracing`: None if no spans are made.
-        `refused`: outputs that are known to be too large for their topics. `now`: ms since the Unix
-        epoch."""
+        """Begin with the tombstones of stale changelog records. `state` has the events held before
+        the batch; `tracing` None: no spans are made. `refused`: outputs that are known to be too
+        large for their topics; None: none is. `now`: ms since the Unix epoch."""
         self._refused: Refused = {} if refused is None else refused
         self._now = now
-        self.letters = 0
+        self.dead_letter_count = 0
         """Number of its dead letters."""
         self.dropped_keys = 0
         """Number of keys that it drops because too much was held."""
         self.fulfilled_keys = 0
         """Number of keys that fire because the Sensor was changed."""
         self.late_keys: set[tuple[int, str]] = set()
-        """Partition and key of each event that came late: everything up to its time was believed to
-        be read."""
+        """Partition and key of each event that came late: everything up to the event's time was
+        believed to be read."""
         self._causes: list[Cause] = []
-        """The causes that were begun."""
+        """The causes, in the order of `begin_cause`; the last one is the present one."""
         self._starts: list[int] = []
-        """Index of the first output of each cause."""
+        """Index in `_outputs` of the first output of each cause."""
         self.spans: list[Span] = []
         """Spans of firings; they end with the transaction."""
         self._tracing = tracing
         self._outputs: list[Output] = []
+        """Records to append, except those of `_added`."""
         self._added: dict[tuple[int, bytes], Output] = {}
-        """Events to be held, by partition and changelog key; an event that fires within the batch
-        is never written."""
+        """Changelog records of events that are held from now on, by partition and changelog key. An
+        event that fires within the batch is removed, and so never written."""
         self._cause_of_added: dict[tuple[int, bytes], int] = {}
         """Index in `_causes` of each added event's cause."""
         self.positions: dict[Partition, int] = {}
@@ -98,23 +97,28 @@ class Batch:
         self._state = state
         self._changed: dict[int, dict[str, Held]] = {}
         """The events held after this batch, by partition and key; only of keys that it changes."""
-        self.removed_stale = 0
-        """Stale records of the changelog that it removes."""
-        for number, key in islice(state.stale, MAX_BATCH_RECORDS):
-            self._remove(number, key)
-            self.removed_stale += 1
+        self.removed_stale = self._remove_stale()
+        """Number of stale records of the changelog that it removes."""
 
-    def begin(self, cause: Cause) -> None:
-        """Begin a cause: it is that of all outputs that are added from now on, until the next
-        `begin`."""
+    def _remove_stale(self) -> int:
+        """Append the tombstones of stale records of the changelog, up to `MAX_BATCH_RECORDS`;
+        returns their number."""
+        count = 0
+        for number, record_key in islice(self._state.stale_records, MAX_BATCH_RECORDS):
+            self._remove(number, record_key)
+            count += 1
+        return count
+
+    def begin_cause(self, cause: Cause) -> None:
+        """Set the cause of all outputs that are added from now on, until the next call."""
         self._causes.append(cause)
         self._starts.append(len(self._outputs))
 
     def refused_outputs(self, topic: str, key: bytes | None, *, all_as_large: bool) -> Refused:
-        """Return the outputs that the next batch must not contain, by cause, because the topic has
-        refused the output with this record key as too large; empty if the batch has no such output.
-
-        `all_as_large`: leave out all other outputs to the topic, too, that are at least as large.
+        """Return the outputs that the next batch must not contain, by cause, because `topic` has
+        refused the output with the record key `key` as too large. Empty if the batch has no such
+        output. `all_as_large` True: these are also all other outputs to the topic that are at least
+        as large.
         """
         topic_outputs = [
             (output, cause)
@@ -131,8 +135,8 @@ class Batch:
         return causes
 
     def _outputs_with_causes(self) -> Iterator[tuple[Output, Cause]]:
-        """Yield the outputs with their causes, except tombstones of stale changelog records, which
-        have none."""
+        """Yield the outputs with their causes; leave out the tombstones of stale changelog records,
+        which have no cause."""
         ends = [*self._starts[1:], len(self._outputs)]
         for cause, start, end in zip(self._causes, self._starts, ends, strict=True):
             yield from ((output, cause) for output in self._outputs[start:end])
@@ -141,8 +145,8 @@ class Batch:
                 yield self._added[record_id], self._causes[cause_index]
 
     def _check_size(self, output: Output) -> None:
-        """Raise `TooLarge` if the topic has refused an output of the present cause with this key,
-        of this size or less."""
+        """Raise `TooLarge` if the topic has refused an output of the present cause with this
+        output's record key and at most its size."""
         limits = self._refused.get(_id_of_cause(self._causes[-1])) if self._causes else None
         if limits is None:
             return
@@ -161,15 +165,15 @@ class Batch:
         self._outputs.append(output)
 
     def add_dead_letter(self, letter: Draft, reason: Reason) -> None:
-        """Add a dead letter, or without its data if it is too large for its topic. `reason`: as
-        counted."""
+        """Add a dead letter, without its data if it is known to be too large for its topic, and
+        count it by `reason`."""
         topic = self._sensor.dead_letter_topic
         try:
             self._append(Output(topic, letter.key, letter.value, letter.headers))
         except TooLarge:
             letter = letters.cut(letter)
             self._outputs.append(Output(topic, letter.key, letter.value, letter.headers))
-        self.letters += 1
+        self.dead_letter_count += 1
         self.counts.dead_letters[reason.value] += 1
 
     def give_up(
@@ -179,26 +183,28 @@ class Batch:
         failure: tuple[Reason, str],
         trigger: str | None,
     ) -> None:
-        """Add the dead letter of the record at `place` (topic, partition, offset), for the reason
-        and text in `failure`. `trigger`: the only trigger for which it failed; None: all."""
+        """Add the dead letter of the record at `place` (topic, partition, offset). `failure` is the
+        reason and a text; `trigger` is the only trigger for which the record failed (None: all)."""
         now = self._now / 1000
         letter = letters.of_record(self._sensor, place, record, failure, now, trigger)
-        self.add_dead_letter(letter, failure[0])
+        reason, _ = failure
+        self.add_dead_letter(letter, reason)
 
     def drop_held(self, number: int, key: str, failure: tuple[Reason, str]) -> None:
-        """Drop the events held at a key, and name them in a dead letter; `failure`: its reason and
-        text."""
+        """Drop the events held at a key. If there are any, add a dead letter that names them;
+        `failure` is its reason and text."""
         if held := self.held(number, key):
             self.add_dead_letter_of(number, key, held, failure)
-        self.keep(number, key, ())  # hold no event any more
+        self.set_held(number, key, ())
 
     def add_dead_letter_of(
         self, number: int, key: str, events: Held, failure: tuple[Reason, str]
     ) -> None:
-        """Add one dead letter that names these events of the trigger in `key`; `failure`: its
+        """Add one dead letter that names these events of the trigger in `key`; `failure` is its
         reason and text."""
         letter = letters.of_events(self._sensor, key, events, number, failure, self._now / 1000)
-        self.add_dead_letter(letter, failure[0])
+        reason, _ = failure
+        self.add_dead_letter(letter, reason)
 
     def held(self, number: int, key: str) -> Held:
         """Return the events held at a key, including the changes of this batch."""
@@ -219,22 +225,21 @@ class Batch:
                 yield number, key, held
 
     def send_to_trigger(self, key: str, event: HeldEvent, until: int | None) -> None:
-        """Send an event to the trigger in `key` through the trigger topic (BUS-13). `until` goes
-        into the record: the time (ms) before which every event of the bus was read; None: not
-        known."""
+        """Send an event to the trigger in `key` through the trigger topic (BUS-13). Its record says
+        `until`: the time (ms) before which every event of the bus was read; None: not known. Raises
+        `TooLarge`."""
         until_or_never = records.NEVER if until is None else until
         headers = records.headers_of(event, self._sensor.generation, until_or_never)
         topic = self._sensor.trigger_topic
         self._append(Output(topic, key.encode(), event.document, headers))
         self.counts.matched += 1
 
-    def keep(self, number: int, key: str, held_now: Held) -> None:
-        """Hold the events `held_now`, and no others, at a key. Raises `TooLarge`, without changing
-        anything, if a changelog record is known to be too large."""
+    def set_held(self, number: int, key: str, held_now: Held) -> None:
+        """Hold the events `held_now`, and no others, at a key from now on; empty: hold none. Raises
+        `TooLarge`, without changing anything, if a changelog record is known to be too large."""
         previously_held = self.held(number, key)
-        offsets_after, offsets_before = (
-            {event.offset for event in held_events} for held_events in (held_now, previously_held)
-        )
+        offsets_before = {event.offset for event in previously_held}
+        offsets_after = {event.offset for event in held_now}
         if self._refused:
             for event in held_now:
                 if event.offset not in offsets_before:
@@ -261,8 +266,8 @@ class Batch:
         return Output(self._sensor.changelog_topic, record_key, event.document, headers, number)
 
     def _remove(self, number: int, record_key: bytes) -> None:
-        """Drop an event's changelog record, which has this key: withdraw it if this batch was to
-        add it, else append its tombstone."""
+        """Drop the changelog record with this record key, so that its event isn't held any more:
+        withdraw the record if this batch was to append it, else append its tombstone."""
         if self._added.pop((number, record_key), None) is None:
             self._outputs.append(Output(self._sensor.changelog_topic, record_key, None, [], number))
 
@@ -270,9 +275,9 @@ class Batch:
         """Add the action of a firing: the record that announces it to the trigger's subscriber.
         Raises `TooLarge`.
 
-        `place` is a text that says where the firing's last event was read; it makes the action's id
-        the same each time. `own_key` is the event's record key, if the condition wants one event
-        only.
+        `place` is a text that says where the firing's last event was read; with it, the action has
+        the same id each time. `own_key` is the event's record key, if the condition wants one event
+        only; None: it wants several, or the record has no key.
         """
         sensor, trigger = self._sensor, records.trigger_of(key)
         size = sum(len(event.document) for event in firing.events)
@@ -281,7 +286,7 @@ class Batch:
         source = records.source_of(sensor.namespace, sensor.name)
         identity = f"{sensor.namespace}.{sensor.name}.{trigger}.{place}"
         trace, span = b"", None
-        if self._tracing is not None and (span := self._tracing.fire(key, identity, firing)):
+        if self._tracing is not None and (span := self._tracing.start_span(key, identity, firing)):
             trace = span.context.encode()
         headers, data = records.action_record(source, identity, key, firing, trace)
         record_key = self._action_key(key, own_key)
@@ -305,9 +310,10 @@ class Batch:
         return key.encode() if key in self._sensor.triggers_in_order else None
 
     def metadata(self, partition: Partition) -> str:
-        """Return the text to commit with this partition's position. For the bus, it says up to when
-        events were routed; for the trigger topic, it holds the lowest offset that each uncorrelated
-        trigger needs, the due times, and the records taken (BUS-16)."""
+        """Return the text to commit with this partition's position. For the bus, the text says up
+        to which time events were routed. For the trigger topic, it holds the lowest offset that
+        each uncorrelated trigger needs, when the next firing is due, and the records taken
+        (BUS-16)."""
         if partition.topic != self._sensor.trigger_topic:
             return records.bus_metadata(self.routed.get(partition.number, Routed()))
         number, position = partition.number, self.positions[partition]
@@ -323,7 +329,7 @@ class Batch:
 
 
 def _id_of_cause(cause: Cause) -> CauseId:
-    """Return what identifies a cause when its record is read again."""
+    """Return a cause's id, which is the same when its record is read again."""
     if isinstance(cause, tuple):
         return cause
     return Partition(cause.topic(), cause.partition()), cause.offset()

@@ -27,7 +27,15 @@ from knafka.core.sensor.order import Routed
 from knafka.core.times import LOG_APPEND_TIME
 from knafka.ports.log import OffsetAndMetadata, Record
 from knafka.ports.transactions import Partition, TransactionalLog
-from knafka.sensor.queues import FOR_EVER, LAST, Arrival, Bounds, Queue
+from knafka.sensor.queues import (
+    AFTER_ALL,
+    FOR_EVER,
+    NO_PARTITION,
+    UNKNOWN_TIME,
+    Arrival,
+    Bounds,
+    Queue,
+)
 from knafka.sensor.stalls import Stalls
 
 KAFKA_GRACE: Final = 20
@@ -37,11 +45,11 @@ SENDER_GRACE: Final = 2_000
 END_REQUEST_INTERVAL: Final = 5
 """Least milliseconds between two requests to Kafka for ends."""
 UNANSWERED_INTERVAL: Final = 250
-"""Milliseconds between two requests while the end of some partition isn't known: such requests take
-longer, so they are made less often."""
+"""Replaces `END_REQUEST_INTERVAL` while the end of some partition isn't known: requests take longer
+then, so they are made less often."""
 MAX_QUEUED_RECORDS: Final = 50_000
-"""Number of records in all queues above which partitions with more than their share are paused,
-which discards prefetched records; at most twice as many are queued."""
+"""Number of records in all queues above which partitions with more than their share are paused;
+pausing discards prefetched records. At most twice as many are queued."""
 MAX_QUEUED_BYTES: Final = 64 * 1024 * 1024
 """`MAX_QUEUED_RECORDS` in bytes of their values."""
 MAX_AHEAD_RECORDS: Final = 10_000
@@ -60,43 +68,45 @@ class BusPartitions:
         self._log = log
         self._declared = None if sensor.grace is None else round(sensor.grace * 1000)
         """The grace period (ms) that the Sensor declares; None: it declares none."""
-        self._queues: dict[int, Queue] = {}
-        """The queued events of this process's partitions, by partition."""
         self.is_log_time = True
         """Whether Kafka sets the times, as far as is known."""
+        # What this process has read
         self._has_read = False
         """Whether a record of the bus was read here."""
-        self._latest: deque[tuple[int, int]] = deque()
-        """Events that were later than all before them: the event's time, and when it was read (our
-        clock). Those that were read a grace period before the last request, or earlier, are left
-        out."""
-        self._latest_before_grace = 0
-        """One millisecond after the latest time of the events that were read a grace period or
-        longer before the last request."""
-        self._ends: Mapping[int, int | None] = {}
-        """End offset of each partition of the bus, as last asked for; None: Kafka didn't say.
-        Empty: not asked yet."""
-        self._unreached_ends: tuple[int, Mapping[int, int | None]] | None = None
-        """Requested ends that aren't reached yet, with the time of the request."""
-        self._other_positions: dict[int, int] = {}
-        """Offsets that other processes have committed, by partition."""
-        self.ended_at = 0
-        """When (our clock) the latest request was made whose ends have all been reached."""
-        self._asked_until = 0
-        """Records appended after the last request have no earlier time than this."""
-        self._asked_at: int | None = None
-        """When (our clock) `refresh` last asked for ends, or put it off because own records had to
-        be read first; None: not since a partition was assigned."""
-        self._others_routed_until: dict[int, int] = {}
-        """Times up to which other processes have routed their partitions."""
-        self._stalls = Stalls(sensor.topic)
-        """Finds the partitions that are no longer waited for."""
-        self._routed_ahead: deque[int] = deque()
-        """Times of the events that were routed ahead of what is known to be read of the bus."""
+        self._queues: dict[int, Queue] = {}
+        """The queue of each of this process's partitions."""
         self.queued = 0
         """Number of events in all queues."""
         self.queued_bytes = 0
-        """Bytes of their records' values."""
+        """Bytes of the values of these events' records."""
+        self._routed_ahead: deque[int] = deque()
+        """Times of the events that were routed ahead of what is known to be read of the bus."""
+        self._latest_reads: deque[tuple[int, int]] = deque()
+        """Events that were later than all before them: the event's time, and when it was read (our
+        clock). Those that were read a grace period before the last request, or earlier, are left
+        out."""
+        self._earliest_after_grace = 0
+        """One millisecond after the latest time of the events that were read a grace period or
+        longer before the last request."""
+        # What Kafka has answered
+        self._asked_at: int | None = None
+        """When (our clock) `refresh` last asked for ends, or put it off because own records had to
+        be read first; None: not since a partition was assigned."""
+        self._ends: Mapping[int, int | None] = {}
+        """End offset of each partition of the bus, by the last request; None: Kafka didn't say.
+        Empty: not requested yet."""
+        self._appended_from = 0
+        """Records that are appended after the last request have this time or a later one."""
+        self._unreached_ends: tuple[int, Mapping[int, int | None]] | None = None
+        """Requested ends that aren't reached yet, with the time (our clock) of the request."""
+        self.reached_request_at = 0
+        """When (our clock) the latest request was made whose ends have all been reached."""
+        self._other_positions: dict[int, int] = {}
+        """Offsets that other processes have committed, by partition."""
+        self._others_routed_until: dict[int, int] = {}
+        """Times before which other processes have routed everything, by partition."""
+        self._stalls = Stalls(sensor.topic)
+        """Finds the partitions that are no longer waited for."""
 
     @property
     def is_in_order(self) -> bool:
@@ -119,8 +129,11 @@ class BusPartitions:
     # Partitions
 
     def on_assigned(self, number: int, position: int, routed: Routed) -> None:
-        """Start to read a partition at `position`; `routed`: from its commit's metadata."""
-        self._queues[number] = Queue(position, routed.until, routed.until)
+        """Start to read a partition at the offset `position`; `routed` is what the metadata of its
+        commit says."""
+        self._queues[number] = Queue(
+            next_offset=position, read_until=routed.until, committed_until=routed.until
+        )
         self._note_sender_times(routed)
         self._asked_at = None
 
@@ -130,77 +143,85 @@ class BusPartitions:
             self._drop(own_queue)
 
     def go_back(self, positions: Mapping[Partition, int]) -> None:
-        """Empty all queues, as everything after these positions is read again."""
+        """Empty all queues, as everything from these committed offsets on is read again."""
         for number, queue in self._queues.items():
             self._drop(queue)
-            queue.next = positions.get(Partition(self._topic, number), 0)
-            queue.seen = queue.committed
+            queue.next_offset = positions.get(Partition(self._topic, number), 0)
+            queue.read_until = queue.committed_until
         self._routed_ahead.clear()
 
     def _drop(self, own_queue: Queue) -> None:
         """Empty a partition's queue, and subtract it from the counts of all queues."""
-        self.queued -= len(own_queue.queue)
+        self.queued -= len(own_queue.arrivals)
         self.queued_bytes -= own_queue.bytes
-        own_queue.queue.clear()
+        own_queue.arrivals.clear()
         own_queue.bytes = 0
 
     # Records that were read
 
-    def read(self, record: Record, time: int, now: int) -> tuple[int, bool]:
-        """Note that a record with this time was read at `now`. Returns the time before which no
-        record of its partition is missing, and whether others of its partition are queued."""
+    def note_read(self, record: Record, time: int, now: int) -> tuple[int, bool]:
+        """Note that a record with this time was read at `now`. Returns the time before which all
+        records of its partition were read, and whether events of its partition are queued."""
         own_queue = self._queues[record.partition()]
-        own_queue.next = record.offset() + 1
+        own_queue.next_offset = record.offset() + 1
         is_log_time = record.timestamp()[0] == LOG_APPEND_TIME
         self.is_log_time, self._has_read = is_log_time, True
-        if not self._latest or time > self._latest[-1][0]:
-            self._latest.append((time, now))
+        if not self._latest_reads or time > self._latest_reads[-1][0]:
+            self._latest_reads.append((time, now))
         read_until = time if self.is_in_order else time - self.grace
-        own_queue.seen = read_until if own_queue.seen is None else max(own_queue.seen, read_until)
-        return own_queue.seen, bool(own_queue.queue)
+        if own_queue.read_until is not None:
+            read_until = max(own_queue.read_until, read_until)
+        own_queue.read_until = read_until
+        return read_until, bool(own_queue.arrivals)
 
     def note_end(self, number: int, end: int) -> None:
-        """Note that a partition was read to its end, at the offset `end`."""
+        """Note that a partition was read to its end, the offset `end`; does nothing if it belongs
+        to another process by now."""
         if number in self._queues:
-            self._queues[number].next = max(end, self._queues[number].next)
+            self._queues[number].next_offset = max(end, self._queues[number].next_offset)
 
     def enqueue(self, arrival: Arrival) -> None:
-        """Queue an event until it is next in order."""
+        """Queue an event until `take_ready` yields it."""
         own_queue = self._queues[arrival.place.partition]
-        own_queue.queue.append(arrival)
+        own_queue.arrivals.append(arrival)
         own_queue.bytes += arrival.size
         self.queued += 1
         self.queued_bytes += arrival.size
 
     def position(self, number: int) -> int:
-        """Return the partition's offset to commit, if everything that was routed is committed."""
+        """Return the offset to commit for a partition of this process, together with everything
+        that was routed: that of its first queued event, else the next one to read."""
         own_queue = self._queues[number]
-        return own_queue.queue[0].place.offset if own_queue.queue else own_queue.next
+        return own_queue.arrivals[0].place.offset if own_queue.arrivals else own_queue.next_offset
 
     def own_routed_until(self, number: int) -> int | None:
         """Return the time before which every event of a partition of this process was routed; None:
         not known."""
         own_queue = self._queues[number]
-        return own_queue.queue[0].since if own_queue.queue else self._own_read_until(number)
+        if own_queue.arrivals:
+            return own_queue.arrivals[0].read_until
+        return self._own_read_until(number)
 
     def note_committed_time(self, number: int, until: int | None) -> None:
         """Note that the routed time `until` was committed with a partition's offset."""
-        self._queues[number].committed = until
+        self._queues[number].committed_until = until
 
     # Order
 
     @property
-    def first(self) -> int | None:
-        """The time of the first queued event; None: none is queued."""
+    def first_time(self) -> int | None:
+        """The time of the earliest queued event; None: none is queued."""
         return min(
-            (queue.queue[0].place.at for queue in self._queues.values() if queue.queue),
+            (queue.arrivals[0].place.at for queue in self._queues.values() if queue.arrivals),
             default=None,
         )
 
     @property
     def is_shared(self) -> bool:
-        """Whether other processes read some partitions, as far as is known."""
-        return not self._ends or not self._ends.keys() <= self._queues.keys()
+        """Whether other processes read some partitions; True also while that isn't known."""
+        if not self._ends:
+            return True
+        return bool(self._ends.keys() - self._queues.keys())
 
     @property
     def has_next(self) -> bool:
@@ -209,48 +230,54 @@ class BusPartitions:
             return False
         bounds = self._bounds_of_reading()
         return any(
-            queue.queue and bounds.allows(queue.queue[0].place, self.is_in_order)
+            queue.arrivals and bounds.allows(queue.arrivals[0].place, self.is_in_order)
             for queue in self._queues.values()
         )
 
     @property
-    def first_blocked(self) -> int | None:
-        """The time of the first queued event that can't be routed before more is known; None: there
-        is none."""
-        return self.first if self.queued and not (self._ends and self.has_next) else None
+    def first_blocked_time(self) -> int | None:
+        """The time of the earliest queued event, if no queued event may be routed before Kafka is
+        asked for ends; None otherwise."""
+        may_route = self._ends and self.has_next
+        return self.first_time if self.queued and not may_route else None
 
     @property
-    def first_ahead(self) -> int | None:
-        """The time of the first event that was routed ahead, once no more may be routed ahead; None
-        otherwise."""
+    def first_ahead_time(self) -> int | None:
+        """The time of the first event that was routed ahead, if so many were that no more may be;
+        None otherwise."""
         return self._routed_ahead[0] if self._is_ahead_limit_reached else None
 
     @property
     def next_check_time(self) -> int:
-        """The earliest time (our clock) at which a request for ends may show that more was read."""
-        return self._latest[0][1] + self.grace if self._latest else 0
+        """The earliest time (our clock) at which a request for ends may show that more was read; 0:
+        at any time."""
+        return self._latest_reads[0][1] + self.grace if self._latest_reads else 0
 
     @property
     def _is_ahead_limit_reached(self) -> bool:
         """Whether no more events may be routed ahead."""
         return len(self._routed_ahead) >= MAX_AHEAD_RECORDS
 
-    def ready(self, limit: int) -> Iterator[tuple[Arrival, int | None]]:
-        """Dequeue and yield the next events, at most `limit`. Each comes with a time: no event that
-        is earlier than this time, and earlier than the yielded event, can still follow it in the
-        trigger topic. The time is None if it isn't known."""
+    def take_ready(self, limit: int) -> Iterator[tuple[Arrival, int | None]]:
+        """Dequeue and yield the events that may be routed next, at most `limit`. Each comes with a
+        time: no event that is earlier than this time, and earlier than the yielded event, can still
+        follow it in the trigger topic. The time is None if it isn't known."""
         if not self.queued:
             return
         in_order, bounds = self.is_in_order, self._bounds_of_reading()
-        others_until = self._lowest_time(None)
+        others_until = self._others_until
+        # If partitions aren't in order, an event may follow it until the whole bus is routed.
         routed_before = None if in_order else self.routed_until
-        heads = [(queue.queue[0].place, queue) for queue in self._queues.values() if queue.queue]
+        # A heap of the partitions with queued events, by the place of the first of these.
+        heads = [
+            (queue.arrivals[0].place, queue) for queue in self._queues.values() if queue.arrivals
+        ]
         heapify(heads)
         while heads:
             place, own_queue = heappop(heads)
             bound = bounds.of(place.partition) if in_order else FOR_EVER
             until = None if others_until is None else min(others_until, bound)
-            queue, following = own_queue.queue, heads[0][0] if heads else LAST
+            queue, following = own_queue.arrivals, heads[0][0] if heads else AFTER_ALL
             # Yield this partition's events that come before the first event of all others.
             while place < following:
                 if limit <= 0 or place.at >= bound or (in_order and self._is_ahead_limit_reached):
@@ -270,61 +297,69 @@ class BusPartitions:
                 heappush(heads, (place, own_queue))
 
     def _bounds_of_reading(self) -> Bounds:
-        """Return how far this process's partitions were read, without stalled ones (`Bounds`): the
-        lowest time with its partition, and the second lowest, which bounds that partition's own
-        events. A time of -1 isn't known; `FOR_EVER` stands for a time that no partition has."""
-        untils = [
-            (-1 if (until := self._own_read_until(number)) is None else until, number)
-            for number in self._queues
-            if number not in self.stalled
-        ]
+        """Return how far this process's partitions were read, without stalled ones: the lowest time
+        with its partition, and the second lowest, which bounds that partition's own events."""
+        untils: list[tuple[int, int]] = []
+        for number in self._queues:
+            if number not in self.stalled:
+                until = self._own_read_until(number)
+                untils.append((UNKNOWN_TIME if until is None else until, number))
         untils.sort()
-        first, number = untils[0] if untils else (FOR_EVER, -1)
+        first, number = untils[0] if untils else (FOR_EVER, NO_PARTITION)
         return Bounds(first, number, untils[1][0] if len(untils) > 1 else FOR_EVER)
 
     @property
     def read_until(self) -> int | None:
-        """The time before which everything of the bus was read here or routed by others; None: that
-        isn't known."""
+        """The time before which everything of the bus was read here or routed by others; None: not
+        known."""
         return self._lowest_time(self._own_read_until)
 
     @property
     def routed_until(self) -> int | None:
         """The time before which everything of the bus is in the trigger topic, once all routed
-        events are committed; None: that isn't known."""
+        events are committed; None: not known."""
         return self._lowest_time(self.own_routed_until)
 
-    def _lowest_time(self, until_of_own: Callable[[int], int | None] | None) -> int | None:
-        """Return the lowest time of all partitions; None: a time isn't known. `until_of_own`
-        returns the time of a partition of this process. If it is None, only the partitions of other
-        processes count, and without any of these the result is `FOR_EVER`."""
+    @property
+    def _others_until(self) -> int | None:
+        """The time before which other processes have routed everything of their partitions, without
+        stalled ones; `FOR_EVER`: there are no such partitions; None: not known."""
         if not self._ends:
             return None
-        lowest = FOR_EVER if until_of_own is None else None
-        for number in (self._ends.keys() | self._queues.keys()) - self.stalled:
-            if number not in self._queues:
-                until = self._others_routed_until.get(number)
-            elif until_of_own is not None:
-                until = until_of_own(number)
-            else:
-                continue
-            if until is None:
+        lowest = FOR_EVER
+        for number in self._ends.keys() - self._queues.keys() - self.stalled:
+            if (until := self._others_routed_until.get(number)) is None:
                 return None
-            lowest = until if lowest is None else min(lowest, until)
+            lowest = min(lowest, until)
         return lowest
 
+    def _lowest_time(self, until_of_own: Callable[[int], int | None]) -> int | None:
+        """Return the lowest time of all partitions, without stalled ones: `until_of_own` returns
+        that of a partition of this process, `_others_until` is that of the others. None: one of
+        these times isn't known, or there are no partitions."""
+        if (lowest := self._others_until) is None:
+            return None
+        for number in self._queues.keys() - self.stalled:
+            if (until := until_of_own(number)) is None:
+                return None
+            lowest = min(lowest, until)
+        return None if lowest == FOR_EVER else lowest
+
     def _own_read_until(self, number: int) -> int | None:
-        """Return the time before which all of an own partition was read; None: not known."""
+        """Return the time before which everything of a partition of this process was read; None:
+        not known."""
         own_queue = self._queues[number]
-        seen, end = own_queue.seen, self._ends.get(number)
-        if end is None or own_queue.next < end:
-            return seen
-        return self._asked_until if seen is None else max(self._asked_until, seen)
+        read_until, end = own_queue.read_until, self._ends.get(number)
+        if end is None or own_queue.next_offset < end:
+            return read_until
+        # It is read to its end: what follows is appended after the request for the end.
+        return self._appended_from if read_until is None else max(self._appended_from, read_until)
 
     def _is_behind(self, number: int) -> bool:
-        """Whether a partition of this process was not read to its last known end."""
+        """Whether a partition of this process wasn't read up to its last known end; False if no end
+        is known."""
         end = self._ends.get(number)
-        return end is not None and self._queues[number].next < end
+        return end is not None and self._queues[number].next_offset < end
 
     def forget_ahead(self) -> None:
         """Remove from `_routed_ahead` the events that are no longer ahead: all of the bus is routed
@@ -333,7 +368,7 @@ class BusPartitions:
             while self._routed_ahead and self._routed_ahead[0] < until:
                 self._routed_ahead.popleft()
 
-    # Questions
+    # Asking Kafka
 
     def refresh(self, now: int, needed_until: int, since: int = 0) -> None:
         """Ask Kafka for ends and others' commits, to know up to which time everything was read.
@@ -341,80 +376,94 @@ class BusPartitions:
         `since` or later has shown; the last request was made just before; or only this process
         reads the bus, and must first read on. Raises `LogError`."""
         read_until = self.read_until if self._asked_at is not None else None
-        if read_until is not None and read_until > needed_until and self.ended_at >= since:
+        is_read = read_until is not None and read_until > needed_until
+        if is_read and self.reached_request_at >= since:
             return
         interval = UNANSWERED_INTERVAL if None in self._ends.values() else END_REQUEST_INTERVAL
         if self._asked_at is not None and now - self._asked_at < interval:
             return
-        if not self.is_shared and any(
+        if not self._has_to_read_on(needed_until):
+            self._ask(now)
+            self._note_reached_ends(now)
+        self._asked_at = now
+        self._note_stalls(now, needed_until)
+
+    def _has_to_read_on(self, needed_until: int) -> bool:
+        """Whether no other process reads the bus, and this one knows of records that it has to read
+        before everything before `needed_until` is read."""
+        return not self.is_shared and any(
             self._is_behind(number) and (self._own_read_until(number) or 0) <= needed_until
             for number in self._queues
-        ):
-            self._note_stalls(now, needed_until)
-            return  # this process has to read on first
-        ends = self._log.reachable_ends(self._topic)
-        self._ends, self._asked_until = ends, self._earliest_new_time(now)
+        )
+
+    def _ask(self, now: int) -> None:
+        """Ask Kafka for the ends of all partitions and, if other processes read some of them, for
+        their commits. Raises `LogError`."""
+        self._ends = self._log.reachable_ends(self._topic)
+        self._appended_from = self._find_earliest_append(now)
         if self.is_shared:
             committed = self._log.committed_now(self._topic)
             for commit in committed.values():
                 self._note_sender_times(records.parse_routed(commit.metadata))
-            for number in ends.keys() - self._queues.keys():
-                self._note_commit(number, committed.get(number), ends[number])
-        self._note_reached_ends(now)
-        self._note_stalls(now, needed_until)
+            for number in self._ends.keys() - self._queues.keys():
+                self._note_commit(number, committed.get(number), self._ends[number])
 
     def _note_reached_ends(self, now: int) -> None:
-        """Set `ended_at` to the time of the latest request whose ends are all reached. Checked
-        first are the ends of the earlier request that wasn't reached yet (`_unreached_ends`), then
-        those of the request just made, at `now`."""
+        """Set `reached_request_at` to the time of the latest request whose ends are all reached.
+        Checked first are the ends of the earlier request that weren't reached yet
+        (`_unreached_ends`), then those of the request just made, at `now`."""
         requests = [(now, self._ends)]
         if self._unreached_ends is not None:
             requests.insert(0, self._unreached_ends)
         for asked_at, ends in requests:
-            if not all(map(self._is_reached, ends.items())):
+            if not all(self._is_reached(number, offset) for number, offset in ends.items()):
                 self._unreached_ends = asked_at, ends
                 return
-            self._unreached_ends, self.ended_at = None, asked_at
+            self._unreached_ends, self.reached_request_at = None, asked_at
 
-    def _is_reached(self, end: tuple[int, int | None]) -> bool:
-        """Whether a partition was read or routed up to this end (its number, and the offset)."""
-        number, offset = end
+    def _is_reached(self, number: int, end: int | None) -> bool:
+        """Whether a partition was read here, or routed by another process, up to the offset `end`
+        (None: not known), or is stalled."""
         own_queue = self._queues.get(number)
-        position = self._other_positions.get(number, 0) if own_queue is None else own_queue.next
-        return number in self.stalled or (offset is not None and position >= offset)
+        if own_queue is None:
+            position = self._other_positions.get(number, 0)
+        else:
+            position = own_queue.next_offset
+        return number in self.stalled or (end is not None and position >= end)
 
-    def _earliest_new_time(self, now: int) -> int:
+    def _find_earliest_append(self, now: int) -> int:
         """Return the earliest time that a record appended from now on may have. It is later than
-        the times of all events that were read a grace period ago or earlier, and at most a grace
-        period (or `SENDER_GRACE` if that is longer) before now."""
-        while self._latest and self._latest[0][1] <= now - self.grace:
-            self._latest_before_grace = self._latest.popleft()[0] + 1
-        return max(self._latest_before_grace, now - max(self.grace, SENDER_GRACE))
+        the times of all events that were read a grace period ago or earlier, which are removed from
+        `_latest_reads`. It is at most a grace period ago, or `SENDER_GRACE` if that is longer."""
+        while self._latest_reads and self._latest_reads[0][1] <= now - self.grace:
+            self._earliest_after_grace = self._latest_reads.popleft()[0] + 1
+        return max(self._earliest_after_grace, now - max(self.grace, SENDER_GRACE))
 
     def _note_commit(
         self, number: int, committed: OffsetAndMetadata | None, end: int | None
     ) -> None:
-        """Note another process's commit for a partition, asked for just after its end `end`."""
+        """Note what another process has committed for a partition (None: nothing). The commit was
+        requested just after the partition's end, the offset `end` (None: not known)."""
         offset = 0 if committed is None else committed.offset
         self._other_positions[number] = offset
         routed = Routed() if committed is None else records.parse_routed(committed.metadata)
         until = routed.until
         if end is not None and offset >= end:
-            at_end = self._asked_until
+            at_end = self._appended_from
             until = at_end if until is None else max(at_end, until)
         if until is not None:
             previous_until = self._others_routed_until.get(number, until)
             self._others_routed_until[number] = max(previous_until, until)
 
     def _note_sender_times(self, routed: Routed) -> None:
-        """Note that senders set the times, if a commit of the bus says so and no record was read
-        here yet."""
+        """Note that senders set the times if a commit of the bus (`routed`) says so and no record
+        was read here yet, as a record would tell."""
         if routed.by_sender and not self._has_read:
             self.is_log_time = False
 
     def _note_stalls(self, now: int, needed_until: int) -> None:
-        """Note how far the partitions that may hold up the others were read (`Stalls`)."""
-        self._asked_at = now
+        """Let `Stalls` note how far the partitions were read that may hold up the others: those of
+        other processes, and own ones that aren't read up to a known end."""
         untils: dict[int, int | None] = {}
         for number in self._ends.keys() | self._queues.keys():
             if number not in self._queues:
@@ -424,8 +473,9 @@ class BusPartitions:
         self._stalls.note_reads(now, needed_until, untils)
 
     def balance(self) -> None:
-        """Pause partitions that are read far ahead while much is queued, and resume them later. The
-        partition that was read least far is read on, as the others wait for it."""
+        """Pause partitions that are read far ahead while much is queued, and resume them later. A
+        partition that was read least far is never paused, as the others wait for it, unless no more
+        events may be routed ahead."""
         partitions, lowest = max(1, len(self._queues)), self._bounds_of_reading().first
         is_much = self.queued > MAX_QUEUED_RECORDS or self.queued_bytes > MAX_QUEUED_BYTES
         is_little = (
@@ -434,7 +484,7 @@ class BusPartitions:
         pausing, resuming = list[int](), list[int]()
         for number, queue in self._queues.items():
             has_more_than_its_share = (
-                len(queue.queue) * partitions > MAX_QUEUED_RECORDS
+                len(queue.arrivals) * partitions > MAX_QUEUED_RECORDS
                 or queue.bytes * partitions > MAX_QUEUED_BYTES
             )
             is_lowest = (self._own_read_until(number) or 0) <= lowest

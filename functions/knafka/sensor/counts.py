@@ -1,4 +1,5 @@
-"""Counts records of one process of a Sensor by outcome, in committed transactions only."""
+"""Counts events, firings and dead letters of one process of a Sensor, in committed transactions
+only."""
 
 from __future__ import annotations
 
@@ -57,5 +58,5 @@ class SensorCounts:
             setattr(self, counter.name, getattr(total, counter.name))
 
     def copy(self) -> SensorCounts:
-        """Return a copy of these counts, which later additions don't change."""
+        """Return a copy, which doesn't change when counts are added to these ones."""
         return self + SensorCounts()

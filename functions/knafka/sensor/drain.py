@@ -17,18 +17,19 @@ from knafka.sensor.processor import Processor
 
 log = logging.getLogger(__name__)
 
-PATIENCE: Final = 1.0
-"""Seconds to wait for a first record; also the longest time until a stop is noticed."""
+FIRST_RECORD_TIMEOUT: Final = 1.0
+"""Most seconds that a step waits for a first record; a stop is noticed after a step."""
 JOIN_PATIENCE: Final = 50.0
-"""Shortest time in seconds to wait for partitions, as a dispatcher does (docs/decisions/0013)."""
+"""Least seconds that a drain without partitions waits before it counts as idle, as in a dispatcher
+(docs/decisions/0013)."""
 SENSOR_CLOSE_TIMEOUT: Final = 5.0
-"""Longest time in seconds to leave the group."""
+"""Most seconds to leave the group."""
 HOLDING_INTERVAL: Final = 5.0
-"""Shortest time in seconds between two reports of held events."""
+"""Least seconds between two reports of held events."""
 HOLDING_SHARE: Final = 50
 """After a report that took t seconds, the next begins no sooner than `HOLDING_SHARE` * t after its
 start: a report visits every key."""
-SOON: Final = 30.0
+DUE_SOON: Final = 30.0
 """The drain doesn't end as idle if something is due within this many seconds."""
 
 
@@ -41,8 +42,8 @@ class SensorDrain:
         slot: int | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """`open_processor` opens the processor of a slot (`DrainRequest.slot`); `now` returns
-        seconds since the Unix epoch."""
+        """`open_processor` opens the processor of a slot, and `slot` is that of this drain
+        (`DrainRequest.slot`; None: it has none). `now` returns seconds since the Unix epoch."""
         self.idle: float | None = None
         """Seconds without work after which the drain ends; None: it never ends as idle."""
         self.shrunk_at: float | None = None
@@ -58,9 +59,9 @@ class SensorDrain:
         """The counts that earlier requests have reported."""
         self._active_at = time.monotonic()
         self._holding: Holding | None = None
-        """Report of the held events, until a line of progress has carried it."""
+        """The last report of held events, until `progress` has returned it; None: it has."""
         self._report_at = 0.0
-        """When (monotonic) the held events are reported next."""
+        """When the next report of held events is made, on `time.monotonic`'s clock."""
 
     @property
     def is_stopping(self) -> bool:
@@ -77,8 +78,9 @@ class SensorDrain:
             self._reported = self.processor.counts.copy()
 
     def progress(self, ended: Ended | None = None, error: str | None = None) -> DrainProgress:
-        """Return the counts since the last request, and the report of held events if it is new.
-        `ended`: why the request ends; None: it goes on. `error`: a sentence for the caller."""
+        """Return the counts since the last request, and the report of held events if no earlier
+        call has returned it. `ended` says how the drain ended (None: it goes on), and `error` why
+        it failed (None: it didn't fail)."""
         if self.processor is None:
             return DrainProgress(slot=self.slot, ended=ended, error=error)
         counts, reported = self.processor.counts, self._reported
@@ -98,8 +100,7 @@ class SensorDrain:
 
     async def run(self) -> DrainProgress:
         """Process the Sensor's events on a thread of its own until idle or stopped; returns the
-        last progress. After a `LogError` that is `Ended.FAILED`, with the error's text; any other
-        error is raised."""
+        last progress. A `LogError` isn't raised: it ends the drain as failed."""
         self._loop = asyncio.get_running_loop()
         thread = CallThread(self._loop, "sensor")
         try:
@@ -115,7 +116,8 @@ class SensorDrain:
     # On the thread
 
     def _process(self) -> Ended:
-        """Open the processor and run it until idle or stopped; returns which. Raises `LogError`."""
+        """Open the processor, call its `step` until idle or stopped, and close it; returns
+        `Ended.IDLE` or `Ended.STOPPED`. Raises `LogError`."""
         self._active_at = time.monotonic()
         processor = self.processor = self._open_processor(self.slot)
         previous_partitions: tuple[int, ...] = ()
@@ -124,9 +126,10 @@ class SensorDrain:
             while not self._stopping:
                 if self._is_idle(processor):
                     return Ended.IDLE
-                if processor.step(round(self._now() * 1000), PATIENCE):
+                if processor.step(round(self._now() * 1000), FIRST_RECORD_TIMEOUT):
                     self._active_at = time.monotonic()
-                if not set(previous_partitions) <= set(current_partitions := processor.partitions):
+                current_partitions = processor.partitions
+                if set(previous_partitions) - set(current_partitions):
                     self.shrunk_at = self._loop.time()
                 previous_partitions = current_partitions
                 if time.monotonic() >= self._report_at:
@@ -137,19 +140,19 @@ class SensorDrain:
             processor.close(SENSOR_CLOSE_TIMEOUT)
 
     def _update_holding(self, processor: Processor) -> None:
-        """Store a new report of held events for the next line of progress, and set the time of the
-        report after it."""
+        """Make a new report of held events for the next `progress`, and set the time of the report
+        after this one."""
         began = time.monotonic()
         self._holding = processor.holding()
         duration = time.monotonic() - began
         self._report_at = began + max(HOLDING_INTERVAL, HOLDING_SHARE * duration)
 
     def _is_idle(self, processor: Processor) -> bool:
-        """Whether the drain is to end: for `idle` seconds there was nothing to do, nothing waits,
-        and no firing is due within `SOON`."""
+        """Whether the drain is to end: for `idle` seconds there was nothing to do, no event waits,
+        and no firing is due within `DUE_SOON`."""
         if self.idle is None or processor.is_waiting:
             return False
-        if processor.due is not None and processor.due / 1000 <= self._now() + SOON:
+        if processor.due is not None and processor.due / 1000 <= self._now() + DUE_SOON:
             return False
         required_idle = self.idle if processor.partitions else max(self.idle, JOIN_PATIENCE)
         return time.monotonic() - self._active_at >= required_idle

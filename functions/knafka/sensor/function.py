@@ -29,14 +29,15 @@ from knafka.settings import DrainSettings
 from knafka.tracing.spans import Tracer
 
 OpenLog: TypeAlias = Callable[[SensorContract, str, Claims], TransactionalLog]
-"""Opens a transactional log by its transactional id. Raises `LogError`, and `InvalidDocument` for a
-Secret that can't work."""
+"""Opens the transactional log of a Sensor with a transactional id; the `Claims` are notified of the
+partitions. Raises `LogError`, and `InvalidDocument` if the Sensor's Secret holds unusable
+settings."""
 
 
 def open_kafka(sensor: SensorContract, transactional_id: str, claims: Claims) -> TransactionalLog:
     """Open the Sensor's transactional log on real Kafka, which reads the bus and the trigger topic.
-    `claims` receives the partitions that it is assigned and loses. Raises `LogError`, and
-    `InvalidDocument` for a Secret that can't work."""
+    `claims` is notified of the partitions that the log is assigned and loses. Raises `LogError`,
+    and `InvalidDocument` if the Sensor's Secret holds unusable settings."""
     return KafkaTransactions(
         consumer_configuration(sensor.kafka),
         sensor.group,
@@ -48,7 +49,7 @@ def open_kafka(sensor: SensorContract, transactional_id: str, claims: Claims) ->
 
 
 class SensorFunction(DrainingFunction):
-    """A Sensor's function."""
+    """The ASGI application that drains a Sensor; its environment declares the Sensor."""
 
     def __init__(self, open_log: OpenLog = open_kafka) -> None:
         """`open_log` opens the transactional log of each drain."""
@@ -58,14 +59,14 @@ class SensorFunction(DrainingFunction):
     def _open(
         self, environment: Mapping[str, str], drains: DrainSettings, tracer: Tracer | None
     ) -> Side:
-        """Open the side, which drains the Sensor that the environment declares; called by
-        `DrainingFunction.start`. Raises `InvalidDocument`."""
+        """Open the Sensor that the environment declares. Of the settings `drains`, only the own
+        Service's URL is used; `tracer` None: no spans are made. `DrainingFunction.start` calls
+        this. Raises `InvalidDocument`."""
         return SensorSide(settings.sensor(environment), self._open_log, drains.service_url, tracer)
 
 
 class SensorSide(LeasedSide):
-    """A `draining.function.Side` that drains one Sensor; `service_url` as in
-    `settings.DrainSettings`."""
+    """A `draining.function.Side` that drains one Sensor, by its lease."""
 
     failure: LogError | None = None
     """Always None: no error of a Sensor needs a restart of the process."""
@@ -78,7 +79,9 @@ class SensorSide(LeasedSide):
         tracer: Tracer | None = None,
     ) -> None:
         """Create the lease of the Sensor's drains; `open_log` opens the log of a drain's processor.
-        `tracer`: None if no spans are made."""
+        While there is work left, the lease renews itself by a request to `service_url`, its own
+        Service; None: it never does. `tracer` None: no spans are made. Raises `InvalidDocument` if
+        `service_url` is no URL."""
         self._tracer = tracer
         self._sensor = sensor
         self._digest = digest(sensor)
@@ -88,9 +91,9 @@ class SensorSide(LeasedSide):
         """Slot of the request under way (`DrainRequest.slot`); None: it has none, or there is no
         request."""
         self._drain: SensorDrain | None = None
-        """The last drain; None: there was none."""
-        self._before = SensorCounts()
-        """Counts of the earlier drains."""
+        """The last drain, which may be over; None: there was none."""
+        self._earlier_counts = SensorCounts()
+        """Counts of all drains before `_drain`."""
         self._subscriber = HttpSubscriber(limit=1)
         renewal = None
         if service_url is not None:
@@ -100,9 +103,9 @@ class SensorSide(LeasedSide):
         super().__init__(DrainLease(self._new_drain, renewal))
 
     def _new_drain(self) -> SensorDrain:
-        """Create the next drain, in the slot of the request under way; the counts of the previous
-        one are kept."""
-        self._before = self._total_counts()
+        """Create the next drain, in the slot of the request under way, and keep the counts of the
+        previous one."""
+        self._earlier_counts = self._total_counts()
         # A drain that begins without a request has no slot: another process may have it by now.
         self._drain = SensorDrain(self._open_processor, self._slot)
         return self._drain
@@ -122,8 +125,8 @@ class SensorSide(LeasedSide):
     def _total_counts(self) -> SensorCounts:
         """Return the counts of all drains so far."""
         if self._drain is None or self._drain.processor is None:
-            return self._before
-        return self._before + self._drain.processor.counts
+            return self._earlier_counts
+        return self._earlier_counts + self._drain.processor.counts
 
     def refusal(self, request: DrainRequest) -> str:
         """Return why a request for a drain is refused: it names a shard, an Egress or another
@@ -145,7 +148,7 @@ class SensorSide(LeasedSide):
         super().detach()
 
     async def close(self) -> None:
-        """Wait for the drain to end, then close the client."""
+        """Wait for the drain to end, then close the HTTP client."""
         await self.wait_until_drained()
         await self._subscriber.close()
 
@@ -167,7 +170,7 @@ class SensorSide(LeasedSide):
         yield Metric(
             "knafka_sensor_dead_letters_total",
             "Dead letters by reason: of records, of firings, and of dropped held events",
-            [({**labels, "reason": why}, count) for why, count in totals.dead_letters.items()],
+            [({**labels, "reason": name}, count) for name, count in totals.dead_letters.items()],
         )
         yield Metric(
             "knafka_sensor_let_go_total",

@@ -30,9 +30,9 @@ def give_up(
     batch: Batch,
     trigger: str | None = None,
 ) -> None:
-    """Add a dead letter of a record to the batch because of the error that it raised (BUS-S11), and
-    log the error. `headers` are those of the record, which the caller passes on, as a client
-    returns them only once; None: they can't be read. `trigger` is the only one for which the record
+    """Add a dead letter of a record to the batch because handling it raised `error` (BUS-S11), and
+    log the error. `headers` are those of the record, which the caller passes on as a client returns
+    them only once; None: they can't be read. `trigger` is the only trigger for which the record
     failed; None: it failed for all triggers."""
     topic, number, offset = record.topic(), record.partition(), record.offset()
     failure = letters.failure_of(error)
@@ -60,7 +60,8 @@ def fire_or_dead_letter(number: int, key: str, firing: Firing, batch: Batch) -> 
     `number`: the key's partition of the trigger topic."""
     last = firing.last
     try:
-        # The time, as another event has the offset once the topic was deleted and created again.
+        # With the time, as another event may have the same offset: the topic may have been deleted
+        # and created again.
         batch.fire(key, firing, f"t{number}.{last.offset}.{last.at}")
     except Exception as error:
         failure = letters.failure_of(error)

@@ -32,8 +32,9 @@ from knafka.sensor.queues import Arrival
 from knafka.sensor.state import can_hold
 from knafka.sensor.tracing import SensorTracing
 
-MAX_OFFSETS: Final = 2**40
-"""More than the records that a partition of a trigger topic ever has."""
+OFFSET_STRIDE: Final = 2**40
+"""Distance between two offsets that replace the same one (`_with_own_offset`): more than the number
+of records that a partition of a trigger topic ever has."""
 
 
 class NewerSensor(LogError):
@@ -42,7 +43,7 @@ class NewerSensor(LogError):
 
 
 class Collected(NamedTuple):
-    """A record of the trigger topic that waits until it is next."""
+    """A record of the trigger topic that waits until it is next in order."""
 
     record: Record
     decoded: TriggerTopicRecord | None
@@ -72,18 +73,18 @@ class Handlers:
         self._bus = bus
         self._tracing = tracing
         self._dedupe = sensor.dedupe_millis
-        """Milliseconds in which an event of the same source and id is a duplicate; None: none
-        is."""
+        """Milliseconds within which an event with the same source and id is a duplicate; None: no
+        event is."""
 
     # Of the bus
 
     def take_in(self, record: Record, batch: Batch, now: int, read_at: int) -> None:
-        """Take in a record of the bus: queue its event, or handle it at once if no trigger will
-        hold it and no other event of its partition is queued. A record without a valid event is
-        dead-lettered. `read_at`: when it was read; `now`: the present, which replaces a later time
-        of the record; both in ms since the Unix epoch."""
+        """Take in a record of the bus: queue its event, or route it at once if no trigger will hold
+        it and no other event of its partition is queued. A record without a valid event is
+        dead-lettered. `read_at`: when the record was read; `now`: the present, which replaces a
+        later time of the record; both in ms since the Unix epoch."""
         bus, time = self._bus, taken_at(record.timestamp(), now)
-        since, others_wait = bus.read(record, time, read_at)
+        read_until, others_wait = bus.note_read(record, time, read_at)
         headers: RecordHeaders | None = None
         try:
             headers = headers_of(record)
@@ -92,13 +93,13 @@ class Handlers:
         except LogError:
             raise
         except Exception as error:
-            batch.begin(record)
+            batch.begin_cause(record)
             batch.counts.read += 1
             give_up(record, headers, error, batch)
             return
         size = len(record.value() or b"")
         place = Place(time, record.partition(), record.offset())
-        arrival = Arrival(place, since, record, headers or [], envelope, routes, size)
+        arrival = Arrival(place, read_until, record, headers or [], envelope, routes, size)
         if others_wait or not all(route.fires for route in routes):
             bus.enqueue(arrival)
         else:
@@ -106,13 +107,13 @@ class Handlers:
 
     def route(self, arrival: Arrival, batch: Batch, until: int | None) -> None:
         """Send the next event of the bus to each of its triggers through the trigger topic, or let
-        a trigger fire at once (BUS-12); what follows is added to the batch.
+        a trigger fire at once (BUS-12); the outputs are added to the batch.
 
-        `until`: time (ms since the Unix epoch) before which every event of the bus was read; it
-        goes into the record (`TriggerTopicRecord.until`). None: not known.
+        `until`: time (ms since the Unix epoch) before which every event of the bus was read, for
+        the trigger topic's records (`TriggerTopicRecord.until`); None: not known.
         """
         record, place = arrival.record, arrival.place
-        batch.begin(record)
+        batch.begin_cause(record)
         batch.counts.read += 1
         if not arrival.routes:
             return
@@ -120,7 +121,7 @@ class Handlers:
         try:
             document = json_format.write(envelope.event)
             identity = records.identity_of(envelope.attributes)
-            trace = b"" if self._tracing is None else self._tracing.of(envelope)
+            trace = b"" if self._tracing is None else self._tracing.traceparent_of(envelope)
         except Exception as error:
             give_up(record, arrival.headers, error, batch)
             return
@@ -131,7 +132,7 @@ class Handlers:
             )
             try:
                 if route.fires:
-                    # The time, as in `fire_or_dead_letter`.
+                    # With the time, for the reason given in `fire_or_dead_letter`.
                     event_place = f"e{place.partition}.{place.offset}.{record.timestamp()[1]}"
                     batch.fire(route.key, Firing((event,)), event_place, record.key())
                 else:
@@ -147,13 +148,13 @@ class Handlers:
         ordered: InOrder[Collected],
         batch: Batch,
         now: int,
-        known: int | None = None,
+        known_until: int | None = None,
     ) -> bool:
         """Take in a record of the trigger topic: apply its event at once if it is next in order,
         else add it to `ordered`; returns whether it was applied. Raises `NewerSensor`.
 
-        `known`: time (ms) before which every event was believed to be read; an earlier event's key
-        is noted in `batch.late_keys`. `now`: ms since the Unix epoch.
+        `known_until`: time (ms) before which every event was believed to be read (None: not known);
+        the key of an earlier event is noted in `batch.late_keys`. `now`: ms since the Unix epoch.
         """
         headers: RecordHeaders | None = None
         offset, size = record.offset(), len(record.value() or b"")
@@ -164,7 +165,7 @@ class Handlers:
             raise
         except Exception as error:
             unread = Collected(record, None, headers, error)
-            # Before all events, as it waits for none.
+            # Placed before all events, so that it waits for none.
             ordered.add(offset, BEFORE_ALL, records.NEVER, unread, size)
             return False
         if trigger_record.generation > self._sensor.generation:
@@ -176,7 +177,7 @@ class Handlers:
         event, time = trigger_record.event, written_at(trigger_record.event.at, now)
         if time != event.at:
             trigger_record = trigger_record._replace(event=event._replace(at=time))
-        if known is not None and time < known:
+        if known_until is not None and time < known_until:
             batch.late_keys.add((record.partition(), trigger_record.key))
         collected = Collected(record, trigger_record, headers, None)
         place = Place(time, *event.origin)
@@ -187,13 +188,13 @@ class Handlers:
         return False
 
     def reduce(self, collected: Collected, batch: Batch) -> None:
-        """Apply the next event of the trigger topic to its trigger: hold it, or fire (BUS-13); what
-        follows is added to the batch."""
+        """Apply the next event of the trigger topic to its trigger: hold it, or fire (BUS-13); the
+        outputs are added to the batch."""
         record, trigger_record, headers, error = collected
-        batch.begin(record)
+        batch.begin_cause(record)
         if trigger_record is None:
             assert error is not None
-            if not isinstance(error, InvalidEvent):
+            if not isinstance(error, InvalidEvent):  # the record's value is an event in JSON
                 headers = letters.structured_headers(record.value())
             give_up(record, headers, error, batch)
             return
@@ -202,39 +203,41 @@ class Handlers:
             return  # the trigger was removed, or got or lost its correlation
         number, key, event = record.partition(), trigger_record.key, trigger_record.event
         try:
-            if self._dedupe is not None and self._check_duplicate(number, rule.name, event, batch):
+            if self._dedupe is not None and self._find_duplicate(number, rule.name, event, batch):
                 batch.counts.duplicates += 1
                 return
             event = _with_own_offset(event, batch.held(number, key))
             try:
                 rule_step = rules.step(rule, batch.held(number, key), event)
             except Exception as failure:
-                # If the event itself causes the error, the next line raises it again.
+                # Apply the event alone: if it causes the error itself, this raises it again. If
+                # not, the error was caused by the held events.
                 rule_step = rules.step(rule, (), event)
                 dead_letter_held(number, key, failure, batch)
-            follow(number, key, rule_step, batch)
+            carry_out(number, key, rule_step, batch)
         except LogError:
             raise
         except Exception as failure:
             give_up(record, letters.structured_headers(record.value()), failure, batch)
 
-    def _check_duplicate(self, number: int, trigger: str, event: HeldEvent, batch: Batch) -> bool:
-        """Whether the trigger had the same event within the declared time; if not, the event's mark
-        is held from now on. `number`: the partition of the trigger topic."""
+    def _find_duplicate(self, number: int, trigger: str, event: HeldEvent, batch: Batch) -> bool:
+        """Look for a mark of the same event that the trigger has got within the declared time;
+        returns whether there is one. If not, hold this event's mark from now on. `number`: the
+        partition of the trigger topic."""
         assert self._dedupe is not None
         mark = duplicates.key_of(trigger, event)
         marked = batch.held(number, mark)
         if marked and event.at - marked[0].at <= self._dedupe:
             return True
-        batch.keep(number, mark, (duplicates.mark_of(event),))
+        batch.set_held(number, mark, (duplicates.mark_of(event),))
         return False
 
 
 def _with_own_offset(event: HeldEvent, held: Held) -> HeldEvent:
     """Return the event with an offset that no other event held at its key has.
 
-    If the trigger topic was deleted and created again, another one may have the record's offset,
-    and the changelog would keep only one of them. The new offset is negative and made from the
+    If the trigger topic was deleted and created again, another held event may have the same offset,
+    and the changelog would keep only one of them. The new offset is negative and computed from the
     record's, so that no two events of a partition get the same one, and no two actions the same id.
     """
     if not any(other.offset == event.offset and not other.is_same_as(event) for other in held):
@@ -242,13 +245,13 @@ def _with_own_offset(event: HeldEvent, held: Held) -> HeldEvent:
     used = {other.offset for other in held if not other.is_same_as(event)}
     offset = -1 - event.offset
     while offset in used:  # the topic was created again more than once
-        offset -= MAX_OFFSETS
+        offset -= OFFSET_STRIDE
     return event._replace(offset=offset)
 
 
-def follow(number: int, key: str, rule_step: RuleStep, batch: Batch) -> None:
+def carry_out(number: int, key: str, rule_step: RuleStep, batch: Batch) -> None:
     """Carry out a rule's step: hold its events, and no others, at `key` (`records.key_of`), and
     fire its firings. `number` is the key's partition of the trigger topic."""
-    batch.keep(number, key, rule_step.held)
+    batch.set_held(number, key, rule_step.held)
     for firing in rule_step.firings:
         fire_or_dead_letter(number, key, firing, batch)

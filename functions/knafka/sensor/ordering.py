@@ -31,14 +31,14 @@ log = logging.getLogger(__name__)
 log.addFilter(RateLimitedFilter(by_wording=True))
 
 SHORTEST_CHECK_WAIT: Final = 0.005
-"""Least time (seconds) between two checks of the records that wait for their turn."""
+"""Least seconds between two checks of the records that wait for their turn."""
 LONGEST_CHECK_WAIT: Final = 0.02
-"""Longest time (seconds) between two such checks."""
+"""Most seconds between two checks of the records that wait for their turn."""
 HELD_BACK_RECORDS: Final = 50_000
-"""Number of records of the trigger topic that may wait in a process for their turn. If more wait,
-the first are taken, although an earlier event may still come."""
+"""Most records of the trigger topic that may wait in a process for their turn. If more wait, the
+first are taken, although an earlier event may still come."""
 HELD_BACK_BYTES: Final = 64 * 1024 * 1024
-"""Size of these records; with more bytes the first are taken in the same way."""
+"""Most bytes of records of the trigger topic that may wait, as `HELD_BACK_RECORDS`."""
 
 
 class Ordering:
@@ -62,17 +62,18 @@ class Ordering:
         self._positions: dict[Partition, int] = {}
         """The committed offset of each partition that is ours."""
         self._read_to: dict[int, int] = {}
-        """The next offset to be read of each partition of the trigger topic."""
+        """The next offset to read of each partition of the trigger topic."""
         self._taken: dict[int, Taken | None] = {}
-        """The committed `Taken` of each partition of the trigger topic."""
+        """Which records after its committed offset were taken already, as committed, of each
+        partition of the trigger topic; None: none were."""
         self._ordered: dict[int, InOrder[Collected]] = {}
         """Records of each partition of the trigger topic that wait for their turn."""
 
     # Partitions
 
     def on_assigned(self, partition: Partition, position: int, metadata: str) -> None:
-        """Take over a partition of the bus or the trigger topic; `position` and `metadata` are
-        those of its last commit."""
+        """Take over a partition of the bus or the trigger topic; `position` and `metadata` are the
+        offset and the text of its last commit."""
         number = partition.number
         self._positions[partition] = position
         if partition.topic == self._sensor.topic:
@@ -84,7 +85,7 @@ class Ordering:
             self._ordered[number] = InOrder(self._taken[number])
 
     def on_revoked(self, partition: Partition) -> None:
-        """Forget a partition, which belongs to another process, and its records that wait."""
+        """Forget a partition, which belongs to another process now, and its waiting records."""
         self._positions.pop(partition, None)
         if partition.topic == self._sensor.topic:
             self._bus.on_revoked(partition.number)
@@ -110,30 +111,32 @@ class Ordering:
 
     @property
     def stalled(self) -> Collection[int]:
-        """Partitions of the bus that are no longer waited for, as no record of them came."""
+        """Partitions of the bus that are no longer waited for, as they weren't read on for too
+        long (`Stalls`)."""
         return self._bus.stalled
 
     @property
-    def first(self) -> int | None:
+    def first_time(self) -> int | None:
         """The time of the earliest event that waits for its turn; None if none waits."""
-        times = [self._bus.first, *(order.first for order in self._ordered.values())]
+        times = (self._bus.first_time, self.first_collected_time)
         return min((time for time in times if time is not None), default=None)
 
     @property
-    def first_collected(self) -> int | None:
-        """The time of the earliest record of the trigger topic that waits; None if none waits."""
+    def first_collected_time(self) -> int | None:
+        """The time of the earliest event of the trigger topic that waits for its turn; None if none
+        waits."""
         times = (order.first for order in self._ordered.values())
         return min((time for time in times if time is not None), default=None)
 
     @property
     def has_next(self) -> bool:
-        """Whether a record is next in order, and waits only for its transaction."""
+        """Whether a record that was read is next in order, so that the next batch takes it."""
         return self._bus.has_next or any(order.has_next for order in self._ordered.values())
 
-    def patience(self, now: int) -> float | None:
-        """Return the seconds until the records that wait are to be checked again,
+    def seconds_to_next_check(self, now: int) -> float | None:
+        """Return the seconds until the records that wait are to be checked again, from
         `SHORTEST_CHECK_WAIT` to `LONGEST_CHECK_WAIT`; None if none waits."""
-        if self.first is None:
+        if self.first_time is None:
             return None
         seconds = (self._bus.next_check_time - now) / 1000
         if seconds <= 0:  # the check of that time was made already
@@ -147,14 +150,14 @@ class Ordering:
 
     @property
     def asked_at(self) -> int:
-        """Time (our clock) at which `known` was requested."""
+        """When (our clock) the bus's ends were requested from which `known_until` follows."""
         return self._watermark.asked_at
 
     @property
-    def known(self) -> int | None:
+    def known_until(self) -> int | None:
         """The time before which every event for this process's partitions of the trigger topic was
         read, as Kafka's last answers show; None: not known."""
-        return self._watermark.known
+        return self._watermark.known_until
 
     # In a batch
 
@@ -166,60 +169,62 @@ class Ordering:
         now: int,
         first_at: int,
     ) -> int:
-        """Take in the records of one read, and the ends of partitions that it has `reached`. The
-        first record came at `first_at`, the last by `now`. Returns how many events of the trigger
-        topic were next in order and so applied."""
-        bus, count, known = self._sensor.topic, 0, self._watermark.known
+        """Take in the records of one read, and the ends of partitions that the read has `reached`.
+        The first record came at `first_at`, the last by `now`. Returns the number of events of the
+        trigger topic that were next in order, and so were applied."""
+        bus_topic, count, known_until = self._sensor.topic, 0, self._watermark.known_until
         for index, record in enumerate(new_records):
-            if record.topic() == bus:
-                self._handlers.take_in(record, batch, now, now if index else first_at)
+            if record.topic() == bus_topic:
+                self._handlers.take_in(record, batch, now, first_at if index == 0 else now)
             else:
                 number = record.partition()
                 self._read_to[number] = record.offset() + 1
-                if self._handlers.collect(record, self._ordered[number], batch, now, known):
+                if self._handlers.collect(record, self._ordered[number], batch, now, known_until):
                     batch.taken.setdefault(number, None)
                     count += 1
         for (topic, number), end in reached.items():
-            if topic == bus:
+            if topic == bus_topic:
                 self._bus.note_end(number, end)
             elif number in self._read_to:
                 self._read_to[number] = end
         return count
 
     def refresh(self, now: int, due: int | None, since: int) -> None:
-        """Find out up to which time everything was read, if a record waits for that time or a
-        trigger is due at the time `due`. For `due`, an answer to a request made before `since`
-        isn't used. Call it only while every routed event is committed. Raises `LogError`."""
+        """Ask Kafka up to which time everything was read, if a record waits for that or a timer is
+        `due` at that time (None: no timer is). For `due`, only answers to requests made at `since`
+        or later count. Call this only while every routed event is committed. Raises `LogError`."""
         bus, ordered = self._bus, self._ordered
         waiting_times = [at for order in ordered.values() if (at := order.first) is not None]
-        times = [*waiting_times, bus.first_blocked, bus.first_ahead, due]
-        # Ask the bus for the first of these times that isn't known to be read.
+        times = [*waiting_times, bus.first_blocked_time, bus.first_ahead_time, due]
+        # Ask only for the first of these times up to which not everything is known to be read.
         for at in sorted(time for time in times if time is not None):
             asked_since = since if at == due else 0
             read_until = bus.read_until
             is_read = read_until is not None and read_until > at
-            if not is_read or bus.ended_at < asked_since:
+            if not is_read or bus.reached_request_at < asked_since:
                 bus.refresh(now, at, asked_since)
                 break
         bus.forget_ahead()
         if waiting_times or due is not None:
-            known_until = self._watermark.update(bus.routed_until, bus.ended_at, self._read_to)
+            known_until = self._watermark.update(
+                bus.routed_until, bus.reached_request_at, self._read_to
+            )
             if known_until is not None:
                 for order in ordered.values():
                     order.note_read_until(known_until)
 
     def route(self, batch: Batch) -> int:
-        """Route the events of the bus that are next in order to their triggers; returns how
-        many."""
+        """Route the events of the bus that are next in order, at most `MAX_BATCH_RECORDS`, to their
+        triggers; returns their number."""
         count = 0
-        for arrival, until in self._bus.ready(MAX_BATCH_RECORDS):
+        for arrival, until in self._bus.take_ready(MAX_BATCH_RECORDS):
             self._handlers.route(arrival, batch, until)
             count += 1
         return count
 
     def reduce(self, batch: Batch) -> int:
-        """Apply the events that are next in order to their triggers, and those that came too late
-        for it; returns how many."""
+        """Apply the events of the trigger topic that are next in order, or too late for their
+        order, at most `MAX_BATCH_RECORDS`, to their triggers; returns their number."""
         count, partitions = 0, max(1, len(self._ordered))
         limits = HELD_BACK_RECORDS // partitions, HELD_BACK_BYTES // partitions
         for number, ordered in self._ordered.items():
@@ -238,13 +243,13 @@ class Ordering:
         return count
 
     def note_expired(self, number: int, until: int) -> None:
-        """Note that all timers before `until` were handled in this partition of the trigger topic:
-        its earlier events are late from now on."""
+        """Note that all timers before `until` were handled in the partition `number` of the trigger
+        topic: its events before that time are late from now on."""
         self._ordered[number].mark_decided(until)
 
     def set_positions(self, batch: Batch) -> None:
-        """Add to the batch the offsets to commit and what their metadata say, for the partitions in
-        which that has changed since the last commit."""
+        """Add to the batch the offsets to commit and the contents of their metadata, for the
+        partitions in which these have changed since the last commit."""
         for partition, committed in self._positions.items():
             number = partition.number
             if partition.topic == self._sensor.topic:
@@ -261,8 +266,8 @@ class Ordering:
                 batch.taken[number] = ordered.taken(next_offset)
 
     def note_batch_committed(self, batch: Batch) -> None:
-        """Note that the batch was committed: its offsets and metadata are the committed ones
-        now."""
+        """Note that the batch was committed: its offsets, and the contents of their metadata, are
+        the committed ones now."""
         self._positions.update(batch.positions)
         self._taken.update(batch.taken)
         for number, routed in batch.routed.items():

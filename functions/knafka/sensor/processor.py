@@ -40,7 +40,7 @@ from knafka.sensor.counts import SensorCounts
 from knafka.sensor.expiry import Expiry
 from knafka.sensor.ordering import Ordering
 from knafka.sensor.state import State
-from knafka.sensor.topics import check_topics, unreadable_changelogs
+from knafka.sensor.topics import check_topics, find_unreadable_changelogs
 from knafka.sensor.tracing import SensorTracing
 from knafka.sensor.watermark import MIN_ABSENCE_DELAY, WATERMARK_CHECK_INTERVAL
 from knafka.tracing.spans import Tracer
@@ -56,8 +56,8 @@ MAX_STEP_BACK: Final = 1_000
 
 
 class Processor:
-    """One process's part of a Sensor. It is the `Claims` of its log, which tells it what partitions
-    it is assigned. One thread calls `step` again and again."""
+    """One process's part of a Sensor. It is the `Claims` of its log, which notifies it of the
+    partitions that it is assigned and loses. One thread calls `step` again and again."""
 
     def __init__(
         self,
@@ -66,35 +66,36 @@ class Processor:
         tracer: Tracer | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`open_log` opens the log; its argument, this object, gets the log's assignments
-        (`Claims`). `tracer`: None if no spans are made. `monotonic` (s) measures how long a step
-        takes. Raises `LogError`."""
+        """Open the log by `open_log`, which gets this object as the log's `Claims`. `tracer` None:
+        no spans are made. `monotonic` (seconds) measures how long a step takes. Raises
+        `LogError`."""
         self._tracing = None if tracer is None else SensorTracing(tracer, sensor)
         self.counts = SensorCounts()
+        """Counts of the committed transactions, and of the aborted ones."""
         self._sensor = sensor
         self._monotonic = monotonic
         self._rules: dict[str, Rule] = {rule.name: rule for rule in sensor.rules()}
         if (dedupe := sensor.dedupe_millis) is not None:
-            marks = (duplicates.rule_of(rule, dedupe) for rule in list(self._rules))
-            self._rules.update({mark.name: mark for mark in marks})
+            mark_rules = (duplicates.rule_of(rule, dedupe) for rule in list(self._rules))
+            self._rules.update({rule.name: rule for rule in mark_rules})
         self._state = State(self._rules, sensor.max_held_keys, sensor.max_held_bytes)
         self._refused: Refused = {}
-        """Outputs that are known to be too large for their topic, until the records that cause them
-        are committed."""
+        """Outputs that are known to be too large for their topics, until a transaction without them
+        is committed."""
         self._is_compressed = sensor.kafka.producer.get("compression.type", "none") != "none"
-        """Whether records are compressed, so that a larger one may take fewer bytes in its topic
+        """Whether records are compressed: then a larger record may take fewer bytes in its topic
         than a smaller one."""
         self._has_dead_letter_topic = False
         """Whether the topic of dead letters exists, as far as is known."""
         self._now = 0
-        """The time (ms) of the last read."""
-        self._moved: set[Partition] = set()
+        """The time (ms, our clock) of the last read."""
+        self._moved_partitions: set[Partition] = set()
         """Partitions that were assigned or revoked since the last read."""
         self._log = open_log(self)
-        router = Router(sensor, self._handle_failure)
+        router = Router(sensor, self._count_error)
         self._ordering = Ordering(sensor, self._rules, router, self._log, self._tracing)
         self._first_read_at = 0
-        """The time (ms) at which the first record of the last read arrived."""
+        """The time (ms, our clock) at which the first record of the last read arrived."""
         self._expiry = Expiry(sensor, self._rules, self._state, self._ordering)
 
     def check_topics(self) -> None:
@@ -106,12 +107,11 @@ class Processor:
         since the Unix epoch), in one transaction. Raises `LogError` if the log can't be used any
         more.
 
-        Returns the number of handled records, and of keys whose timers ran out if more such keys
-        are still waiting. 0: the drain may count as idle.
+        Returns the number of records and keys that were handled; keys whose timers ran out count
+        only if further ones may wait. 0: there was nothing to do, so the drain may count as idle.
         """
         if now < self._now - MAX_STEP_BACK:
-            # The times up to which everything was read, as noted before, would now lie in the
-            # future.
+            # The noted times up to which everything was read may lie in the future now.
             raise LogError(f"the clock was set back by {(self._now - now) / 1000:g} s: begin anew")
         self._now = self._first_read_at = now
         began = self._monotonic()
@@ -120,26 +120,25 @@ class Processor:
         batch = Batch(self._sensor, self._state, self._tracing, self._refused, self._now)
         self._make_room(batch)
         self._expiry.fire_fulfilled_by_edit(batch)
-        # Events: what was read, then what is next in order by now.
+        # Events: those that were read, then those that are next in order by now.
         ordering = self._ordering
         handled = ordering.take_in(new_records, reached, batch, self._now, self._first_read_at)
         expiry = self._expiry
         expiry.note_read(batch.late_keys, self._now, is_any=bool(new_records))
-        ordering.refresh(self._now, expiry.due(now), expiry.ask_since)
+        ordering.refresh(self._now, expiry.due(now), expiry.needed_since)
         handled += ordering.route(batch) + ordering.reduce(batch)
-        # What time alone decides.
-        expired = expiry.fire(now, batch)
+        # Timers.
+        expired = expiry.handle_timers(now, batch)
         self._drop_old_marks(batch)
         ordering.set_positions(batch)
         outputs = batch.outputs
         if batch.positions or outputs:
             self._commit(batch, outputs)
             self._now = now + round((self._monotonic() - began) * 1000)
-            ordering.refresh(self._now, expiry.due(now), expiry.ask_since)
+            ordering.refresh(self._now, expiry.due(now), expiry.needed_since)
         ordering.balance()
-        handled = max(len(new_records), handled)
         return (
-            handled
+            max(len(new_records), handled)
             + (expired if expired == MAX_BATCH_RECORDS else 0)
             + batch.removed_stale
             + batch.dropped_keys
@@ -148,23 +147,24 @@ class Processor:
 
     def _first_record_timeout(self, now: int, patience: float) -> float:
         """Return the seconds to wait for a first record: `patience`, or less if something else has
-        to be done earlier; 0 if it has to be done now."""
+        to be done earlier; 0 if something has to be done now."""
         due_timer = self._expiry.due(now)
-        if self._expiry.is_next(due_timer) or self._ordering.has_next:
+        if self._expiry.is_ready(due_timer) or self._ordering.has_next:
             return 0
-        changed_by_edit = next(self._state.stale, next(self._state.fulfilled, None))
+        # A stale record or a fulfilled key, if there is one: the next batches handle them all.
+        changed_by_edit = next(self._state.stale_records, next(self._state.fulfilled_keys, None))
         if changed_by_edit is not None or self._state.is_full:
             patience = min(patience, GATHERING_SECONDS)
         elif (next_timer := self._state.first_timer) is not None:
             until_timer = max(WATERMARK_CHECK_INTERVAL, next_timer + MIN_ABSENCE_DELAY - now)
             patience = min(patience, until_timer / 1000)
-        if due_timer is not None:  # it waits until more of the bus was read
+        if due_timer is not None:  # it waits until more of the bus is known to be read
             patience = min(patience, WATERMARK_CHECK_INTERVAL / 1000)
-        ordering_patience = self._ordering.patience(now)
-        return patience if ordering_patience is None else min(patience, ordering_patience)
+        seconds_to_check = self._ordering.seconds_to_next_check(now)
+        return patience if seconds_to_check is None else min(patience, seconds_to_check)
 
     def _read(self, patience: float) -> tuple[Sequence[Record], Mapping[Partition, int]]:
-        """Return new records, and the ends of partitions that were reached. Waits up to `patience`
+        """Return new records, and the ends that were reached, by partition. Waits up to `patience`
         seconds for the first record, then `GATHERING_SECONDS` for further ones."""
         began = self._monotonic()
         first = self._log.read(1, patience)
@@ -172,12 +172,14 @@ class Processor:
         if not first:
             return first, reached
         self._first_read_at += round((self._monotonic() - began) * 1000)
-        self._moved.clear()
+        self._moved_partitions.clear()
         following_records = self._log.read(MAX_BATCH_RECORDS - 1, GATHERING_SECONDS)
-        # Records of partitions that were revoked meanwhile aren't ours; if such a partition was
-        # assigned again, they are read again.
-        still_owned = [record for record in first if _partition_of(record) not in self._moved]
-        moved_or_read = {*self._moved, *map(_partition_of, following_records)}
+        # Drop records and ends of partitions that were revoked meanwhile. If such a partition was
+        # assigned again, its records are read again.
+        still_owned = [
+            record for record in first if _partition_of(record) not in self._moved_partitions
+        ]
+        moved_or_read = {*self._moved_partitions, *map(_partition_of, following_records)}
         reached = {
             partition: end for partition, end in reached.items() if partition not in moved_or_read
         }
@@ -185,13 +187,13 @@ class Processor:
 
     @property
     def partitions(self) -> tuple[int, ...]:
-        """Numbers of this process's partitions, of the bus or of the trigger topic."""
+        """Numbers of this process's partitions, of the bus and of the trigger topic together."""
         return tuple(sorted({partition.number for partition in self._ordering.partitions}))
 
     @property
     def held_keys(self) -> int:
         """Number of triggers, or of their correlation keys, for which events are held here."""
-        return self._state.keys
+        return self._state.key_count
 
     @property
     def held_bytes(self) -> int:
@@ -206,8 +208,8 @@ class Processor:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether records were read that aren't handled yet."""
-        return self._ordering.first is not None
+        """Whether events were read that wait until they are next."""
+        return self._ordering.first_time is not None
 
     @property
     def waiting(self) -> int:
@@ -216,8 +218,8 @@ class Processor:
 
     @property
     def stalled(self) -> Collection[int]:
-        """Partitions of the bus that have returned nothing for so long that events of the others
-        are handled without them."""
+        """Partitions of the bus that weren't read on for so long that events of the others are
+        handled without waiting for them."""
         return self._ordering.stalled
 
     def holding(self) -> Holding:
@@ -228,27 +230,28 @@ class Processor:
     def held(self) -> Mapping[str, Held]:
         """Return the events held in this process, by trigger and correlation key
         (`records.key_of`)."""
-        return self._state.all()
+        return self._state.all_held()
 
     def close(self, timeout: float) -> None:
-        """Leave the group within `timeout` seconds; uncommitted records are read again by
-        others."""
+        """Leave the group within `timeout` seconds; other processes read uncommitted records
+        again."""
         self._log.close(timeout)
 
     # Partitions
 
     def not_ready(self, partitions: Collection[Partition]) -> Collection[Partition]:
-        """Return which of these partitions are of the trigger topic and have held events that can't
-        be read now."""
-        numbers = [each.number for each in partitions if each.topic == self._sensor.trigger_topic]
-        unreadable = unreadable_changelogs(self._sensor, self._log, numbers)
-        return [Partition(self._sensor.trigger_topic, number) for number in unreadable]
+        """Return those of these partitions that this process can't take over now: partitions of the
+        trigger topic whose held events can't be read, as their changelog can't."""
+        trigger_topic = self._sensor.trigger_topic
+        numbers = [partition.number for partition in partitions if partition.topic == trigger_topic]
+        unreadable = find_unreadable_changelogs(self._sensor, self._log, numbers)
+        return [Partition(trigger_topic, number) for number in unreadable]
 
     def on_assigned(self, partitions: Mapping[Partition, OffsetAndMetadata | None]) -> None:
-        """Take over partitions; for those of the trigger topic, restore the held events from the
-        changelog."""
+        """Take over partitions from the group's commits on (None: from the beginning); for those of
+        the trigger topic, restore the held events from the changelog."""
         self._expiry.forget(self._now)
-        self._moved.update(partitions)
+        self._moved_partitions.update(partitions)
         changelog = self._sensor.changelog_topic
         for partition, committed in partitions.items():
             position = 0 if committed is None else committed.offset
@@ -261,7 +264,7 @@ class Processor:
     def on_revoked(self, partitions: Collection[Partition]) -> None:
         """Forget partitions that belong to another process from now on, with the events held for
         them."""
-        self._moved.update(partitions)
+        self._moved_partitions.update(partitions)
         for partition in partitions:
             self._ordering.on_revoked(partition)
             if partition.topic == self._sensor.trigger_topic:
@@ -270,16 +273,16 @@ class Processor:
     # What is dropped
 
     def _make_room(self, batch: Batch) -> None:
-        """If more events are held than allowed, drop the oldest ones, and name them in dead
-        letters."""
+        """If more events are held than allowed, drop the oldest ones, of up to `MAX_BATCH_RECORDS`
+        keys, and name them in dead letters."""
         if not self._state.is_full:
             return
         topic, sensor = self._sensor.trigger_topic, self._sensor
         limits = f"{sensor.max_held_keys} keys or {sensor.max_held_bytes} bytes"
         explanation = f"the Sensor held more than {limits}, and these events were the oldest"
-        for number, key in self._state.excess(MAX_BATCH_RECORDS):
+        for number, key in self._state.pop_excess(MAX_BATCH_RECORDS):
             partition = Partition(topic, number)
-            batch.begin((partition, key))
+            batch.begin_cause((partition, key))
             batch.drop_held(number, key, (Reason.STATE_FULL, explanation))
             batch.positions.setdefault(partition, self._ordering.position(partition))
             batch.counts.let_go[records.trigger_of(key)] += 1
@@ -295,11 +298,11 @@ class Processor:
             if batch.held(number, key) != self._state.held(number, key):
                 continue  # the event has come again after the mark's time, and is marked anew
             partition = Partition(self._sensor.trigger_topic, number)
-            batch.begin((partition, key))
-            batch.keep(number, key, ())
+            batch.begin_cause((partition, key))
+            batch.set_held(number, key, ())
             batch.positions.setdefault(partition, self._ordering.position(partition))
 
-    def _handle_failure(self, kind: ErrorKind) -> None:
+    def _count_error(self, kind: ErrorKind) -> None:
         """Count an evaluation of a filter or a correlation that ended with an error of this
         kind."""
         self.counts.errors[kind] += 1
@@ -307,65 +310,71 @@ class Processor:
     # Transactions
 
     def _commit(self, batch: Batch, outputs: Sequence[Output]) -> None:
-        """Commit the batch, whose records to append are `outputs`, in one transaction, and keep its
-        changes. If the transaction is aborted, discard them, and read its records again. Raises
-        `LogError` if the log can't be used any more."""
+        """Commit the batch, whose records to append are `outputs`, in one transaction, and apply
+        the batch's changes. If the transaction is aborted, discard the changes, and read its
+        records again. Raises `LogError` if the log can't be used any more."""
         offsets = {
             partition: OffsetAndMetadata(offset, batch.metadata(partition))
             for partition, offset in batch.positions.items()
         }
         try:
-            if batch.letters and not self._has_dead_letter_topic:
+            if batch.dead_letter_count and not self._has_dead_letter_topic:
                 self._ensure_dead_letter_topic()
             self._log.commit(outputs, offsets)
         except TransactionAborted as error:
-            if isinstance(error, RecordTooLarge):
-                self._refuse(error, batch)
-            self._has_dead_letter_topic = self._has_dead_letter_topic and not error.unknown_topic
-            self.counts.aborted += 1
-            self._expiry.forget(self._now)
-            self._ordering.go_back()
-            log.warning("a transaction was aborted, and its records are read again: %s", error)
-            for number, key, _ in batch.changed:
-                self._state.set_timers(number, key)
-            changelog = self._sensor.changelog_topic
-            # Of the outputs, not of what the batch changes: they have stale records' tombstones.
-            numbers = {
-                output.partition
-                for output in outputs
-                if output.topic == changelog and output.partition is not None
-            }
-            if unreadable := unreadable_changelogs(self._sensor, self._log, numbers):
-                # Each transaction with these partitions would be aborted, with others' records.
-                raise LogError(
-                    f"partitions {sorted(unreadable)} of {changelog} can't be reached: begin anew"
-                    " without them"
-                ) from error
+            self._undo(batch, outputs, error)
             return
         self._ordering.note_batch_committed(batch)
         self._refused.clear()
         self._state.forget_stale(batch.removed_stale)
         self._state.forget_fulfilled(batch.fulfilled_keys)
         for number, key, held in batch.changed:
-            self._state.keep(number, key, held)
+            self._state.set_held(number, key, held)
         if self._tracing is not None:
             for span in batch.spans:
                 self._tracing.tracer.end(span)
         batch.counts.transactions = 1
         self.counts.add(batch.counts)
 
+    def _undo(self, batch: Batch, outputs: Sequence[Output], error: TransactionAborted) -> None:
+        """Discard the batch, whose transaction was aborted with `error`, and go back to the
+        committed offsets. Raises `LogError` if another transaction would be aborted, too."""
+        if isinstance(error, RecordTooLarge):
+            self._note_refused(error, batch)
+        self._has_dead_letter_topic = self._has_dead_letter_topic and not error.unknown_topic
+        self.counts.aborted += 1
+        self._expiry.forget(self._now)
+        self._ordering.go_back()
+        log.warning("a transaction was aborted, and its records are read again: %s", error)
+        for number, key, _ in batch.changed:
+            self._state.set_timers(number, key)
+        changelog = self._sensor.changelog_topic
+        # The partitions of the outputs, as `batch.changed` leaves out stale records' tombstones.
+        numbers = {
+            output.partition
+            for output in outputs
+            if output.topic == changelog and output.partition is not None
+        }
+        if unreadable := find_unreadable_changelogs(self._sensor, self._log, numbers):
+            # Each transaction with these partitions would be aborted, with others' records.
+            raise LogError(
+                f"partitions {sorted(unreadable)} of {changelog} can't be reached: begin anew"
+                " without them"
+            ) from error
+
     def _ensure_dead_letter_topic(self) -> None:
-        """Create the dead-letter topic unless it exists."""
+        """Create the dead-letter topic unless it exists. Raises `TransactionAborted` or another
+        `LogError` if that fails."""
         sensor, settings = self._sensor, self._sensor.dead_letter_settings
         self._log.ensure_topic(
             sensor.dead_letter_topic, settings.partitions, settings.replication, settings.config
         )
         self._has_dead_letter_topic = True
 
-    def _refuse(self, error: RecordTooLarge, batch: Batch) -> None:
+    def _note_refused(self, error: RecordTooLarge, batch: Batch) -> None:
         """Note which outputs to leave out next time, as one was too large for its topic. Raises
-        `error` if all of them were to be left out already, as the transaction would be aborted
-        again and again."""
+        `error` if all of these were to be left out already: the transaction would be aborted again
+        and again."""
         refused = batch.refused_outputs(
             error.topic, error.key, all_as_large=not self._is_compressed
         )

@@ -13,13 +13,12 @@ log = logging.getLogger(__name__)
 log.addFilter(RateLimitedFilter(by_wording=True))
 
 STALLED_PARTITION_TIMEOUT: Final = 120_000
-"""Milliseconds to wait for a partition that isn't read on, or has no leader: longer than a group
-takes to give a killed process's partitions to another (45 s), and that one to start. Its events
-count as late afterwards."""
+"""Milliseconds to wait for a partition that isn't read on, or has no leader. They are more than a
+group takes to give a killed process's partitions to another one (45 s), and that process to start.
+Afterwards the partition's events may count as late."""
 FORGET_AFTER: Final = 30_000
-"""Milliseconds without `note_reads` after which earlier notes are discarded: longer than a read may
-take that asks Kafka about logs that may have lost their ends (17 s, `kafka_undecided_partitions`).
-"""
+"""Milliseconds without `note_reads` after which earlier notes are discarded. A read that asks Kafka
+about logs that may have lost their ends takes less (17 s, `kafka_undecided_partitions`)."""
 
 
 class Stalls:
@@ -29,8 +28,8 @@ class Stalls:
         """Begin without stalled partitions; `topic` is that of the bus, for log lines."""
         self._topic = topic
         self._waiting_since: dict[int, tuple[int | None, int]] = {}
-        """For each partition that is waited for, the time (ms) up to which it was read, and since
-        when (ms, our clock) it wasn't read further."""
+        """For each partition that may hold up the others, the time (ms) up to which it was read
+        (None: not known), and since when (ms, our clock) it hasn't been read further."""
         self._noted_at = 0
         """When (ms) `note_reads` was last called."""
         self.partitions: frozenset[int] = frozenset()

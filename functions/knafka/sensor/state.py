@@ -33,9 +33,10 @@ class _Partition:
     held: dict[str, Held] = field(default_factory=dict)
     """Held events by key (`records.key_of`)."""
     stale: list[bytes] = field(default_factory=list)
-    """Changelog keys of events that aren't held any more, because the Sensor was changed."""
+    """Record keys in the changelog of events that aren't held any more, as the Sensor was
+    edited."""
     fulfilled: list[str] = field(default_factory=list)
-    """Keys whose events fulfil their trigger's condition, because the Sensor was changed."""
+    """Keys whose held events make their trigger's condition true, as the Sensor was edited."""
     timers: Timers = field(default_factory=Timers)
     """For each key, the time at which its held events change or fire without a further event."""
     due: Timers = field(default_factory=Timers)
@@ -58,8 +59,9 @@ class State:
     """
 
     def __init__(self, rules: Mapping[str, Rule], max_keys: int, max_bytes: int) -> None:
-        """`rules` has the rules by the triggers' names. At most `max_keys` keys, and events with
-        `max_bytes` bytes as JSON, may be held; `excess` returns what is beyond."""
+        """Begin without partitions. `rules` has the rules by the triggers' names. At most
+        `max_keys` keys, and events with `max_bytes` bytes as JSON, may be held; the caller drops
+        the keys beyond (`pop_excess`)."""
         self._rules = rules
         self._max_keys = max_keys
         self._max_bytes = max_bytes
@@ -69,7 +71,7 @@ class State:
         """Restore a newly assigned partition's held events and marks from all records of its
         changelog, and set the timers. `now`: ms since the Unix epoch."""
         partition = _Partition()
-        for key, events in _read(changelog, now).items():
+        for key, events in _read_changelog(changelog, now).items():
             rule = self._rules.get(records.trigger_of(key))
             # Events that no condition of the present Sensor wants are stale.
             names = frozenset[str]()
@@ -108,7 +110,7 @@ class State:
         partition = self._partitions[number]
         return (partition.marks if duplicates.is_mark(key) else partition.held).get(key, ())
 
-    def all(self) -> Mapping[str, Held]:
+    def all_held(self) -> Mapping[str, Held]:
         """Return the held events of all partitions, by key; each key is in one partition only."""
         return {
             key: held
@@ -117,7 +119,7 @@ class State:
         }
 
     @property
-    def keys(self) -> int:
+    def key_count(self) -> int:
         """Number of triggers, or of their correlation keys, for which events are held."""
         return sum(len(partition.held) for partition in list(self._partitions.values()))
 
@@ -129,14 +131,14 @@ class State:
     @property
     def is_full(self) -> bool:
         """Whether more events are held than allowed."""
-        return self.keys > self._max_keys or self.held_bytes > self._max_bytes
+        return self.key_count > self._max_keys or self.held_bytes > self._max_bytes
 
-    def excess(self, limit: int) -> Iterator[tuple[int, str]]:
+    def pop_excess(self, limit: int) -> Iterator[tuple[int, str]]:
         """Yield partition and key of the oldest events, up to `limit` keys, that must be dropped to
-        stay within the limits. Each key is yielded once, until `set_timers` or `keep`."""
-        keys, size = self.keys, self.held_bytes
+        stay within the limits. A key isn't yielded again before `set_timers` or `set_held`."""
+        key_count, size = self.key_count, self.held_bytes
         self._note_oldest_events()
-        while limit > 0 and (keys > self._max_keys or size > self._max_bytes):
+        while limit > 0 and (key_count > self._max_keys or size > self._max_bytes):
             oldest_by_partition = [
                 (first, number)
                 for number, partition in self._partitions.items()
@@ -148,7 +150,8 @@ class State:
             partition = self._partitions[number]
             assert partition.since is not None
             key = next(partition.since.take_due(first))
-            keys, size, limit = keys - 1, size - _bytes_of(partition.held[key]), limit - 1
+            key_count, limit = key_count - 1, limit - 1
+            size -= _bytes_of(partition.held[key])
             yield number, key
 
     def _note_oldest_events(self) -> None:
@@ -165,11 +168,11 @@ class State:
         events."""
         reports: list[Waiting] = []
         for number, partition in self._partitions.items():
-            keys: Counter[str] = Counter()
+            key_counts: Counter[str] = Counter()
             oldest: dict[str, tuple[int, str]] = {}
             for key, held in partition.held.items():
                 trigger, since = records.trigger_of(key), (held[0].at, key)
-                keys[trigger] += 1
+                key_counts[trigger] += 1
                 oldest[trigger] = min(since, oldest.get(trigger, since))
             for trigger, (since_at, key) in oldest.items():
                 correlation = records.correlation_of(key)
@@ -177,7 +180,7 @@ class State:
                     Waiting(
                         trigger=trigger,
                         partition=number,
-                        keys=keys[trigger],
+                        keys=key_counts[trigger],
                         since=since_at,
                         key=None if correlation is None else correlation[:MAX_SHOWN_KEY_CHARACTERS],
                         has=tuple(sorted({event.dependency for event in partition.held[key]})),
@@ -185,9 +188,9 @@ class State:
                 )
         return Holding(partitions=tuple(self._partitions), triggers=tuple(reports))
 
-    def keep(self, number: int, key: str, held: Held) -> None:
-        """Replace the events held at a key by these, and set the key's timers. If it is the key of
-        a mark, replace the mark instead."""
+    def set_held(self, number: int, key: str, held: Held) -> None:
+        """Replace the events held at a key by `held` (empty: hold none), and set the key's timers.
+        For the key of a mark, replace the mark."""
         partition = self._partitions[number]
         if duplicates.is_mark(key):
             partition.marks.pop(key, None)
@@ -202,8 +205,9 @@ class State:
         self.set_timers(number, key)
 
     def old_marks(self, dedupe: int, limit: int) -> Iterator[tuple[int, str]]:
-        """Yield partition and key of marks, up to `limit`: those more than `dedupe` milliseconds
-        older than the newest of their partition, then the oldest of all beyond `max_keys`."""
+        """Yield partition and key of marks that aren't needed any more, up to `limit`: first those
+        more than `dedupe` milliseconds older than the newest mark of their partition, then the
+        oldest ones of all partitions if there are more than `max_keys`."""
         excess = sum(len(partition.marks) for partition in self._partitions.values())
         excess -= self._max_keys
         remaining_marks: list[Iterator[tuple[int, int, str]]] = []
@@ -221,30 +225,30 @@ class State:
             yield number, key
 
     @property
-    def stale(self) -> Iterator[tuple[int, bytes]]:
-        """Yield partition and record key of changelog records whose events aren't held any more,
-        because the Sensor was changed; they must be deleted."""
+    def stale_records(self) -> Iterator[tuple[int, bytes]]:
+        """Yield partition and record key of changelog records whose events aren't held any more, as
+        the Sensor was edited; they must be deleted."""
         for number, partition in self._partitions.items():
             for key in reversed(partition.stale):
                 yield number, key
 
     def forget_stale(self, count: int) -> None:
-        """Forget the first `count` records that `stale` yields, as they were deleted."""
+        """Forget the first `count` records that `stale_records` yields, as they were deleted."""
         for partition in self._partitions.values():
             deleted = min(count, len(partition.stale))
             del partition.stale[len(partition.stale) - deleted :]
             count -= deleted
 
     @property
-    def fulfilled(self) -> Iterator[tuple[int, str]]:
-        """Yield partition and key of events that fulfil their trigger's condition since the Sensor
-        was changed."""
+    def fulfilled_keys(self) -> Iterator[tuple[int, str]]:
+        """Yield partition and key of held events that make their trigger's condition true since the
+        Sensor was edited; they must fire."""
         for number, partition in self._partitions.items():
             for key in reversed(partition.fulfilled):
                 yield number, key
 
     def forget_fulfilled(self, count: int) -> None:
-        """Forget the first `count` keys that `fulfilled` yields, as they have fired."""
+        """Forget the first `count` keys that `fulfilled_keys` yields, as they have fired."""
         for partition in self._partitions.values():
             fired = min(count, len(partition.fulfilled))
             del partition.fulfilled[len(partition.fulfilled) - fired :]
@@ -254,7 +258,8 @@ class State:
 
     def set_timers(self, number: int, key: str) -> None:
         """Set the timers of a key from its held events. Call it also for each key that
-        `changed_until` or `excess` has returned, as they remove the key's timers."""
+        `pop_changed_until` or `pop_excess` has yielded, if the key's events stay as they are: both
+        remove its timers."""
         if duplicates.is_mark(key):
             return
         partition, rule = self._partitions[number], self._rules[records.trigger_of(key)]
@@ -276,9 +281,9 @@ class State:
         times = (partition.timers.first for partition in self._partitions.values())
         return min((due_time for due_time in times if due_time is not None), default=None)
 
-    def changed_until(self, time: int) -> Iterator[tuple[int, str]]:
-        """Yield partition and key of held events that time alone changes up to this time (ms). Each
-        key is yielded once, until `set_timers` or `keep`."""
+    def pop_changed_until(self, time: int) -> Iterator[tuple[int, str]]:
+        """Yield partition and key of held events that time alone changes up to this time (ms). A
+        key isn't yielded again before `set_timers` or `set_held`."""
         for number, partition in self._partitions.items():
             for key in partition.timers.take_due(time):
                 yield number, key
@@ -290,8 +295,9 @@ class State:
         return min((due_time for due_time in times if due_time is not None), default=None)
 
     def due_with(self, number: int, changed: Mapping[str, Held]) -> int | None:
-        """Return when (ms) the next firing of one partition without a further event is due; None:
-        there is none. It is computed as if the keys in `changed` held the events given there."""
+        """Return when (ms) the next firing that time alone causes is due in the partition `number`;
+        None: there is none. The time is computed as if the keys in `changed` held the events given
+        there."""
         # The timers are changed, asked and changed back, as copying them would take longer.
         due = self._partitions[number].due
         previous_times = {key: due.time_of(key) for key in changed}
@@ -325,9 +331,11 @@ def _bytes_of(held: Iterable[HeldEvent]) -> int:
     return size
 
 
-def _read(changelog: Iterable[Sequence[Record]], now: int) -> Mapping[str, Sequence[HeldEvent]]:
+def _read_changelog(
+    changelog: Iterable[Sequence[Record]], now: int
+) -> Mapping[str, Sequence[HeldEvent]]:
     """Return the events that a partition's changelog holds, by key; a record that can't be read is
-    logged and skipped. `now`: ms since the Unix epoch."""
+    logged and skipped. `now`: ms since the Unix epoch, which replaces a later time of an event."""
     events_by_key: dict[str, dict[int, HeldEvent]] = {}
     for batch in changelog:
         for record in batch:

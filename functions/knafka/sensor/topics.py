@@ -1,4 +1,4 @@
-"""Looks at a Sensor's topics: whether all exist, and which partitions can be read."""
+"""Checks a Sensor's topics: whether all exist, and which partitions can be read."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ class MissingTopics(LogError):
     """Raised if topics of the Sensor don't exist: only the operator creates them (BUS-S12)."""
 
     def __init__(self, topics: Sequence[str]) -> None:
+        """`topics` are the missing ones."""
         super().__init__(
             f"missing topics: {', '.join(topics)}; the operator creates a Sensor's own topics"
             " again, and its Broker's or channel's topic comes back with that",
@@ -40,11 +41,12 @@ def check_topics(sensor: SensorContract, log: TransactionalLog) -> None:
         raise MissingTopics(missing)
 
 
-def unreadable_changelogs(
+def find_unreadable_changelogs(
     sensor: SensorContract, log: TransactionalLog, numbers: Collection[int]
 ) -> Collection[int]:
-    """Return which of these partitions of the changelog can't be read now, as they have no leader
-    or Kafka doesn't answer; none of a changelog that doesn't exist. Raises nothing."""
+    """Return those of the changelog's partitions `numbers` that can't be read now, as they have no
+    leader; all of them if Kafka doesn't answer, none if the changelog doesn't exist. Raises no
+    `LogError`."""
     if not numbers:
         return ()
     try:

@@ -19,25 +19,27 @@ from knafka.tracing.spans import KNATIVE, Span, SpanKind, Tracer
 
 
 class SensorTracing:
-    """Makes the spans of one Sensor by `tracer`."""
+    """Makes the spans of one Sensor."""
 
     def __init__(self, tracer: Tracer, sensor: SensorContract) -> None:
+        """`tracer` starts the spans of `sensor`, and exports them when they end."""
         self.tracer = tracer
         self._destination = f"sensor:{sensor.name}.{sensor.namespace}"
 
-    def of(self, envelope: Envelope) -> bytes:
+    def traceparent_of(self, envelope: Envelope) -> bytes:
         """Return the header `traceparent` of an event of the bus, to be kept with the event. Empty
-        if the event has no valid header, or if its trace isn't sampled."""
+        if the event has no valid one, or if its trace isn't sampled."""
         for name, value in envelope.passed:
             if name == TRACEPARENT:
                 context = decode(value)
                 return value if context is not None and self.tracer.samples(context) else b""
         return b""
 
-    def fire(self, key: str, identity: str, firing: Firing) -> Span | None:
-        """Start the span of a firing, below that of its last event to arrive; None if none of its
-        events has a sampled trace. `key`: the trigger and its correlation key (`records.key_of`);
-        `identity`: the id of the action, the event that announces the firing."""
+    def start_span(self, key: str, identity: str, firing: Firing) -> Span | None:
+        """Start and return the span of a firing, below that of its last event to arrive whose trace
+        is sampled; None if no event's trace is. `key`: the trigger and its correlation key
+        (`records.key_of`); `identity`: the id of the action, the event that announces the
+        firing."""
         by_arrival = sorted(firing.events, key=lambda event: event.offset)
         decoded = [decode(event.trace) for event in by_arrival if event.trace]
         contexts = [context for context in decoded if context is not None]

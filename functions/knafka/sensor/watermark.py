@@ -11,16 +11,27 @@ triggers that fire because an event is absent.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from knafka.core.sensor.contract import SensorContract
 from knafka.ports.transactions import TransactionalLog
 
 MIN_ABSENCE_DELAY: Final = 2_000
-"""Milliseconds after which an event counts as absent, at least: an event may reach Kafka that long
+"""Least milliseconds after which an event counts as absent: an event may reach Kafka that long
 after its time."""
 WATERMARK_CHECK_INTERVAL: Final = 100
 """Milliseconds between two checks for triggers that are due."""
+
+
+class _PendingTime(NamedTuple):
+    """A time that becomes `Watermark.known_until` once the trigger topic is read to the `ends`."""
+
+    until: int
+    """The time (ms)."""
+    asked_at: int
+    """When (ms, our clock) the bus's ends were requested from which the time follows."""
+    ends: Mapping[int, int | None]
+    """End offset of each partition of the trigger topic; None: not known."""
 
 
 class Watermark:
@@ -30,46 +41,47 @@ class Watermark:
         """Begin with an unknown time; `log` is asked for the trigger topic's ends."""
         self._topic = sensor.trigger_topic
         self._log = log
-        self._pending: tuple[int, int, Mapping[int, int | None]] | None = None
-        """What becomes `known` and `asked_at` once the trigger topic is read to these ends; None:
-        nothing is waited for."""
-        self.known: int | None = None
-        """Time (ms) before which every event for these partitions was read; None: not known."""
+        self._pending: _PendingTime | None = None
+        """The next time to be known; None: none is waited for."""
+        self.known_until: int | None = None
+        """Time (ms) before which every event for this process's partitions was read; None: not
+        known."""
         self.asked_at = 0
-        """When (ms, our clock) the bus was asked for `known`."""
+        """When (ms, our clock) the bus's ends were requested from which `known_until` follows."""
 
     def update(
         self, routed_until: int | None, asked_at: int, positions: Mapping[int, int]
     ) -> int | None:
-        """Ask Kafka for the trigger topic's ends if `known` may become later, and return `known`.
+        """Ask Kafka for the trigger topic's ends if `known_until` may become later, and return
+        `known_until`.
 
         `routed_until`: time (ms) before which every event of the bus is in the trigger topic, in a
-        committed transaction; None: not known. `asked_at`: when (our clock) that was asked for.
-        `positions`: the next offset of each own partition. Raises `LogError`.
+        committed transaction; None: not known. `asked_at`: when (our clock) the bus's ends were
+        requested from which this time follows. `positions`: the next offset of each own partition.
+        Raises `LogError`.
         """
-        if self._pending is not None:
-            self._check_reached(*self._pending, positions)
-        if self._pending is None and routed_until is not None and routed_until >= (self.known or 0):
+        self._check_pending(positions)
+        if self._pending is not None or routed_until is None:
+            return self.known_until
+        if routed_until >= (self.known_until or 0):
             ends = self._log.reachable_ends(self._topic)
             if all(ends.get(number) is not None for number in positions):
-                self._pending = routed_until, asked_at, ends
-                self._check_reached(*self._pending, positions)
-        return self.known
+                self._pending = _PendingTime(routed_until, asked_at, ends)
+                self._check_pending(positions)
+        return self.known_until
 
-    def _check_reached(
-        self,
-        until: int,
-        asked_at: int,
-        ends: Mapping[int, int | None],
-        positions: Mapping[int, int],
-    ) -> None:
-        """If the own partitions were read to these `ends`, raise `known` to `until`, set
-        `asked_at`, and forget what is pending. `positions` has the next offset of each own
-        partition."""
-        if all(position >= (ends.get(number) or 0) for number, position in positions.items()):
-            self._pending, self.asked_at = None, asked_at
-            self.known = until if self.known is None else max(self.known, until)
+    def _check_pending(self, positions: Mapping[int, int]) -> None:
+        """If a time is pending, and the own partitions were read to its ends, the time is known
+        from now on. `positions` has the next offset of each own partition."""
+        pending = self._pending
+        if pending is None or any(
+            position < (pending.ends.get(number) or 0) for number, position in positions.items()
+        ):
+            return
+        self._pending, self.asked_at = None, pending.asked_at
+        if self.known_until is None or pending.until > self.known_until:
+            self.known_until = pending.until
 
     def forget(self) -> None:
-        """Forget `known`: partitions were assigned, or are read again."""
-        self._pending = self.known = None
+        """Forget `known_until`, as partitions were assigned or are read again."""
+        self._pending = self.known_until = None

@@ -49,9 +49,9 @@ COMMIT_RETRY_TIMEOUT: Final = 0.1
 class ConfirmedReader:
     """`LogReader` that returns a record only after its commit is confirmed, and never twice.
 
-    A commit that fails during a rebalance is repeated by the next reads, with more records. If it
-    isn't known whether Kafka has a commit, `read` raises `LogError`, and its records are never
-    returned.
+    A commit that fails during a rebalance is repeated by the next reads, together with the records
+    that these add. If a commit fails for good, or isn't confirmed within `CONFIRM_TIMEOUT`, Kafka
+    may have it: then `read` raises `LogError`, and the commit's records are never returned.
     """
 
     pause_is_free: Final = False
@@ -64,10 +64,10 @@ class ConfirmedReader:
         policy: int,
         limit: int,
     ) -> None:
-        """Open the inner reader, which commits on request. `assignment` is the drain, which is
-        notified of the partitions that it gets and loses. `policy` is the checksum of the retry
-        policy, for the commit metadata (`core.progress`). At most `limit` records are read and not
-        yet committed. Raises TypeError if that reader can't confirm commits."""
+        """Open the inner reader by `open_reader`. `assignment` is the drain, which is notified of
+        the partitions that it gets and loses. `policy` is the checksum of the retry policy, for the
+        commit metadata (`core.progress`). At most `limit` records are read and not yet committed.
+        Raises TypeError if the inner reader isn't a `ConfirmingReader`."""
         self.ends: Positions = {}
         """Partitions whose end the last read has reached, with the offset where each continues."""
         self._assignment = assignment
@@ -76,8 +76,8 @@ class ConfirmedReader:
         self._uncommitted: list[Record] = []
         """Records that were read and whose offsets are not committed yet."""
         self._uncommitted_ends: dict[int, int] = {}
-        """Ends that were reached, as the inner reader reports each only once, and that `ends`
-        doesn't have yet as their commit isn't confirmed, by partition."""
+        """By partition: an end that was reached, until its commit is confirmed and it is moved to
+        `ends`. It is kept because the inner reader reports each end only once."""
         self._next_offsets: dict[int, int] = {}
         """The offset to read next, by assigned partition."""
         self._committed: dict[int, int] = {}
@@ -103,14 +103,16 @@ class ConfirmedReader:
 
     async def read(self, limit: int, timeout: float) -> Sequence[Record]:
         """Read at most `limit` records, waiting up to `timeout` seconds; returns them once their
-        offsets are committed, and none while the commit must be repeated. Raises `LogError`."""
+        offsets are committed. Returns none while the commit must be repeated: a later read returns
+        them. Raises `LogError`."""
         self.ends = {}
         if self._uncommitted:
             timeout = min(timeout, COMMIT_RETRY_TIMEOUT)
         room = max(1, min(limit, self._limit) - len(self._uncommitted))
         for record in await self._reader.read(room, timeout):
             number, offset = record.partition(), record.offset()
-            # False for a record that was read before, and for one of a revoked partition.
+            # False for a record that was read before; also for one of a revoked partition, which
+            # has no next offset.
             if offset >= self._next_offsets.get(number, offset + 1):
                 self._next_offsets[number] = offset + 1
                 self._uncommitted.append(record)
@@ -155,8 +157,8 @@ class ConfirmedReader:
         return True
 
     def _encode_metadata(self, number: int, next_offset: int) -> str:
-        """Return the commit metadata of a partition: its settled ranges at or above `next_offset`.
-        Ranges below are forgotten."""
+        """Return the commit metadata of a partition: the ranges at or above `next_offset` that an
+        earlier owner has settled. Forget the ranges below, which this commit covers."""
         settled_ahead = [
             offsets for offsets in self._settled.get(number, ()) if offsets[0] >= next_offset
         ]
@@ -181,8 +183,8 @@ class ConfirmedReader:
     # Assignment
 
     def on_assigned(self, partitions: Mapping[int, OffsetAndMetadata | None]) -> None:
-        """Note where the group's commits let each newly assigned partition start (None: at offset
-        0), then assign the partitions to the drain."""
+        """Note the offset from which each newly assigned partition is read: that of the group's
+        commit, or 0 if it has none (None). Then assign the partitions to the drain."""
         for number, committed in partitions.items():
             offset, metadata = committed or OffsetAndMetadata(0)
             self._next_offsets[number] = self._committed[number] = offset
@@ -190,8 +192,8 @@ class ConfirmedReader:
         self._assignment.on_assigned(partitions)
 
     async def on_revoked(self, partitions: Sequence[int]) -> Commits:
-        """Forget partitions once the drain has finished with them. Returns no commits: each record
-        that `read` has returned is committed."""
+        """Forget partitions, then wait until the drain has finished with them. Returns no commits:
+        each record that `read` has returned is committed."""
         self._drop(partitions)
         await self._assignment.on_revoked(partitions)
         return {}
@@ -240,12 +242,11 @@ class AtMostOnceDrain(Drain):
         self._confirmed: ConfirmedReader | None = None
         """The drain's reader; None before `run` has opened it."""
         self._revoked_partitions: list[AssignedPartition] = []
-        """Partitions that were revoked while attempts were under way: their unfinished events are
-        lost."""
+        """Revoked partitions whose unfinished events are not counted as lost yet."""
 
     def _open_confirmed(self, assignment: Assignment) -> LogReader:
-        """Open the reader that confirms commits. It reads as many records as may be in flight, or
-        one at a time if the Egress has a rate limit."""
+        """Open the reader that confirms commits. It reads at most as many records at once as may be
+        in flight; with a rate limit one, so that no committed record waits for the limit."""
         limit = min(READ_LIMIT, self._egress.max_in_flight)
         if self._egress.rate_limit is not None:
             limit = 1
@@ -276,14 +277,14 @@ class AtMostOnceDrain(Drain):
 
     def _may_read(self) -> bool:
         """Whether more records may be read: not while events wait for the rate limit. A read
-        commits its records, which a kill would lose while they wait, too."""
+        commits its records, so a kill would lose the records that wait with them."""
         if self._egress.rate_limit is None:
             return True
         return self._workers.may_begin and not self._workers.has_waiting
 
     async def _finish_attempts(self, reader: LogReader) -> None:
-        """Deliver the held events until `_stop_at`, where `Drain` only lets attempts end: no other
-        drain reads committed events again. Raises `LogError`."""
+        """Deliver the held events until `_stop_at`, because no other drain reads committed events
+        again. (`Drain` only waits for the attempts under way.) Raises `LogError`."""
         if self._stop_at == math.inf:
             self._stop_at = self._loop.time() + DRAIN_REVOKE_TIMEOUT
         while (
@@ -300,8 +301,8 @@ class AtMostOnceDrain(Drain):
         self._revoke_timeout = 0.0  # attempts have used up their time
 
     async def _commit_regularly(self, reader: LogReader) -> None:
-        """Count lost events, and queue events again that waited for room in the commit metadata,
-        every `COMMIT_INTERVAL`. Nothing is committed here, as `reader` has done that before."""
+        """Every `COMMIT_INTERVAL`, count lost events, and queue events again that waited for room
+        in the commit metadata. Nothing is committed here: `reader` has committed all events."""
         while True:
             await asyncio.sleep(COMMIT_INTERVAL)
             self._count_lost()
@@ -311,7 +312,7 @@ class AtMostOnceDrain(Drain):
     async def on_revoked(self, partitions: Sequence[int]) -> Commits:
         """Wait until the events of these partitions are settled, at most `DRAIN_REVOKE_TIMEOUT`,
         then forget the partitions. Returns no commits: all their events are committed."""
-        revoked_partitions = self._partitions.those_of(partitions)
+        revoked_partitions = self._partitions.with_numbers(partitions)
         if not self._stopping:
             self.shrunk_at = self._loop.time()
         await self._wait_until(
@@ -322,13 +323,14 @@ class AtMostOnceDrain(Drain):
         return {}
 
     def on_lost(self, partitions: Sequence[int]) -> None:
-        """Forget partitions. Their unfinished events count as lost once their attempts end."""
-        self._revoked_partitions += self._partitions.those_of(partitions)
+        """Forget partitions. Those of their events that are unfinished when the attempts under way
+        have ended count as lost."""
+        self._revoked_partitions += self._partitions.with_numbers(partitions)
         super().on_lost(partitions)
 
     def _count_lost(self) -> None:
         """Count and log the unfinished events of revoked partitions as lost; a partition with an
-        attempt under way is looked at again later."""
+        attempt under way is left for a later call."""
         with_attempts = []
         for partition in self._revoked_partitions:
             if partition.in_flight:

@@ -12,11 +12,11 @@ from knafka.ports.log import Assignment, LogReader, LogWriter, Record, TopicMake
 from knafka.ports.subscriber import Subscriber
 
 MAX_UNSETTLED_BYTES: Final = 32 * 1024 * 1024
-"""Bytes of requests that a drain may hold in a dispatcher of its own."""
+"""Most bytes of requests that a drain may hold if it is alone in its dispatcher."""
 
 Format: TypeAlias = Literal["json", "binary", "batch"] | None
-"""How the request holds the event: in structured or binary mode, or its data as a JSON batch; None:
-in the mode of its record."""
+"""How the request holds the event: `json`: in structured mode; `binary`: in binary mode; `batch`:
+its data, a JSON array of events, is the whole body. None: in the mode of its record."""
 
 OpenReader: TypeAlias = Callable[[Assignment], LogReader]
 """Opens a drain's reader; the `Assignment` (the drain) learns which partitions it gets and
@@ -27,8 +27,8 @@ class Parser(Protocol):
     """Parses records and encodes requests, once for many drains."""
 
     def envelope(self, record: Record, headers: RecordHeaders | None) -> Envelope:
-        """Parse the record's event; `headers` are the record's, as these may be read only once.
-        Raises `InvalidEvent`."""
+        """Parse the record's event. `headers` are the record's headers, passed on because they may
+        be read only once. Raises `InvalidEvent`."""
         ...
 
     def request(
@@ -45,6 +45,7 @@ class Clients:
     drain."""
 
     open_reader: OpenReader
+    """Opens the reader of each drain."""
     writer: LogWriter
     """Stores replies and dead letters."""
     subscriber: Subscriber
@@ -55,10 +56,10 @@ class Clients:
     """Writes the Broker's dead letters; None: the Egress names no topic for its Broker's dead
     letters."""
     parser: Parser | None = None
-    """Parses records and encodes requests once for all Egresses of a shard; None: the drain does so
-    for itself."""
+    """Parses records and encodes requests once for all Egresses of a shard; None: the drain parses
+    and encodes for itself."""
     held_bytes: Callable[[], int] = lambda: MAX_UNSETTLED_BYTES
-    """Returns the bytes of requests that the Egress may hold."""
+    """Returns the most bytes of requests that the Egress may hold now."""
     max_in_flight: Callable[[], int] | None = None
     """Returns the number of attempts that may be under way at once; None: as many as the Egress
     declares."""

@@ -45,20 +45,21 @@ class CommitLoop:
         self._loop = asyncio.get_running_loop()
 
     def note_records(self) -> None:
-        """Note that records are about to be taken: if no others are unsettled, the next commit is
-        made earlier."""
+        """Note that records are about to be taken. If they are the first ones since the last
+        commit, the drain commits earlier than it would without records (`CommitWait`)."""
         if self._wait is not None and not self._partitions.touched:
             self._wait.note_record()
 
     async def run(self, reader: LogReader) -> None:
-        """Commit the positions that have changed every `COMMIT_INTERVAL`. If many drains share
-        `reader`, commit less often, and least often in partitions that bring no records."""
+        """Every `COMMIT_INTERVAL`, commit the positions that have changed, until cancelled. If many
+        drains share `reader`, commit less often, and least often in partitions that bring no
+        records."""
         shared = reader if isinstance(reader, SharedReader) else None
         await asyncio.sleep(self._interval(shared) * self._share)
         partitions = self._partitions
         while True:
             commits: dict[int, OffsetAndMetadata] = {}
-            for partition in self._partitions_to_commit(shared):
+            for partition in self._choose_partitions(shared):
                 commit = partition.to_commit(self._policy)
                 if commit is not None and commit != partition.committed:
                     commits[partition.number] = partition.committed = commit
@@ -83,9 +84,10 @@ class CommitLoop:
             return COMMIT_INTERVAL
         return shared.commit_interval
 
-    def _partitions_to_commit(self, shared: SharedReader | None) -> list[AssignedPartition]:
-        """Return the partitions whose positions are to be committed now. With a shared reader these
-        are all partitions once in `quiet_commit_interval`, else only those that brought records."""
+    def _choose_partitions(self, shared: SharedReader | None) -> list[AssignedPartition]:
+        """Choose the partitions whose positions are committed now, and note when these are all
+        partitions. With a shared reader, they are all once in `quiet_commit_interval`; in between,
+        only the open partitions that brought records."""
         now = self._loop.time()
         interval = COMMIT_INTERVAL if shared is None else shared.quiet_commit_interval
         if interval > COMMIT_INTERVAL and now < self._all_committed_at + interval:
@@ -96,8 +98,8 @@ class CommitLoop:
         return list(self._partitions.values())
 
     async def _wait_for_records(self, shared: SharedReader) -> None:
-        """Wait for the next commit: `quiet_commit_interval`, or until soon after the first record
-        for this drain."""
+        """Wait until the next commit is due: for `quiet_commit_interval` seconds, or until soon
+        after the first record for this drain (`CommitWait`)."""
         self._wait = CommitWait(
             self._loop, shared.commit_interval, shared.quiet_commit_interval, self._share
         )
@@ -109,8 +111,8 @@ class CommitLoop:
 
 class CommitWait:
     """Waits up to `quiet_interval` seconds; once a record has come, only until this drain's next
-    moment to commit. There is one such moment in each `interval` seconds, after the part `share`
-    (0 to 1) of it, so that drains with different shares commit at different moments."""
+    moment to commit. Each period of `interval` seconds has one such moment, after the part `share`
+    (0 to 1) of the period, so that drains with different shares commit at different moments."""
 
     __slots__ = ("_due", "_interval", "_is_due", "_loop", "_share", "_timer")
 
@@ -123,6 +125,7 @@ class CommitWait:
         self._share = share
         self._is_due: asyncio.Future[None] = loop.create_future()
         self._due = loop.time() + quiet_interval
+        """When the wait ends, on the event loop's clock."""
         self._timer = loop.call_at(self._due, self._end)
 
     async def wait(self) -> None:
@@ -136,6 +139,7 @@ class CommitWait:
         """Note that a record has come since the last commit: wait only until the drain's next
         moment to commit."""
         now, interval = self._loop.time(), self._interval
+        # `or`: if that moment is just now, wait for the next one.
         seconds_left = (self._share * interval - now) % interval or interval
         due = now + seconds_left
         if due < self._due:

@@ -41,7 +41,9 @@ MAX_PROBE_INTERVAL: Final = 30.0
 interval."""
 
 _UNAVAILABLE_STATUSES: Final = frozenset({429, 502, 503, 504})
+"""Statuses of a subscriber that could not have taken the event now."""
 _NO_RESPONSE: Final = frozenset({Reason.REFUSED, Reason.TIMEOUT, Reason.BROKEN, Reason.NO_TOKEN})
+"""Reasons of failures without a response."""
 
 
 class CongestionControl:
@@ -49,9 +51,9 @@ class CongestionControl:
 
     def __init__(self, max_in_flight: int, rate_limit: RateLimit | None = None) -> None:
         """Begin without congestion: `max_in_flight` attempts may be under way at once.
-        `rate_limit`: how many may begin in a time; None: any number."""
+        `rate_limit`: how many may begin in a unit of time; None: any number."""
         self.rate = None if rate_limit is None else AttemptRate(rate_limit)
-        """The declared rate limit, which attempts wait for too; None: there is no limit."""
+        """The declared rate limit, for which attempts wait, too; None: none is declared."""
         self.is_open = False
         """Whether the subscriber is away, so that only probes are sent."""
         self.is_calm = True
@@ -64,14 +66,15 @@ class CongestionControl:
         self.reason = ""
         """Why the last attempt failed; empty without congestion."""
         self._max = max_in_flight
+        """The highest value of `limit`."""
         self._window = float(max_in_flight)
         """`limit` with its fraction, as it grows by less than 1 for each answer."""
         self._threshold = float(max_in_flight)
-        """Window from which on an answer raises it slowly."""
+        """From this value on, `_window` grows slowly."""
         self._failures = 0
         """Failed attempts in a row."""
         self._failed_events: set[int] = set()
-        """Events of these failed attempts."""
+        """Numbers (`record_failure`) of the events that these attempts were for."""
         self._slowed_down_at = 0.0
         """When the limit was last halved."""
         self._probed_at = 0.0
@@ -80,7 +83,8 @@ class CongestionControl:
         """Seconds from `_probed_at` to the next probe."""
 
     def set_max_in_flight(self, max_in_flight: int) -> None:
-        """Change the highest number of attempts that may be under way at once."""
+        """Change the highest number of attempts that may be under way at once. The limit follows if
+        it was at the previous highest number; otherwise it is only cut to the new one."""
         was_at_max = self._window == self._max
         self._max = max_in_flight
         self._window = float(self._max) if was_at_max else min(self._window, self._max)
@@ -135,12 +139,13 @@ class CongestionControl:
         self._probed_at = now
 
     def next_probe_at(self, probes: int) -> float:
-        """Return when another event may begin to probe while `probes` of them are unsettled."""
+        """Return when another event may begin to probe, on the event loop's clock, while `probes`
+        probing events are unsettled."""
         interval = self._probe_interval * max(1, probes // PROBES)
         return max(self.paused_until, self._probed_at + interval)
 
     def describe(self) -> str:
-        """Return a sentence that says why attempts are held back; empty if they aren't."""
+        """Return a sentence that says why only probes are sent; empty if `is_open` is False."""
         if self.is_open:
             return f"{self._failures} attempts in a row failed, the last one with: {self.reason}"
         return ""

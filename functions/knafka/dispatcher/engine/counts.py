@@ -13,7 +13,7 @@ from knafka.observability import Histogram
 
 @dataclass(frozen=True, slots=True)
 class ReportedCounts:
-    """The counts that an earlier request has reported."""
+    """The events and dead letters of a `DrainCounts` that an earlier request has reported."""
 
     events: Counts = field(default_factory=Counts)
     dead_letters: Counter[str] = field(default_factory=Counter)
@@ -24,6 +24,7 @@ class DrainCounts:
     """Counts of one drain as plain integers and dicts, which the hot path adds to."""
 
     events: Counts = field(default_factory=Counts)
+    """Events by what became of them."""
     failures: Counter[str] = field(default_factory=Counter)
     """Failed attempts, and records that were given up without an attempt, by reason and status:
     `status 503`, `timeout`, `undecodable-record`."""
@@ -48,8 +49,8 @@ class DrainCounts:
     0."""
 
     def __add__(self, other: DrainCounts) -> DrainCounts:
-        """Return the sums of all counts; of the lengths of chains (`…_in_a_row`), the higher
-        one."""
+        """Return the sums of all counts; of the lengths of chains (`…_in_a_row`), return the
+        higher one."""
         return DrainCounts(
             self.events + other.events,
             self.failures + other.failures,
@@ -64,16 +65,17 @@ class DrainCounts:
         )
 
     def snapshot(self) -> ReportedCounts:
-        """Return a copy of the counts that drains report."""
+        """Return a copy of the counts that drains report: events and dead letters."""
         return ReportedCounts(replace(self.events), self.dead_letters.copy())
 
     def growth_since(
         self, reported: ReportedCounts, earlier: DrainCounts | None = None
     ) -> dict[str, Any]:
         """Return by how much the counts that drains report (events and dead letters) have grown
-        since `reported`, as fields of a `DrainProgress`. The counts of the `earlier` drains are
-        added to this drain's. A shard calls this each second for each of its Egresses, which may be
-        a thousand."""
+        since `reported`, as fields of a `DrainProgress`. If `earlier` has the counts of earlier
+        drains, they are added to this drain's."""
+        # Not by `__add__`: a shard calls this each second for each Egress, of which it may have a
+        # thousand.
         events, dead_letters, old_events = self.events, self.dead_letters, reported.events
         earlier_events = Counts() if earlier is None else earlier.events
         growth: dict[str, Any] = {
@@ -87,8 +89,8 @@ class DrainCounts:
 
     @property
     def loop_description(self) -> str | None:
-        """A sentence about replies or dead letters that seem to go in a loop (`core.events.hops`);
-        None: there are none."""
+        """A sentence about dead letters or replies that seem to go in a loop (`core.events.hops`);
+        None: none seem to."""
         if letters := self.dead_letters_in_a_row:
             return f"its dead letters come back from their sink, {letters} in a row"
         if replies := self.replies_in_a_row:
@@ -110,6 +112,7 @@ class DrainCounts:
 
 
 def _failure_label(outcome: Outcome) -> str:
-    """Return reason and status of a failure as metrics count them: `status 503`."""
+    """Return reason and status of a failure as metrics count them, such as `status 503`; without a
+    status only the reason, such as `timeout`."""
     status = "" if outcome.status is None else f" {outcome.status}"
     return f"{outcome.failure or Reason.STATUS}{status}"

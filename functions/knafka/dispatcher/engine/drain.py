@@ -46,18 +46,18 @@ from knafka.ports.log import Commits, LogReader, OffsetAndMetadata, Record
 log = logging.getLogger(__name__)
 
 READ_TIMEOUT: Final = 0.25
-"""Seconds a read waits for a first record; also how soon a stop is noticed."""
+"""Most seconds that a read waits for a first record; a stop is noticed after as many."""
 READ_TIMEOUT_WITHOUT_WORK: Final = 1.0
-"""`READ_TIMEOUT` while no record is held, so that a stop has nothing to finish: shorter reads were
-a quarter of an idle dispatcher's CPU (docs/decisions/0010)."""
+"""Replaces `READ_TIMEOUT` while no record is held, as a stop has nothing to finish then: shorter
+reads were a quarter of an idle dispatcher's CPU (docs/decisions/0010)."""
 READ_TIMEOUT_OF_SHARED: Final = 30.0
-"""`READ_TIMEOUT` of a shared reader, which calls `take` instead of waking the drain, and which a
-stop interrupts."""
+"""Replaces `READ_TIMEOUT` for a shared reader, which calls `take` instead of waking the drain, and
+which a stop interrupts."""
 SHARED_LOOP_LIMIT: Final = 100
 """Records of one partition that a drain holds at most if it shares its event loop and delivers in
 order of the partition. While it doesn't read further, the other drains of the loop go on."""
 ROOM_TIMEOUT: Final = 1.0
-"""Seconds to wait for room before a partition is paused, as pausing discards prefetched records."""
+"""Seconds to wait before a full partition is paused, as pausing discards prefetched records."""
 DRAIN_REVOKE_TIMEOUT: Final = 2.0
 """Seconds that attempts under way may still take when a partition is revoked; slower ones are
 repeated by the next owner."""
@@ -125,12 +125,12 @@ class Drain:
         self._active_at = self._loop.time()  # when there was last a record, a partition or work
 
     def stop(self, timeout: float = DRAIN_REVOKE_TIMEOUT) -> None:
-        """End the drain: finish the attempts under way, commit and leave the group.
+        """Make the drain end: finish the attempts under way, commit and leave the group.
 
         Attempts get `timeout` seconds, or fewer if another call set an earlier deadline: a deleted
         Trigger must not use up its pod's grace period. While attempts take longer than
         `DRAIN_REVOKE_TIMEOUT`, new attempts begin beside them, until `2 * DRAIN_REVOKE_TIMEOUT`
-        before the deadline.
+        before the deadline (`_finish_attempts`).
         """
         self._stop_at = min(self._stop_at, self._loop.time() + timeout)
         self._stopping = True
@@ -171,8 +171,8 @@ class Drain:
         self._reported = self.counts.snapshot()
 
     async def run(self) -> DrainProgress:
-        """Drain until idle or stopped; returns the last progress. A `LogError` ends the drain as
-        failed, and is not raised."""
+        """Drain until idle or stopped; returns the last progress. A `LogError` isn't raised: it
+        ends the drain as failed. Raises the error of a crashed worker (a bug of ours)."""
         self._active_at = self._loop.time()
         reader = self._open_reader(self)
         if isinstance(reader, SharedReader):
@@ -229,8 +229,9 @@ class Drain:
         self._advance_to_ends(reader)
 
     async def _finish_attempts(self, reader: LogReader) -> None:
-        """Wait until no attempt is under way, at most until `_stop_at`. While attempts take longer
-        than `DRAIN_REVOKE_TIMEOUT`, read on and begin new ones beside them. Raises `LogError`."""
+        """Wait until no attempt is under way, at most until `_stop_at`. If attempts take longer
+        than `DRAIN_REVOKE_TIMEOUT`, begin new ones beside them until the slow ones have ended, as
+        long as enough time is left to wait for the new ones. Raises `LogError`."""
         if self._stop_at == math.inf:
             self._stop_at = self._loop.time() + DRAIN_REVOKE_TIMEOUT
         while True:
@@ -254,19 +255,19 @@ class Drain:
         return not self._partitions.has_attempts
 
     async def _wait_until(self, condition: Callable[[], bool], timeout: float) -> bool:
-        """Wait until `condition` returns True, at most `timeout` seconds; it is called whenever an
-        attempt has ended. Returns its last result."""
-        attempt_ended = self._workers.moved
+        """Wait until `condition` is True, at most `timeout` seconds; returns its last result. It is
+        called whenever an attempt has ended (`Workers.changed`)."""
+        workers_changed = self._workers.changed
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 while not condition():
-                    attempt_ended.clear()
-                    await attempt_ended.wait()
+                    workers_changed.clear()
+                    await workers_changed.wait()
         return condition()
 
     def seconds_until_idle(self, idle: float) -> float:
         """Return the seconds until the drain will have been without work for `idle` seconds, if no
-        record comes. A closed rate limit counts as work (`AttemptRate`)."""
+        record comes; 0 or less: it is idle. A closed rate limit counts as work (`AttemptRate`)."""
         self.catch_up()
         now = self._loop.time()
         if self._partitions.unsettled > 0 or not self._workers.may_begin:
@@ -275,8 +276,8 @@ class Drain:
         return max(self._active_at, self._workers.settled_at) + idle - now
 
     def _advance_to_ends(self, reader: LogReader) -> None:
-        """Advance the positions of partitions that were read to their ends, past offsets without
-        records."""
+        """Advance the positions of partitions that were read to their ends, as the last offsets may
+        have no records."""
         for number, end in reader.ends.items():
             if partition := self._partitions.get(number):
                 partition.tracker.reach(end)
@@ -285,7 +286,7 @@ class Drain:
 
     def catch_up(self) -> None:
         """Count the records that a shared reader has skipped for this drain until now, and advance
-        the offsets past them; nothing to do for a reader of its own."""
+        the offsets past them. Does nothing if the reader isn't shared."""
         if self._shared is not None:
             self._shared.catch_up()
 
@@ -294,8 +295,8 @@ class Drain:
         return self._tracing is not None and self._tracing.is_sampled(envelope)
 
     def may_select(self, number: int) -> bool:
-        """Whether the shared reader may skip records of this partition that don't match the filter:
-        not while it has to read records whose state is in an earlier owner's commit."""
+        """Whether the shared reader may skip records of the partition `number` that don't match the
+        filter. Not while records are to be read whose state an earlier owner has committed."""
         partition = self._partitions.get(number)
         return (
             partition is not None
@@ -304,8 +305,8 @@ class Drain:
         )
 
     def note_selected_from(self, number: int, offset: float) -> None:
-        """Note that the shared reader returns only matching records of this partition from `offset`
-        on; infinity: it returns every record again."""
+        """Note that from `offset` on the shared reader returns only matching records of the
+        partition `number`; infinity: it returns every record again."""
         if (partition := self._partitions.get(number)) is not None:
             partition.matching_from = offset
 
@@ -364,8 +365,7 @@ class Drain:
         await self._commit_loop.run(reader)
 
     def on_assigned(self, partitions: Mapping[int, OffsetAndMetadata | None]) -> None:
-        """Note newly assigned partitions, and the progress in the metadata of their commits; None:
-        nothing was committed."""
+        """Note newly assigned partitions, with the progress in their commits (None: no commit)."""
         self._active_at = self._loop.time()
         self.counts.rebalances += 1
         for number, committed in partitions.items():
@@ -376,9 +376,9 @@ class Drain:
             self._partitions[number] = AssignedPartition(number, progress, offset)
 
     async def on_revoked(self, partitions: Sequence[int]) -> Commits:
-        """Finish the attempts of these partitions, within `DRAIN_REVOKE_TIMEOUT`; returns their
-        last commits."""
-        revoked_partitions = self._partitions.those_of(partitions)
+        """Wait for the attempts of these partitions, at most `DRAIN_REVOKE_TIMEOUT` seconds, then
+        forget the partitions; returns their last commits."""
+        revoked_partitions = self._partitions.with_numbers(partitions)
         if not self._stopping:
             self.shrunk_at = self._loop.time()
         for partition in revoked_partitions:

@@ -33,12 +33,13 @@ READ_LIMIT: Final = 500
 """Records that one read returns at most: enough to make the thread switch cheap, few enough to be
 fair."""
 JOIN_PATIENCE: Final = 50.0
-"""Seconds that a drain waits for partitions at least: the group may have to notice a dead member
-first, which takes a session's 45 s (docs/decisions/0013)."""
+"""Least seconds that a drain without partitions waits before it counts as idle: the group may have
+to notice a dead member first, which takes a session's 45 s (docs/decisions/0013)."""
 FIRST_READ_PATIENCE: Final = 10.0
-"""Seconds that a drain waits at least for a first record, or the end, of each of its partitions."""
+"""Least seconds without work before a drain counts as idle that has partitions of which it got
+neither a record nor the end yet."""
 MIN_IDLE: Final = 1.0
-"""Seconds without work after which a drain ends at the earliest."""
+"""Least seconds without work before any other drain counts as idle."""
 MAX_UNSETTLED: Final = 10_000
 """Most unsettled records at once in all partitions. The more there are, the further other keys may
 run ahead of a slow one."""
@@ -56,14 +57,14 @@ class HeldPartitions(dict[int, AssignedPartition]):
         self.min_share = READ_LIMIT
         """Unsettled records that each partition may hold at least."""
         self.may_read: Callable[[], bool] = lambda: True
-        """Returns whether any partition may be read now."""
+        """Returns whether any partition may be read now; `AtMostOnceDrain` sets it."""
         self.touched: set[AssignedPartition] = set()
         """Partitions with records for this drain since their last commit, or with unsettled
         ones."""
         self._max_held_bytes = max_held_bytes
 
-    def those_of(self, numbers: Iterable[int]) -> list[AssignedPartition]:
-        """Return the partitions with these numbers, as far as they are assigned."""
+    def with_numbers(self, numbers: Iterable[int]) -> list[AssignedPartition]:
+        """Return the partitions with these numbers that are assigned."""
         return [self[number] for number in numbers if number in self]
 
     @property
@@ -78,8 +79,8 @@ class HeldPartitions(dict[int, AssignedPartition]):
 
     @property
     def min_idle(self) -> float:
-        """The seconds without work after which a drain may end at the earliest. A drain that has
-        neither a record nor the end of each partition doesn't know yet whether there is work."""
+        """Least seconds without work before the drain counts as idle. As long as it got neither a
+        record nor the end of some partition, it doesn't know whether there is work."""
         if not self:
             return JOIN_PATIENCE
         positions = [partition.tracker.position for partition in self.values()]
@@ -97,12 +98,14 @@ class HeldPartitions(dict[int, AssignedPartition]):
 
     @property
     def unpaused(self) -> list[AssignedPartition]:
-        """The partitions that are read."""
+        """The partitions whose reading isn't paused."""
         return [partition for partition in self.values() if not partition.paused]
 
     @property
     def full(self) -> list[AssignedPartition]:
-        """The partitions that must be paused, as they hold too many records or bytes."""
+        """The partitions that are read and must be paused: all if together they hold too many
+        bytes, or if nothing may be read; else those that hold their share of records, or whose
+        commit metadata is full."""
         if not self.may_read() or self.held_bytes >= self._max_held_bytes():
             return self.unpaused
         share = self._share
@@ -113,7 +116,9 @@ class HeldPartitions(dict[int, AssignedPartition]):
         ]
 
     def has_room(self, partition: AssignedPartition) -> bool:
-        """Whether a paused partition may be read again: it holds half of its share at most."""
+        """Whether a paused partition may be read again: it holds at most half of its share of
+        records, and all partitions at most half of the bytes. So reading isn't paused and resumed
+        for each record."""
         return (
             self.may_read()
             and len(partition.tracker.unsettled) <= self._share // 2
@@ -123,7 +128,7 @@ class HeldPartitions(dict[int, AssignedPartition]):
 
     @property
     def _share(self) -> int:
-        """The number of records that one partition may hold."""
+        """The number of unsettled records that one partition may hold."""
         return max(self.min_share, self.max_records // max(1, len(self)))
 
     def forget(self, number: int) -> None:
@@ -140,9 +145,9 @@ class Intake:
         self, egress: Egress, parser: Parser | None, tracing: EgressTracing | None,
         partitions: HeldPartitions, sender: Sender, workers: Workers, counts: DrainCounts,
     ) -> None:  # fmt: skip
-        """Compile the filter. `parser`: None if records are parsed for this drain alone; `tracing`:
-        None if spans are not recorded; matching events go to `workers`, records without an event to
-        `sender` as dead letters."""
+        """Compile the filter. Matching events go to `workers`; `sender` makes dead letters of
+        records without an event. `parser` None: records are parsed for this drain alone; `tracing`
+        None: no spans are recorded."""
         self._matches_filter = compile_trigger(
             egress.filter, egress.filters, counts.count_filter_error
         )
@@ -151,7 +156,7 @@ class Intake:
         # record would miss the CPU's cache.
         self._head = b"prefer: reply\r\n" + delivery_head(egress)
         self._format: Format = "batch" if egress.batch else egress.delivery.format
-        self._has_position = egress.record_position
+        self._has_position = egress.record_position  # whether requests say where the record was
         self._envelope_of = _parse if parser is None else parser.envelope
         self._request_of = encode_request if parser is None else parser.request
         self._tracing = tracing
@@ -176,6 +181,7 @@ class Intake:
                 tracker.skip(offset)
                 continue
             counts.read += 1
+            # A shared reader has applied the filter, unless the record is for all drains.
             is_preselected = (
                 offset >= partition.matching_from and not cast(SelectedRecord, record).is_for_all
             )
@@ -212,8 +218,8 @@ class Intake:
 
     def _admit(self, event: PendingEvent) -> None:
         """Queue an event in its lane, and give it to the workers if it is the lane's next. If an
-        earlier owner of the partition began its delivery, continue there, after the rest of its
-        backoff."""
+        earlier owner of the partition began the delivery, continue where that owner stopped, after
+        the rest of the backoff."""
         partition = event.partition
         partition.held_bytes += event.size
         wait = 0.0
@@ -228,17 +234,17 @@ class Intake:
 
 
 def _parse(record: Record, headers: RecordHeaders | None) -> Envelope:
-    """Parse the record's event; `headers` are the record's. Raises `InvalidEvent`."""
+    """Parse the event of a record with these headers. Raises `InvalidEvent`."""
     return read(headers, record.value())
 
 
 def encode_request(
     record: Record, envelope: Envelope, format_: Format, prefix: bytes, partition: int | None
 ) -> tuple[bytes, bytes]:
-    """Encode the request that delivers a record's event, in the mode `format_` (None: its
-    record's); returns its header lines, after those of `prefix`, and its body. `partition`: Kafka's
-    number of the record's partition, to include the attributes with it and the record's offset;
-    None: leave them out."""
+    """Encode the request that delivers a record's event, in the mode `format_` (None: that of the
+    record). Returns the header lines, which begin with those of `prefix`, and the body. Unless
+    `partition` (Kafka's number of the record's partition) is None, the request has the attributes
+    with the record's partition and offset."""
     if partition is None:
         head, body = request_of(envelope, format_)
     else:

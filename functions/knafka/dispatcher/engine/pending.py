@@ -63,8 +63,8 @@ class Lanes(Generic[T]):
         """The waiting events of each lane that has an event under way; None: no event waits."""
 
     def admit(self, lane: Lane, event: T) -> bool:
-        """Add an event to its lane; returns True if it may be sent now, else a later `release`
-        returns it."""
+        """Add an event to its lane. Returns True if it may be sent now; False: it waits, and a
+        later `release` returns it."""
         if lane is None:
             return True
         queues = self._waiting
@@ -78,8 +78,8 @@ class Lanes(Generic[T]):
         return False
 
     def release(self, lane: Lane) -> T | None:
-        """Note that the lane's event is settled; returns the event that may be sent next, if one
-        waits."""
+        """Note that the lane's event is settled; returns the event that may be sent next, None if
+        none waits."""
         if lane is None:
             return None
         queue = self._waiting[lane]
@@ -119,7 +119,7 @@ class AssignedPartition:
     def __init__(
         self, number: int, progress: Progress | None = None, initial_offset: int = 0
     ) -> None:
-        """Begin without events; `progress` None: no earlier owner has stored any."""
+        """Begin without events; `progress` None: no earlier owner has stored its progress."""
         progress = progress or Progress()
         self.number = number
         self.kafka_number = partition_of(number)
@@ -128,7 +128,7 @@ class AssignedPartition:
         self.tracker: OffsetTracker[PendingEvent] = OffsetTracker(progress.settled)
         """Knows which offsets are settled, and holds the unsettled events by offset."""
         self.restored = dict(progress.deliveries)
-        """State of deliveries that an earlier owner began, by offset, until their records are
+        """States of the deliveries that an earlier owner began, by offset, until the records are
         read."""
         self.same_policy = progress.same_policy
         """Whether the earlier owner had the same retry policy and destinations."""
@@ -140,7 +140,8 @@ class AssignedPartition:
         self.in_flight = 0
         """Attempts under way."""
         self.retrying: set[PendingEvent] = set()
-        """Unsettled events that had an attempt, or had none because there was no token."""
+        """Unsettled events whose delivery has begun: they had an attempt, or were put off as there
+        was no token for it. Commits keep their state."""
         self.held_back: list[PendingEvent] = []
         """Events that wait until the commit metadata has room for their state (`may_begin`)."""
         self.backoffs: set[TimerHandle] = set()
@@ -157,18 +158,18 @@ class AssignedPartition:
 
     @property
     def may_begin(self) -> bool:
-        """Whether the commit metadata has room for one more delivery that has begun."""
+        """Whether one more delivery may begin, as the commit metadata has room for its state."""
         return len(self.retrying) + len(self.restored) < MAX_DELIVERIES
 
     @property
     def may_read(self) -> bool:
-        """Whether the commit metadata has room for the state that more records would add."""
+        """Whether more records may be read, as the commit metadata has room for what they add."""
         return self._metadata_is_complete and len(self.retrying) < MAX_DELIVERIES
 
     @property
     def position(self) -> int:
-        """The offset below which every record is settled; before the first record, that of the
-        earlier owner's commit."""
+        """The offset below which every record is settled. Before the first record was read, it is
+        the offset of the earlier owner's commit."""
         position = self.tracker.position
         return self.initial_offset if position is None else position
 
@@ -179,9 +180,9 @@ class AssignedPartition:
             self.backoffs.pop().cancel()
 
     def to_commit(self, policy: int) -> OffsetAndMetadata | None:
-        """Return the position, with metadata (`core.progress`) if there is anything to say of the
-        records above it; None: no record was read yet. `policy` is the checksum of the Egress's
-        retry policy (`policy_of`)."""
+        """Return the commit of the position, whose metadata (`core.progress`) holds what is known
+        of the records above; None: no record was read yet. Notes whether all of that had room
+        (`may_read`). `policy` is the checksum of the Egress's retry policy (`policy_of`)."""
         tracker = self.tracker
         if (position := tracker.position) is None:
             return None
@@ -202,11 +203,13 @@ class PendingReply:
     def __init__(self, draft: Draft, status: int, body: bytes) -> None:
         """Keep a reply with the response (`status`, `body`) that held it."""
         self.draft = draft
+        """The reply as a record, as it is to be stored or sent."""
         self.status = status
         """Status of the subscriber's response that held the reply."""
         self.body = body
         """Body of that response, for the dead letter."""
         self.size = len(draft.value or b"") + len(body)
+        """Bytes of the reply's data and of `body`."""
 
 
 class PendingEvent:
@@ -243,7 +246,7 @@ class PendingEvent:
         partition: AssignedPartition,
         lane: Lane,
     ) -> None:
-        """Begin a delivery without attempts, to the subscriber first."""
+        """Begin a delivery, which goes to the subscriber first, without attempts."""
         self.record = record
         self.headers = headers
         """The record's headers; None if they can't be read. They are read only once: after it has
@@ -270,7 +273,8 @@ class PendingEvent:
         self.first_attempt = 0.0
         """When the first attempt at the subscriber began (Unix time); 0: none has."""
         self.last_attempt = 0.0
-        """When the last one began."""
+        """When the last attempt at the subscriber, or at its reply, began (Unix time); 0: none
+        has."""
         self.due = 0.0
         """When the next attempt may begin (Unix time)."""
         self.is_probe = False
@@ -287,7 +291,7 @@ class PendingEvent:
     @property
     def hops(self) -> int:
         """How many times the event was sent to a dead-letter sink and came back
-        (`core.events.hops`); at `MAX_HOPS` it is sent there no more."""
+        (`core.events.hops`). After `MAX_HOPS` times it is sent there no more."""
         return hops_of(self.headers, self.record.value())
 
     @property
@@ -305,8 +309,9 @@ class PendingEvent:
 
     @property
     def state(self) -> DeliveryState:
-        """The state of its delivery, which a commit's metadata keeps. Its outcome is that with
-        which the delivery failed for good; before that, the last attempt's, if that failed."""
+        """The state of its delivery, which a commit's metadata keeps. The state's outcome is the
+        one with which the delivery failed for good; before that, the last attempt's if it
+        failed."""
         failed_outcome = self.failed
         if failed_outcome is None and self.log and self.log[-1].began == self.last_attempt:
             failed_outcome = self.log[-1].outcome
@@ -322,10 +327,10 @@ class PendingEvent:
         )
 
     def resume(self, state: DeliveryState, *, same_policy: bool) -> None:
-        """Continue the delivery where an earlier owner stopped. If the retry policy or a
-        destination has changed (`same_policy` False), begin again at the subscriber, with no try
-        counted yet, unless the event has failed for good and only its dead letter has to be
-        stored."""
+        """Continue the delivery in the `state` in which an earlier owner left it. If the retry
+        policy or a destination has changed (`same_policy` False), begin again at the subscriber,
+        with no try counted yet. Exception: an event that has failed for good, and whose dead letter
+        only has to be stored, stays at that stage."""
         self.attempts = state.attempts
         self.first_attempt = state.first_attempt
         self.last_attempt = state.last_attempt
@@ -340,7 +345,7 @@ class PendingEvent:
             self.reply_tries = state.reply_tries
 
     def keep_reply(self, reply: PendingReply) -> None:
-        """Keep a reply for its next attempt; its size counts as held by the partition."""
+        """Keep a reply until its next attempt; its bytes count as held by the partition."""
         self.reply = reply
         self.size += reply.size
         self.partition.held_bytes += reply.size

@@ -2,9 +2,9 @@
 
 Attempts begin evenly, without bursts: 60 in a minute are one in a second (BUS-S13). Each attempt
 counts, also a retry; the first one after a quiet time begins at once. A timer may fire up to `LATE`
-seconds late; the next attempt's due time then counts from this one's due time, else a limit of a
-thousand in a second would allow far fewer. So attempts that fall due before a late timer fires
-begin together.
+seconds late. The next attempt is then due one interval after the time at which this one was due,
+not at which it began: else a limit of a thousand in a second would allow far fewer. So attempts
+that fall due before a late timer fires begin together.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ class AttemptRate:
     as the next drain's first attempt may begin at once."""
 
     def __init__(self, limit: RateLimit) -> None:
-        """Begin with an open limit: the first attempt may begin at once."""
+        """Begin with an open limit: the first attempt may begin at once. `limit` is the declared
+        one."""
         self.is_open = True
         """Whether an attempt may begin."""
         # Attempts that begin within a unit were due within it, or at most `LATE` before it.
         self._interval = limit.interval + LATE / limit.requests_per_unit
         self._next = 0.0
-        """When the next attempt may begin."""
+        """When the next attempt is due, on the clock of `begin`."""
 
     def begin(self, now: float) -> None:
         """Note that an attempt begins at `now` (seconds of a monotonic clock); the caller then
@@ -37,8 +38,8 @@ class AttemptRate:
         self._next = (self._next if is_on_time else now) + self._interval
 
     def refresh(self, now: float) -> float:
-        """Update `is_open`; returns the seconds until the next attempt may begin, 0 if it is
-        open."""
+        """Update `is_open` at the time `now`; returns the seconds until the next attempt may begin,
+        0 if it may begin now."""
         seconds_left = max(0.0, self._next - now)
         self.is_open = seconds_left == 0
         return seconds_left

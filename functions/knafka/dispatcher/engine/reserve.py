@@ -53,19 +53,19 @@ class Reserve:
         """The histogram's counts at the start of the period that is evaluated, and at the start of
         the next one."""
         self._unchecked_until = 0.0
-        """Until when attempts may begin without a check."""
+        """Until when attempts may begin without a check (`may_begin_unchecked`)."""
         self._next_at = 0.0
         """When the next attempt may begin in the reserve."""
 
     def may_begin_unchecked(self, oldest: float, now: float) -> bool:
-        """Whether an attempt may begin without a call of `delay_before_attempt`, which checks all
-        attempts under way; `oldest` is when the first of them began."""
+        """Whether an attempt may begin at `now` without a call of `delay_before_attempt`, which
+        checks all attempts under way; `oldest` is when the first of these began."""
         seconds_left = self._unchecked_until - now  # more than the interval: the clock was set back
         return now - oldest <= MIN_SLOW_SECONDS or 0 < seconds_left <= RESERVE_CHECK_INTERVAL
 
     def delay_before_attempt(self, began: Iterable[float], places: int, now: float) -> float:
-        """Return the seconds that the next attempt must wait; 0: it may begin, and is counted as
-        begun.
+        """Return the seconds that the next attempt must wait. 0: the caller may begin it, and it
+        counts as begun at `now`.
 
         `began` yields when each attempt under way began, the oldest first; `places` is how many may
         be under way.
@@ -96,8 +96,10 @@ class Reserve:
         return 0.0
 
     def _recent_durations(self, now: float) -> tuple[float, int, int] | None:
-        """Return after how many seconds an attempt is slow, and how many attempts and slow attempts
-        have ended lately. None: none has ended, or all are slow."""
+        """Return the seconds after which an attempt is slow, the number of attempts that have ended
+        lately, and how many of these were slow. None: none has ended, or the usual duration is too
+        long for the histogram to tell slow attempts. Also begins a new period if the present one is
+        over."""
         counts = self._durations.counts
         if not 0 <= now - self._counted_at <= MEMORY_SECONDS:
             self._counted_at, self._older, self._newer = now, self._newer, list(counts)
@@ -105,7 +107,7 @@ class Reserve:
         total = sum(recent)
         if not total:
             return None
-        below, usual_bucket = 0, 0
+        below, usual_bucket = 0, 0  # the bucket of the usual duration is searched from the first on
         while (below := below + recent[usual_bucket]) < USUAL_QUANTILE * total:
             usual_bucket += 1
         if usual_bucket >= len(BUCKETS):

@@ -27,7 +27,7 @@ class SelectedRecord(Record, Protocol):
 
 @runtime_checkable
 class Selective(Protocol):
-    """A drain, as a shared reader knows it; `number` is a partition."""
+    """A drain, as a shared reader knows it. In its methods, `number` is a partition."""
 
     @property
     def selection(self) -> Selection | None:
@@ -39,21 +39,23 @@ class Selective(Protocol):
         ...
 
     def may_select(self, number: int) -> bool:
-        """Whether the reader may skip records of this partition that don't match the selection."""
+        """Whether the reader may skip records of the partition `number` that don't match the
+        selection."""
         ...
 
     def note_selected_from(self, number: int, offset: float) -> None:
-        """Note that from this offset on the reader returns only matching records and records with
-        `is_for_all`; infinity: it returns every record again."""
+        """Note that from `offset` on the reader returns only those records of the partition
+        `number` that match or are `is_for_all`; infinity: it returns every record again."""
         ...
 
     def note_skipped(self, number: int, count: int, end: int) -> None:
-        """Note that `count` more records were skipped, and that no record below the offset `end`
-        is still to come."""
+        """Note that `count` more records of the partition `number` were skipped, and that no record
+        below the offset `end` is still to come."""
         ...
 
     def take(self, records: Sequence[Record]) -> None:
-        """Take records while `read` waits, as if it had returned them."""
+        """Take records that the reader hands over while its `read` waits, as if `read` had returned
+        them."""
         ...
 
 
@@ -68,8 +70,8 @@ class SharedReader(LogReader, Protocol):
 
     @property
     def quiet_commit_interval(self) -> float:
-        """Seconds between commits of a drain that gets no records, and of partitions of which it
-        gets none; at least `commit_interval`."""
+        """Seconds between commits of a drain that gets no records, and between those of partitions
+        of which it gets none; at least `commit_interval`."""
         ...
 
     def catch_up(self) -> None:

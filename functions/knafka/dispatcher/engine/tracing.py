@@ -64,14 +64,14 @@ class EgressTracing:
         return self._sampled_parent(envelope) is not None
 
     def begin(self, envelope: Envelope) -> DeliveryTrace | None:
-        """Start the event's filter span and return its trace; None: it isn't sampled."""
+        """Start the event's filter span; returns the event's trace, None if it isn't sampled."""
         if (sampled := self._sampled_parent(envelope)) is None:
             return None
         return DeliveryTrace(self, *sampled, envelope.attributes.get("id", ""))
 
     def _sampled_parent(self, envelope: Envelope) -> tuple[SpanContext, bytes] | None:
-        """Return the event's parent span, decoded and as the header's bytes; None: it isn't
-        sampled."""
+        """Return the event's parent span, decoded and as the header's bytes; None: the event has no
+        valid `traceparent`, or its trace isn't sampled."""
         for name, value in envelope.passed:
             if name == TRACEPARENT:
                 parent = decode(value)
@@ -89,8 +89,8 @@ class DeliveryTrace:
     def __init__(
         self, egress: EgressTracing, parent: SpanContext, header_value: bytes, id_: str
     ) -> None:
-        """Start the event's filter span under `parent`, whose `traceparent` the request's head has
-        as `header_value`; `id_` is the event's id."""
+        """Start the event's filter span under `parent`. `header_value` is the `traceparent` of that
+        span, as the request's head has it; `id_` is the event's id."""
         self._egress = egress
         self._original_header = _HEADER % header_value
         self._id = id_
@@ -173,7 +173,8 @@ class DeliveryTrace:
         return error
 
     def _start(self, name: str, kind: SpanKind) -> Span:
-        """Start a span of this name under the attempt (a reply) or the filter (all others)."""
+        """Start a span of this name: a reply's under that of the last attempt, all others under
+        that of the filter."""
         parent = self._attempt if name == "reply" else self._filter.context
         span = self._egress.tracer.start(name, kind, parent, self._span_attributes())
         self.current = span.context
@@ -183,9 +184,9 @@ class DeliveryTrace:
 
 
 def log_ids(trace: DeliveryTrace | None, headers: RecordHeaders | None) -> Mapping[str, str]:
-    """Return trace and span ids for `extra` of a log line about an event. They are those of the
-    span started last or, for an event that isn't sampled (`trace` None), those in the record's
-    headers. Empty if there are none."""
+    """Return trace and span ids for `extra` of a log line about an event: those of the span that
+    was started last or, if the event isn't sampled (`trace` None), those in its record's `headers`.
+    Empty if the headers have none."""
     context = None if trace is None else trace.current
     if context is None:
         traceparents = [value for name, value in headers or () if name == TRACEPARENT]

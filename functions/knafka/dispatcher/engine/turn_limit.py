@@ -19,13 +19,14 @@ class TurnLimit:
         """Begin the first turn, on the running event loop."""
         self._limit = self._attempts_left = limit
         self._waiting: deque[asyncio.Future[None]] = deque()
+        """One future for each attempt that waits for a later turn, in the order of arrival."""
         self._loop = asyncio.get_running_loop()
         self._next_turn_is_scheduled = False
         """Whether the loop will call `_begin_turn`; not while nobody begins attempts."""
 
     async def wait_for_turn(self) -> None:
-        """Wait until an attempt may begin: return at once if this turn has an attempt left and
-        nobody waits, else in a later turn."""
+        """Wait until the caller may begin an attempt, and count that attempt: return at once if
+        this turn has an attempt left and no other caller waits, else in a later turn."""
         if not self._next_turn_is_scheduled:
             self._next_turn_is_scheduled = True
             self._loop.call_soon(self._begin_turn)
@@ -37,8 +38,8 @@ class TurnLimit:
         await waiter
 
     def _begin_turn(self) -> None:
-        """Begin a turn: let up to `limit` waiting attempts begin, and schedule the next turn if any
-        began."""
+        """Begin a turn: let up to `limit` waiting attempts begin. Schedule the next turn if one
+        began or still waits."""
         self._attempts_left = self._limit
         while self._waiting and self._attempts_left > 0:
             waiter = self._waiting.popleft()

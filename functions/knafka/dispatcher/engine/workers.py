@@ -50,15 +50,15 @@ class Workers:
         reserve: Reserve | None = None,
     ) -> None:
         """Create the queues; workers start as events are added, at most `limit` at once.
-        `turn_limit`, `reserve`: None if they don't delay attempts."""
+        `turn_limit` and `reserve` delay attempts; None: without such a delay."""
         self.crash: BaseException | None = None
         """The error that ended a worker: a bug of ours, as errors of an attempt are caught."""
         self.on_crash: Callable[[], None] = lambda: None
         """Called when a worker has crashed."""
         self.on_settled_while_paused: Callable[[], None] = lambda: None
         """Called after an event of a paused partition is settled."""
-        self.moved = asyncio.Event()
-        """Set when an attempt has ended."""
+        self.changed = asyncio.Event()
+        """Set when an attempt has ended, when a rate limit opens, and by `stop`."""
         self.settled_at = -math.inf
         """When an event was last settled, on the event loop's clock."""
         self._sender = sender
@@ -82,13 +82,13 @@ class Workers:
         self._reserve = reserve
         self._stopping = False
         self._capacity: asyncio.Future[None] | None = None  # the wait of `wait_for_capacity`
-        self._idle_workers: list[asyncio.Future[None]] = []
-        self._tasks: list[asyncio.Task[None]] = []
-        self._timer: asyncio.TimerHandle | None = None
-        self._rate_timer: asyncio.TimerHandle | None = None
+        self._idle_workers: list[asyncio.Future[None]] = []  # each wakes one idle worker
+        self._tasks: list[asyncio.Task[None]] = []  # one for each worker
+        self._timer: asyncio.TimerHandle | None = None  # the timer of `_wake_later`
+        self._rate_timer: asyncio.TimerHandle | None = None  # the timer of `_wait_for_rate`
 
     def add(self, event: PendingEvent) -> None:
-        """Queue an event whose order allows it to be sent at once."""
+        """Queue an event that is its lane's next, in the queue of its stage and kind."""
         if event.stage is not SUBSCRIBER:
             self._not_for_subscriber.append(event)
         elif not self._congestion.is_open:
@@ -101,7 +101,7 @@ class Workers:
         self._wake_worker()
 
     def add_later(self, event: PendingEvent, seconds: float) -> None:
-        """Queue an event after `seconds`, unless its partition is closed by then."""
+        """Queue an event after `seconds`, unless its partition is closed now or by then."""
         partition = event.partition
         event.due = self._now() + seconds
         if not partition.open:
@@ -121,7 +121,7 @@ class Workers:
     def stop(self) -> None:
         """Begin no more attempts, until `resume`."""
         self._stopping = True
-        self.moved.set()
+        self.changed.set()
         self._signal_capacity()
 
     def resume(self) -> None:
@@ -141,7 +141,7 @@ class Workers:
         return frozenset(self._under_way)
 
     async def close(self) -> None:
-        """Cancel the attempts that are under way."""
+        """Stop, and cancel the attempts that are under way."""
         self.stop()
         for timer in (self._timer, self._rate_timer):
             if timer is not None:
@@ -152,7 +152,7 @@ class Workers:
 
     @property
     def may_begin(self) -> bool:
-        """Whether the rate limit, if there is one, lets an attempt begin."""
+        """Whether the rate limit, if there is one, lets an attempt begin now."""
         rate = self._congestion.rate
         return rate is None or rate.is_open
 
@@ -168,7 +168,7 @@ class Workers:
 
     @property
     def has_capacity(self) -> bool:
-        """Whether few enough ready events wait for a worker that more records may be read."""
+        """Whether more records may be read: few enough ready events wait for a worker."""
         return len(self._ready) <= MAX_READY_FOR_READING
 
     async def wait_for_capacity(self, timeout: float) -> None:
@@ -234,7 +234,7 @@ class Workers:
                 self._settle(event)
             else:
                 self._settle_or_retry(event, decision)
-            self.moved.set()
+            self.changed.set()
             if not congestion.is_calm:
                 self._apply_congestion_limit()
 
@@ -251,8 +251,8 @@ class Workers:
             self.on_settled_while_paused()
 
     def _settle_or_retry(self, event: PendingEvent, decision: Done | Retry) -> None:
-        """Settle the event if `decision` is `Done`, else queue its next attempt; keeps the
-        partition's set of retried events and the set of probes up to date."""
+        """Settle the event if `decision` is `Done`, else queue its next attempt. Updates the
+        partition's `retrying` events and the set of probes."""
         partition = event.partition
         if isinstance(decision, Done):
             self._probes.discard(event)
@@ -268,7 +268,7 @@ class Workers:
         self.add_later(event, decision.after)
 
     def release(self, partition: AssignedPartition) -> None:
-        """Queue the partition's held-back events again if the commit metadata has room for them."""
+        """Queue the partition's held-back events again if the commit metadata has room for one."""
         if partition.held_back and partition.may_begin:
             held_back, partition.held_back = partition.held_back, []
             self._ready.extendleft(reversed(held_back))
@@ -304,15 +304,15 @@ class Workers:
             partition = event.partition
             if event.attempts or not partition.retrying or partition.may_begin:
                 return event
-            # Its first attempt was put off, as no token for the subscriber was to be had.
+            # Its first attempt was put off, as there was no token for the subscriber.
             if event in partition.retrying:
                 return event
             partition.held_back.append(event)  # the commit metadata has no room for its state
         return None
 
     def _reserve_delays(self, limit: int) -> bool:
-        """Return whether the next attempt has to wait because most of the `limit` attempts that may
-        be under way are slow (`reserve`); if so, a worker is woken later."""
+        """Return whether the next attempt has to wait because slow attempts hold most of the
+        `limit` places (`reserve`); if so, have a worker woken later."""
         if self._reserve is None:
             return False
         now = self._now()
@@ -330,7 +330,7 @@ class Workers:
             delay = max(seconds_left, SHORTEST_TIMER)
             self._rate_timer = self._loop.call_later(delay, self._wait_for_rate, rate)
             return
-        self.moved.set()
+        self.changed.set()
         self._wake_worker()
 
     def _take_next_probe(self) -> PendingEvent | None:
@@ -362,8 +362,8 @@ class Workers:
         self._congestion.record_probe(self._loop.time())
 
     def _is_paused(self) -> bool:
-        """Return whether a Retry-After forbids attempts now; if so, a worker is woken when it
-        ends."""
+        """Return whether a Retry-After forbids attempts now; if so, have a worker woken when that
+        time is over."""
         paused_until = self._congestion.paused_until
         if paused_until <= self._loop.time():
             return False
@@ -392,8 +392,8 @@ class Workers:
         self._timer = self._loop.call_at(wake_at, self._wake_now)
 
     def _wake_now(self) -> None:
-        """Wake workers for the attempts that are allowed now; the timer of `_wake_later` calls
-        this."""
+        """Wake workers for the attempts that are allowed now. Called by the timer of
+        `_wake_later`."""
         self._timer = None
         self._apply_congestion_limit()
         self._wake_worker()

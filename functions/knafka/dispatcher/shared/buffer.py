@@ -36,13 +36,13 @@ class CursorOwner(Protocol):
     """The drain that reads; None: the reader's owner wants every record."""
 
     def notify(self, number: int, is_record: bool) -> int:
-        """Say that there is more of this partition: records, or only its end (`is_record` False).
-        Returns how many records the drain took at once."""
+        """Report that the partition `number` has more: records (`is_record` True) or only a later
+        end. Returns how many records the drain took at once."""
         ...
 
     def hand_over(self, cursor: Cursor) -> int:
-        """Say that there are new records for this cursor; returns how many the drain took at once.
-        Its fetcher calls this between two reads."""
+        """Report new records for this cursor; returns how many of them the drain took at once. The
+        cursor's fetcher calls this between two reads."""
         ...
 
     def position_of(self, cursor: Cursor) -> Position:
@@ -50,8 +50,8 @@ class CursorOwner(Protocol):
         ...
 
     def restart(self, cursor: Cursor, shared: Position) -> None:
-        """Start the cursor's partition anew, as its offset is gone from the log. Up to `shared` the
-        log is still the one that was read; `BEGINNING` if that isn't known."""
+        """Start the cursor's partition anew, as its log was replaced from `shared` on; `BEGINNING`:
+        as a whole, or from an unknown position on."""
         ...
 
     def fail(self, error: LogError) -> None:
@@ -60,7 +60,7 @@ class CursorOwner(Protocol):
 
 
 class Cursor:
-    """One group's position in one partition, and in the buffer that it reads from."""
+    """One group's position in one partition, and in the buffer from which the group reads."""
 
     __slots__ = ("buffer", "index", "is_selective", "number", "offset", "owner", "paused",
                  "pending", "reported", "taken")  # fmt: skip
@@ -76,7 +76,7 @@ class Cursor:
         """Whether the group's drain takes no records of the partition now."""
         self.reported = -1
         """The last end of the partition that was reported to the group; -1: none yet."""
-        self.buffer: PartitionBuffer | None = None
+        self.buffer: PartitionBuffer | None = None  # None: it has to be placed in one
         self.index = 0
         """Index of the cursor's next record, counted from the first record that the buffer ever
         held; for a selective cursor, the index up to which skipped records were reported."""
@@ -88,7 +88,8 @@ class Cursor:
 
     @property
     def next_index(self) -> int:
-        """Index of the next record that the cursor takes; without one, of the buffer's end."""
+        """Index of the next record that the cursor takes; if there is none, the buffer's
+        `end_index`."""
         if not self.is_selective or self.buffer is None:
             return self.index
         return self.pending[0] if self.pending else self.buffer.end_index
@@ -112,15 +113,15 @@ class Cursor:
 
 
 class PartitionBuffer:
-    """The records of one partition from the offset `start` on; offsets without a record were read
-    too."""
+    """The records of one partition whose offsets are at least `start` and below `end`; some of
+    these offsets may have no record."""
 
     __slots__ = (
         "cursors",
         "end",
         "epochs",
+        "filter_index",
         "first_index",
-        "index",
         "known_end",
         "number",
         "paused",
@@ -134,8 +135,8 @@ class PartitionBuffer:
     )  # fmt: skip
 
     def __init__(self, number: int, start: int, epoch: int = NO_EPOCH) -> None:
-        """Begin empty: the first record to read has the offset `start`, or a higher one; those
-        below it have the leader epoch `epoch`, or lower ones."""
+        """Begin empty. The first record to read has the offset `start` or a higher one; the records
+        below `start` have the leader epoch `epoch` or lower ones."""
         self.number = number
         self.start = start
         self.end = start
@@ -144,8 +145,8 @@ class PartitionBuffer:
         """The partition's end when it was last seen; -1: not yet."""
         self.epochs = KnownEpochs(start, epoch)
         self.unproven: dict[Cursor, int] = {}
-        """Cursors whose offset is above `end`, with the leader epochs of their offsets: it isn't
-        known yet whether the log that they were read from is this one (`contradicted`)."""
+        """Cursors that joined above `end`, with the leader epochs of their offsets. It isn't known
+        yet whether they come from the log that this buffer reads (`find_contradicted`)."""
         self.records: list[SharedRecord] = []
         self.first_index = 0
         """Index of the first record in the buffer: the number of forgotten records."""
@@ -157,68 +158,69 @@ class PartitionBuffer:
         self.plain_cursors: set[Cursor] = set()
         self.pending_cursors: set[Cursor] = set()
         """Selective cursors that have pending records."""
-        self.index: FilterIndex[Cursor] = FilterIndex()
+        self.filter_index: FilterIndex[Cursor] = FilterIndex()
         """Filters of the selective cursors."""
         self.wants_trace: Callable[[Envelope], bool] = lambda envelope: False
         """Returns whether the drains record spans of an event, even if their filters drop it."""
 
     @property
     def end_index(self) -> int:
-        """The index behind the last record."""
+        """The index after that of the last record."""
         return self.first_index + len(self.records)
 
     @property
     def untaken(self) -> int:
-        """Number of records that no group has taken; 0 if some group has taken all of its records,
-        or there is none."""
+        """Number of records at the end that no group has taken; 0 if some group has taken all of
+        its records, or if no group reads here."""
         selective = len(self.cursors) - len(self.plain_cursors)
         if selective > len(self.pending_cursors) or not self.cursors:
-            return 0  # some cursor has taken all its records
+            return 0  # a selective cursor without pending records has taken all of them
         plain = max((cursor.index for cursor in self.plain_cursors), default=0)
         fastest = max((cursor.pending[0] for cursor in self.pending_cursors), default=0)
         return self.end_index - max(plain, self.first_index, fastest)
 
     def has_untaken(self, count: int) -> bool:
-        """Whether the slowest group has still to take `count` records or more."""
+        """Whether `count` records or more follow the last one that the slowest group has taken."""
         return len(self.records) >= count and self.end_index - self.slowest_index >= count
 
     @property
     def slowest_index(self) -> int:
-        """Index of the first record that some group hasn't taken."""
+        """Index of the first record that some group has still to take; if there is none,
+        `end_index`."""
         plain = min((cursor.index for cursor in self.plain_cursors), default=self.end_index)
         return min([plain, *(cursor.pending[0] for cursor in self.pending_cursors)])
 
     def covers(self, position: Position) -> bool:
         """Whether a group with this next position can continue in this buffer: it lies between
         `start` and `end`, and its leader epoch belongs to the same log."""
-        return self.start <= position.offset <= self.end and self.epochs.allow(position)
+        return self.start <= position.offset <= self.end and self.epochs.allows(position)
 
-    def takes(self, position: Position, ahead: int) -> bool:
-        """Whether a cursor may join this buffer at the position: in it, or at most `ahead` offsets
-        after its end while more records follow. In the latter case `contradicted` checks the
-        position once the records before it are read."""
+    def accepts(self, position: Position, ahead: int) -> bool:
+        """Whether a cursor may join this buffer at the position: between `start` and `end`, or at
+        most `ahead` offsets after `end` while more records follow. In the latter case
+        `find_contradicted` checks the position once the records before it are read."""
         if position.offset > self.end:
             return position.offset <= self.end + ahead and self.known_end != self.end
-        return self.start <= max(0, position.offset) and self.epochs.allow(position)
+        return self.start <= max(0, position.offset) and self.epochs.allows(position)
 
-    def contradicted(self) -> list[Cursor]:
-        """Return the unproven cursors that were read from another log than this one, because this
-        log ends before their position or has records of a later leader epoch below it. Cursors that
+    def find_contradicted(self) -> list[Cursor]:
+        """Return the unproven cursors that come from another log than this one, because this log
+        ends before their position or has records of a later leader epoch below it. Cursors that
         turn out to belong to this log no longer count as unproven."""
         contradicted: list[Cursor] = []
         for cursor, epoch in list(self.unproven.items()):
             if cursor.offset > self.end:
                 if self.known_end == self.end:
                     contradicted.append(cursor)
-            elif self.epochs.allow(Position(cursor.offset, epoch)):
+            elif self.epochs.allows(Position(cursor.offset, epoch)):
                 del self.unproven[cursor]
             else:
                 contradicted.append(cursor)
         return contradicted
 
     def join(self, cursor: Cursor, epoch: int = NO_EPOCH) -> None:
-        """Add a cursor whose offset is in the buffer or read later, and notify its owner of records
-        or of the end; `epoch` is the leader epoch of its offset."""
+        """Add a cursor whose offset is `start` or higher, and notify its owner of records or of the
+        end. `epoch` is the leader epoch of the offset; it matters only above `end`."""
         cursor.buffer = self
         if cursor.offset > self.end:
             self.unproven[cursor] = epoch
@@ -234,7 +236,7 @@ class PartitionBuffer:
         """Remove a cursor; it becomes a plain one, which may join another buffer."""
         if cursor.is_selective:
             self.catch_up(cursor)
-            self.index.remove(cursor)
+            self.filter_index.remove(cursor)
             cursor.taken = 0
             _discard(self.pending_cursors, cursor)
             cursor.is_selective, cursor.pending = False, []
@@ -247,8 +249,8 @@ class PartitionBuffer:
         self.cursors.discard(cursor)
 
     def append(self, records: Sequence[SharedRecord]) -> list[Cursor]:
-        """Append records that were read, in order. Returns the cursors that they are for, and whose
-        owners must be notified."""
+        """Append records (at least one) in the order of their offsets. Returns the cursors whose
+        owners must be notified of them."""
         first_new_index = self.end_index
         self.records.extend(records)
         self.end = records[-1].offset() + 1
@@ -270,25 +272,25 @@ class PartitionBuffer:
         return newly_pending
 
     def _matching_cursors(self, record: SharedRecord) -> Iterable[Cursor]:
-        """Return the selective cursors whose filters match this record; all selective ones if it
-        can't be parsed or is traced."""
+        """Return the selective cursors whose filters match this record. If it can't be parsed or is
+        traced, mark it as `is_for_all` and return all selective cursors."""
         try:
             envelope = envelope_of(record)
             if not self.wants_trace(envelope):
-                return self.index.matches(envelope.attributes)
+                return self.filter_index.matches(envelope.attributes)
         except Exception:  # each drain gives up the event itself, or reports the error
             pass
         record.is_for_all = True
         return [cursor for cursor in self.cursors if cursor.is_selective]
 
     def reach_end(self, end: int) -> None:
-        """Note that everything below `end` was read and nothing follows for now."""
+        """Note that everything below the offset `end` was read and nothing follows for now."""
         self.end = self.known_end = max(self.end, end)
         for cursor in self.plain_cursors:
             cursor.owner.notify(self.number, False)
 
     def take(self, cursor: Cursor, limit: int) -> Sequence[SharedRecord]:
-        """Return at most `limit` next records of a cursor, and move it behind them."""
+        """Return at most `limit` next records of a cursor, and move the cursor past them."""
         if cursor.is_selective:
             return self._take_pending(cursor, limit)
         start = cursor.index - self.first_index
@@ -302,8 +304,8 @@ class PartitionBuffer:
         return records
 
     def _take_pending(self, cursor: Cursor, limit: int) -> Sequence[SharedRecord]:
-        """Return at most `limit` pending records of a selective cursor, and move it behind them;
-        `catch_up` reports the records skipped between them."""
+        """Return at most `limit` pending records of a selective cursor, and move the cursor past
+        them; `catch_up` reports the records skipped between them."""
         pending = cursor.pending
         if not pending or limit <= 0:
             return ()
@@ -317,7 +319,7 @@ class PartitionBuffer:
         return records
 
     def make_selective(self, cursor: Cursor) -> None:
-        """Make a plain cursor that has taken all records selective, if its drain allows it."""
+        """Make a plain cursor selective if it has taken all records and its drain allows it."""
         drain = cursor.owner.drain
         if drain is None or (selection := drain.selection) is None:
             return
@@ -325,12 +327,13 @@ class PartitionBuffer:
         if taken_all and drain.may_select(self.number):
             _discard(self.plain_cursors, cursor)
             cursor.is_selective = True
-            self.index.add(cursor, selection)
+            self.filter_index.add(cursor, selection)
             self.wants_trace = drain.wants_trace
             drain.note_selected_from(self.number, self.end)
 
     def catch_up(self, cursor: Cursor) -> None:
-        """Report to the cursor's drain which records were skipped, or where the partition ends."""
+        """Report to the cursor's drain how many records were skipped for it, and up to where; for
+        a plain cursor, which skips none, only where the partition ends."""
         drain = cursor.owner.drain
         if drain is None:
             return
@@ -359,7 +362,7 @@ class PartitionBuffer:
 
     def take_end(self, cursor: Cursor) -> int | None:
         """Return the partition's end if the cursor has taken all records below and this end wasn't
-        returned before, else None."""
+        reported to the group yet; else None. From now on it counts as reported."""
         if (
             cursor.next_index < self.end_index
             or self.known_end != self.end
@@ -371,8 +374,8 @@ class PartitionBuffer:
         return self.end
 
     def trim(self, spare: int) -> None:
-        """Forget the records that every group has taken, but keep the buffer's last `spare`
-        records, so that a group that lags a little can continue there."""
+        """Forget the records that every group has taken, but always keep the buffer's last `spare`
+        records: a group of another buffer that lags a little can continue here."""
         if len(self.records) <= spare:
             return
         count = min(self.slowest_index, self.end_index - spare) - self.first_index
@@ -385,8 +388,8 @@ class PartitionBuffer:
 
 
 def _discard(cursors: set[Cursor], cursor: Cursor) -> None:
-    """Remove a cursor from a set, and clear the set once it is empty. Else Python keeps the set's
-    memory, and to iterate over it stays as slow as when it was full."""
+    """Remove a cursor from a set, and clear the set once it is empty: else Python keeps the set's
+    memory, and iterating over the set stays as slow as when it was full."""
     cursors.discard(cursor)
     if not cursors:
         cursors.clear()

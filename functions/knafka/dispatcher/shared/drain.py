@@ -41,15 +41,15 @@ NOTHING_REPORTED: Final = ReportedCounts()
 """Stands for the counts of a group that no request has reported yet."""
 
 IDLE_CHECK_INTERVAL: Final = 1.0
-"""Seconds between two checks whether all drains are idle, at most."""
+"""Most seconds between two checks whether all drains are idle."""
 
 Connect = Callable[[Egress], Clients]
-"""Returns the clients of one drain of an Egress."""
+"""Opens the clients of one drain of an Egress."""
 
 
 class EgressDrains:
     """Runs the drains of one Egress, one after the other, as one record of the contract declares
-    it. `previous_drains` is the task that runs the drains by the Egress's previous record."""
+    the Egress. If the record changes, another object runs the drains by the new record."""
 
     def __init__(
         self,
@@ -58,20 +58,22 @@ class EgressDrains:
         connect: Connect,
         previous_drains: asyncio.Task[None] | None,
     ) -> None:
-        """Start the task that drains, once `previous_drains` has ended; `connect` returns the
-        clients of one drain."""
+        """Start the task that drains. It first waits for `previous_drains`, the task of the drains
+        by the Egress's previous record; None: there is none. `connect` opens the clients of one
+        drain."""
         self.egress = egress
         self.served = served
         """The Egress's state that outlives its drains, with their counts."""
         self.error: str | None = None
-        """Why the last drain failed; None: the current one works."""
+        """Why the last drain ended; None: none has ended, or the current one has run for long
+        enough (`FORGET_FAILURES_AFTER`)."""
         self.drain: Drain | None = None
-        """The running drain; None: the next one hasn't begun."""
+        """The running drain; None: it hasn't begun."""
         self.committed: Positions = {}
         """Offsets that the group has committed when its drain ended; empty after a failure."""
         self._connect = connect
-        self._clients: Clients | None = None
-        self._reader: LogReader | None = None
+        self._clients: Clients | None = None  # those of the last drain
+        self._reader: LogReader | None = None  # that of the last drain
         self._loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
         self._failing_since: float | None = None
@@ -82,7 +84,7 @@ class EgressDrains:
         self.task = asyncio.create_task(self._run(previous_drains))
 
     def stop(self, timeout: float) -> None:
-        """Stop the running drain within `timeout` seconds and start no other."""
+        """Stop the running drain, if there is one, within `timeout` seconds; start no other."""
         self._stopping.set()
         if self.drain is not None:
             self.drain.stop(timeout)
@@ -97,9 +99,9 @@ class EgressDrains:
             )
 
     def seconds_until_idle(self, idle: float) -> float:
-        """Return the seconds until the drain will have been without work for `idle` seconds. A
-        drain that keeps failing counts as idle as soon as a drain without partitions does:
-        `JOIN_PATIENCE` after its first failure at the earliest."""
+        """Return the seconds until the drain will have been without work for `idle` seconds; 0 or
+        less: it is idle. Drains that keep failing count as idle like a drain without partitions:
+        `JOIN_PATIENCE` after the first failure at the earliest."""
         if self.drain is not None and self.drain.owns_partitions:
             return self.drain.seconds_until_idle(idle)
         if self._failing_since is not None:
@@ -127,7 +129,7 @@ class EgressDrains:
             self._failures += 1
 
     async def _drain_once(self) -> str:
-        """Run one drain to its end; returns why it ended, for the progress. Raises nothing: a
+        """Run one drain to its end; returns a sentence that says why it ended. Raises nothing: a
         failure of one Egress must not end the others."""
         forget_timer: asyncio.TimerHandle | None = None
         self.committed = {}
@@ -152,19 +154,18 @@ class EgressDrains:
                 await self._clients.subscriber.close()
 
     def _open(self, open_reader: OpenReader, assignment: Assignment) -> LogReader:
-        """Open the drain's reader by `open_reader`, and keep it to ask for its committed offsets
-        once the drain has ended."""
+        """Open the drain's reader by `open_reader`, and keep the reader: it knows the committed
+        offsets once the drain has ended."""
         self._reader = open_reader(assignment)
         return self._reader
 
     def _forget_failures(self) -> None:
-        """Forget earlier failures: the drain has run for long enough."""
+        """Forget earlier failures, as the drain has run for long enough."""
         self.error, self._failing_since, self._failures = None, None, 0
 
 
 class ShardDrain:
-    """A `lease.Leased` that drains all Egresses of a shard; `served_egress` returns the
-    `ServedEgress`, which outlives a drain."""
+    """A `lease.Leased` that drains all Egresses of a shard."""
 
     def __init__(
         self,
@@ -174,9 +175,11 @@ class ShardDrain:
         news: asyncio.Event,
     ) -> None:
         """Create the drain, which starts nothing before `run`. `follower` holds the shard's
-        contract; `news` is set when the request under way must report a new position of it."""
+        contract; `served_egress` returns an Egress's state that outlives its drains; `connect`
+        opens the clients of one drain. The drain sets `news` when the request under way must report
+        a new position of the contract."""
         self._follower = follower
-        self._contract = follower.contract
+        self._contract = follower.contract  # as it was last applied
         self._ensure_served = served_egress
         self._connect = connect
         self._news = news
@@ -186,14 +189,14 @@ class ShardDrain:
         self._last: dict[str, asyncio.Task[None]] = {}
         """The task of the drains that were started last, by group, while it runs."""
         self._position_by_stopped_task: dict[asyncio.Task[None], int] = {}
-        """Tasks of stopped drains, each with the contract position that is reported until the task
-        has ended."""
+        """For each task of stopped drains that hasn't ended: the position of the contract before
+        the stop, which stays the reported one until the task has ended."""
         self._reported: dict[str, ReportedCounts] = {}
         """The counts that earlier requests have reported, by group."""
         self._stopping = False
         self._wake_event = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        self._active_at = self._loop.time()
+        self._active_at = self._loop.time()  # when the contract was last applied
 
     # Used by the lease
 
@@ -204,7 +207,8 @@ class ShardDrain:
 
     @idle.setter
     def idle(self, seconds: float | None) -> None:
-        """Change that time, and check at once whether the drain ends."""
+        """Change the time without work after which the drain ends, and check at once whether it
+        ends; None: it never does."""
         self._idle = seconds
         self._wake_event.set()
 
@@ -218,7 +222,7 @@ class ShardDrain:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the drain was told to stop."""
+        """Whether `stop` was called, or `run` has ended."""
         return self._stopping
 
     def stop(self, timeout: float = DRAIN_REVOKE_TIMEOUT) -> None:
@@ -229,13 +233,13 @@ class ShardDrain:
         self._wake_event.set()
 
     def reset_reported_counts(self) -> None:
-        """Start the counts of `progress` anew: the last request has reported them."""
+        """Start the counts of `progress` anew, as the last request has reported them."""
         self._reported = {
             group: drains.served.totals().snapshot() for group, drains in self._drains.items()
         }
 
     def progress(self, ended: Ended | None = None, error: str | None = None) -> ShardProgress:
-        """Return the progress of all Egresses, and the errors of Egresses whose record is refused.
+        """Return the progress of all Egresses; of one whose record is refused, only the reason.
         `ended` says how the shard's drain ended (None: it goes on), and `error` why it failed
         (None: it didn't fail)."""
         egresses = {group: self._progress_of(group) for group in self._contract.entries}
@@ -244,8 +248,8 @@ class ShardDrain:
         return ShardProgress(contract=self.position, egresses=egresses, ended=ended, error=error)
 
     async def run(self) -> ShardProgress:
-        """Drain, following the contract, until all Egresses are idle or `stop` is called; returns
-        the last progress."""
+        """Drain, following the contract, until all Egresses are idle or `stop` is called, and all
+        drains have ended; returns the last progress."""
         self._follower.listeners.append(self._wake_event.set)
         ended = Ended.STOPPED
         try:
@@ -282,8 +286,8 @@ class ShardDrain:
         return progress
 
     def _settled_offsets(self) -> Settled | None:
-        """Return the offsets that the groups of the shard's topic have committed, with the groups
-        that have not committed these; None: there are no drains. All drains must be over."""
+        """Return the highest offsets that groups of the shard's topic have committed, with the
+        groups that have committed others; None: there are no drains. All drains must be over."""
         if not self._drains:
             return None
         topic = next(iter(self._drains.values())).egress.topic
@@ -307,7 +311,7 @@ class ShardDrain:
 
     def _apply_contract(self) -> None:
         """Stop the drains of removed and changed Egresses, and start those of new and changed
-        ones. Until stopped drains have ended, `position` stays at the earlier contract's."""
+        ones. Until the stopped drains have ended, `position` stays that of the earlier contract."""
         reported_position, earlier_position = self.position, self._contract.position
         self._contract = self._follower.contract
         desired = self._contract.entries
@@ -345,9 +349,9 @@ class ShardDrain:
         drains.task.add_done_callback(on_ended)
 
     def _seconds_until_idle(self) -> float:
-        """Return the seconds until all drains are idle; infinity: they never end by themselves.
-        From `IDLE_CHECK_INTERVAL` on the result may be too low, as the first drain that is busy for
-        so long ends the loop."""
+        """Return the seconds until all drains are idle; infinity: they never end by themselves. A
+        result of `IDLE_CHECK_INTERVAL` or more may be too low: once it is that high, the other
+        drains aren't looked at, as the caller checks again by then."""
         if self._idle is None:
             return math.inf
         longest = self._active_at + self._idle - self._loop.time()
@@ -358,7 +362,7 @@ class ShardDrain:
         return longest
 
     def _progress_of(self, group: str) -> DrainProgress:
-        """Return the progress of one group's drain since the last request; without one, zeros."""
+        """Return the progress of one group's drains since the last request; without any, zeros."""
         if (drains := self._drains.get(group)) is None:
             return DrainProgress()
         growth = drains.served.growth_since(self._reported.get(group, NOTHING_REPORTED))

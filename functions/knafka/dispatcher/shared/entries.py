@@ -18,15 +18,16 @@ class ShardEntries:
         self._shard = shard
 
     def entry_of(self, key: str, value: bytes) -> Egress | None:
-        """Parse a contract record; returns its Egress, or None if it belongs to another shard.
-        Raises `InvalidDocument`."""
+        """Parse a contract record; returns its Egress, None if that belongs to another shard.
+        Raises `InvalidDocument`, also if `key` isn't the Egress's group."""
         shared = parse_json(SharedEgress, value.decode())
         if shared.egress.group != key:
             raise InvalidDocument("egress.group", f"invalid value: {shared.egress.group}")
         return shared.egress if shared.shard == self._shard else None
 
     def concerns(self, value: bytes) -> bool:
-        """Whether an invalid record names this shard; False if it can't be read."""
+        """Whether a record that `entry_of` refuses names this shard; False if it names none that
+        can be read."""
         with suppress(Exception):
             return bool(json.loads(value)["shard"] == self._shard)
         return False

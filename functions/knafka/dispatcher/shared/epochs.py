@@ -20,18 +20,20 @@ class KnownEpochs:
         """Begin at `start`, below which records have the leader epoch `epoch` or earlier ones."""
         self.last = epoch
         """Leader epoch of the last record."""
-        self._starts = [EpochStart(-1, epoch)]
+        self._starts = [EpochStart(-1, epoch)]  # -1: before all offsets
         self._begins_at_zero = start == 0
+        """Whether no record is below `start`, so that its unknown epoch forbids no position."""
 
     def note(self, starts: Sequence[EpochStart]) -> None:
-        """Note the leader epochs, one or more, that begin in records that were read."""
+        """Note leader epochs, at least one, that begin in records that were read; the records are
+        those after all that were read before."""
         self._starts += starts
         self.last = starts[-1].epoch
 
-    def allow(self, position: Position) -> bool:
-        """Whether a group may continue at this position: the record before it has the position's
-        leader epoch or an earlier one. True if the position has no epoch; False if the record's
-        epoch isn't known."""
+    def allows(self, position: Position) -> bool:
+        """Whether a group may continue at this position: the record before the position has the
+        position's leader epoch or an earlier one. True if the position has no epoch; False if that
+        record's epoch isn't known."""
         if position.epoch == NO_EPOCH or position.offset <= 0:
             return True
         epoch = next(

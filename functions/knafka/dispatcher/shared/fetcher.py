@@ -24,13 +24,13 @@ from knafka.ports.shared_log import BEGINNING, Position, PositionedReader
 log = logging.getLogger(__name__)
 
 FETCHER_READ_LIMIT: Final = 100
-"""Records of one read at most: fewer than a drain of its own reads, as all groups wait
-meanwhile."""
+"""Most records of one read: fewer than a drain reads that has a reader of its own, as all groups
+wait meanwhile."""
 RECORDS_PER_TURN: Final = 50
-"""Records handed to all groups together in one turn of the event loop, in which they are filtered
-and encoded; they are sent in the next one."""
+"""Most records handed to all groups together in one turn of the event loop. In that turn they are
+filtered and encoded; they are sent in the next one."""
 FETCHER_READ_TIMEOUT: Final = 0.5
-"""Seconds a read waits for a first record; also how soon a newly added partition is read."""
+"""Most seconds that a read waits for a first record; a newly added partition may wait as long."""
 FETCHER_CLOSE_TIMEOUT: Final = 5.0
 """Seconds to close the consumer."""
 
@@ -40,16 +40,17 @@ class FetchLimits:
     """How many records a fetcher holds; `records` is a limit for each partition."""
 
     ahead: int = 1000
-    """Limit of records that no group has taken yet: while there are as many, nothing is read."""
+    """Records that no group has taken yet, over all partitions: while there are as many, nothing is
+    read."""
     records: int = 5000
     """Records by which the slowest group of a partition may lag behind the last one read."""
     size: int = 32 * 1024 * 1024
-    """Approximate bytes over all partitions."""
+    """Approximate bytes of the records of all partitions."""
     spare: int = 1000
     """Records, over all partitions, that are kept although all groups have taken them: a group that
     lags a little can continue in them."""
     patience: float = 0.1
-    """Seconds that a full buffer waits for its slowest groups."""
+    """Seconds that a full buffer waits for its slowest groups before they are evicted."""
     pause_after: float = 1.0
     """Seconds without progress after which partitions whose records no group takes are paused,
     which discards the records that librdkafka has prefetched."""
@@ -67,13 +68,13 @@ class Placement(Protocol):
         ...
 
     def restart_unplaced(self, number: int, shared: Position) -> None:
-        """Restart the cursors of a partition that are in no buffer. Only up to the position
-        `shared` its log is the one that was read before."""
+        """Restart the cursors of the partition `number` that are in no buffer, as its log was
+        replaced from the position `shared` on."""
         ...
 
     def merge(self, fetcher: Fetcher) -> None:
-        """Move the cursors of this fetcher for which another fetcher has read all records
-        already."""
+        """Move the cursors of this fetcher to other fetchers that have read further and hold the
+        records from the cursors' positions on."""
         ...
 
     def fail(self, fetcher: Fetcher, error: LogError) -> None:
@@ -89,8 +90,8 @@ class Fetcher:
     """Reads partitions for many groups; `run` lasts until it has no partitions left."""
 
     def __init__(self, source: PositionedReader, placement: Placement, limits: FetchLimits) -> None:
-        """Begin without partitions; records come from `source`, and `placement` moves groups to
-        other fetchers."""
+        """Begin without partitions. `source` is the consumer, which this fetcher closes;
+        `placement` moves groups to other fetchers."""
         self.buffers: dict[int, PartitionBuffer] = {}
         """The buffer of each partition that is read, by number."""
         self.moved = asyncio.Event()
@@ -99,9 +100,10 @@ class Fetcher:
         self._placement = placement
         self._limits = limits
         self._beginning: dict[int, Position] = {}
-        """Partitions that the consumer doesn't read yet, with the positions to start at."""
+        """Partitions that the consumer will read from its next read on, with the positions to start
+        at."""
         self._dropping: set[int] = set()
-        """Partitions that the consumer still reads but needn't."""
+        """Partitions that the consumer will no longer read from its next read on."""
 
     def add(self, number: int, position: Position) -> PartitionBuffer:
         """Start to read a partition from this position; returns its buffer."""
@@ -125,7 +127,8 @@ class Fetcher:
             self.drop(number)
 
     async def run(self) -> None:
-        """Read until there are no partitions left; errors go to `Placement.fail`."""
+        """Read until there are no partitions left, then close the consumer. Errors go to
+        `Placement.fail`."""
         try:
             while self.buffers:
                 await self._wait_for_demand()
@@ -155,8 +158,9 @@ class Fetcher:
     def _store(
         self, records: Sequence[Record], reading: dict[int, PartitionBuffer]
     ) -> list[Cursor]:
-        """Append records to `reading`, the buffers that existed when the read began, and note the
-        partitions' ends. Returns the cursors that the records are for."""
+        """Restart the buffers whose logs the read has found replaced, append the records, note the
+        partitions' ends, and evict cursors of another log. `reading` has the buffers that existed
+        when the read began; newer ones get no records. Returns the cursors to hand records to."""
         for number, shared in self._source.restarted.items():
             if (buffer := self._unchanged_buffer(number, reading)) is not None:
                 reading[number] = self._restart(buffer, shared)
@@ -174,7 +178,7 @@ class Fetcher:
                 buffer.reach_end(end)
         for number in {*by_partition, *self._source.ends}:
             buffer = self._unchanged_buffer(number, reading)
-            for cursor in buffer.contradicted() if buffer is not None else ():
+            for cursor in buffer.find_contradicted() if buffer is not None else ():
                 self._placement.evict(cursor, self)
         return concerned
 
@@ -188,21 +192,22 @@ class Fetcher:
                 await asyncio.sleep(0)
                 room = RECORDS_PER_TURN
                 waiting = cursor.waiting
-            if waiting:  # during the pause the group may have taken its records or left
+            if waiting:  # 0 if during the pause the group has taken its records or left
                 room -= cursor.owner.hand_over(cursor)
 
     def _unchanged_buffer(
         self, number: int, reading: dict[int, PartitionBuffer]
     ) -> PartitionBuffer | None:
-        """Return the partition's buffer if it is the same as in `reading`, the buffers when the
-        read began; otherwise None."""
+        """Return the partition's buffer if it is still the one in `reading`, the buffers when the
+        read began; else None."""
         buffer = self.buffers.get(number)
         return buffer if buffer is not None and reading.get(number) is buffer else None
 
     def _restart(self, buffer: PartitionBuffer, shared: Position) -> PartitionBuffer:
-        """Replace the buffer of a partition whose log is another one from `shared` on, and return
-        the new one. Cursors beyond `shared` are restarted; those before it, and unproven ones, keep
-        their position."""
+        """Replace the buffer of a partition whose log was replaced from `shared` on; returns the
+        new buffer, which begins there. Cursors beyond `shared` are restarted. Cursors up to it, and
+        unproven ones, keep their positions and are placed anew; if `shared` is the beginning, all
+        are restarted."""
         number, start = buffer.number, max(0, shared.offset)
         if start > 0:  # the source reads from the partition's beginning
             self._source.drop({number})
@@ -225,7 +230,8 @@ class Fetcher:
     # Demand
 
     def _trim(self) -> None:
-        """Forget the records that all groups have taken and that exceed the spare ones."""
+        """Forget the records that all groups have taken, except spare ones (`FetchLimits.spare`);
+        keep no spare ones while the buffers take more than half of their bytes."""
         limits = self._limits
         spare = limits.spare // max(1, len(self.buffers))
         if self.size > limits.size // 2:
@@ -239,8 +245,8 @@ class Fetcher:
         return sum(buffer.size for buffer in self.buffers.values())
 
     async def _wait_for_demand(self) -> None:
-        """Wait until more records may be read; pauses partitions and evicts slow groups
-        meanwhile."""
+        """Wait until more records may be read, or no partition is left. If buffers are full, evict
+        slow groups meanwhile; if no group takes records, pause the partitions that are stuck."""
         limits = self._limits
         while self.buffers:
             self.moved.clear()
@@ -257,29 +263,30 @@ class Fetcher:
                 self._trim()
                 for buffer in self._full_buffers(active):
                     self._evict_slow(buffer)
-                if not self._has_room(active):
+                if not self._make_room(active):
                     await self._wait_for_move(limits.pause_after)
             elif not await self._wait_for_move(limits.pause_after):
                 self._pause(active)
 
     def _full_buffers(self, active: Sequence[PartitionBuffer]) -> list[PartitionBuffer]:
-        """Return which of the buffers `active` may take no more records until their slowest groups
-        have taken some."""
+        """Return those of the buffers `active` that may get no more records until their slowest
+        groups have taken some: each that holds its most records or, if the bytes of all are too
+        many, the largest."""
         limits = self._limits
         full_buffers = [buffer for buffer in active if buffer.has_untaken(limits.records)]
         if not full_buffers and self.size >= limits.size:
             full_buffers = [max(active, key=lambda buffer: buffer.size)]
         return full_buffers
 
-    def _has_room(self, active: Sequence[PartitionBuffer]) -> bool:
-        """Forget the records that all groups have taken; returns whether none of the buffers
+    def _make_room(self, active: Sequence[PartitionBuffer]) -> bool:
+        """Forget the records that all groups have taken; returns True if none of the buffers
         `active` is full then."""
         self._trim()
         return not self._full_buffers(active)
 
     def _evict_slow(self, buffer: PartitionBuffer) -> None:
-        """Evict the groups that lag by more than half of the buffer, unless all do. The slowest
-        goes first, so that the others can join its new buffer."""
+        """Evict the groups that lag by more than half of the buffer, unless all groups do. The
+        slowest goes first, so that the others can join its new buffer."""
         slow_cursors = [
             cursor for cursor in buffer.cursors if cursor.lag > len(buffer.records) // 2
         ]
@@ -289,26 +296,26 @@ class Fetcher:
         self._trim()
 
     async def _wait_for_move(self, timeout: float) -> bool:
-        """Wait until `moved` is set, at most `timeout` seconds; returns whether it is."""
+        """Wait until `moved` is set, at most `timeout` seconds; returns whether it is set."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 await self.moved.wait()
         return self.moved.is_set()
 
     def _pause(self, active: Sequence[PartitionBuffer]) -> None:
-        """Pause those of the partitions `active` whose records no group takes, so that the others
-        are read."""
+        """Pause the partitions of the buffers `active` whose records no group takes, so that the
+        others are read."""
         share = self._share_of_ahead(len(active))
         stuck_buffers = [buffer for buffer in active if buffer.untaken >= share]
         for buffer in stuck_buffers:
             buffer.paused = True
+        # The consumer doesn't know the partitions in `_beginning` yet.
         stuck_partitions = {buffer.number for buffer in stuck_buffers} - self._beginning.keys()
         if stuck_partitions:
             self._source.pause(stuck_partitions)
 
     def _share_of_ahead(self, partitions: int) -> int:
-        """Return how many untaken records each partition may hold, at least 1, if there are
-        `partitions` of them."""
+        """Return how many untaken records each of `partitions` partitions may hold; at least 1."""
         return max(1, self._limits.ahead // max(1, partitions))
 
     def _resume(self) -> None:

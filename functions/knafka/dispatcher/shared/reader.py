@@ -34,10 +34,11 @@ from knafka.ports.shared_log import (
 log = logging.getLogger(__name__)
 
 RECORDS_PER_READ: Final = 50
-"""Most records of one read, as all groups wait while these are filtered and encoded; also the most
-that a drain takes while it waits in one read, so that it then checks again whether it has room."""
+"""Most records of one read, as all groups wait while a read's records are filtered and encoded.
+Also the most records that a drain takes while it waits in one read, so that it then checks again
+whether it has room."""
 MAX_COMMITS_PER_SECOND: Final = 200
-"""Most commits per second of a topic, over all its groups, as far as `MAX_COMMIT_INTERVAL` allows:
+"""Most commits of a topic in a second, over all its groups, as far as `MAX_COMMIT_INTERVAL` allows:
 each takes 0.2 ms of CPU."""
 
 
@@ -80,6 +81,7 @@ class GroupReader:
     """A `LogReader` of one group in a shared topic; `SharedTopic.open_reader` creates it."""
 
     pause_is_free: Final = True
+    """A pause discards no records (`ports.log.LogReader`)."""
 
     def __init__(
         self, topic: ReaderTopic, group: str, assignment: Assignment, offsets: GroupOffsets
@@ -88,6 +90,7 @@ class GroupReader:
         partitions, and `offsets` reads and makes commits."""
         self.group = group
         self.ends: Positions = {}
+        """Partitions whose end the last read has reached, with the offsets of these ends."""
         self.cursors: dict[int, Cursor] = {}
         """The group's cursor in each assigned partition."""
         self.committed: dict[int, int] = {}
@@ -95,6 +98,7 @@ class GroupReader:
         when the reader closed."""
         self.is_closing = False  # whether `close` was called
         self.drain: Selective | None = assignment if isinstance(assignment, Selective) else None
+        """The drain, if it can say which records it wants; None: the group wants every record."""
         self._topic = topic
         self._assignment = assignment
         self._offsets = offsets
@@ -102,7 +106,7 @@ class GroupReader:
         """Partitions with untaken records, or with an end that was not reported."""
         self._waiter: asyncio.Future[None] | None = None  # what `read` waits for
         self._handed_over_count = 0
-        """Number of records that the drain has taken since its last `read` began."""
+        """Number of records handed over to the drain since its last `read` began."""
         self._crash: Exception | None = None
         """The error that the drain raised when it took records, a bug of ours; its next read raises
         it."""
@@ -120,13 +124,13 @@ class GroupReader:
         (`Commit.topic`), which shows whether the topic was created anew."""
         self._settled: dict[int, int] = {}
         """Offset below which the drain has settled everything, by assigned partition."""
-        self._to_commit: dict[int, OffsetAndMetadata] = {}
-        self._committing: asyncio.Task[None] | None = None
+        self._to_commit: dict[int, OffsetAndMetadata] = {}  # stored commits, not made yet
+        self._committing: asyncio.Task[None] | None = None  # the commit under way
         self._restarted: set[int] = set()
         """Partitions that were created anew since the last commit began, to which that commit
         doesn't apply."""
         self._last_commits: asyncio.Future[Commits] | None = None
-        """The drain's last commits, once the reader closes."""
+        """The drain's last commits, which `close` waits for; None: the reader isn't closing."""
         self._committed = asyncio.Event()
         """Set when a commit has ended."""
 
@@ -163,7 +167,7 @@ class GroupReader:
         return self._records_or_raise(records)
 
     def _must_return(self) -> bool:
-        """Whether a read has to return, even without records."""
+        """Whether a read that is under way has to return, even without records."""
         return (
             self._failure is not None
             or self.is_closing
@@ -188,7 +192,8 @@ class GroupReader:
         self._wake()
 
     def _take(self, limit: int) -> list[Record]:
-        """Take at most `limit` records from the buffers, and note the ends of partitions."""
+        """Take at most `limit` records from the buffers, and note in `ends` which partitions have
+        been read to their end."""
         records: list[Record] = []
         for number in list(self._partitions_with_news):
             cursor = self.cursors.get(number)
@@ -209,8 +214,8 @@ class GroupReader:
         return records
 
     def notify(self, number: int, is_record: bool) -> int:
-        """Note that a partition has new records, or only a new end (`is_record` False). Hands
-        records to a drain that waits in `read` at once; returns how many it took."""
+        """Note that a partition has new records (`is_record` True) or only a new end. If the drain
+        waits in `read`, hand the records over to it at once; returns how many it took."""
         self._partitions_with_news[number] = None
         if not is_record:
             return 0
@@ -220,8 +225,9 @@ class GroupReader:
         return 0
 
     def hand_over(self, cursor: Cursor) -> int:
-        """Note that there are new records for this cursor, more cheaply than `notify` if no other
-        partition has news; returns how many the drain took. The fetcher calls it between reads."""
+        """Hand new records for this cursor over to the drain if it waits in `read`; returns how
+        many it took. The fetcher calls this between reads: it costs less than `notify`, to which it
+        turns in all but the usual case."""
         drain, waiter, buffer = self.drain, self._waiter, cursor.buffer
         room = RECORDS_PER_READ - self._handed_over_count
         if (
@@ -238,14 +244,15 @@ class GroupReader:
         return self._give(drain, buffer.take(cursor, room))
 
     def _hand_over_news(self, drain: Selective) -> int:
-        """Hand new records to a drain that waits in `read`: waking it would cost more than taking a
-        record does. Returns how many it took."""
+        """Hand the new records of all partitions over to a drain that waits in `read`, as waking
+        it would cost more than taking a record does. Returns how many it took."""
         records = self._take(RECORDS_PER_READ - self._handed_over_count)
         return self._give(drain, records) if records else 0
 
     def _give(self, drain: Selective, records: Sequence[Record]) -> int:
-        """Make a drain that waits in `read` take these records, and wake it if it is to read again;
-        returns their number."""
+        """Make a drain that waits in `read` take these records; returns their number. End that
+        read if the drain has taken enough, if there is more news, or if the drain raised an
+        error."""
         self._handed_over_count += len(records)
         try:
             drain.take(records)
@@ -261,14 +268,15 @@ class GroupReader:
 
     @property
     def commit_interval(self) -> float:
-        """Seconds between commits of a drain that gets records. If the dispatcher is killed, what
-        it has delivered in this time is delivered again."""
+        """Seconds between commits of a drain that gets records. If the dispatcher is killed, the
+        events that it delivered in this time are delivered again."""
         return min(MAX_COMMIT_INTERVAL, self.quiet_commit_interval)
 
     @property
     def quiet_commit_interval(self) -> float:
-        """Seconds between commits of a drain that gets no records. They only spare a later owner of
-        the partition from filtering the skipped events again, so nothing limits them."""
+        """Seconds between commits of a drain that gets no records. Such a commit only spares a
+        later owner of the partition from filtering the skipped events again, so this time has no
+        upper limit."""
         return max(COMMIT_INTERVAL, self._topic.readers / MAX_COMMITS_PER_SECOND)
 
     def catch_up(self) -> None:
@@ -314,11 +322,11 @@ class GroupReader:
         topic: str = "",
         asked_at: float = -math.inf,
     ) -> None:
-        """Add partitions, with the group's commits (None: nothing committed), which were asked for
-        at `asked_at` (`time.monotonic`); call `begin` for each next. `topic`: the start of the
-        present topic's id, which marks commits; empty: unknown."""
+        """Assign partitions to the drain, with the group's commits (None: nothing committed), which
+        were requested at `asked_at` (`time.monotonic`). Nothing is read before `start_reading`.
+        `topic`: the start of the present topic's id, which marks commits; empty: unknown."""
         for number, commit in committed.items():
-            # An id that was requested before `asked_at` may be older than the commit.
+            # An id of the topic that was requested before `asked_at` may be older than the commit.
             self._marks.begin(number, "" if commit is None else commit.topic, topic, asked_at)
             self._epochs[number] = NO_EPOCH if commit is None else commit.epoch
             self._end_epochs[number] = NO_EPOCH if commit is None else commit.end_epoch
@@ -332,10 +340,10 @@ class GroupReader:
             {number: commit and commit.value for number, commit in committed.items()}
         )
 
-    def begin(self, number: int, committed: Commit | None) -> None:
-        """Start to read an assigned partition from the offset of `committed`, the commit that
-        `assign_partitions` got; None: from its beginning. Does nothing if the partition was revoked
-        meanwhile."""
+    def start_reading(self, number: int, committed: Commit | None) -> None:
+        """Start to read an assigned partition from the offset of `committed`; None: from its
+        beginning. `assign_partitions` got the same commit, but its caller starts all groups in the
+        order of their offsets. Does nothing if the partition was revoked meanwhile."""
         if cursor := self.cursors.get(number):
             offset = BEGINNING if committed is None else committed.offset
             self._topic.place(cursor, Position(offset, self._epochs[number]))
@@ -345,13 +353,14 @@ class GroupReader:
         return Position(cursor.offset, self._epoch_of(cursor.number))
 
     def restart(self, cursor: Cursor, shared: Position) -> None:
-        """Prepare to read a partition again whose log was replaced from `shared` on: from there, or
-        from the first offset that the drain hasn't settled, if that is lower. Assigns the partition
-        to the drain anew, and drops the commits that are not made yet."""
+        """Prepare to read a partition again whose log was replaced from `shared` on: from `shared`
+        or, if it is lower, from the first offset that the drain hasn't settled. Assigns the
+        partition to the drain anew, and drops the commits that are not made yet. The caller then
+        places the cursor."""
         number = cursor.number
         self._forget_news(number)
         start = Position(min(shared.offset, self._settled.get(number, BEGINNING)), shared.epoch)
-        if start.offset < 0:
+        if start.offset < 0:  # `BEGINNING`, which has no leader epoch
             start = Position(BEGINNING)
         cursor.offset, cursor.reported, cursor.paused = max(0, start.offset), -1, False
         self._to_commit.pop(number, None)
@@ -367,8 +376,9 @@ class GroupReader:
         self._assignment.on_assigned({number: None})
 
     def _forget_news(self, number: int) -> None:
-        """Forget what the read under way has found in a partition. If the partition is assigned to
-        the drain anew, it would take the earlier log's end for one that it has reached."""
+        """Forget the records and the end that the read under way has found in a partition. If the
+        partition is assigned to the drain anew, the drain would take the earlier log's end for one
+        that it has reached."""
         self.ends = {other: end for other, end in self.ends.items() if other != number}
         self._partitions_with_news.pop(number, None)
 
@@ -384,7 +394,7 @@ class GroupReader:
         return self._marks.has_unchecked
 
     def check_topic(self) -> None:
-        """Check the marks of partitions whose topic's id is known only now; those that began at a
+        """Check the marks of partitions, as the topic's id is known now: partitions that began at a
         commit of an earlier topic are read from their beginning."""
         if self.is_closing:
             return  # the last commits keep their marks
@@ -392,11 +402,11 @@ class GroupReader:
             cursor = self.cursors[number]
             self._topic.leave(cursor)
             self.restart(cursor, Position(BEGINNING))
-            self.begin(number, None)
+            self.start_reading(number, None)
 
     async def release_partitions(self, numbers: Collection[int]) -> None:
-        """Release partitions that go to another process: stop reading them, wait until the attempts
-        to send their events have ended, then make their last commits."""
+        """Release partitions that go to another process: stop reading them, let the drain finish
+        their attempts, then make their last commits. A commit that fails is only logged."""
         owned = sorted(self.cursors.keys() & set(numbers))
         if not owned:
             return
@@ -405,7 +415,7 @@ class GroupReader:
             self._topic.leave(self.cursors.pop(number))
             self._forget_news(number)
             self._marks.stop_checking(number)
-        if self._last_commits is None:
+        if self._last_commits is None:  # else `close` has revoked them from the drain already
             commits = await self._assignment.on_revoked(owned)
         else:
             commits = await asyncio.shield(self._last_commits)
@@ -429,7 +439,7 @@ class GroupReader:
         self._committed.set()  # `close` may wait for it
 
     def lose_partitions(self, numbers: Collection[int]) -> None:
-        """Forget partitions that belong to another process: nothing may be committed."""
+        """Forget partitions that belong to another process, without a commit."""
         owned = sorted(self.cursors.keys() & set(numbers))
         for number in owned:
             self._topic.leave(self.cursors.pop(number))
@@ -441,8 +451,8 @@ class GroupReader:
             self._assignment.on_lost(owned)
 
     def fail(self, error: LogError) -> None:
-        """Make every read raise this error; events delivered since the last commit will be
-        delivered again."""
+        """Make every read raise this error, and forget all partitions without a commit: events
+        delivered since the last commit will be delivered again."""
         self._failure = error
         self.lose_partitions(list(self.cursors))
         self._committed.set()
@@ -451,8 +461,8 @@ class GroupReader:
     # Commits
 
     def commit(self, commits: Commits) -> None:
-        """Store commits until the topic makes them; commits whose metadata is too long are
-        dropped."""
+        """Store commits until the topic makes them; a commit whose metadata is too long is dropped
+        in favour of an earlier one."""
         for number, commit in commits.items():
             self._settled[number] = commit.offset
             # Kafka would refuse a commit with longer metadata, and storing it here would replace an
@@ -478,7 +488,8 @@ class GroupReader:
         self._committing = asyncio.create_task(self._commit_regularly(commits))
 
     async def _commit_regularly(self, commits: dict[int, OffsetAndMetadata]) -> None:
-        """Make one commit; if it fails, its offsets are committed with the next one."""
+        """Make one commit. If it fails, store its offsets for the next one; if the group has
+        members of its own, fail the reader."""
         try:
             await self._commit(commits, self._epochs_of(commits))
         except GroupHasMembers as error:
@@ -496,7 +507,8 @@ class GroupReader:
             self._committed.set()
 
     async def _commit(self, commits: Commits, epochs: Mapping[int, int]) -> None:
-        """Commit these offsets, with these leader epochs, and wait. Raises `LogError`."""
+        """Commit these offsets with these leader epochs (both by partition), and wait for Kafka.
+        Raises `LogError`."""
         full_commits = {
             number: Commit(
                 commit.offset, commit.metadata, epochs[number], topic=self._marks.get(number)
@@ -512,15 +524,15 @@ class GroupReader:
 
     def _epochs_of(self, numbers: Collection[int]) -> dict[int, int]:
         """Return the leader epoch to commit for each partition: that of the last record read, or
-        that in which the log ended at the assignment (`Commit.end_epoch`), whichever is later."""
+        that in which the log ended at the assignment (`_end_epochs`), whichever is later."""
         return {
             number: max(self._epoch_of(number), self._end_epochs.get(number, NO_EPOCH))
             for number in numbers
         }
 
     def _epoch_of(self, number: int) -> int:
-        """Return the leader epoch of the last record read of a partition; a consumer that resumes
-        with too low an epoch would report lost data."""
+        """Return, and note, the leader epoch of the last record read of a partition: a consumer
+        that resumes with too low an epoch would report lost data."""
         epoch, cursor = self._epochs.get(number, NO_EPOCH), self.cursors.get(number)
         buffer = None if cursor is None else cursor.buffer
         if buffer is not None and cursor not in buffer.unproven:
@@ -536,7 +548,8 @@ class GroupReader:
     # Closing
 
     async def close(self, timeout: float) -> None:
-        """Revoke all partitions and make the last commits, within `timeout` seconds."""
+        """Revoke all partitions and make the last commits, within `timeout` seconds; commits that
+        take longer are given up, and logged."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
         self.is_closing = True
@@ -544,7 +557,7 @@ class GroupReader:
         try:
             async with asyncio.timeout_at(deadline):
                 if self.cursors:
-                    self._epochs_of(list(self.cursors))  # noted, as buffers are left
+                    self._epochs_of(list(self.cursors))  # notes them before the buffers are left
                     for cursor in self.cursors.values():
                         self._topic.leave(cursor)
                     revoking = self._assignment.on_revoked(sorted(self.cursors))

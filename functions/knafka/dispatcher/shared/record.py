@@ -21,14 +21,14 @@ class SharedRecord:
                  "is_for_all", "parsed", "requests")  # fmt: skip
 
     def __init__(self, record: Record) -> None:
-        """Read the record's fields once; an error of its headers is kept, and raised by
-        `headers`."""
+        """Read the fields that all drains need. If the headers can't be read, keep the error for
+        `headers` to raise."""
         self._record = record
         self._partition = record.partition()
         self._offset = record.offset()
         self._value = record.value()
         self._headers: RecordHeaders | None = None
-        self._problem: Exception | None = None
+        self._problem: Exception | None = None  # why the headers can't be read
         try:
             self._headers = record.headers()
         except Exception as error:  # such as a SystemError for a header name that isn't UTF-8
@@ -56,7 +56,7 @@ class SharedRecord:
         return self._value
 
     def headers(self) -> RecordHeaders | None:
-        """Return the headers, or raise the error that the first reading of them raised."""
+        """Return the headers, or raise the error that reading them has raised."""
         if self._problem is not None:
             raise self._problem.with_traceback(None)
         return self._headers
@@ -89,17 +89,16 @@ class SharedParser:
     """A `Parser` for `SharedRecord`s. All drains get the same objects, and must not change them."""
 
     def envelope(self, record: Record, headers: RecordHeaders | None) -> Envelope:
-        """Return the record's event, parsed once for all drains. Raises `InvalidEvent`, or
-        confluent-kafka's error if the headers can't be read."""
+        """Return the record's event, parsed once for all drains; `headers` isn't used, as the
+        record keeps its headers. Raises as `envelope_of`."""
         return envelope_of(cast(SharedRecord, record))
 
     def request(
         self, record: Record, envelope: Envelope, format_: Format, prefix: bytes,
         partition: int | None,
     ) -> tuple[bytes, bytes]:  # fmt: skip
-        """Return the header lines, after those of `prefix`, and the body of the record's request,
-        which is encoded once for each format, prefix and `partition` (None: it has no attributes
-        with the record's partition and offset)."""
+        """Return the record's request as `intake.encode_request` does. It is encoded once for each
+        `format_`, `prefix` and `partition`, for all drains with the same ones."""
         requests = cast(SharedRecord, record).requests
         encoded = requests.get((format_, prefix, partition))
         if encoded is None:

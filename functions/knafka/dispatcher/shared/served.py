@@ -49,13 +49,13 @@ class ServedShard:
         self._follower.listeners.append(self._follow)
         self._following: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
-        """Set when a request under way must report a new position of the contract."""
+        """Set when the request under way must report a new position of the contract."""
         renewal = None
         if service_url is not None:
             renewal = OwnService(service_url, {"shard": shard.group}, clients.subscriber)
         self._lease: DrainLease[ShardProgress] = DrainLease(self._new_drain, renewal)
         self._at_start: asyncio.Task[None] | None = None
-        """Starts the drain that was asked for at the process's start."""
+        """Starts the drain that `start` was to start; None: it was to start none."""
 
     @property
     def failure(self) -> LogError | None:
@@ -79,7 +79,8 @@ class ServedShard:
         return f"the contract isn't read yet: {self._follower.problem or 'no answer so far'}"
 
     async def wait_until_ready(self, timeout: float) -> None:
-        """Wait until the contract is read, at most `timeout` seconds."""
+        """Wait until the contract is read, at most `timeout` seconds; `problem` says whether it
+        is."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 await self._follower.wait_until_ready()
@@ -100,9 +101,8 @@ class ServedShard:
         return ShardDrain(self._follower, self._ensure_served, self._connect, self._news)
 
     def _connect(self, egress: Egress) -> Clients:
-        """Return the clients of one drain of this Egress, which share memory and connections with
-        those of the shard's other Egresses. How many these are is asked again and again, as the
-        contract may change during the drain."""
+        """Return the clients of one drain of this Egress. They share memory and connections with
+        the clients of the shard's other Egresses, whose number may change during the drain."""
         return self._clients.clients_for(egress, lambda: len(self._follower.contract.entries))
 
     def _ensure_served(self, egress: Egress) -> ServedEgress:
@@ -112,7 +112,7 @@ class ServedShard:
 
     def _follow(self) -> None:
         """Update the served Egresses to the contract: forget removed ones, change the others, and
-        add new ones. Their drains follow by themselves."""
+        add new ones. `ShardDrain` listens to the contract itself, and changes their drains."""
         egresses = self._follower.contract.entries
         self._served = {
             group: served for group, served in self._served.items() if group in egresses
@@ -121,8 +121,8 @@ class ServedShard:
             self._ensure_served(egress).egress = egress
 
     def refusal(self, request: DrainRequest) -> str:
-        """Return why a request for a drain is refused (it is for another shard); empty: it
-        isn't."""
+        """Return why a request for a drain is refused: it names an Egress, or doesn't name this
+        shard. Empty: it is accepted."""
         if request.egress is not None or request.shard != self._shard.group:
             return f"this dispatcher has the shard {self._shard.group}"
         return ""
@@ -130,7 +130,7 @@ class ServedShard:
     async def stream(self, request: DrainRequest, caller: asyncio.Task[bool], send: Send) -> None:
         """Answer a request for a drain with lines of progress until the drain ends, the request's
         budget is spent or the client disconnects (`caller` is done then); `send` is ASGI's."""
-        await stream(self._lease, request, caller, send, line_maker(), self._news)
+        await stream(self._lease, request, caller, send, make_line_reducer(), self._news)
 
     def note_refusal(self) -> None:
         """Note that another process has refused the request by which the lease renews itself."""
@@ -163,14 +163,14 @@ class ServedShard:
         await self._writer.close(EGRESS_STOP_TIMEOUT)
 
 
-def line_maker() -> Callable[[ShardProgress], ShardProgress]:
-    """Return a function that reduces each progress of one request to a line: the first and the last
-    line hold all Egresses, the others only Egresses whose progress has changed."""
+def make_line_reducer() -> Callable[[ShardProgress], ShardProgress]:
+    """Return a function that reduces each progress of one request to what its line holds: in the
+    first and the last line all Egresses, in the others only those whose progress has changed."""
     last_egresses: dict[str, DrainProgress] = {}
 
-    def line_of(progress: ShardProgress) -> ShardProgress:
-        """Return the progress with only those Egresses that differ from the previous one; a drain's
-        last progress stays whole."""
+    def reduce(progress: ShardProgress) -> ShardProgress:
+        """Return the progress with only those Egresses that differ from the previous progress; a
+        drain's last progress stays whole."""
         nonlocal last_egresses
         previous_egresses, last_egresses = last_egresses, progress.egresses
         if progress.ended is not None:
@@ -182,4 +182,4 @@ def line_maker() -> Callable[[ShardProgress], ShardProgress]:
         }
         return progress.model_copy(update={"egresses": changed})
 
-    return line_of
+    return reduce

@@ -16,7 +16,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 from knafka.core.commit_metadata import is_of_another
 from knafka.core.errors import LogError
@@ -24,27 +24,21 @@ from knafka.dispatcher.shared.buffer import Cursor
 from knafka.dispatcher.shared.fetcher import Fetcher, FetchLimits
 from knafka.dispatcher.shared.reader import GroupReader
 from knafka.ports.log import Assignment, Commits, OffsetAndMetadata
-from knafka.ports.shared_log import (
-    Commit,
-    GroupMember,
-    GroupOffsets,
-    Position,
-    PositionedReader,
-)
+from knafka.ports.shared_log import Commit, GroupMember, GroupOffsets, Position, PositionedReader
 
 log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
 COMMIT_ROUND_SECONDS: Final = 0.1
-"""Seconds of one round of commits: a commit is made at most so much later than its group asked for
-it."""
+"""Seconds of one round of commits: a commit is made at most this much later than its group asked
+for it."""
 CONCURRENT_COMMITS: Final = 4
 """Commits of a round that begin together; the others follow, spread over the round. Commits of 200
 groups at once would delay all groups' events by tens of milliseconds."""
 CONFIRMATION_VALID_SECONDS: Final = 2.0
 """Seconds for which a confirmed membership counts: less than any session timeout. A process that
-stood still for longer has it confirmed again before it commits."""
+stood still for longer has its membership confirmed again before it commits."""
 GROUP_COMMITS_TIMEOUT: Final = 2.0
 """Seconds to wait for all groups' committed offsets, so that groups near each other start in one
 buffer; a group that answers later starts later."""
@@ -64,9 +58,9 @@ class SharedTopic:
         offsets: GroupOffsets,
         limits: FetchLimits | None = None,
     ) -> None:
-        """Store how to open the group's member and the fetchers' consumers (`open_source`). The
-        process joins the group once `open_reader` is first called; `limits` of each fetcher, None:
-        the usual ones."""
+        """Open nothing yet: the process joins the consumer group at the first `open_reader`.
+        `open_member` opens its membership, `open_source` the consumer of a fetcher; `offsets` reads
+        and makes the groups' commits. `limits` are those of each fetcher; None: the usual ones."""
         self.name = name
         self.fetchers: list[Fetcher] = []
         self._open_member = open_member
@@ -83,12 +77,13 @@ class SharedTopic:
         self._owned: set[int] = set()
         """Partitions that the consumer group has assigned to this process."""
         self._serving: asyncio.Task[None] | None = None
-        """The membership in the consumer group, while there are readers."""
+        """The task of the membership in the consumer group; None: there are no readers."""
         self._tasks: set[asyncio.Task[object]] = set()
         """Tasks in the background, such as the fetchers'."""
 
     def open_reader(self, group: str, assignment: Assignment) -> GroupReader:
-        """Open the reader of one more group; `assignment` is its drain, which takes partitions."""
+        """Open the reader of one more group; `assignment` is the group's drain, which is notified
+        of its partitions."""
         reader = GroupReader(self, group, assignment, self._offsets)
         self._readers.append(reader)
         if self._owned:
@@ -136,7 +131,8 @@ class SharedTopic:
             self._serving = None
 
     async def _be_member(self) -> None:
-        """Join the consumer group and commit round after round; an error fails all readers."""
+        """Join the consumer group, commit round after round while there are readers, then leave. A
+        `LogError` fails all readers."""
         member: GroupMember | None = None
         try:
             member = self._open_member(self)
@@ -152,15 +148,11 @@ class SharedTopic:
             self._owned.clear()
 
     async def _commit_round(self, member: GroupMember) -> None:
-        """Check readers' marks if the topic's id is known. Then make the waiting commits, if Kafka
-        confirms that the partitions still belong to this process. Lasts `COMMIT_ROUND_SECONDS`,
-        over which the commits are spread."""
+        """Check readers' marks. Then make the waiting commits, if Kafka confirms that the
+        partitions still belong to this process. Lasts `COMMIT_ROUND_SECONDS`, over which the
+        commits are spread."""
         loop = asyncio.get_running_loop()
-        if self._offsets.known_topic(self.name):
-            for reader in list(self._unchecked_readers):
-                reader.check_topic()
-                if not reader.has_marks_to_check:
-                    self._unchecked_readers.pop(reader, None)
+        self._check_marks()
         # A reader whose last commit is still under way has nothing `to_commit`. It is left out
         # here, and enqueues itself again when that commit ends.
         committing_readers = [reader for reader in self._committing_readers if reader.to_commit]
@@ -183,14 +175,22 @@ class SharedTopic:
         finally:
             serving.cancel()
 
+    def _check_marks(self) -> None:
+        """Let the unchecked readers check their marks, if the topic's id is known by now."""
+        if self._offsets.known_topic(self.name):
+            for reader in list(self._unchecked_readers):
+                reader.check_topic()
+                if not reader.has_marks_to_check:
+                    self._unchecked_readers.pop(reader, None)
+
     def on_assigned(self, partitions: Mapping[int, OffsetAndMetadata | None]) -> None:
-        """Start to read these partitions for all groups."""
+        """Start to read these partitions for all groups; the member's own commits aren't used."""
         self._owned.update(partitions)
         self._start_task(self._assign_readers(list(self._readers), sorted(partitions)))
 
     async def on_revoked(self, partitions: Sequence[int]) -> Commits:
-        """Make all readers finish their attempts of these partitions and commit; returns no commits
-        of its own."""
+        """Make all readers finish their attempts of these partitions and commit. Returns no
+        commits, as this process's own group has none."""
         self._owned.difference_update(partitions)
         releases = (reader.release_partitions(partitions) for reader in self._readers)
         for error in await asyncio.gather(*releases, return_exceptions=True):
@@ -212,10 +212,9 @@ class SharedTopic:
         return task
 
     async def _assign_readers(self, readers: Sequence[GroupReader], numbers: Sequence[int]) -> None:
-        """Start readers at their groups' committed offsets, or at the beginning if these are of an
-        earlier topic of the name; groups near each other share a buffer. Doesn't wait long for the
-        topic's id: if it is known later, the readers check then that the commits they began at are
-        of this topic."""
+        """Start readers in these partitions at their groups' committed offsets, or at the beginning
+        if the offsets are those of an earlier topic with this name. If the topic's id isn't known
+        in time, the readers check that later (`check_topic`)."""
         if not readers:
             return
         asked_at = time.monotonic()
@@ -225,13 +224,9 @@ class SharedTopic:
         }
         pending_tasks = set(readers_by_task)
         while pending_tasks:
-            done, pending_tasks = await asyncio.wait(
-                pending_tasks,
-                timeout=GROUP_COMMITS_TIMEOUT,
-                return_when=asyncio.ALL_COMPLETED,
-            )
+            done, pending_tasks = await asyncio.wait(pending_tasks, timeout=GROUP_COMMITS_TIMEOUT)
             present = reading_mark.result() if reading_mark.done() else ""
-            starts: list[tuple[int, int, int, GroupReader, Commit | None]] = []
+            starts: list[_Start] = []
             for task in done:
                 reader = readers_by_task[task]
                 if reader not in self._readers or reader.is_closing:
@@ -251,11 +246,10 @@ class SharedTopic:
                 }
                 if committed:
                     reader.assign_partitions(committed, present, asked_at)
-                for number, commit in committed.items():
-                    start = Commit(-1) if commit is None else commit
-                    starts.append((number, start.offset, start.epoch, reader, commit))
-            for number, *_, reader, commit in sorted(starts, key=lambda start: start[:3]):
-                reader.begin(number, commit)
+                starts += [(reader, number, commit) for number, commit in committed.items()]
+            # In the order of the offsets, so that groups near each other share a buffer.
+            for reader, number, commit in sorted(starts, key=_order_of_start):
+                reader.start_reading(number, commit)
 
     async def _read_mark(self) -> str:
         """Return the start of the topic's present id, which marks its commits; empty if Kafka
@@ -272,16 +266,14 @@ class SharedTopic:
         self._place(cursor, position, None)
 
     def _place(self, cursor: Cursor, position: Position, avoid: Fetcher | None) -> None:
-        """Add a cursor to a buffer near its position, of any fetcher but `avoid`. If there is none,
-        a new buffer is made in a fetcher that doesn't read this partition yet, or in a new fetcher.
-        The consumer of a new buffer asks Kafka whether the position belongs to the present log."""
-        number, other_fetchers = (
-            cursor.number,
-            [fetcher for fetcher in self.fetchers if fetcher is not avoid],
-        )
+        """Add a cursor to a buffer near its position, of any fetcher but `avoid` (None: of any). If
+        there is none, make a new buffer in a fetcher that doesn't read this partition yet, or in a
+        new fetcher: its consumer asks Kafka whether the position belongs to the present log."""
+        number = cursor.number
+        other_fetchers = [fetcher for fetcher in self.fetchers if fetcher is not avoid]
         for fetcher in other_fetchers:
             buffer = fetcher.buffers.get(number)
-            if buffer is not None and buffer.takes(position, self._limits.records):
+            if buffer is not None and buffer.accepts(position, self._limits.records):
                 buffer.join(cursor, position.epoch)
                 fetcher.moved.set()
                 return
@@ -300,8 +292,8 @@ class SharedTopic:
         self._start_task(fetcher.run())
 
     def leave(self, cursor: Cursor) -> None:
-        """Remove a cursor from its buffer, drop the buffer with its last cursor, and wake the
-        fetcher."""
+        """Remove a cursor from its buffer, if it is in one; drop the buffer with its last cursor,
+        and wake the fetcher."""
         buffer = cursor.buffer
         if buffer is None:
             return
@@ -319,8 +311,8 @@ class SharedTopic:
                 fetcher.moved.set()
 
     def evict(self, cursor: Cursor, fetcher: Fetcher) -> None:
-        """Move a cursor that lags behind to another fetcher; a paused cursor is placed when it is
-        resumed."""
+        """Move a cursor from this fetcher, whose buffer can't serve it, to another one; a paused
+        cursor is only placed when it is resumed."""
         assert cursor.buffer is not None
         epoch = cursor.owner.position_of(cursor).epoch
         cursor.buffer.leave(cursor)
@@ -329,13 +321,9 @@ class SharedTopic:
             self._place(cursor, Position(cursor.offset, epoch), fetcher)
 
     def restart_unplaced(self, number: int, shared: Position) -> None:
-        """Restart the cursors of a partition that are in no buffer, such as evicted ones that are
-        paused, and drop the commits of readers that are closing.
-
-        The partition's log was replaced or lost its end, and is the one that was read before only
-        up to `shared`. These cursors would not notice it, and would skip the records below their
-        old offsets.
-        """
+        """Restart the cursors of the partition `number` that are in no buffer, such as evicted ones
+        that are paused: they would not notice that the log was replaced from `shared` on, and would
+        skip records below their old offsets. Drop the commits of readers that are closing."""
         for reader in list(self._readers):
             cursor = reader.cursors.get(number)
             if cursor is None or cursor.buffer is not None:
@@ -379,19 +367,32 @@ class SharedTopic:
             owner.fail(error)
 
     def forget_fetcher(self, fetcher: Fetcher) -> None:
-        """Forget a fetcher that has ended, if that hasn't been done."""
+        """Forget a fetcher that has ended; does nothing if it is forgotten already."""
         if fetcher in self.fetchers:
             self.fetchers.remove(fetcher)
 
 
+_Start: TypeAlias = tuple[GroupReader, int, Commit | None]
+"""A reader to start in a partition, with its group's commit there; None: there is none."""
+
+
+def _order_of_start(start: _Start) -> tuple[int, int, int]:
+    """Return the partition, offset and leader epoch of a start, as the key by which starts are
+    sorted; groups without a commit come first."""
+    _, number, commit = start
+    if commit is None:
+        commit = Commit(-1)
+    return number, commit.offset, commit.epoch
+
+
 def _of_topic(present: str, commit: Commit | None) -> Commit | None:
-    """Return a group's commit; None if it is of another topic than the one with the mark
-    `present`."""
+    """Return a group's commit; None if there is none, or if its mark shows that it was made for an
+    earlier topic. `present` is the mark of the present topic; empty: unknown."""
     return None if commit is None or is_of_another(commit.topic, present) else commit
 
 
 def _highest_positions(readers: Iterable[GroupReader]) -> dict[int, int]:
-    """Return the highest offset that waits to be committed, by partition."""
+    """Return, by partition, the highest offset that one of the readers has to commit."""
     positions: dict[int, int] = {}
     for reader in readers:
         for number, commit in reader.to_commit.items():

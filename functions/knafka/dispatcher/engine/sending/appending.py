@@ -23,7 +23,7 @@ async def append(writer: LogWriter, topic: str, draft: Draft) -> LogError | None
     stored_result: asyncio.Future[LogError | None] = asyncio.get_running_loop().create_future()
 
     def on_report(error: LogError | None) -> None:
-        """Pass Kafka's report of the record on to the caller, if it still waits."""
+        """Pass Kafka's report of the record on to `append`, if that still waits."""
         if not stored_result.done():  # the caller may have been cancelled
             stored_result.set_result(error)
 
@@ -40,8 +40,8 @@ class DeadLetterTopic:
     def __init__(
         self, name: str, settings: TopicSettings, writer: LogWriter, topics: TopicMaker
     ) -> None:
-        """Store the topic's name and settings; `topics` creates it at the first `append` or
-        `ensure`."""
+        """Note the topic's name and settings, without a request to Kafka. `writer` appends its dead
+        letters; `topics` creates it at the first `append` or `ensure`."""
         self.name = name
         self._settings = settings
         self._writer = writer
@@ -52,13 +52,13 @@ class DeadLetterTopic:
         """The request that creates the topic, while it is under way."""
 
     async def append(self, draft: Draft) -> LogError | None:
-        """Append a dead letter, after creating the topic if necessary; returns None once it is
-        durable, else why it was not stored."""
+        """Append a dead letter, after creating the topic if necessary; returns None once the dead
+        letter is durable, else why it was not stored."""
         creation_error = await self.ensure()
         # Append even if creating failed: without the right to create topics, the topic may still
         # exist.
         error = await append(self._writer, self.name, draft)
-        if error is None or error.too_large:
+        if error is None or error.too_large:  # the topic answered
             self._exists = True
             return error
         self._exists = False
@@ -70,8 +70,8 @@ class DeadLetterTopic:
         )
 
     async def ensure(self) -> LogError | None:
-        """Create the topic unless this process knows that it exists; returns None, or why it could
-        not be created. Concurrent callers share one request."""
+        """Create the topic unless this process knows that it exists; returns None if it exists
+        then, else why it could not be created. Concurrent callers share one request."""
         if self._exists:
             return None
         if self._creating is None:
@@ -80,7 +80,7 @@ class DeadLetterTopic:
         return await asyncio.shield(self._creating)
 
     async def _create(self) -> LogError | None:
-        """Create the topic; returns why that failed, or None."""
+        """Create the topic unless it exists in Kafka; returns None, or why that failed."""
         settings = self._settings
         try:
             await self._topics.ensure_topic(

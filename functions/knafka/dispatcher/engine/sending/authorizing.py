@@ -41,7 +41,7 @@ _AUTHORIZATION: Final = re.compile(rb"(?im)^authorization[ \t]*:[^\r\n]*\r\n")
 
 
 class _CachedToken:
-    """A cached token of one account and audience, and the request for the next token."""
+    """The token of one account for one audience, and the request for the next token."""
 
     __slots__ = ("problem", "request", "token")
 
@@ -49,6 +49,7 @@ class _CachedToken:
         """Begin without a token; `jitter`, from 0 to 1, varies when it is renewed."""
         self.token = SinkToken(jitter)
         self.request: asyncio.Task[None] | None = None
+        """The request for a token that is under way; None: none is."""
         self.problem = ""
         """Why the last request brought no token; empty if it brought one."""
 
@@ -63,22 +64,22 @@ class SinkTokens:
         clock: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        """Begin with an empty cache. `issuer`: None if no API server is configured; then every
-        request for a token fails. `clock` returns monotonic seconds, `chance` random numbers from 0
+        """Begin with an empty cache. `issuer` None: no API server is configured, so every request
+        for a token fails. `clock` returns monotonic seconds; `chance` returns random numbers from 0
         to 1, by which tokens are renewed at different times."""
         self._issuer = issuer
         self._clock = clock
         self._chance = chance
-        self._kept: dict[tuple[Account, str], _CachedToken] = {}
+        self._cache: dict[tuple[Account, str], _CachedToken] = {}
         """Cached tokens by account and audience, the oldest entry first."""
 
     def __len__(self) -> int:
         """Number of cached tokens."""
-        return len(self._kept)
+        return len(self._cache)
 
     async def token(self, account: Account, audience: str) -> bytes:
-        """Return a valid token of `account` for `audience`, requesting one if necessary. Raises
-        `TokenUnavailable`."""
+        """Return a valid token of `account` for `audience`: the cached one, whose renewal is
+        started if it is due, or a new one. Raises `TokenUnavailable`."""
         cached = self._ensure_cached(account, audience)
         if cached.token.is_due(self._clock()):
             self._request_token(cached, account, audience)
@@ -87,9 +88,9 @@ class SinkTokens:
         return await self._await_request(cached)
 
     def note_refusal(self, account: Account, audience: str, refused_token: bytes) -> bool:
-        """Note that a destination answered 401 to a request with this token of `account` for
-        `audience`. Returns whether a request with another token may end differently; False: the
-        answer stands."""
+        """Note that a destination answered 401 to a request with the token `refused_token` of
+        `account` for `audience`. Returns True if a request with another token is worth a try,
+        False if the answer stands."""
         return self._ensure_cached(account, audience).token.note_refusal(
             refused_token, self._clock()
         )
@@ -105,19 +106,19 @@ class SinkTokens:
         return await self.token(account, audience)
 
     async def close(self) -> None:
-        """Cancel all requests for tokens."""
-        requests = [cached.request for cached in self._kept.values() if cached.request is not None]
+        """Cancel all requests for tokens, and wait for their end."""
+        requests = [cached.request for cached in self._cache.values() if cached.request is not None]
         for task in requests:
             task.cancel()
         await asyncio.gather(*requests, return_exceptions=True)
 
     def _ensure_cached(self, account: Account, audience: str) -> _CachedToken:
         """Return the cache entry of this account and audience, creating it if necessary."""
-        cached = self._kept.get((account, audience))
+        cached = self._cache.get((account, audience))
         if cached is None:
-            if len(self._kept) >= MAX_SINK_TOKENS:
-                del self._kept[next(iter(self._kept))]
-            cached = self._kept[account, audience] = _CachedToken(self._chance())
+            if len(self._cache) >= MAX_SINK_TOKENS:
+                del self._cache[next(iter(self._cache))]
+            cached = self._cache[account, audience] = _CachedToken(self._chance())
         return cached
 
     def _request_token(self, cached: _CachedToken, account: Account, audience: str) -> None:
@@ -127,14 +128,14 @@ class SinkTokens:
             cached.request = asyncio.create_task(self._renew(cached, account, audience))
 
     async def _await_request(self, cached: _CachedToken, refused: bytes | None = None) -> bytes:
-        """Wait for the request under way and return its token. Raises `TokenUnavailable` if there
-        is none, or only the `refused` one."""
+        """Wait for the request under way, if there is one; returns the valid token. Raises
+        `TokenUnavailable` if there is no valid token, or only the `refused` one."""
         if cached.request is not None:
             # Shielded: other callers wait for the same request.
             await asyncio.shield(cached.request)
         value = cached.token.current(self._clock())
         if value is None or value == refused:
-            raise TokenUnavailable(cached.problem or "it was not asked for")
+            raise TokenUnavailable(cached.problem or "it was not requested")
         return value
 
     async def _renew(self, cached: _CachedToken, account: Account, audience: str) -> None:
@@ -145,7 +146,7 @@ class SinkTokens:
                 raise TokenUnavailable("this function has nobody to ask for one (KNAFKA_OIDC_URL)")
             token = await self._issuer.issue(account, audience)
             if not cached.token.store_issued(token, requested_at):
-                raise TokenUnavailable("what was given can't be used")
+                raise TokenUnavailable("the issued token can't be used")
             cached.problem = ""
         except TokenUnavailable as error:
             self._store_failure(cached, account, audience, str(error))
@@ -157,7 +158,7 @@ class SinkTokens:
     def _store_failure(
         self, cached: _CachedToken, account: Account, audience: str, problem: str
     ) -> None:
-        """Store in `cached` and log why no token was issued: `problem`."""
+        """Note in `cached`, and log, that no token was issued because of `problem`."""
         cached.token.note_failure(self._clock())
         cached.problem = f"no token of {account} for {audience:.200}: {problem}"
         log.warning("%s", cached.problem)
@@ -168,15 +169,16 @@ class AuthorizedSubscriber:
     audience."""
 
     def __init__(self, subscriber: Subscriber, tokens: SinkTokens, account: Account | None) -> None:
-        """`account`: None if the Egress has no service account yet; then such requests fail."""
+        """`subscriber` sends the requests, and `tokens` has the tokens of `account`. `account`
+        None: the Egress has no service account yet, so requests that need a token fail."""
         self._subscriber = subscriber
         self._tokens = tokens
         self._account = account
 
     async def post(self, target: Target, head: bytes, body: bytes, timeout: float) -> Response:
-        """POST `body` with the header lines `head` and a token to `target`, within `timeout`
-        seconds; after a 401 once more with a new token. Raises `DeliveryError`, with
-        `Reason.NO_TOKEN` if there is no token."""
+        """POST `body` with the header lines `head` to `target`, within `timeout` seconds. If the
+        target has an audience, send a token, too, and after a 401 try once more with a new token.
+        Raises `DeliveryError`, with `Reason.NO_TOKEN` if there is no token."""
         audience, account = target.audience, self._account
         if audience is None:
             return await self._subscriber.post(target, head, body, timeout)
@@ -224,8 +226,8 @@ def authorize(egress: Egress, subscriber: Subscriber, tokens: SinkTokens | None)
 
 
 def _redact(token: bytes, response: Response) -> Response:
-    """Return the response with the token replaced by `HIDDEN`, as replies and dead letters repeat
-    it."""
+    """Return the response with each occurrence of the token replaced by `HIDDEN`, as replies and
+    dead letters repeat what a response holds."""
     if token not in response.body and not any(token in value for _, value in response.headers):
         return response
     headers = [(name, value.replace(token, HIDDEN)) for name, value in response.headers]

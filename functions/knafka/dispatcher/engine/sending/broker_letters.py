@@ -53,11 +53,11 @@ LETTERS_PER_READ: Final = 100
 MAX_REMEMBERED_LETTERS: Final = 10_000
 """Dead letters that are remembered: one or two megabytes."""
 MAX_CLOCK_DIFFERENCE: Final = 300_000
-"""Milliseconds by which the clocks of two Kafka brokers may differ: so much older than its record
-may a dead letter's timestamp be."""
+"""Milliseconds by which the clocks of two Kafka brokers may differ, and so a dead letter may have
+an earlier timestamp than its record."""
 LOG_APPEND_TIME: Final = 2
-"""Kafka's type of a timestamp that the Kafka broker has set. A timestamp of the sender proves
-nothing."""
+"""The type of a timestamp that a Kafka broker has set. Only such a timestamp bounds when the
+record's dead letter was written."""
 
 
 class _RecordIdentity(NamedTuple):
@@ -82,13 +82,13 @@ class BrokerDeadLetters:
         tail: TopicTail,
         draw: Callable[[], float] = random.random,
     ) -> None:
-        """`topic` takes the dead letters, `tail` reads them; `draw` returns random numbers from 0
-        to 1, from which this dispatcher's turns are computed."""
+        """`topic` stores the dead letters, and `tail` reads that topic. `draw` returns random
+        numbers from 0 to 1, from which this dispatcher's turns are computed."""
         self.topic = topic
         self._tail = tail
         self._draw = draw
         self._read_since: int | None = None
-        """Timestamp (ms) from which on the topic has been read; None: not at all yet."""
+        """Timestamp (ms) from which on the topic is read; None: the next read has to begin anew."""
         self._known: dict[_RecordIdentity, bool] = {}
         """Records whose dead letter exists, and whether this process wrote it; oldest first."""
         self._turn_begins_at: float | None = None
@@ -99,23 +99,23 @@ class BrokerDeadLetters:
         """A lock for each record in `write_once`, so that only one drain writes its dead letter."""
         self._read_lock = asyncio.Lock()
         self._reads_begun = self._last_complete_read = 0
-        """Reads of the topic that have begun; `_last_complete_read` is the last one that reached
-        the end."""
+        """`_reads_begun`: number of reads of the topic that have begun; `_last_complete_read`: the
+        number of the last one that reached the end."""
 
     async def write_once(
         self, record: Record, write: Callable[[], Awaitable[Done | Retry]]
     ) -> Done | Retry | None:
-        """Make sure that the record's dead letter is stored once; `write` writes it.
+        """Make sure that the record's dead letter is stored once. `write` writes it.
 
-        Returns the result of `write` if this dispatcher had to write it, None if the dead letter
-        exists already, and before this dispatcher's turn the `Retry` of the next call. Raises
-        `LogError` if the topic can't be read.
+        Returns None if the dead letter exists already; before this dispatcher's turn the `Retry` of
+        the next call; otherwise the result of `write`, which was called. Raises `LogError` if the
+        topic can't be read.
         """
         identity = _identity_of(record.topic(), record.partition(), record.offset(), record.value())
         # In a shared dispatcher, many drains may hold the same record.
         lock = self._locks.setdefault(identity, asyncio.Lock())
         async with lock:
-            if await self._has_letter(identity, record):
+            if await self._look_for_letter(identity, record):
                 if not self._is_ours(identity):
                     self._turn_begins_at, self._has_seen_others = None, True
                 return None
@@ -138,10 +138,10 @@ class BrokerDeadLetters:
         """Close the reader of the dead-letter topic, within `timeout` seconds."""
         await self._tail.close(timeout)
 
-    async def _has_letter(self, identity: _RecordIdentity, record: Record) -> bool:
-        """Read the topic up to its end, if necessary; returns whether it holds a dead letter of
-        this record. Raises `LogError`, but not for a missing right to read: then it is logged, and
-        False is returned."""
+    async def _look_for_letter(self, identity: _RecordIdentity, record: Record) -> bool:
+        """Look for a dead letter of this record, reading the topic up to its end if necessary;
+        returns whether there is one. If the right to read the topic is missing, logs that and knows
+        only what was read before. Raises any other `LogError`."""
         reads_before = self._reads_begun
         async with self._read_lock:
             # A complete read that began after this call answers it, too.

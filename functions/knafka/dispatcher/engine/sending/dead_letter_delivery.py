@@ -52,8 +52,8 @@ class DeadLetterDelivery:
         post: Post[PendingEvent],
         now: Callable[[], float],
     ) -> None:
-        """Parse the sink's URL; `post` makes one attempt there, `clients` store dead letters in
-        topics, and `counts` counts them. Raises `InvalidDocument`."""
+        """Parse the sink's URL. `post` makes one attempt there, `clients` store dead letters in
+        topics, and `counts` counts them. Raises `InvalidDocument` if the URL is invalid."""
         self._egress = egress
         self._counts = counts
         self._post = post
@@ -63,13 +63,13 @@ class DeadLetterDelivery:
         )
         self._broker_letters = clients.broker_dead_letters
         sink = egress.dead_letter_sink
-        self._sink = None if sink is None else target_of(sink)
+        self._sink = None if sink is None else target_of(sink)  # None: the Trigger has no sink
         self._logged_until = 0.0
         """Unix time until which no further dead letter is logged."""
 
     def begin(self, event: PendingEvent, outcome: Outcome, body: bytes) -> Retry:
         """Make a dead letter of an event whose delivery has failed for good with this outcome;
-        `body` explains it. Returns when its first attempt is due."""
+        `body` explains the outcome. Returns when the dead letter's first attempt is due: now."""
         event.drop_reply()
         event.failed = outcome
         event.response_body = body
@@ -77,8 +77,9 @@ class DeadLetterDelivery:
         return Retry(0.0)
 
     def resume(self, event: PendingEvent) -> None:
-        """Continue a dead letter that an earlier owner of its partition began: at the sink, or in
-        the topic if the Trigger has no sink any more."""
+        """Prepare an event that an earlier owner of its partition left. One at the stage SINK
+        continues there, or at the TOPIC if the Trigger has no sink any more; one at another stage
+        needs no preparation."""
         if event.stage is DeliveryStage.SINK:
             if self._sink is None:
                 event.stage = DeliveryStage.TOPIC
@@ -93,8 +94,8 @@ class DeadLetterDelivery:
         return self._deliver_to_topic(event)
 
     def skip_sink(self, event: PendingEvent) -> Retry:
-        """Move an event whose handling has raised an exception to the topic. Returns when its next
-        attempt is due: at once, or after a delay if the exception came from that stage."""
+        """Move an event whose handling has raised an exception to the stage TOPIC, past the sink.
+        Returns when its next attempt is due: now, or after a delay if it was at that stage."""
         if event.stage is DeliveryStage.TOPIC:
             # The dead letter could not be built: leave out the event's headers next time.
             event.headers = None
@@ -110,7 +111,7 @@ class DeadLetterDelivery:
         good. An attempt without a token is made again, however often."""
         assert self._sink is not None
         if event.trace is None:
-            outcome, _ = await self._post(self._sink, event, False)  # it wants no reply
+            outcome, _ = await self._post(self._sink, event, False)  # a sink's reply is ignored
         else:
             outcome, _ = await event.trace.post(
                 "dead-letter", self._post, self._sink, event, wants_reply=False
@@ -146,11 +147,12 @@ class DeadLetterDelivery:
             return self._retry_write(event, broker_letters.topic, error)
         if decision is None:
             self._counts.events.filtered += 1  # the record held no event for the Trigger
-        return decision or Done()
+            return Done()
+        return decision
 
     async def _write(self, event: PendingEvent, topic: DeadLetterTopic) -> Done | Retry:
-        """Write the event's dead letter into `topic`; if it is too large, write a stub without its
-        data. Returns `Done` once it is durable, else the `Retry` of the next attempt."""
+        """Write the event's dead letter into `topic`; if it is too large, write a stub without the
+        event's data. Returns `Done` once it is durable, else the `Retry` of the next attempt."""
         record = event.record
         headers, value = self._build(event, is_of_trigger=topic is self._topic)
         draft = Draft(record.key(), headers, value)
@@ -173,7 +175,7 @@ class DeadLetterDelivery:
         return Done()
 
     def _retry_write(self, event: PendingEvent, topic: DeadLetterTopic, error: LogError) -> Retry:
-        """Log that a dead letter could not be written; returns when to try again."""
+        """Count and log a failed attempt to write a dead letter; returns when to try again."""
         retry = self._retry(event)
         log.error(
             "no dead letter could be written to %s, so offset %d of partition %d stays uncommitted"
@@ -188,13 +190,14 @@ class DeadLetterDelivery:
         return retry
 
     def _retry(self, event: PendingEvent) -> Retry:
-        """Count a failed attempt to write a dead letter; returns the delay until the next."""
+        """Count a failed attempt at the stage TOPIC; returns when to try again, later each time
+        (`DEAD_LETTER_DELAYS`)."""
         event.tries += 1
         return Retry(DEAD_LETTER_DELAYS[min(event.tries, len(DEAD_LETTER_DELAYS)) - 1])
 
     def _move(self, event: PendingEvent, stage: DeliveryStage) -> None:
-        """Move an event to another stage. A dead letter that has come back from the sink
-        `MAX_HOPS` times goes to the topic instead."""
+        """Move an event to another stage, with no try counted yet. An event that has come back from
+        the sink `MAX_HOPS` times goes to the topic instead of the sink."""
         if stage is DeliveryStage.SINK and event.hops >= MAX_HOPS:
             stage = DeliveryStage.TOPIC
             self._counts.dead_letters_in_a_row = MAX_HOPS
@@ -217,9 +220,9 @@ class DeadLetterDelivery:
     def _build(
         self, event: PendingEvent, *, is_of_trigger: bool = True
     ) -> tuple[RecordHeaders, bytes | None]:
-        """Return headers and value of the event's dead letter; without the event's headers if it
-        can't be built with them. `is_of_trigger` False: it is the Broker's, and names no Trigger
-        and no destination."""
+        """Return headers and value of the event's dead letter. If it can't be built with the
+        event's headers, it is built without them. `is_of_trigger` False: it is the Broker's dead
+        letter, and names no Trigger and no destination."""
         failed_outcome = event.failed
         assert failed_outcome is not None
         record = event.record
@@ -261,8 +264,8 @@ class DeadLetterDelivery:
             return dead_letter_of([], record.value(), without_event, origin)
 
     def _note_delivered(self, event: PendingEvent, destination: str) -> None:
-        """Count a dead letter that the sink or topic `destination` has taken, and log it, at most
-        once in `REPEAT_INTERVAL`."""
+        """Count a dead letter that the sink or topic `destination` has taken. Log at most one of
+        them in `REPEAT_INTERVAL`."""
         failed_outcome = event.failed
         assert failed_outcome is not None
         self._counts.count_dead_letter(failed_outcome)

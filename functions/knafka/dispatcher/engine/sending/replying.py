@@ -73,13 +73,13 @@ class _RetriedReplies(ABC):
     def __init__(self, egress: Egress, counts: DrainCounts) -> None:
         """`counts` counts the replies that were stored or sent."""
         self._subscriber_url = egress.subscriber.url
-        self._events = counts.events
+        self._events = counts.events  # kept apart as each reply is counted there
         self._counts = counts
 
     async def handle(self, response: Response, event: PendingEvent) -> tuple[Outcome, bytes]:
-        """Store or send the reply that the response claims to hold; keep it in the event if another
-        attempt may succeed. Returns the outcome, and the body that explains a failure in a dead
-        letter: the response's, or a sentence."""
+        """Store or send the reply that the response claims to hold; keep the reply in the event if
+        another attempt may succeed. Returns the outcome, and the body that explains a failure in a
+        dead letter: that of the response, or a sentence."""
         if response.cut:
             log.warning("a reply from %s is larger than any event may be", self._subscriber_url)
             return Outcome(response.status, self.failure_reason, permanent=True), response.body
@@ -90,9 +90,8 @@ class _RetriedReplies(ABC):
                 self._note_deep_reply(FIRST_TTL - ttl)
         except HopLimit as error:
             self._note_deep_reply(FIRST_TTL)
-            return Outcome(response.status, self.failure_reason, permanent=True), str(
-                error
-            ).encode()
+            explanation = str(error).encode()
+            return Outcome(response.status, self.failure_reason, permanent=True), explanation
         except InvalidEvent as error:
             log.info("a malformed reply from %s: %s", self._subscriber_url, error)
             return Outcome(response.status, failure=Reason.MALFORMED_REPLY), response.body
@@ -106,8 +105,8 @@ class _RetriedReplies(ABC):
         return Outcome(response.status), response.body
 
     async def retry(self, event: PendingEvent) -> tuple[Outcome, bytes]:
-        """Store or send the event's kept reply again. Returns the outcome, and the body of the
-        response that held the reply."""
+        """Try again to store or send the event's kept reply. Returns the outcome, and the body that
+        explains it in a dead letter."""
         assert event.reply is not None
         if (failure := await self._forward(event.reply, event.trace)) is not None:
             return failure
@@ -115,12 +114,12 @@ class _RetriedReplies(ABC):
         return Outcome(event.reply.status), event.reply.body
 
     def _note_deep_reply(self, replies: int) -> None:
-        """Keep the length of the longest chain of replies to replies, and log this one, of
-        `replies` replies."""
+        """Log that a chain of `replies` replies to replies was seen, and keep the length of the
+        longest such chain in the counts."""
         counts = self._counts
         counts.replies_in_a_row = max(counts.replies_in_a_row, replies)
         log.warning(
-            "%s answers what are replies themselves, %d in a row or more: a loop ends at %d",
+            "%s answers events that are replies themselves, %d in a row or more: a loop ends at %d",
             self._subscriber_url,
             DEEP,
             FIRST_TTL,
@@ -150,7 +149,7 @@ class StoredReplies(_RetriedReplies):
         self, reply: PendingReply, trace: DeliveryTrace | None
     ) -> tuple[Outcome, bytes] | None:
         """Append the reply to the Broker's topic, in a span if the event is traced. Returns None
-        once Kafka has stored it, else the failure and the body of the subscriber's response."""
+        once Kafka has stored it, else the outcome and the body of the subscriber's response."""
         if trace is None:
             problem = await append(self._writer, self._topic, reply.draft)
         else:
@@ -191,14 +190,14 @@ class SentReplies(_RetriedReplies):
         self, reply: PendingReply, trace: DeliveryTrace | None
     ) -> tuple[Outcome, bytes] | None:
         """Send the reply once to its destination, in a span if the event is traced. Returns None if
-        it was delivered, else the failure and the body that explains it."""
+        it was delivered, else the outcome and the body that explains it."""
         if trace is None:
             return await self._send(reply.draft)
         return await trace.send(self._target, self._send, reply.draft)
 
     async def _send(self, reply: Draft) -> tuple[Outcome, bytes] | None:
-        """Send a reply once. Returns None if it was delivered, else the failure, and the body that
-        explains it: the destination's response or a sentence."""
+        """Send a reply once. Returns None if it was delivered, else the outcome and the body that
+        explains it: that of the destination's response, or a sentence if there was none."""
         envelope = read(reply.headers, reply.value)
         head, body = request_of(envelope, self._delivery.format)
         try:
@@ -229,8 +228,8 @@ def make_reply_handler(
     egress: Egress, counts: DrainCounts, clients: Clients, now: Callable[[], float]
 ) -> Replies | None:
     """Return the handler of this Egress's replies: a Trigger's are stored in its Broker's topic, a
-    Subscription's are sent to its reply destination; None if it has none, so that replies are
-    discarded unread."""
+    Subscription's are sent to its reply destination. None: it is a Subscription without a reply
+    destination, so replies are discarded unread."""
     if egress.kind == "Trigger":
         return StoredReplies(egress, counts, clients.writer)
     if egress.reply is None:

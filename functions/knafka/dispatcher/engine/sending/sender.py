@@ -71,8 +71,8 @@ class Sender:
         congestion: CongestionControl,
         now: Callable[[], float],
     ) -> None:
-        """Parse the destinations' URLs; nothing is sent yet. `congestion` gets the results of
-        attempts, and `counts` counts them. Raises `InvalidDocument`."""
+        """Parse the destinations' URLs; nothing is sent yet. `congestion` gets the outcomes of
+        attempts, and `counts` counts them. Raises `InvalidDocument` if a URL is invalid."""
         self._delivery = egress.delivery
         # Copied here, as the CPU's cache loses the Egress's objects when many Egresses take turns.
         self._timeout = egress.delivery.timeout
@@ -111,11 +111,12 @@ class Sender:
         return self._dead_letters.attempt(event)
 
     async def _attempt_delivery(self, event: PendingEvent) -> Done | Retry:
-        """Make one attempt at the subscriber, or try the event's kept reply again. Returns `Done`
-        if the event is settled, else the `Retry` of its next attempt, in any stage."""
+        """Make one attempt at the subscriber, or try again to deliver the event's kept reply.
+        Returns `Done` if the event is settled, else the `Retry` of its next attempt, which is at
+        the stage of the dead letter if the delivery has failed for good."""
         event.last_attempt = self._now()
         if event.reply is not None:
-            assert self._replies is not None  # only it keeps a reply
+            assert self._replies is not None  # it has kept the reply in the event
             outcome, body = await self._replies.retry(event)
             now = self._now()
         else:
@@ -128,7 +129,7 @@ class Sender:
                 outcome, body = await event.trace.post("attempt", self._post, self._target, event)
             now = self._now()
             self._observe_attempt(now - event.last_attempt)
-        is_reply = event.reply is not None  # it is kept, as it failed now or earlier
+        is_reply = event.reply is not None  # True also if the reply was kept just now
         if outcome.failure is Reason.NO_TOKEN:
             if not is_reply:
                 event.attempts -= 1  # no request was sent
@@ -151,8 +152,8 @@ class Sender:
     async def _post(
         self, target: Target, event: PendingEvent, wants_reply: bool = True
     ) -> tuple[Outcome, bytes]:
-        """Send the event to `target`; returns the outcome, and the text that explains a failure.
-        Unless `wants_reply` is False, a reply in the response is handled too."""
+        """Send the event to `target`; returns the outcome, and the body that explains a failure in
+        a dead letter. `wants_reply`: whether a reply in the response is handled, too."""
         try:
             response = await self._subscriber.post(target, event.head, event.body, self._timeout)
         except DeliveryError as error:
@@ -178,7 +179,8 @@ class Sender:
         return await self._replies.handle(response, event)
 
     def _log_first_failure(self, target: Target, event: PendingEvent, status: int) -> None:
-        """Log that the first attempt of an event failed, at most once in `REPEAT_INTERVAL`."""
+        """Log the `status` by which an event's first attempt failed, at most once in
+        `REPEAT_INTERVAL`; do nothing for further attempts."""
         # Checked here, as formatting a line that isn't written costs as much as an attempt.
         if event.tries or (now := self._now()) < self._failure_logged_until:
             return
@@ -211,7 +213,7 @@ class Sender:
     def give_up(self, event: PendingEvent, error: Exception) -> Retry:
         """Turn an event whose handling raised `error` into a dead letter; returns when to write it.
 
-        An `InvalidEvent` says that the record holds no event (CE-K8); anything else is a bug of
+        An `InvalidEvent` says that the record holds no event (CE-K8); any other error is a bug of
         ours.
         """
         undecodable = isinstance(error, InvalidEvent)
