@@ -1,5 +1,5 @@
-"""Finds the Kafka of a KafkaChannel by the installation's ConfigMap and a Secret; and the Kafka of
-a receiver by its own Service, for when the ConfigMap or Secret has changed or is gone.
+"""Finds the Kafka of a KafkaChannel: by the installation's ConfigMap and a Secret or, if these have
+changed or are gone, by the Service of the channel's receiver.
 
 Not here: what a channel has in its Kafka (`kind`, `receivers`).
 """
@@ -35,8 +35,8 @@ class ChannelKafkas:
     kafkas: KafkaClusters
 
     async def connect(self, document: Document) -> tuple[ChannelConnection, KafkaCluster]:
-        """Return the configuration and client of a channel's Kafka, as configured now. Raises
-        `NotReady`, `InvalidDocument` and `ClusterError`."""
+        """Return the configuration and client of a channel's Kafka, as they are configured now.
+        Raises `NotReady`, `InvalidDocument` and `ClusterError`."""
         installation = Identity(self.settings.namespace, self.settings.channel_config)
         stored_config = await self.cluster.get(CORE, "ConfigMap", *installation)
         installation_config = None if stored_config is None else parse(ConfigMap, stored_config)
@@ -75,7 +75,8 @@ class ChannelKafkas:
 
     async def find_kafka(self, document: Document, last_kafka: KafkaCluster | None) -> KafkaCluster:
         """Return the Kafka with a channel's topic, even if its ConfigMap or Secret was deleted or
-        changed. `last_kafka` is the last known one. Raises `NotReady` and `InvalidDocument`.
+        changed since. `last_kafka` is the channel's last known Kafka; None: none is known. Raises
+        `NotReady`, `InvalidDocument` and `ClusterError`.
         """
         annotations = status_annotations(document)
         servers, candidates = annotations.get(desired.BOOTSTRAP_SERVERS), list[KafkaCluster]()
@@ -93,14 +94,15 @@ class ChannelKafkas:
         matching = [kafka for kafka in candidates if servers in (None, kafka.bootstrap_servers)]
         if matching:
             return matching[0]
-        if servers is not None:  # without credentials it may still succeed
+        if servers is not None:  # a Kafka that needs no credentials is reached nevertheless
             return self.kafkas.ensure_cluster(servers, None)
         assert failure is not None
         raise failure
 
     async def find_kafka_of_receiver(self, name: str) -> tuple[KafkaCluster, str] | None:
         """Return the Kafka and the contract topic of the channel receiver whose Service has this
-        name; None: there is no such receiver. Raises `NotReady` and `InvalidDocument`."""
+        name; None: there is no such receiver. Raises `NotReady`, `InvalidDocument` and
+        `ClusterError`."""
         namespace = self.settings.namespace
         service = await self.cluster.get(SERVING, "Service", namespace, name)
         if service is None or receiver_services.CHANNELS_OWNER not in services.owner_uids(service):
