@@ -26,13 +26,15 @@ OPERATION_ANNOTATION: Final = "knafka.dev/operation-name"
 """Annotation of that Job: the operation's kind, a slash and its name."""
 
 MAX_IDS: Final = 500
+"""Most event ids of a selection."""
 MAX_SELECT: Final = 100_000
 """Most bytes of a selection as JSON, as it becomes one argument of a process: Linux accepts
 128 KiB."""
 
 
 def _normalize_to_utc(text: str) -> str:
-    """Normalise an ISO 8601 time to UTC; a time without a zone is UTC, as the jobs read it."""
+    """Return an ISO 8601 time in UTC; a time without a zone is taken as UTC, as the jobs do. Raises
+    a validation error."""
     try:
         moment = datetime.fromisoformat(text)
         utc_moment = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
@@ -44,7 +46,7 @@ def _normalize_to_utc(text: str) -> str:
 
 
 Moment: TypeAlias = Annotated[str, AfterValidator(_normalize_to_utc)]
-"""ISO 8601, in UTC."""
+"""A time as text: ISO 8601, in UTC."""
 
 
 class Select(Declared):
@@ -94,7 +96,7 @@ class ReplaySpec(OperationSpec):
 
 class PurgeSpec(OperationSpec):
     unresolved: bool = False
-    """Whether unresolved failures are purged, too."""
+    """Whether unresolved failures are purged as well as resolved ones."""
 
 
 class Created(Metadata):

@@ -29,16 +29,16 @@ class _TopicEnds:
     """The end offsets of one Kafka's dead-letter topics, and when they were read."""
 
     ends: Mapping[str, Positions] = field(default_factory=dict)
-    """End offsets of all dead-letter topics."""
-    at: float = float("-inf")
-    """When they were read, by the event loop's clock."""
+    """End offsets of all dead-letter topics, by topic."""
+    read_at: float = float("-inf")
+    """When the ends were read, by the event loop's clock."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while they are read, so that concurrent callers share one reading."""
+    """Held while the ends are read, so that concurrent callers share one reading."""
 
 
 @dataclass(eq=False, slots=True)
 class UncompactedCounts:
-    """Known lags of one archive's consumer group, which is named `group`."""
+    """Known lags of one archive's consumer group on dead-letter topics."""
 
     group: str = ""
     """The group whose lags these are; empty: none is known."""
@@ -55,6 +55,7 @@ class UncompactedDeadLetters:
 
     def __init__(self) -> None:
         self._ends_by_kafka: WeakKeyDictionary[KafkaCluster, _TopicEnds] = WeakKeyDictionary()
+        """What was last read of each Kafka; of a disconnected Kafka it is dropped."""
 
     async def count_uncompacted(
         self,
@@ -64,9 +65,9 @@ class UncompactedDeadLetters:
         group: str,
         uncompacted: UncompactedCounts,
     ) -> int:
-        """Return how many dead letters of the Broker `broker` in this namespace the consumer group
-        of an archive has not compacted. `uncompacted` keeps each topic's lag for the next call.
-        Raises `LogError`."""
+        """Return how many dead letters of the Broker `broker` (in this namespace) are not compacted
+        yet, by the lag of the archive's consumer group. `uncompacted` has the known lags of
+        earlier calls, and gets the new ones. Raises `LogError`."""
         if uncompacted.group != group:
             uncompacted.group = group
             uncompacted.forget()
@@ -98,7 +99,7 @@ class UncompactedDeadLetters:
         topic_ends = self._ends_by_kafka.setdefault(kafka, _TopicEnds())
         async with topic_ends.lock:
             now = asyncio.get_running_loop().time()
-            if now - topic_ends.at >= ENDS_MAX_AGE:
+            if now - topic_ends.read_at >= ENDS_MAX_AGE:
                 dead_letter_topics = [
                     topic
                     for topic in await kafka.topics.topics()
@@ -109,11 +110,12 @@ class UncompactedDeadLetters:
                     if dead_letter_topics
                     else {}
                 )
-                topic_ends.at = now
+                topic_ends.read_at = now
         return topic_ends.ends
 
 
 async def _read_group_lag(topics: LogAdmin, group: str, topic: str) -> int:
-    """Read a group's total lag on a topic from Kafka, not from a cache. Raises `LogError`."""
+    """Read a group's total lag (records) on a topic from Kafka, not from the client's cache. Raises
+    `LogError`."""
     topics.forget_group(group)
     return (await topics.lags([group], topic))[group].total
