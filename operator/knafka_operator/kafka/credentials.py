@@ -32,6 +32,7 @@ installation's ConfigMap names."""
 BROKER_CONFIG_LABEL: Final = f"{KNAFKA_PREFIX}broker-config"
 """Label of a ConfigMap of the operator's namespace that Brokers of all namespaces may name."""
 SECRET_NAMESPACE: Final = "auth.secret.ref.namespace"
+"""Key of the channels' ConfigMap: namespace of its Secret; without it, the operator's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +40,12 @@ class Configuration:
     """A Broker's ConfigMap merged over the installation's, and the Secret that applies."""
 
     config: ConfigMap
+    """The merged ConfigMap."""
     secret: Identity | None
     """The Secret for the configured servers; None: no Secret is needed."""
-    is_installations: bool = False
-    """Whether a ConfigMap in the operator's namespace names that Secret."""
+    is_offered: bool = False
+    """Whether the installation offers that Secret: a ConfigMap in the operator's namespace names
+    it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +67,14 @@ def check_config_map_reference(
     broker: Broker,
     installation: Identity,
 ) -> None:
-    """Refuse a ConfigMap of the operator's namespace to a Broker of another namespace, unless an
-    administrator has labelled it for Brokers: they mustn't use others, such as the channels'
-    ConfigMap. `reference` is the ConfigMap's namespace and name (None: the Broker names none), and
-    `broker_config` the ConfigMap (None: it doesn't exist). `installation` names the installation's
-    own ConfigMap, which any Broker may use. Raises the same `NotReady` whether or not the ConfigMap
-    exists."""
+    """Refuse a ConfigMap of the operator's namespace to a Broker of another namespace, unless the
+    ConfigMap is the installation's own (`installation`) or an administrator has labelled it for
+    Brokers: they mustn't use any other, such as the channels' ConfigMap.
+
+    `reference` is the ConfigMap's namespace and name (None: the Broker names none), `broker_config`
+    the ConfigMap itself (None: it doesn't exist). Raises `NotReady`, the same one whether or not
+    the ConfigMap exists.
+    """
     if reference in (None, installation) or broker.metadata.namespace == installation.namespace:
         return
     assert reference is not None
@@ -90,9 +95,12 @@ def merge_configuration(
     installation_config: ConfigMap | None,
     default: Identity,
 ) -> Configuration:
-    """Merge the ConfigMap of `spec.config` over the installation's, whose identity is `default`.
-    Raises `NotReady` if the ConfigMap `reference` doesn't exist, `InvalidDocument` if neither names
-    Kafka's servers.
+    """Merge `broker_config`, the ConfigMap to which the Broker's `spec.config` refers, over the
+    installation's, whose identity is `default`. `reference` is the namespace and name in
+    `spec.config`; None: the Broker names no ConfigMap. A ConfigMap that is None doesn't exist.
+
+    Raises `NotReady` if the Broker's ConfigMap doesn't exist, `InvalidDocument` if neither
+    ConfigMap names Kafka's servers.
     """
     if reference is not None and broker_config is None and reference != default:
         raise NotReady(
@@ -132,7 +140,7 @@ def check_secret(configured: Configuration, broker: Broker, settings: Settings) 
     secret = configured.secret
     if secret is None or secret.namespace == broker.metadata.namespace:
         return
-    if not (settings.project_secrets and configured.is_installations):
+    if not (settings.project_secrets and configured.is_offered):
         raise NotReady(
             "SecretNotProjected",
             f"Secret {secret} is in another namespace: name a ConfigMap and Secret of the "
@@ -142,7 +150,8 @@ def check_secret(configured: Configuration, broker: Broker, settings: Settings) 
 
 
 def secret_mount(broker: Broker, secret: Mapping[str, Any]) -> Mount:
-    """Return how the Broker's pods mount this Secret, which `check_secret` must have accepted."""
+    """Return how the Broker's pods mount this Secret, which `check_secret` must have accepted: by a
+    copy if it is in another namespace."""
     metadata = secret["metadata"]
     version, identity = str(metadata.get("resourceVersion", "")), Identity.of(secret)
     if metadata["namespace"] == broker.metadata.namespace:
@@ -154,9 +163,10 @@ def secret_mount(broker: Broker, secret: Mapping[str, Any]) -> Mount:
 def channel_secret(
     secret_name: str | None, installation: ConfigMap | None, namespace: str
 ) -> Identity | None:
-    """Return the Secret for a KafkaChannel's Kafka: `secret_name`, which its annotation
-    `KAFKA_SECRET` names, else the one that the ConfigMap `installation` names. None: neither names
-    a Secret. Raises `NotReady` for a Secret outside `namespace`, the operator's."""
+    """Return the Secret for a KafkaChannel's Kafka: `secret_name`, the value of its annotation
+    `KAFKA_SECRET` (None: it has none), else the one that `installation` names, the channels'
+    ConfigMap (None: it doesn't exist). None: neither names a Secret. Raises `NotReady` for a Secret
+    outside `namespace`, the operator's."""
     data = {} if installation is None else installation.data
     name = secret_name or data.get(desired.SECRET_NAME_KEY, "").strip()
     if not name:
@@ -171,8 +181,9 @@ def channel_secret(
 def check_channel_secret(
     secret_name: str | None, secret: Mapping[str, Any] | None, identity: Identity
 ) -> Mapping[str, Any]:
-    """Check that a channel may use the Secret with this `identity`; returns it. Raises `NotReady`
-    if it doesn't exist, or if the channel names it and it isn't labelled for channels."""
+    """Return `secret`, which has this `identity`, if a channel may use it. Raises `NotReady` if the
+    Secret doesn't exist (None), or if the channel's annotation names it (`secret_name`) and it
+    isn't labelled for channels."""
     if secret is None:
         raise NotReady("SecretNotFound", f"Secret {identity} does not exist")
     labels = secret["metadata"].get("labels") or {}
@@ -188,9 +199,9 @@ def channel_config(
     installation: ConfigMap | None,
     default: Identity,
 ) -> ConfigMap:
-    """Return a KafkaChannel's configuration: the installation's ConfigMap, whose identity is
-    `default`. Bootstrap servers in a Secret that the channel names replace the ConfigMap's servers,
-    and are removed from `values`, the Secret's.
+    """Return a KafkaChannel's configuration: `installation`, the channels' ConfigMap, whose
+    identity is `default`. If the channel's annotation names a Secret (`secret_name`) with bootstrap
+    servers, these replace the ConfigMap's, and are removed from `values`, the Secret's values.
 
     Raises `InvalidDocument` if no bootstrap servers are configured.
     """
@@ -204,8 +215,8 @@ def channel_config(
 
 
 def _projected_secret(broker: Broker, data: Mapping[str, str]) -> services.Manifest:
-    """Return the copy of a Secret for the Broker's namespace; `data` is base64, as the API returns
-    it."""
+    """Return the manifest of a Secret's copy in the Broker's namespace; `data` is base64, as the
+    API returns it."""
     labels = {services.BROKER_LABEL: names.child(broker.metadata.name, "")}
     return {
         "apiVersion": "v1",

@@ -90,19 +90,20 @@ def check_trigger_settings(annotations: Mapping[str, str]) -> None:
 
 
 def required_isolation(annotations: Mapping[str, str]) -> Isolation | None:
-    """Return the isolation that a Trigger's annotations declare or require; None: neither. A shared
-    dispatcher has one reader and one writer with the Broker's settings, and delivers at least once.
-    So a Trigger with client settings, at-most-once semantics or a rate limit requires its own
-    dispatcher.
+    """Return the isolation that a Trigger's annotations declare or require; None: neither.
+
+    A shared dispatcher has one reader and one writer with the Broker's settings, and delivers at
+    least once. So a Trigger with client settings, at-most-once semantics or a rate limit requires
+    its own dispatcher. Raises `InvalidDocument`, also if such a Trigger declares a shared one.
     """
     declared = declared_isolation(annotations)
     declared_settings = client_settings.given(annotations, KNAFKA_PREFIX, annotation_path(""))
-    names = [
-        f"{KNAFKA_PREFIX}{side}.{name}"
-        for side, settings in declared_settings.items()
+    client_annotations = [
+        f"{KNAFKA_PREFIX}{client}.{name}"
+        for client, settings in declared_settings.items()
         for name in settings
     ]
-    if at_most_once(annotations):
+    if is_at_most_once(annotations):
         if declared is Isolation.SHARED:
             raise InvalidDocument(
                 annotation_path(ISOLATION),
@@ -118,18 +119,18 @@ def required_isolation(annotations: Mapping[str, str]) -> Isolation | None:
                 "want own, or no limit",
             )
         return Isolation.OWN
-    if not names:
+    if not client_annotations:
         return declared
     if declared is Isolation.SHARED:
         raise InvalidDocument(
             annotation_path(ISOLATION),
-            f"can't be shared beside {', '.join(names)}: a shared dispatcher has its Broker's "
-            "settings: want own, or the settings in the Broker's ConfigMap",
+            f"can't be shared beside {', '.join(client_annotations)}: a shared dispatcher has its "
+            "Broker's settings: want own, or the settings in the Broker's ConfigMap",
         )
     return Isolation.OWN
 
 
-def at_most_once(annotations: Mapping[str, str]) -> bool:
+def is_at_most_once(annotations: Mapping[str, str]) -> bool:
     """Whether a Trigger's annotation declares at-most-once delivery (BUS-5). Raises
     `InvalidDocument` for an unknown value."""
     declared = annotations.get(SEMANTICS, AT_LEAST_ONCE)
@@ -158,8 +159,8 @@ def rate_limit(annotations: Mapping[str, str]) -> RateLimit | None:
 
 
 def _with_client_settings(kafka: Kafka, overrides: Mapping[str, Mapping[str, str]]) -> Kafka:
-    """Return a copy of `kafka` with the consumer and producer settings in `overrides` merged over
-    its own."""
+    """Return a copy of `kafka` with the settings of consumers and producers in `overrides`, given
+    under these two keys, merged over its own."""
     merged = {
         "consumer": {**kafka.consumer, **overrides["consumer"]},
         "producer": {**kafka.producer, **overrides["producer"]},
@@ -168,8 +169,8 @@ def _with_client_settings(kafka: Kafka, overrides: Mapping[str, Mapping[str, str
 
 
 def check_cleanup_policy(config: Mapping[str, str], path: str) -> None:
-    """Refuse topic settings that would lose events; `path` is the prefix of their names in
-    errors."""
+    """Refuse a cleanup policy with compaction, which would lose events; `config` has a topic's
+    settings, `path` is the prefix of their names in errors. Raises `InvalidDocument`."""
     if "compact" in config.get(CLEANUP, ""):
         raise InvalidDocument(
             f"{path}{CLEANUP}",
@@ -181,17 +182,17 @@ def check_cleanup_policy(config: Mapping[str, str], path: str) -> None:
 
 def start_position(annotations: Mapping[str, str]) -> Start:
     """Return the position at which a new Trigger's group begins, by the Trigger's annotations:
-    `latest`, `earliest`, or milliseconds since 1970. Raises `InvalidDocument`."""
+    `latest`, `earliest`, or milliseconds since the Unix epoch. Raises `InvalidDocument`."""
     declared = annotations.get(START, LATEST_POSITION)
     if declared == "earliest":
         return "earliest"
     if declared == "latest":
         return "latest"
-    moment: datetime | None = None
+    moment: datetime | None
     try:
         moment = datetime.fromisoformat(declared)
     except ValueError:
-        pass
+        moment = None
     if moment is None or moment.tzinfo is None or moment < _EPOCH:
         raise InvalidDocument(
             annotation_path(START),
@@ -202,8 +203,9 @@ def start_position(annotations: Mapping[str, str]) -> Start:
 
 
 def check_start_unchanged(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    """Refuse a changed start position of a Trigger whose group has offsets already, as it would
-    have no effect. Removing the annotation is allowed.
+    """Refuse a change of the annotation `START` of a Trigger whose group has offsets already, as it
+    would have no effect. Removing the annotation is allowed, and so is the position at which the
+    group has begun. Raises `InvalidDocument`.
     """
     status = status_annotations(old)
     old_start, new_start = (
