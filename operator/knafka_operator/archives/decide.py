@@ -121,7 +121,7 @@ class ObservedArchive(ObservedObject, Generic[K]):
 
     @property
     def failure(self) -> KnafkaError | None:
-        """Return the error of the first effect that failed; no effect runs after it."""
+        """Return the error of the first failed effect, after which none runs; None: none failed."""
         return next(iter(self.failed.values()), None)
 
     def after(self, effect: Effect, result: Any) -> ObservedArchive[K]:

@@ -248,26 +248,30 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
         PersistentVolumeClaim, by which a new claim is told from one with tables (empty: it has
         none, or there is a problem). Raises `ClusterError`."""
         storage, namespace = archive.spec.storage, archive.metadata.namespace
-        if storage.claim is not None:
-            name = storage.claim.name
-            claim = await self.cluster.get(CORE, "PersistentVolumeClaim", namespace, name)
-            if claim is None:
-                message = f"PersistentVolumeClaim {name} does not exist"
-                return NotReady("ClaimDoesNotExist", message), ""
-            modes = (claim.get("spec") or {}).get("accessModes") or ()
-            if archive.spec.executors and "ReadWriteMany" not in modes:
-                message = (
-                    f"PersistentVolumeClaim {name} is for one node ({', '.join(modes)}): executors "
-                    "need ReadWriteMany, or an object store"
-                )
-                return NotReady("ClaimNotShared", message), ""
-            return None, str(claim["metadata"].get("uid", ""))
+        if storage.claim is None:
+            return await self._find_store_problem(storage, namespace), ""
+        name = storage.claim.name
+        claim = await self.cluster.get(CORE, "PersistentVolumeClaim", namespace, name)
+        if claim is None:
+            message = f"PersistentVolumeClaim {name} does not exist"
+            return NotReady("ClaimDoesNotExist", message), ""
+        modes = (claim.get("spec") or {}).get("accessModes") or ()
+        if archive.spec.executors and "ReadWriteMany" not in modes:
+            message = (
+                f"PersistentVolumeClaim {name} is for one node ({', '.join(modes)}): executors "
+                "need ReadWriteMany, or an object store"
+            )
+            return NotReady("ClaimNotShared", message), ""
+        return None, str(claim["metadata"].get("uid", ""))
+
+    async def _find_store_problem(self, storage: Storage, namespace: str) -> KnafkaError | None:
+        """Return the problem with an object store's endpoint or credentials; None: there is none.
+        Raises `ClusterError`."""
         refusal = addresses.refusal_of_url(storage.endpoint)
         if refusal is not None and not self.settings.local_addresses:
-            return NotReady(
-                "EndpointNotAllowed", f"endpoint {storage.endpoint:.200}: {refusal}"
-            ), ""
-        return await self._find_credentials_problem(storage, namespace), ""
+            message = f"endpoint {storage.endpoint:.200}: {refusal}"
+            return NotReady("EndpointNotAllowed", message)
+        return await self._find_credentials_problem(storage, namespace)
 
     async def _find_credentials_problem(
         self, storage: Storage, namespace: str

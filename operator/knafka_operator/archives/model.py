@@ -190,6 +190,8 @@ class Resources(Declared):
 
 
 class ArchiveSpec(Declared):
+    """The spec of a DeadLetterArchive."""
+
     broker: NonEmpty = "default"
     """The Broker, of the archive's namespace, whose dead letters are archived."""
     storage: Storage
@@ -205,6 +207,8 @@ class ArchiveSpec(Declared):
 
 
 class DeadLetterArchive(Resource):
+    """A DeadLetterArchive, as declared."""
+
     spec: ArchiveSpec
 
     @model_validator(mode="after")

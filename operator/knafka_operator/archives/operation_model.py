@@ -80,9 +80,12 @@ class Select(Declared):
 
 
 class OperationSpec(Declared):
+    """The fields that the specs of all operations have."""
+
     archive: NonEmpty
     """A DeadLetterArchive of the same namespace."""
     select: Select = Select()
+    """The failures that the operation is for; by default all."""
     dry_run: bool = False
     """Whether the operation only reports what it would do."""
     ttl_seconds_after_finished: Annotated[int, Field(ge=0)] | None = None
@@ -90,11 +93,15 @@ class OperationSpec(Declared):
 
 
 class ReplaySpec(OperationSpec):
+    """The spec of a DeadLetterReplay."""
+
     rate: Annotated[float, Field(gt=0)] | None = None
     """Most events sent per second; None: no limit."""
 
 
 class PurgeSpec(OperationSpec):
+    """The spec of a DeadLetterPurge."""
+
     unresolved: bool = False
     """Whether unresolved failures are purged as well as resolved ones."""
 
@@ -107,11 +114,15 @@ class Created(Metadata):
 
 
 class Replay(Resource):
+    """A DeadLetterReplay: sends the events of failures again."""
+
     metadata: Created
     spec: ReplaySpec
 
 
 class Purge(Resource):
+    """A DeadLetterPurge: deletes failures from the tables."""
+
     metadata: Created
     spec: PurgeSpec
 

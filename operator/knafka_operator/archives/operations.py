@@ -49,7 +49,9 @@ class _OperationRecord:
     """What the operator keeps in memory about an operation that hasn't ended."""
 
     key: Key
+    """The operation's kind, namespace and name."""
     archive: Identity
+    """The archive that the operation names."""
     turn: Turn
     """The operation's place in the order in which an archive runs its operations."""
     is_known_jobless: bool = False

@@ -92,16 +92,8 @@ def run_status_patch(
     }
     annotations = job["metadata"].get("annotations") or {}
     patch: dict[str, Any] = {"run": max(previous_status.get("run", 0), run_number(job))}
-    if succeeded:
-        records = job_report.get("records", 0)
-        patch |= {
-            "archived": previous_status.get("archived", 0)
-            + (records if isinstance(records, int) else 0),
-            # Dead letters that wait now have arrived during the run.
-            "waitingSince": run["started"],
-            "firstRun": previous_status.get("firstRun") or run["started"],
-            "failures": 0,  # also after an operation's Job, as that compacts, too
-        }
+    if succeeded:  # an operation's Job, too: it has compacted dead letters before its own task
+        patch |= _compaction_patch(job_report, previous_status, run["started"])
     if operation_uid(job):  # the operation's own status counts its failures
         run["of"] = annotations.get(OPERATION_ANNOTATION, "")
         patch["lastOperation"] = _replacing_patch(previous_status.get("lastOperation"), run)
@@ -121,6 +113,22 @@ def run_status_patch(
         )
     patch["lastRun"] = _replacing_patch(previous_status.get("lastRun"), run)
     return patch
+
+
+def _compaction_patch(
+    job_report: Mapping[str, Any], previous_status: Mapping[str, Any], started: str
+) -> Mapping[str, Any]:
+    """Return the patch of an archive's status after a run that has compacted all dead letters that
+    waited when it `started` (RFC 3339)."""
+    records = job_report.get("records", 0)
+    new_records = records if isinstance(records, int) else 0
+    return {
+        "archived": previous_status.get("archived", 0) + new_records,
+        # Dead letters that wait now have arrived during the run.
+        "waitingSince": started,
+        "firstRun": previous_status.get("firstRun") or started,
+        "failures": 0,
+    }
 
 
 def _replacing_patch(

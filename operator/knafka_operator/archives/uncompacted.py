@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 from knafka.core import names
@@ -36,18 +36,32 @@ class _TopicEnds:
     """Held while the ends are read, so that concurrent callers share one reading."""
 
 
+class _TopicCount(NamedTuple):
+    """A group's lag on one dead-letter topic."""
+
+    ends: Positions
+    """The topic's end offsets when the lag was read."""
+    lag: int
+    """Records."""
+
+
 @dataclass(eq=False, slots=True)
 class UncompactedCounts:
     """Known lags of one archive's consumer group on dead-letter topics."""
 
     group: str = ""
     """The group whose lags these are; empty: none is known."""
-    counted: dict[str, tuple[Positions, int]] = field(default_factory=dict)
-    """By topic: its end offsets when the group's lag was read, and that lag."""
+    counts: dict[str, _TopicCount] = field(default_factory=dict)
+    """The group's known lag on each topic."""
 
     def forget(self) -> None:
         """Forget all lags, as the group may have committed."""
-        self.counted.clear()
+        self.counts.clear()
+
+    def is_current(self, topic: str, ends: Positions) -> bool:
+        """Whether the lag on a topic that ends at `ends` is known."""
+        count = self.counts.get(topic)
+        return count is not None and count.ends == ends
 
 
 class UncompactedDeadLetters:
@@ -76,22 +90,22 @@ class UncompactedDeadLetters:
             for topic, positions in (await self._read_ends(kafka)).items()
             if names.is_dead_letter_topic(topic, namespace, broker)
         }
-        for topic in uncompacted.counted.keys() - ends.keys():
-            del uncompacted.counted[topic]
+        for topic in uncompacted.counts.keys() - ends.keys():
+            del uncompacted.counts[topic]
         topics_to_count = [
             topic
             for topic, positions in ends.items()
-            if any(positions.values()) and uncompacted.counted.get(topic, (None, 0))[0] != positions
+            if any(positions.values()) and not uncompacted.is_current(topic, positions)
         ]
         for first in range(0, len(topics_to_count), GROUP_LAGS_AT_ONCE):
             batch = topics_to_count[first : first + GROUP_LAGS_AT_ONCE]
             lags = await asyncio.gather(
                 *(_read_group_lag(kafka.topics, group, topic) for topic in batch)
             )
-            uncompacted.counted |= {
-                topic: (ends[topic], lag) for topic, lag in zip(batch, lags, strict=True)
+            uncompacted.counts |= {
+                topic: _TopicCount(ends[topic], lag) for topic, lag in zip(batch, lags, strict=True)
             }
-        return sum(lag for _, lag in uncompacted.counted.values())
+        return sum(count.lag for count in uncompacted.counts.values())
 
     async def _read_ends(self, kafka: KafkaCluster) -> Mapping[str, Positions]:
         """Return the end offsets of all dead-letter topics of this Kafka, read at most

@@ -324,9 +324,11 @@ def _set_address(
 ) -> None:
     """Decide `ProbeSucceeded`: route the channel's own host, if there is a gateway, to its receiver
     (KN-CHN-11), probe the receiver, and set the addresses."""
-    broker, receiver, gateway = entry.configuration.broker, entry.receiver.name, observed.gateway
+    configuration, gateway = entry.configuration, observed.gateway
+    broker, receiver = configuration.broker, entry.receiver.name
     with steps.conditions.step(PROBE_SUCCEEDED):
         answered_addresses = steps.annotations.get(PROBED), observed.probed
+        # The host to which the channel's own host leads.
         route_host = services.service_host(receiver, settings.namespace, settings)
         if is_direct_way:
             route_host = channels_direct_host(receiver, settings)
@@ -346,10 +348,8 @@ def _set_address(
         if url_to_probe not in answered_addresses:
             steps.needed.run_first(Probe(url_to_probe, url_to_probe))
         steps.annotations[PROBED] = url_to_probe
-        configuration = entry.configuration
-        steps.set_addresses(
-            url, entry.ingress, observed.https, configuration.rules, configuration.channel
-        )
+        rules, channel = configuration.rules, configuration.channel
+        steps.set_addresses(url, entry.ingress, observed.https, rules, channel)
 
 
 def receivers_of(annotations: Mapping[str, str]) -> tuple[str, ...]:

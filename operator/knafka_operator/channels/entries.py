@@ -47,6 +47,7 @@ Document = Mapping[str, Any]
 _PROMISED_ANNOTATIONS: Final = frozenset({DEAD_LETTER_TOPIC, DISPATCHER_KEY, START})
 """Keys of a Subscription's `status.annotations` that a promise keeps; not its group, whose name
 follows from the UID."""
+# A UID becomes a part of names in Kubernetes and Kafka.
 _match_uid = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?").fullmatch
 
 

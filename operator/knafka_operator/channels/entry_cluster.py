@@ -149,29 +149,24 @@ class ClusterWithEntries:
         promised any more, and loses its name. Returns the names whose Subscription changes."""
         names, key = self._names.setdefault(channel, {}), (channel, uid)
         previous_name = names.pop(uid, None)
+        previous_place = None if previous_name is None else self._places.pop(previous_name)
         current_name = self._choose_name(channel, uid) if exists else None
         changed = {name for name in (previous_name, current_name) if name is not None}
-        place = None
-        if current_name is not None:
-            place = EntryPlace(channel, uid, uid in self._read[channel].valid)
-        if previous_name is not None:
-            if previous_name == current_name and self._places[previous_name] == place:
-                changed = set()
-            del self._places[previous_name]
-            if current_name not in (None, previous_name):
-                self._leaving[key] = previous_name
-        if current_name is None or place is None:
+        if current_name is None:
             self._missing.pop(key, None)
             self._leaving.pop(key, None)
             if not names:
                 del self._names[channel]
             return changed
+        place = EntryPlace(channel, uid, uid in self._read[channel].valid)
         names[uid], self._places[current_name] = current_name, place
         if place.listed:
             self._missing.pop(key, None)
         else:
             self._missing.setdefault(key, self._now())
-        return changed
+        if previous_name is not None and previous_name != current_name:
+            self._leaving[key] = previous_name
+        return set() if (previous_name, previous_place) == (current_name, place) else changed
 
     def _choose_name(self, channel: Identity, uid: str) -> Identity | None:
         """Return the name under which an entry is shown: that of the stored Subscription with its

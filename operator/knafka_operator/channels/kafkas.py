@@ -6,6 +6,7 @@ Not here: what a channel has in its Kafka (`kind`, `receivers`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -42,36 +43,32 @@ class ChannelKafkas:
         installation_config = None if stored_config is None else parse(ConfigMap, stored_config)
         annotations = document["metadata"].get("annotations") or {}
         secret_name = annotations.get(KAFKA_SECRET)
-        secret_identity = credentials.channel_secret(
-            secret_name, installation_config, self.settings.namespace
-        )
-        secret = None
-        if secret_identity is not None:
-            stored_secret = await self.cluster.get(CORE, "Secret", *secret_identity)
-            secret = credentials.check_channel_secret(secret_name, stored_secret, secret_identity)
+        secret = await self._read_secret(secret_name, installation_config)
         values = None if secret is None else dict(decode_secret(secret))
         config = credentials.channel_config(secret_name, values, installation_config, installation)
-        servers = config.data[desired.BOOTSTRAP_SERVERS]
-        defaults = desired.defaults_with_config(
-            config, Defaults(kafka=Kafka(bootstrap_servers=servers))
-        )
-        defaults = replace(
-            defaults,
-            kafka=kafka_settings.with_annotation_settings(defaults.kafka, annotations),
-            topic_config={
-                **defaults.topic_config,
-                **kafka_settings.channel_topic_settings(annotations),
-            },
-        )
+        defaults = _channel_defaults(config, annotations)
         # The Secret is in the operator's namespace, so it is an administrator's.
         kafka = self.kafkas.ensure_cluster(defaults.kafka.bootstrap_servers, values, is_own=True)
         if secret is None:
             return ChannelConnection(defaults), kafka
         mounted = defaults.kafka.model_copy(update={"secret_path": services.SECRET_PATH})
         metadata = secret["metadata"]
-        version = str(metadata.get("resourceVersion", ""))
-        mount = str(metadata["name"]), version
-        return ChannelConnection(replace(defaults, kafka=mounted), mount), kafka
+        name_and_version = str(metadata["name"]), str(metadata.get("resourceVersion", ""))
+        return ChannelConnection(replace(defaults, kafka=mounted), name_and_version), kafka
+
+    async def _read_secret(
+        self, secret_name: str | None, installation_config: ConfigMap | None
+    ) -> Document | None:
+        """Return the stored Secret with the credentials of a channel's Kafka; `secret_name` is the
+        Secret that the channel itself names. None: no Secret is needed. Raises `NotReady` and
+        `ClusterError`."""
+        identity = credentials.channel_secret(
+            secret_name, installation_config, self.settings.namespace
+        )
+        if identity is None:
+            return None
+        stored_secret = await self.cluster.get(CORE, "Secret", *identity)
+        return credentials.check_channel_secret(secret_name, stored_secret, identity)
 
     async def find_kafka(self, document: Document, last_kafka: KafkaCluster | None) -> KafkaCluster:
         """Return the Kafka with a channel's topic, even if its ConfigMap or Secret was deleted or
@@ -118,3 +115,18 @@ class ChannelKafkas:
             values.pop(desired.BOOTSTRAP_SERVERS, None)
         kafka = self.kafkas.ensure_cluster(receiver.kafka.bootstrap_servers, values, is_own=True)
         return kafka, receiver.contract_topic
+
+
+def _channel_defaults(config: ConfigMap, annotations: Mapping[str, str]) -> Defaults:
+    """Return the connection and topic settings of a channel: those of `config`, its ConfigMap, with
+    the settings in the channel's annotations merged over them. Raises `InvalidDocument`."""
+    servers = config.data[desired.BOOTSTRAP_SERVERS]
+    defaults = desired.defaults_with_config(
+        config, Defaults(kafka=Kafka(bootstrap_servers=servers))
+    )
+    topic_settings = kafka_settings.channel_topic_settings(annotations)
+    return replace(
+        defaults,
+        kafka=kafka_settings.with_annotation_settings(defaults.kafka, annotations),
+        topic_config={**defaults.topic_config, **topic_settings},
+    )

@@ -25,6 +25,7 @@ from knafka_operator.model.resources import Broker
 
 NETWORKING: Final = "networking.internal.knative.dev/v1alpha1"
 INGRESS_CLASS: Final = "networking.knative.dev/ingress.class"
+"""Annotation of an Ingress: the networking layer that serves it."""
 ORIGINAL_HOST: Final = "K-Original-Host"
 """Header with the requested host, as in Knative's own routes."""
 ROUTE_SUFFIX: Final = "-kn-channel"

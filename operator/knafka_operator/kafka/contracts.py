@@ -18,6 +18,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Generic, TypeVar
 
 from knafka.core import documents
@@ -225,17 +226,8 @@ class ContractTopic(Generic[T]):
         for write in writes:
             durable: asyncio.Future[None] = loop.create_future()
             durables.append(durable)
-
-            def on_report(error: LogError | None, durable: asyncio.Future[None] = durable) -> None:
-                """Resolve the future once Kafka has stored the record, or set its error."""
-                if durable.done():
-                    return
-                if error is None:
-                    durable.set_result(None)
-                else:
-                    durable.set_exception(error)
-
             value = None if write.entry is None else _encode(write.entry)
+            on_report = partial(_complete, durable)
             writer.append(self.topic, write.key.encode(), value, [], on_report)
         results = await asyncio.gather(*durables, return_exceptions=True)
         if failures := [error for error in results if error is not None]:
@@ -311,6 +303,17 @@ class SharedContractTopic(ContractTopic[SharedEgress]):
         super()._set_record(key, entry)
         if entry is not None:
             self.leaving.pop(key, None)
+
+
+def _complete(durable: asyncio.Future[None], error: LogError | None) -> None:
+    """Complete a future that waits for a record: Kafka has stored the record, or `error` says why
+    not. Does nothing if the future is done already, as after a cancellation."""
+    if durable.done():
+        return
+    if error is None:
+        durable.set_result(None)
+    else:
+        durable.set_exception(error)
 
 
 def _as_log_error(error: BaseException) -> LogError:

@@ -37,11 +37,14 @@ from knafka_operator.model.resources import (
 
 CLEANUP: Final = "cleanup.policy"
 RETENTION: Final = "retention.ms"
+"""Topic settings, by their names in Kafka."""
 TOPIC_PREFIX: Final = f"{KNAFKA_PREFIX}topic."
 """Prefix of a KafkaChannel's annotations that are settings of its topic."""
 LATEST_POSITION: Final = "latest"
+"""The start position of a Trigger that declares none."""
 AT_LEAST_ONCE: Final = "at-least-once"
 AT_MOST_ONCE: Final = "at-most-once"
+"""Values of the annotation `SEMANTICS`; the first is the default."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -97,37 +100,38 @@ def required_isolation(annotations: Mapping[str, str]) -> Isolation | None:
     its own dispatcher. Raises `InvalidDocument`, also if such a Trigger declares a shared one.
     """
     declared = declared_isolation(annotations)
-    declared_settings = client_settings.given(annotations, KNAFKA_PREFIX, annotation_path(""))
+    conflict = _find_conflict_with_sharing(annotations)
+    if conflict is None:
+        return declared
+    if declared is Isolation.SHARED:
+        raise InvalidDocument(annotation_path(ISOLATION), f"can't be shared beside {conflict}")
+    return Isolation.OWN
+
+
+def _find_conflict_with_sharing(annotations: Mapping[str, str]) -> str | None:
+    """Return the annotation of a Trigger that a shared dispatcher can't follow, with the reason and
+    the remedy, as the end of a message for users; None: there is none. Raises `InvalidDocument` for
+    an invalid annotation."""
     client_annotations = [
         f"{KNAFKA_PREFIX}{client}.{name}"
-        for client, settings in declared_settings.items()
+        for client, settings in client_settings.given(
+            annotations, KNAFKA_PREFIX, annotation_path("")
+        ).items()
         for name in settings
     ]
     if is_at_most_once(annotations):
-        if declared is Isolation.SHARED:
-            raise InvalidDocument(
-                annotation_path(ISOLATION),
-                f"can't be shared beside {SEMANTICS}: {AT_MOST_ONCE}: a shared dispatcher delivers "
-                f"at least once: want own, or {AT_LEAST_ONCE}",
-            )
-        return Isolation.OWN
-    if rate_limit(annotations) is not None:
-        if declared is Isolation.SHARED:
-            raise InvalidDocument(
-                annotation_path(ISOLATION),
-                f"can't be shared beside {RATE_LIMIT}: several pods would have that rate each: "
-                "want own, or no limit",
-            )
-        return Isolation.OWN
-    if not client_annotations:
-        return declared
-    if declared is Isolation.SHARED:
-        raise InvalidDocument(
-            annotation_path(ISOLATION),
-            f"can't be shared beside {', '.join(client_annotations)}: a shared dispatcher has its "
-            "Broker's settings: want own, or the settings in the Broker's ConfigMap",
+        return (
+            f"{SEMANTICS}: {AT_MOST_ONCE}: a shared dispatcher delivers at least once: "
+            f"want own, or {AT_LEAST_ONCE}"
         )
-    return Isolation.OWN
+    if rate_limit(annotations) is not None:
+        return f"{RATE_LIMIT}: several pods would have that rate each: want own, or no limit"
+    if client_annotations:
+        return (
+            f"{', '.join(client_annotations)}: a shared dispatcher has its Broker's settings: "
+            "want own, or the settings in the Broker's ConfigMap"
+        )
+    return None
 
 
 def is_at_most_once(annotations: Mapping[str, str]) -> bool:

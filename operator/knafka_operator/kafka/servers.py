@@ -17,6 +17,7 @@ from knafka_operator.decisions.status import NotReady
 ANY_SERVER: Final = ("*",)
 """The patterns of an installation that allows all servers."""
 _LEGAL_SERVER = re.compile(r"[a-z0-9._:\[\]-]+").fullmatch
+"""Matches `host:port` in lower case; no other characters may reach a pattern."""
 
 
 def check_servers(bootstrap_servers: str, allowed: Collection[str]) -> None:

@@ -113,6 +113,7 @@ class ClusterController(Controller):
         follow ConfigMaps; None: they are created. `keys` follows the Secret with the keys of
         functions' tokens; None: functions require no token."""
         self._events = Events(api, operator.settings.identity)
+        """Posts Kubernetes Events."""
         failed, settings = operator.publishing.write_failure, operator.settings
         parts = kinds_of(operator), operator.queue, failed, settings, _Store(cluster, api)
         super().__init__(*parts, self._events.post)
@@ -143,6 +144,7 @@ class ClusterController(Controller):
         self._all_synced = asyncio.Event()
         """Set once all objects of the required selections are known."""
         self._definitions = Definitions(api.kinds, operator.all_operators)
+        """Which CustomResourceDefinitions exist."""
         operator.on_policies_known(False)
         self._pods: set[str] = set()
         """UIDs of the functions' pods that exist."""

@@ -102,7 +102,8 @@ class FunctionKeys:
                 await self._read()  # another replica was first
                 return
         self._keys = keys
-        self._settings.tokens.keys = tuple(keys[name].encode() for name in sorted(keys)[::-1])
+        newest_first = sorted(keys, reverse=True)
+        self._settings.tokens.keys = tuple(keys[name].encode() for name in newest_first)
 
 
 def _usable_keys(values: Mapping[str, str]) -> Mapping[str, str]:

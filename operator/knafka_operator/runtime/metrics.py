@@ -33,7 +33,9 @@ from knafka_operator.scale.decide import ScalingStatus, ShardStatus
 from knafka_operator.sensors.kind import Sensors
 
 METRICS_PORT: Final = 9090
+"""Port of the metrics."""
 HEALTH_PORT: Final = 8080
+"""Port of the kubelet's probes."""
 CHANNEL_PORT: Final = 8081
 """Port at which eventing-kafka's users scrape the metrics of KafkaChannels (DSP-15)."""
 EVERY_PRODUCER: Final = "all"
@@ -47,6 +49,7 @@ class _DeliveredTrigger(NamedTuple):
     id: str
     """The id by which the scaler knows the Trigger."""
     delivery: Watched
+    """How the Trigger is delivered, and by which Kafka."""
     status: ScalingStatus | None
     """None: the scaler doesn't scale the Trigger."""
 

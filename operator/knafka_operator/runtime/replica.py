@@ -242,6 +242,7 @@ class Webhooks:
         set; it sets `serves` once it serves them. `registration` registers the webhooks at the API
         server; None: there are none."""
         self._stop = threading.Event()
+        """Ends the thread."""
         self._serves = serves
         self._registration = registration
         self._registered = registration is None
@@ -251,6 +252,7 @@ class Webhooks:
         )
         self._thread.start()
         self._registering = asyncio.create_task(self._register())
+        """Registers the webhooks, until it is cancelled."""
 
     def is_ready(self) -> bool:
         """Whether webhooks are served, and all of them are registered at the API server."""

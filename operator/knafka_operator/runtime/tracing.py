@@ -37,6 +37,7 @@ from knafka_operator.records.state import States
 log = logging.getLogger(__name__)
 
 TRACING_CONFIG_MAPS: Final = (OBSERVABILITY, TRACING)
+"""Names of Knative's ConfigMaps with tracing settings."""
 ROLL_OUT_SPACING: Final = 1.0
 """Seconds between the new Revisions of two owners; a thousand Triggers take 17 minutes."""
 TRACING_RETRY_INTERVAL: Final = 1.0

@@ -95,6 +95,7 @@ class ShardStatus:
 
     namespace: str
     broker: str
+    """Name of the Broker or KafkaChannel."""
     kind: str
     """Kind of the shard's Triggers, as in `Egress.kind`."""
     group: str

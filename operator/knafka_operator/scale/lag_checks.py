@@ -305,7 +305,7 @@ class SensorLagCheck(LagCheck):
         ending: EndingHolds,
         now: Callable[[], float],
     ) -> None:
-        """`now` gives Unix time (seconds); the Sensor's next timeout is compared with it."""
+        """`now` returns Unix time (seconds), with which the Sensor's next timeout is compared."""
         super().__init__(kafka, ending)
         self.scaled = scaled
         self._now = now

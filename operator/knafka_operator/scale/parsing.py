@@ -18,6 +18,7 @@ LARGE_DOCUMENT: Final = 4_096
 up to 30 ms, a usual document 0.1 ms."""
 
 _THREAD: Final = ThreadPoolExecutor(1, thread_name_prefix="parser")
+"""The one thread; shared by all callers in this process."""
 
 T = TypeVar("T")
 

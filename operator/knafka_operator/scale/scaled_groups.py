@@ -63,6 +63,7 @@ class ScaledGroup:
     id: str
     """The id by which the scaler knows the Trigger or Sensor."""
     autoscaling: Autoscaling
+    """Its settings for scaling, from its annotations and the installation's defaults."""
     _: KW_ONLY
     lag: int | None = None
     """Records that the group has not committed; None: not known yet."""
@@ -107,6 +108,10 @@ class ScaledGroup:
         if ended in (Ended.IDLE, Ended.BUDGET):
             self.note_joined()
 
+    def sum_counts(self, open_drains: Collection[DrainProgress]) -> DrainProgress:
+        """Return the progress of all drains so far; `open_drains` has that of the open ones."""
+        return sum_progress([self.ended_counts], open_drains) if open_drains else self.ended_counts
+
     def note_joined(self) -> None:
         """Record that a drain has joined the group now. When it must join again is random, so that
         not all groups are joined at the same time."""
@@ -136,7 +141,7 @@ class ScaledTrigger(ScaledGroup):
 
     egress: Egress
     own: Holds[DrainProgress] = field(init=False)
-    """The Trigger's own drains."""
+    """The Trigger's own drains; set by the scaler."""
     declared_shard: Shard | None = None
     """The shard that the Trigger is assigned to; None: it has its own drains."""
     drained_by: SharedDrain | None = None
@@ -283,9 +288,7 @@ class ScaledTrigger(ScaledGroup):
             lag=self.lag,
             replicas=len(open_drains),
             scale=self.scale,
-            counts=sum_progress([self.ended_counts], open_drains)
-            if open_drains
-            else self.ended_counts,
+            counts=self.sum_counts(open_drains),
             error=self.drain_error or (shard.error if shard else None) or self.lag_error,
             beyond_end=self.beyond_end,
             paused=self.autoscaling.paused,
@@ -300,6 +303,7 @@ class ScaledSensor(ScaledGroup):
 
     sensor: SensorContract
     holds: Holds[DrainProgress] = field(init=False)
+    """The Sensor's drains; set by the scaler."""
     slots: Slots = field(default_factory=Slots)
     """The slots of its drain requests."""
     due: int | None = None
@@ -337,9 +341,7 @@ class ScaledSensor(ScaledGroup):
             lag=self.lag,
             replicas=len(open_drains),
             scale=self.scale,
-            counts=sum_progress([self.ended_counts], open_drains)
-            if open_drains
-            else self.ended_counts,
+            counts=self.sum_counts(open_drains),
             error=self.drain_error or self.lag_error,
             paused=self.autoscaling.paused,
         )
