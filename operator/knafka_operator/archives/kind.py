@@ -244,9 +244,9 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
     async def _find_storage_problem(
         self, archive: DeadLetterArchive
     ) -> tuple[KnafkaError | None, str]:
-        """Return the problem with an archive's storage (None: it is usable), and the UID of its
-        PersistentVolumeClaim, by which a new claim is told from one with tables (empty: it has
-        none, or there is a problem). Raises `ClusterError`."""
+        """Return the problem with an archive's storage (None: the storage is usable), and the UID
+        of its PersistentVolumeClaim, which differs for a new claim without tables (empty: there is
+        no claim, or a problem). Raises `ClusterError`."""
         storage, namespace = archive.spec.storage, archive.metadata.namespace
         if storage.claim is None:
             return await self._find_store_problem(storage, namespace), ""

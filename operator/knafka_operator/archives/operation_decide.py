@@ -209,8 +209,8 @@ def is_finished(status: Mapping[str, Any]) -> bool:
 
 
 def is_queued(document: Mapping[str, Any]) -> bool:
-    """Whether an operation waits for its archive to create a Job, now or after `retry_at`: its
-    status says so for its present generation, and it isn't being deleted."""
+    """Whether an operation waits for its archive to create a Job, now or after `retry_at`: it has
+    the finalizer, it isn't being deleted, and the status of its present generation is `QUEUED`."""
     metadata, status = document["metadata"], document.get("status") or {}
     return (
         status.get("phase") == QUEUED

@@ -130,9 +130,9 @@ class Subscribers:
         await self.cluster.write_status(channel, {"annotations": annotations})
 
     def _collect_entries(self, channel: Document) -> list[ChannelEntry]:
-        """Return the entries of a channel's Subscriptions, sorted by UID. Each is as the last
-        reconciliation of its Subscription reported it; before the first reconciliation, as it is in
-        the channel (none, if its status doesn't list it)."""
+        """Return the entries of a channel's Subscriptions, sorted by UID, as the last
+        reconciliation of each Subscription reported them. A Subscription that this operator hasn't
+        reconciled yet has the entries in the channel; none if the channel's status lists none."""
         declared = _entries_by_uid((channel.get("spec") or {}).get("subscribers"))
         reported = _entries_by_uid((channel.get("status") or {}).get("subscribers"))
         entry_by_uid = dict[str, ChannelEntry]()

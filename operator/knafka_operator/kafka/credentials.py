@@ -65,26 +65,26 @@ def check_config_map_reference(
     reference: tuple[str, str] | None,
     broker_config: ConfigMap | None,
     broker: Broker,
-    installation: Identity,
+    default: Identity,
 ) -> None:
     """Refuse a ConfigMap of the operator's namespace to a Broker of another namespace, unless the
-    ConfigMap is the installation's own (`installation`) or an administrator has labelled it for
-    Brokers: they mustn't use any other, such as the channels' ConfigMap.
+    ConfigMap is the installation's own, whose identity is `default`, or an administrator has
+    labelled it for Brokers: they mustn't use any other, such as the channels' ConfigMap.
 
     `reference` is the ConfigMap's namespace and name (None: the Broker names none), `broker_config`
     the ConfigMap itself (None: it doesn't exist). Raises `NotReady`, the same one whether or not
     the ConfigMap exists.
     """
-    if reference in (None, installation) or broker.metadata.namespace == installation.namespace:
+    if reference in (None, default) or broker.metadata.namespace == default.namespace:
         return
     assert reference is not None
-    if reference[0] != installation.namespace:
+    if reference[0] != default.namespace:
         return
     if broker_config is None or broker_config.metadata.labels.get(BROKER_CONFIG_LABEL) != "true":
         raise NotReady(
             "ConfigMapNotAllowed",
             f"ConfigMap {reference[0]}/{reference[1]} is not for Brokers: in spec.config name "
-            f"{installation}, or one of the Broker's own namespace; an administrator may label "
+            f"{default}, or one of the Broker's own namespace; an administrator may label "
             f"others {BROKER_CONFIG_LABEL}: true",
         )
 
@@ -95,9 +95,9 @@ def merge_configuration(
     installation_config: ConfigMap | None,
     default: Identity,
 ) -> Configuration:
-    """Merge `broker_config`, the ConfigMap to which the Broker's `spec.config` refers, over the
-    installation's, whose identity is `default`. `reference` is the namespace and name in
-    `spec.config`; None: the Broker names no ConfigMap. A ConfigMap that is None doesn't exist.
+    """Merge `broker_config`, the ConfigMap to which the Broker's `spec.config` refers, over
+    `installation_config`, whose identity is `default`; None: the ConfigMap doesn't exist.
+    `reference` is the namespace and name in `spec.config`; None: the Broker names no ConfigMap.
 
     Raises `NotReady` if the Broker's ConfigMap doesn't exist, `InvalidDocument` if neither
     ConfigMap names Kafka's servers.
@@ -161,13 +161,13 @@ def secret_mount(broker: Broker, secret: Mapping[str, Any]) -> Mount:
 
 
 def channel_secret(
-    secret_name: str | None, installation: ConfigMap | None, namespace: str
+    secret_name: str | None, installation_config: ConfigMap | None, namespace: str
 ) -> Identity | None:
     """Return the Secret for a KafkaChannel's Kafka: `secret_name`, the value of its annotation
-    `KAFKA_SECRET` (None: it has none), else the one that `installation` names, the channels'
+    `KAFKA_SECRET` (None: it has none), else the one that `installation_config` names, the channels'
     ConfigMap (None: it doesn't exist). None: neither names a Secret. Raises `NotReady` for a Secret
     outside `namespace`, the operator's."""
-    data = {} if installation is None else installation.data
+    data = {} if installation_config is None else installation_config.data
     name = secret_name or data.get(desired.SECRET_NAME_KEY, "").strip()
     if not name:
         return None
@@ -196,10 +196,10 @@ def check_channel_secret(
 def channel_config(
     secret_name: str | None,
     values: MutableMapping[str, str] | None,
-    installation: ConfigMap | None,
+    installation_config: ConfigMap | None,
     default: Identity,
 ) -> ConfigMap:
-    """Return a KafkaChannel's configuration: `installation`, the channels' ConfigMap, whose
+    """Return a KafkaChannel's configuration: `installation_config`, the channels' ConfigMap, whose
     identity is `default`. If the channel's annotation names a Secret (`secret_name`) with bootstrap
     servers, these replace the ConfigMap's, and are removed from `values`, the Secret's values.
 
@@ -207,11 +207,14 @@ def channel_config(
     """
     if secret_name is not None and values is not None and desired.BOOTSTRAP_SERVERS in values:
         servers = values.pop(desired.BOOTSTRAP_SERVERS)
-        data = {**(installation.data if installation else {}), desired.BOOTSTRAP_SERVERS: servers}
+        data = {
+            **(installation_config.data if installation_config else {}),
+            desired.BOOTSTRAP_SERVERS: servers,
+        }
         metadata = {"namespace": default.namespace, "name": default.name}
         document = {"apiVersion": CORE, "kind": "ConfigMap", "metadata": metadata, "data": data}
-        installation = parse(ConfigMap, document)
-    return merge_configuration(None, None, installation, default).config
+        installation_config = parse(ConfigMap, document)
+    return merge_configuration(None, None, installation_config, default).config
 
 
 def _projected_secret(broker: Broker, data: Mapping[str, str]) -> services.Manifest:

@@ -84,10 +84,10 @@ def automatic_isolation(
 ) -> Isolation:
     """Return the isolation of a Trigger whose declared isolation is `auto`: its own dispatcher with
     min-scale (`drains_always`), else the isolation that its activity needs (`needed`), else the one
-    by which it is `delivered` now. None: not known.
+    by which it is `delivered` now (both None: not known).
 
-    If neither is known, a Trigger that has only its own dispatcher (`has_own`, and no record in the
-    contract, `has_record`) keeps it; any other Trigger is shared.
+    If neither is known, the Trigger keeps its own dispatcher if it has only that: `has_own`, and
+    not `has_record`, a record in the contract. Any other Trigger is shared.
     """
     if drains_always:
         return Isolation.OWN

@@ -164,9 +164,9 @@ def may_delete_topic(
     existing: TopicDescription | None, known_id: str | None, *, used: bool, claimed: bool
 ) -> bool:
     """Whether the `existing` topic (None: there is none) was created for an object, and so may be
-    deleted with it. `known_id` is the topic's id in the object's status: it must be the id of this
-    topic, or be empty while the topic isn't `used`, which means that it has no records. A topic
-    that is `claimed`, as another object's status names it, too, may never be deleted."""
+    deleted with the object. `known_id`, the topic's id in the object's status, must be the id of
+    this topic, or empty for a topic that has never had records (not `used`). A topic that another
+    object's status names, too (`claimed`), may never be deleted."""
     if existing is None or known_id is None or claimed:
         return False
     return known_id == existing.id or (not known_id and not used)

@@ -238,8 +238,8 @@ class Webhooks:
         serves: asyncio.Event,
         registration: Registration | None,
     ) -> None:
-        """Start `run_kopf` in a thread, where it serves webhooks until the event that it gets is
-        set; it sets `serves` once it serves them. `registration` registers the webhooks at the API
+        """Start `run_kopf` in a thread: it serves webhooks until the event that it gets is set.
+        `serves` is set once webhooks are served. `registration` registers the webhooks at the API
         server; None: there are none."""
         self._stop = threading.Event()
         """Ends the thread."""

@@ -146,8 +146,8 @@ class Holds(Generic[Line]):
         request_budgets: tuple[float, float] = REQUEST_BUDGETS,
     ) -> None:
         """`new_sender` returns the function that sends the requests of a new hold. `budget` is the
-        seconds of one drain, `request_budgets` those of its first request and of each further one.
-        `on_over` is called when a hold has ended. `slots` assigns slots; None: drains need none."""
+        seconds of one drain, `request_budgets` those of its first and of each further request.
+        `on_over` is called when a hold has ended. `slots` assigns slots; None: drains have none."""
         self._first_budget, self._request_budget = request_budgets
         self._unit: Unit[Line] = unit
         self._new_sender: Callable[[], SendRequest[Line]] = new_sender
