@@ -169,7 +169,7 @@ class _ArchiveSteps(Generic[K]):
         self, *effects: Effect, phase: str, requeue_after: float = RECHECK_SECONDS
     ) -> ArchiveDecision:
         """Return the decision to run these effects and to reconcile again after `requeue_after`
-        seconds, with the conditions and status so far; no effects if an earlier one has failed."""
+        seconds; put `phase` and the running Job into the status. No effects after a failed one."""
         jobs = self.observed.jobs
         running = next((object_name(job) for job in jobs if not job_outcome(job)), "")
         self.status.update(phase=phase, job=running)

@@ -294,10 +294,8 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
         Broker's address and the next operation. Raises `ClusterError`."""
         document = observed.document
         jobs = await self._list_jobs(document)
-        pods, verdicts = (
-            await read_last_pods(self.cluster, jobs),
-            await self.operations.find_job_verdicts(jobs),
-        )
+        pods = await read_last_pods(self.cluster, jobs)
+        verdicts = await self.operations.find_job_verdicts(jobs)
         lease = await self._read_lease(document)
         record.is_known_idle = not jobs and lease is None
         holder_is_gone = lease is not None and await self._is_holder_gone(

@@ -184,8 +184,8 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
             if kind in OPERATIONS and name:
                 document = await self.cluster.get(KNAFKA, kind, metadata["namespace"], name)
             operation = document or {}
-            stored = operation.get("metadata") or {}
-            if stored.get("uid") != uid or "deletionTimestamp" in stored:
+            operation_metadata = operation.get("metadata") or {}
+            if operation_metadata.get("uid") != uid or "deletionTimestamp" in operation_metadata:
                 unwanted.add(object_name(job))
             elif not deciding.has_outcome_of(object_name(job), operation.get("status") or {}):
                 unrecorded.add(object_name(job))

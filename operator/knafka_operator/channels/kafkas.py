@@ -76,18 +76,20 @@ class ChannelKafkas:
         `NotReady`, `InvalidDocument` and `ClusterError`.
         """
         annotations = status_annotations(document)
-        servers, candidates = annotations.get(desired.BOOTSTRAP_SERVERS), list[KafkaCluster]()
+        servers = annotations.get(desired.BOOTSTRAP_SERVERS)
+        candidates: list[KafkaCluster] = []
         failure: KnafkaError | None = None
         try:
-            candidates.append((await self.connect(document))[1])
+            _, configured_kafka = await self.connect(document)
+            candidates.append(configured_kafka)
         except (NotReady, InvalidDocument) as error:
             failure = error
         if last_kafka is not None:
             candidates.append(last_kafka)
         for name in receivers_of(annotations):
             with suppress(NotReady, InvalidDocument):
-                if (receiver_kafka := await self.find_kafka_of_receiver(name)) is not None:
-                    candidates.append(receiver_kafka[0])
+                if (kafka_and_topic := await self.find_kafka_of_receiver(name)) is not None:
+                    candidates.append(kafka_and_topic[0])
         matching = [kafka for kafka in candidates if servers in (None, kafka.bootstrap_servers)]
         if matching:
             return matching[0]
@@ -112,7 +114,7 @@ class ChannelKafkas:
                 message = f"Secret {namespace}/{mounted[0]} of receiver {name} does not exist"
                 raise NotReady("SecretNotFound", message)
             values = dict(decode_secret(secret))
-            values.pop(desired.BOOTSTRAP_SERVERS, None)
+            values.pop(desired.BOOTSTRAP_SERVERS, None)  # the receiver's own servers count
         kafka = self.kafkas.ensure_cluster(receiver.kafka.bootstrap_servers, values, is_own=True)
         return kafka, receiver.contract_topic
 
