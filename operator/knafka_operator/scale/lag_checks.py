@@ -198,8 +198,8 @@ class TopicLagCheck(LagCheck):
     def _last_known_lags(
         self, topic: str, error: BaseException, groups: Sequence[str]
     ) -> Mapping[str, Lag]:
-        """Return the last known lag of each group on a topic that couldn't be read; none if the
-        topic doesn't exist, or if no lag is known."""
+        """Return the last known lag of each group on a topic that couldn't be read; a lag of no
+        partitions if the topic doesn't exist, or if none is known."""
         is_unknown_topic = isinstance(error, LogError) and error.unknown_topic
         known_lags = {} if is_unknown_topic else self._last_lags.get(topic, {})
         return {group: known_lags.get(group, Lag({})) for group in groups}
