@@ -129,8 +129,8 @@ async def _run(
 
 
 async def _read_installation_id(settings: Settings, api: ApiCluster) -> str:
-    """Return the UID of the operator's namespace, which tells installations apart; empty if the
-    operator may not read it."""
+    """Return the UID of the operator's namespace, by which installations are told apart; empty if
+    the operator may not read the namespace. Raises other `ClusterError`s than `NotAllowed`."""
     namespace = settings.namespace
     try:
         namespace_document = await api.get(CORE, "Namespace", namespace, namespace)
@@ -143,7 +143,8 @@ async def _read_installation_id(settings: Settings, api: ApiCluster) -> str:
 
 
 async def _wait_for_lease(acquired: asyncio.Event, operator: Operator, stop: asyncio.Event) -> bool:
-    """Wait until this replica leads (returns True), or must stop (False)."""
+    """Wait until this replica leads (returns True), or must stop (False). Meanwhile keep it
+    prepared: connected to the Kafkas that a leader needs."""
     log.info("waiting for the Lease")
     preparing = asyncio.create_task(
         run_repeatedly("being ready", operator.prepare, PREPARE_INTERVAL, 0.0)
