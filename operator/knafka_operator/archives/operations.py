@@ -194,7 +194,7 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
     # Reconciling.
 
     def ensure_record(self, document: Document) -> _OperationRecord | None:
-        """Return the operation's record; None: it has finished."""
+        """Return the operation's record, created if needed; None: the operation has finished."""
         self.remember(document)
         return self._records.get(document["metadata"].get("uid", ""))
 

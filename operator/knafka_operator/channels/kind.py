@@ -273,7 +273,7 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
         await super().write(observed, status)
 
     async def finish(self, observed: ObservedChannel, record: BrokerRecord) -> None:
-        """Maintain the channel's shards."""
+        """Apply the Services of the channel's shards again, and delete those without Triggers."""
         if record.state is not None:
             await self.shards.maintain(record.state.broker)
 

@@ -298,7 +298,7 @@ def _positive_count(data: Mapping[str, str], key: str, default: int, maximum: in
 
 
 def _topic_config(data: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the topic settings among a ConfigMap's data, without their prefix. Raises
+    """Return the topic settings in a ConfigMap's data, without their prefix. Raises
     `InvalidDocument` for a cleanup policy that would lose events."""
     config = {
         key.removeprefix(TOPIC_CONFIG): value.strip()

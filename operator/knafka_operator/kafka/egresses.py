@@ -59,7 +59,7 @@ class TriggerDestinations:
     are sent."""
 
     @property
-    def want_tokens(self) -> bool:
+    def have_audience(self) -> bool:
         """Whether any destination has an audience, so that requests to it need a token."""
         sinks = self.subscriber, self.dead_letter_sink, self.reply
         return any(sink is not None and sink.audience for sink in sinks)

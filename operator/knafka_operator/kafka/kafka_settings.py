@@ -50,13 +50,15 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def with_config_settings(kafka: Kafka, data: Mapping[str, str]) -> Kafka:
-    """Return `kafka` with the client settings in a ConfigMap's `data` merged over its own."""
+    """Return `kafka` with the client settings in a ConfigMap's `data` merged over its own. Raises
+    `InvalidDocument` for a setting that isn't allowed."""
     return _with_client_settings(kafka, client_settings.given(data, "", "data."))
 
 
 def with_annotation_settings(kafka: Kafka, annotations: Mapping[str, str]) -> Kafka:
     """Return `kafka`, the Broker's or the installation's, with the client settings in annotations
-    of a Trigger or KafkaChannel merged over its own."""
+    of a Trigger or KafkaChannel merged over its own. Raises `InvalidDocument` for a setting that
+    isn't allowed."""
     return _with_client_settings(
         kafka, client_settings.given(annotations, KNAFKA_PREFIX, annotation_path(""))
     )
@@ -80,14 +82,15 @@ def channel_topic_settings(annotations: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def check_channel_settings(annotations: Mapping[str, str]) -> None:
-    """Refuse invalid client and topic settings in a KafkaChannel's annotations."""
+    """Refuse invalid client and topic settings in a KafkaChannel's annotations; raises
+    `InvalidDocument`."""
     client_settings.given(annotations, KNAFKA_PREFIX, annotation_path(""))
     channel_topic_settings(annotations)
 
 
 def check_trigger_settings(annotations: Mapping[str, str]) -> None:
     """Refuse invalid annotations of a Trigger about start position, semantics, rate limit, client
-    settings and isolation."""
+    settings and isolation; raises `InvalidDocument`."""
     start_position(annotations)
     required_isolation(annotations)
 

@@ -105,7 +105,7 @@ def shard_number_for(group: str, numbers: Mapping[str, int], size: int) -> int:
 
 
 def shard_placement(broker: Broker, number: int, kafka: Kafka) -> ShardPlacement:
-    """Return number and contract of one of a Broker's shards."""
+    """Return a Broker's shard with this number, whose dispatcher connects to `kafka`."""
     name_parts = _name_parts(broker)
     shard = Shard(
         group=names.shard_group(*name_parts, number),

@@ -312,7 +312,7 @@ def _shard_metrics(shards: Sequence[ShardStatus]) -> Iterator[Metric]:
 
 def _shard_labels(shard: ShardStatus) -> dict[str, str]:
     """Return the labels of a shard's metrics; a shard of Subscriptions belongs to a channel."""
-    owner_label = "channel" if shard.kind == "Subscription" else "broker"
+    owner_label = "channel" if shard.kind == CHANNELS.trigger else "broker"
     return {"namespace": shard.namespace, owner_label: shard.broker, "shard": shard.group}
 
 

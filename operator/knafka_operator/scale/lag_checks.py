@@ -317,7 +317,8 @@ class SensorLagCheck(LagCheck):
         self.check_soon()
 
     async def check(self) -> None:
-        """Read the Sensor's lags, and open as many drains as it needs."""
+        """Read the Sensor's lags, decide its scale, and open missing drains. An error is recorded,
+        and the last decision stays."""
         scaled, sensor = self.scaled, self.scaled.sensor
         self.checked_at = asyncio.get_running_loop().time()
         # Before the request: events that wake the Sensor meanwhile may be missing in the answer.

@@ -132,8 +132,8 @@ class ScaledShard:
         trigger.drained_by = trigger.drain_error = None
 
     def wake(self, topic: str, grown: int) -> None:
-        """Open a request if there is none, and if `grown` new records in the topic are enough to
-        wake one of its Triggers."""
+        """Open a request if there is none, and if one of the Triggers that read `topic` wakes at
+        any lag (no activation-lag-threshold); `grown` is the number of new records in the topic."""
         members = [member for member in self._members.values() if member.egress.topic == topic]
         if self.holds.all or all(member.autoscaling.activation_lag_threshold for member in members):
             return
