@@ -19,7 +19,7 @@ from knafka.core.errors import InvalidDocument
 from knafka_jobs import pod, spark_launch
 from knafka_operator.archives import manifests
 from knafka_operator.archives.model import ARCHIVE, DeadLetterArchive
-from knafka_operator.archives.runs import run_report
+from knafka_operator.archives.runs import parse_run_report
 from knafka_operator.installation.naming import NameKind, Naming
 from knafka_operator.model.sensors import KNAFKA
 
@@ -317,7 +317,7 @@ def test_what_is_wrong_is_told_by_its_field(spec: dict[str, Any], told: str) -> 
     ],
 )
 def test_a_termination_message_is_a_result_or_the_end_of_a_log(text: str, found: Any) -> None:
-    assert run_report(text) == found
+    assert parse_run_report(text) == found
 
 
 def test_the_example_of_a_backtest_says_what_its_pod_takes(monkeypatch: pytest.MonkeyPatch) -> None:

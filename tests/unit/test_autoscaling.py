@@ -14,8 +14,8 @@ from knafka_operator.scale.decide import (
     Cause,
     Scale,
     decide_scale,
-    keep_offsets,
     scale_for_expected_event,
+    scale_to_keep_offsets,
 )
 
 EACH = "one dispatcher per 100"
@@ -94,7 +94,7 @@ def test_a_decision_names_what_it_went_by_for_metrics(
 
 def test_what_lag_did_not_ask_for_has_a_cause_of_its_own() -> None:
     nothing = decide_scale(0, 4, SCALING, 0)
-    assert keep_offsets(nothing, 4, shared=False).cause is Cause.KEEPING_OFFSETS
+    assert scale_to_keep_offsets(nothing, 4, shared=False).cause is Cause.KEEPING_OFFSETS
     assert scale_for_expected_event(shared=True).cause is Cause.PREWARM
 
 

@@ -276,7 +276,7 @@ async def test_topics_to_which_nothing_writes_are_looked_at_in_turns(log: Memory
     assert (await admin.within(10))[topics[1]] == IN_TURNS
     side.watched.clear()
     await asyncio.sleep(1)
-    assert (side._ends, side._moved) == ({}, {})
+    assert (side._ends, side._grown_at) == ({}, {})
     await kafkas.close()
 
 

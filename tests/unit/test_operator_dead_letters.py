@@ -142,7 +142,7 @@ async def test_a_dead_letter_that_a_dispatcher_reports_is_in_the_status_within_s
         kafka = watched.world.operator.triggers.watched[Identity(*WHO)].kafka
         (scaled,) = kafka.scaler._triggers.values()
         watched.bury()
-        scaled.ended = scaled.ended.model_copy(update={"dead_lettered": 1})
+        scaled.ended_counts = scaled.ended_counts.model_copy(update={"dead_lettered": 1})
         await asyncio.sleep(5.1)
         assert watched.told()["message"].startswith("1 dead letter waits")
 
@@ -237,7 +237,7 @@ async def test_metrics_have_number_age_retention_and_reasons() -> None:
         kafka = watched.world.operator.triggers.watched[Identity(*WHO)].kafka
         (scaled,) = kafka.scaler._triggers.values()
         letters = {"status 503": 2, "timeout": 1}
-        scaled.ended = DrainProgress(dead_lettered=3, dead_letters=letters)
+        scaled.ended_counts = DrainProgress(dead_lettered=3, dead_letters=letters)
         await asyncio.sleep(6)
         labels = {"namespace": "shop", "broker": "default", "trigger": "orders"}
         assert _samples(watched, "knafka_dead_letters") == [(labels, 2)]

@@ -18,7 +18,7 @@ from knafka_jobs import pod
 from knafka_operator.archives.model import ARCHIVE
 from knafka_operator.archives.operation_decide import MAX_ATTEMPTS, ObservedOperation, decide
 from knafka_operator.archives.operation_model import MAX_IDS, PURGE, REPLAY, parse_operation
-from knafka_operator.archives.runs import run_report
+from knafka_operator.archives.runs import parse_run_report
 from knafka_operator.model.resources import CORE
 from knafka_operator.model.sensors import KNAFKA
 
@@ -555,7 +555,7 @@ def test_the_operator_reads_the_counts_and_the_error_however_long_the_rest_is(
 ) -> None:
     message = pod.termination_message(answer)
     assert len(message) <= pod.MAX_MESSAGE_CHARACTERS
-    report = run_report(message)
+    report = parse_run_report(message)
     for name in ("sent", "left_out"):
         assert report.get(name) == answer.get(name)
     assert bool(report.get("problems")) == ("problems" in answer)

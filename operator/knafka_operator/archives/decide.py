@@ -70,8 +70,8 @@ RECHECK_SECONDS: Final = 30.0
 JOB_RECHECK_SECONDS: Final = 10.0
 """Seconds until the next reconciliation while its Job runs or another archive has the tables."""
 FIRST_RETRY: Final = 60.0
-"""Seconds between the first failed Job and the next; doubled each time, up to `MAX_RETRY`."""
 MAX_RETRY: Final = 21_600.0
+"""Seconds between a failed Job and the next: `FIRST_RETRY`, doubled each time up to `MAX_RETRY`."""
 
 ACCOUNT_REFUSAL: Final = Refusal("this archive", "AccountNotOurs", "JobRejected")
 JOB_REFUSAL: Final = Refusal("this archive", "JobNotOurs", "JobRejected")
@@ -103,7 +103,7 @@ class ObservedArchive(ObservedObject, Generic[K]):
     next_operation: Operation | None = None
     """The oldest queued operation that may run now."""
     next_operation_in: float = math.inf
-    """Seconds until another queued operation may run."""
+    """Seconds until another queued operation may run; infinite: there is none."""
     unrecorded: frozenset[str] = frozenset()
     """Names of Jobs whose operation's status does not have their outcome yet."""
     unwanted: frozenset[str] = frozenset()
@@ -115,13 +115,13 @@ class ObservedArchive(ObservedObject, Generic[K]):
     holder_is_gone: bool = False
     """Whether the archive that holds the Lease was deleted, and has no Job any more."""
     address: str = ""
-    """The Broker's address; empty: it has none."""
+    """The Broker's URL; empty: it has none."""
     account_applied: bool = False
-    """Whether the ServiceAccount and RoleBinding of executors have been applied."""
+    """Whether this reconciliation has applied the executors' ServiceAccount and RoleBinding."""
 
     @property
     def failure(self) -> KnafkaError | None:
-        """Return the error of the first effect that failed; no effect runs after it."""
+        """Return the error of the first failed effect, after which none runs; None: none failed."""
         return next(iter(self.failed.values()), None)
 
     def after(self, effect: Effect, result: Any) -> ObservedArchive[K]:
@@ -148,7 +148,7 @@ class ArchiveDecision:
 
 
 class _ArchiveSteps(Generic[K]):
-    """The decision of one archive while its steps are taken."""
+    """One archive's conditions and status while its decision is made."""
 
     def __init__(self, observed: ObservedArchive[K]) -> None:
         self.observed = observed
@@ -162,23 +162,23 @@ class _ArchiveSteps(Generic[K]):
 
     @property
     def idle_phase(self) -> str:
-        """The phase of an archive without a Job."""
+        """The phase of an archive that neither has nor needs a Job."""
         return "Failing" if self.status["failures"] else "Idle"
 
     def decision(
-        self, *effects: Effect, phase: str, again: float = RECHECK_SECONDS
+        self, *effects: Effect, phase: str, requeue_after: float = RECHECK_SECONDS
     ) -> ArchiveDecision:
-        """Return the decision to run these effects and to reconcile again after `again` seconds,
-        with phase and running Job in the status; no effects if an earlier one has failed."""
+        """Return the decision to run these effects and to reconcile again after `requeue_after`
+        seconds; put `phase` and the running Job into the status. No effects after a failed one."""
         jobs = self.observed.jobs
         running = next((object_name(job) for job in jobs if not job_outcome(job)), "")
         self.status.update(phase=phase, job=running)
         effects_to_run = () if self.observed.failure is not None else effects
-        return ArchiveDecision(effects_to_run, self.conditions, self.status, again)
+        return ArchiveDecision(effects_to_run, self.conditions, self.status, requeue_after)
 
     def queued(self, *effects: Effect) -> ArchiveDecision:
-        """Return the decision of an archive that is about to start a Job."""
-        return self.decision(*effects, phase="Queued", again=JOB_RECHECK_SECONDS)
+        """Return the decision of an archive that needs a Job: run these effects first."""
+        return self.decision(*effects, phase="Queued", requeue_after=JOB_RECHECK_SECONDS)
 
 
 def decide(observed: ObservedArchive[K], settings: Settings, now: datetime) -> ArchiveDecision:
@@ -189,30 +189,31 @@ def decide(observed: ObservedArchive[K], settings: Settings, now: datetime) -> A
     if observed.jobs:  # also if a condition has failed
         return _finish_job(observed.jobs[0], steps, now)
     own_holder = lease_holder(observed.document)
-    held_lease = observed.lease
-    if held_lease is not None and held_lease["spec"].get("holderIdentity") != own_holder:
-        held_lease = None
-    release_effects = () if held_lease is None else (_lease_deletion(held_lease, settings),)
+    own_lease = observed.lease
+    if own_lease is not None and own_lease["spec"].get("holderIdentity") != own_holder:
+        own_lease = None
+    release_effects = () if own_lease is None else (_lease_deletion(own_lease, settings),)
     archive = observed.archive
     if isinstance(archive, InvalidDocument) or not steps.conditions.holds(
         BROKER_READY, STORAGE_READY, TOPICS_READ
     ):
         return steps.decision(*release_effects, phase=steps.idle_phase)
     status = {**observed.status, **steps.status}
-    is_run_due, includes_report, again = _find_due_run(archive, status, now)
-    operation, again = observed.next_operation, min(again, observed.next_operation_in)
-    if operation is not None and is_run_due and not _is_last_run_own(observed.status):
-        operation = None
+    is_run_due, includes_report, seconds = _find_due_run(archive, status, now)
+    operation = observed.next_operation
+    if is_run_due and not _is_last_run_own(observed.status):
+        operation = None  # the last Job was an operation's: now it is the archive's turn
     if not is_run_due and operation is None:
-        return steps.decision(*release_effects, phase=steps.idle_phase, again=again)
+        seconds = min(seconds, observed.next_operation_in)
+        return steps.decision(*release_effects, phase=steps.idle_phase, requeue_after=seconds)
 
     storage_root = manifests.storage_root(archive.metadata.namespace, archive.spec.storage)
     lease = manifests.lease_manifest(storage_root, own_holder, now, settings)
     if observed.lease is None:
         return steps.queued(Create(Step.TAKE_LEASE, lease))
-    if held_lease is None:
+    if own_lease is None:
         if not observed.holder_is_gone:
-            return steps.queued()
+            return steps.queued()  # wait for the other archive
         version = observed.lease["metadata"].get("resourceVersion")
         lease = {**lease, "metadata": {**lease["metadata"], "resourceVersion": version}}
         return steps.queued(Apply(Step.REPLACE_LEASE, (lease,)))
@@ -223,7 +224,7 @@ def decide(observed: ObservedArchive[K], settings: Settings, now: datetime) -> A
 
 
 def _set_conditions(steps: _ArchiveSteps[K], now: datetime) -> None:
-    """Decide all conditions, with the number of waiting dead letters in the status."""
+    """Decide all conditions, and put the number of waiting dead letters into the status."""
     observed, conditions, archive = steps.observed, steps.conditions, steps.observed.archive
     if isinstance(archive, InvalidDocument):
         conditions.fail(STORAGE_READY, archive)
@@ -247,7 +248,8 @@ def _set_conditions(steps: _ArchiveSteps[K], now: datetime) -> None:
 
 
 def _finish_job(job: Mapping[str, Any], steps: _ArchiveSteps[K], now: datetime) -> ArchiveDecision:
-    """Decide what becomes of an existing Job: it runs on, or is recorded and then deleted."""
+    """Decide what becomes of an existing Job: it runs on, or its end is recorded and the Job is
+    deleted. A Job that runs is deleted only if its operation was deleted."""
     observed, name = steps.observed, object_name(job)
     is_being_deleted = "deletionTimestamp" in job["metadata"]
     outcome = job_outcome(job)
@@ -256,11 +258,11 @@ def _finish_job(job: Mapping[str, Any], steps: _ArchiveSteps[K], now: datetime) 
             job, outcome, observed.pods.get(name), observed.status, steps.generation, now
         )
         record = WriteStatus(Step.RECORD_RUN, status_patch)
-        return steps.decision(record, phase="Ending", again=JOB_RECHECK_SECONDS)
+        return steps.decision(record, phase="Ending", requeue_after=JOB_RECHECK_SECONDS)
     may_go = name not in observed.unrecorded if outcome else name in observed.unwanted
     effects = (_job_deletion(job),) if may_go and not is_being_deleted else ()
     phase = "Ending" if outcome else "Running"
-    return steps.decision(*effects, phase=phase, again=JOB_RECHECK_SECONDS)
+    return steps.decision(*effects, phase=phase, requeue_after=JOB_RECHECK_SECONDS)
 
 
 def _create_job(
@@ -317,8 +319,8 @@ def _waiting_status(
 def _find_due_run(
     archive: DeadLetterArchive, status: Mapping[str, Any], now: datetime
 ) -> tuple[bool, bool, float]:
-    """Return whether a run is due, whether it includes a report, and the seconds until that may
-    change; `status` is the archive's."""
+    """Return whether a run of the archive itself is due by its `status`, whether the run includes a
+    report, and after how many seconds to look again."""
     rules, seconds = archive.spec.compaction, RECHECK_SECONDS
     waiting = status.get("waiting", 0)
     is_many = waiting >= rules.number
@@ -328,30 +330,27 @@ def _find_due_run(
         seconds_left = rules.age - (now - since).total_seconds()
         is_old, seconds = seconds_left <= 0, min(seconds, max(1.0, seconds_left))
     run_annotation = archive.metadata.annotations.get(RUN_ANNOTATION, "")
-    requested = bool(run_annotation) and run_annotation != status.get("requested", "")
+    is_requested = bool(run_annotation) and run_annotation != status.get("requested", "")
     # Without any dead letters a report would be empty.
-    has_any = bool(status.get("archived") or waiting)
-    report = archive.spec.report is not None and has_any
-    scheduled = report and _next_report_time(archive, status) <= now
-    retry = _next_retry_time(archive, status)
-    if retry is not None and now < retry and not requested:
-        return False, False, min(RECHECK_SECONDS, max(1.0, (retry - now).total_seconds()))
-    is_due = is_many or is_old or scheduled or requested
-    return is_due, report and (scheduled or requested), seconds
+    may_report = archive.spec.report is not None and bool(status.get("archived") or waiting)
+    is_report_due = may_report and _next_report_time(archive, status) <= now
+    retry_time = _next_retry_time(archive, status)
+    if retry_time is not None and now < retry_time and not is_requested:
+        return False, False, min(RECHECK_SECONDS, max(1.0, (retry_time - now).total_seconds()))
+    is_due = is_many or is_old or is_report_due or is_requested
+    return is_due, may_report and (is_report_due or is_requested), seconds
 
 
 def _is_last_run_own(status: Mapping[str, Any]) -> bool:
-    """Whether the last Job was the archive's own, and not an operation's."""
-    own_run, operation_run = (
-        run_number_in((status.get(status_key) or {}).get("job", ""))
-        for status_key in ("lastRun", "lastOperation")
-    )
-    return own_run > operation_run
+    """Whether the last Job was the archive's own, and not an operation's; False: there was none."""
+    own_job = (status.get("lastRun") or {}).get("job", "")
+    operation_job = (status.get("lastOperation") or {}).get("job", "")
+    return run_number_in(own_job) > run_number_in(operation_job)
 
 
 def _next_report_time(archive: DeadLetterArchive, status: Mapping[str, Any]) -> datetime:
-    """Return when the next report is due by the archive's schedule; the latest `datetime` if the
-    schedule never matches again."""
+    """Return when the next report is due by the archive's schedule, counted from its last report,
+    else its first run; the latest `datetime` if the schedule never matches again."""
     assert archive.spec.report is not None
     last_made = (status.get("report") or {}).get("made")
     since = last_made or status.get("firstRun") or status["waitingSince"]
@@ -361,8 +360,8 @@ def _next_report_time(archive: DeadLetterArchive, status: Mapping[str, Any]) -> 
 
 
 def _next_retry_time(archive: DeadLetterArchive, status: Mapping[str, Any]) -> datetime | None:
-    """Return when the next Job may run after failures. None: at once, as the last one succeeded, or
-    the archive was changed since."""
+    """Return when the archive's next Job may run after failures. None: at once, as the last one
+    hasn't failed, or the archive was changed since."""
     last, failures = status.get("lastRun") or {}, status.get("failures", 0)
     if not failures or last.get("generation") != archive.metadata.generation:
         return None
@@ -384,7 +383,8 @@ def lease_holder(document: Mapping[str, Any]) -> str:
 
 
 def _set_succeeded_condition(conditions: ConditionSet, observed: ObservedArchive[K]) -> None:
-    """Set `SUCCEEDED` by a failed effect, a pod that doesn't start, or the last Jobs' failures."""
+    """Decide `SUCCEEDED`: False after a failed effect, for a pod that doesn't start, and after
+    failed Jobs of the archive itself."""
     last = observed.status.get("lastRun") or {}
     with conditions.step(SUCCEEDED):
         if observed.failure is not None:

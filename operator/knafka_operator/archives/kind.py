@@ -53,7 +53,7 @@ decision set; in any other phase it is retried with the backoff of all objects t
 
 
 def _now() -> datetime:
-    """Return the time in UTC; tests give another clock."""
+    """Return the time in UTC; tests replace this clock."""
     return datetime.now(UTC)
 
 
@@ -65,8 +65,8 @@ class _ArchiveRecord:
     waiting: UncompactedCounts = field(default_factory=UncompactedCounts)
     """The lag of the archive's group on each dead-letter topic when it was last read."""
     kafka: KafkaCluster | None = None
-    """The Kafka with the archive's consumer group; kept because the archive's Broker may be deleted
-    first."""
+    """The Kafka with the archive's consumer group, kept because the archive's Broker may be deleted
+    first; None: not known yet."""
     group: str = ""
     """The consumer group with which the archive's Jobs read dead letters; empty: not known yet."""
     is_known_idle: bool = False
@@ -89,24 +89,26 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
     states: States
     effects: Effects
     is_our_broker: Callable[[Document], bool]
-    """Tells whether Knafka serves the Broker with this document."""
+    """Returns whether Knafka serves the Broker with this document."""
     now: Callable[[], datetime] = _now
+    """Returns the time in UTC."""
     _dead_letters: UncompactedDeadLetters = field(default_factory=UncompactedDeadLetters)
+    """Counts waiting dead letters."""
     _records: dict[str, _ArchiveRecord] = field(default_factory=dict)
     """The record of each archive, by its UID."""
     operations: Operations = field(init=False)
-    """The operations on the archives' tables."""
+    """Reconciles the operations on the archives' tables."""
 
     def __post_init__(self) -> None:
         self.operations = Operations(self.cluster, self.effects, lambda: self.now())
 
     def remember(self, document: Document) -> object:
-        """Create the archive's record if it has none: `on_job` finds a changed Job's archive by the
-        record."""
+        """Create the archive's record if it has none, by which `on_job` finds the archive of a
+        changed Job; returns the record."""
         return self.ensure_record(document)
 
     def timestamp(self) -> str:
-        """Return the time, RFC 3339."""
+        """Return the time now, RFC 3339."""
         return archive_runs.timestamp(self.now())
 
     async def forget(self, document: Document) -> None:
@@ -125,16 +127,17 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
         return keys
 
     def requeue_after(self, document: Document, new_status: Mapping[str, Any]) -> float | None:
-        """Return the seconds until the archive is reconciled again, as last decided; None, the
-        default backoff, for an archive that isn't Ready and whose phase isn't in
-        `WORKING_PHASES`."""
+        """Return the seconds until the archive is reconciled again, as last decided. None: the
+        archive isn't Ready and its phase isn't in `WORKING_PHASES`, so it is retried with the
+        default backoff."""
         is_ready = statuses.ready_condition(new_status["conditions"]).get("status") == "True"
-        waits = not is_ready and new_status.get("phase") not in WORKING_PHASES
-        return None if waits else self.ensure_record(document).requeue_after
+        if is_ready or new_status.get("phase") in WORKING_PHASES:
+            return self.ensure_record(document).requeue_after
+        return None
 
     async def delete(self, document: Document) -> None:
         """Delete an archive's Jobs, the Lease if the archive holds it, and the consumer group if
-        the record names its Kafka; the tables stay.
+        its Kafka is known; the tables stay.
 
         Raises `NotReady` while a Job still exists, `LogError` and `ClusterError`.
         """
@@ -162,7 +165,8 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
         return record
 
     async def observe(self, document: Document, record: _ArchiveRecord) -> Observed:
-        """Read what the decision needs; Jobs and the Lease only where they may exist."""
+        """Read what the decision needs; Jobs and the Lease only if one may exist, or if the
+        decision has effects. Raises `ClusterError`."""
         declared = _parse_or_error(document, self.settings.maxima)
         observed: Observed = ObservedArchive(document, declared, document.get("status") or {})
         if isinstance(observed.archive, DeadLetterArchive):
@@ -184,17 +188,17 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
     async def _observe_declared(
         self, observed: Observed, archive: DeadLetterArchive, record: _ArchiveRecord
     ) -> Observed:
-        """Add to `observed` what depends on a valid archive: its Broker, its storage, its consumer
-        group, waiting dead letters and operations."""
+        """Return `observed` with what only a valid archive has: its Broker, its storage, its
+        consumer group, waiting dead letters and operations. Raises `ClusterError`."""
         broker = Identity(archive.metadata.namespace, archive.spec.broker)
         state, stored = self.states.broker_state(broker), None
         if state is None:
             stored = await self.cluster.get(BROKERS.broker_version, BROKERS.broker, *broker)
-        storage, uid = await self._find_storage_problem(archive)
+        storage_problem, claim_uid = await self._find_storage_problem(archive)
         tables_identity = (
             archive.metadata.uid,
             manifests.storage_root(broker.namespace, archive.spec.storage),
-            uid,
+            claim_uid,
         )
         group = names.archive_group(
             broker.namespace, archive.metadata.name, *tables_identity, broker.name
@@ -204,21 +208,22 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
             broker=state,
             stored_broker=stored,
             is_broker_ours=stored is None or self.is_our_broker(stored),
-            storage=storage,
+            storage=storage_problem,
             group=group,
         )
         return await self._with_operations(await self._with_waiting_count(observed, record))
 
     async def _with_operations(self, observed: Observed) -> Observed:
-        """Add the operation that runs next, and the seconds until another one may run. Raises
-        `ClusterError`."""
-        operation, again = await self.operations.find_next_operation(Identity.of(observed.document))
-        return replace(observed, next_operation=operation, next_operation_in=again)
+        """Return `observed` with the operation that may run now, and the seconds until another one
+        may. Raises `ClusterError`."""
+        archive = Identity.of(observed.document)
+        operation, seconds = await self.operations.find_next_operation(archive)
+        return replace(observed, next_operation=operation, next_operation_in=seconds)
 
     async def _with_waiting_count(self, observed: Observed, record: _ArchiveRecord) -> Observed:
-        """Return `observed` with the number of waiting dead letters, or with the expected error of
-        reading it; also put the archive's Kafka and group into `record`. Nothing is added or
-        recorded if the archive, its Broker or its storage can't be used."""
+        """Return `observed` with the number of waiting dead letters, or with the expected error
+        (`EXPECTED`) of reading it; also put the archive's Kafka and group into `record`. If the
+        archive, its Broker or its storage can't be used, return `observed` and record nothing."""
         archive, state = observed.archive, observed.broker
         if (
             not isinstance(archive, DeadLetterArchive)
@@ -239,35 +244,40 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
     async def _find_storage_problem(
         self, archive: DeadLetterArchive
     ) -> tuple[KnafkaError | None, str]:
-        """Return the problem with an archive's storage (None: it is usable) and the UID of its
-        PersistentVolumeClaim (a new claim holds no tables)."""
+        """Return the problem with an archive's storage (None: the storage is usable), and the UID
+        of its PersistentVolumeClaim, which differs for a new claim without tables (empty: there is
+        no claim, or a problem). Raises `ClusterError`."""
         storage, namespace = archive.spec.storage, archive.metadata.namespace
-        if storage.claim is not None:
-            name = storage.claim.name
-            claim = await self.cluster.get(CORE, "PersistentVolumeClaim", namespace, name)
-            if claim is None:
-                message = f"PersistentVolumeClaim {name} does not exist"
-                return NotReady("ClaimDoesNotExist", message), ""
-            modes = (claim.get("spec") or {}).get("accessModes") or ()
-            if archive.spec.executors and "ReadWriteMany" not in modes:
-                message = (
-                    f"PersistentVolumeClaim {name} is for one node ({', '.join(modes)}): executors "
-                    "need ReadWriteMany, or an object store"
-                )
-                return NotReady("ClaimNotShared", message), ""
-            return None, str(claim["metadata"].get("uid", ""))
+        if storage.claim is None:
+            return await self._find_store_problem(storage, namespace), ""
+        name = storage.claim.name
+        claim = await self.cluster.get(CORE, "PersistentVolumeClaim", namespace, name)
+        if claim is None:
+            message = f"PersistentVolumeClaim {name} does not exist"
+            return NotReady("ClaimDoesNotExist", message), ""
+        modes = (claim.get("spec") or {}).get("accessModes") or ()
+        if archive.spec.executors and "ReadWriteMany" not in modes:
+            message = (
+                f"PersistentVolumeClaim {name} is for one node ({', '.join(modes)}): executors "
+                "need ReadWriteMany, or an object store"
+            )
+            return NotReady("ClaimNotShared", message), ""
+        return None, str(claim["metadata"].get("uid", ""))
+
+    async def _find_store_problem(self, storage: Storage, namespace: str) -> KnafkaError | None:
+        """Return the problem with an object store's endpoint or credentials; None: there is none.
+        Raises `ClusterError`."""
         refusal = addresses.refusal_of_url(storage.endpoint)
         if refusal is not None and not self.settings.local_addresses:
-            return NotReady(
-                "EndpointNotAllowed", f"endpoint {storage.endpoint:.200}: {refusal}"
-            ), ""
-        return await self._find_credentials_problem(storage, namespace), ""
+            message = f"endpoint {storage.endpoint:.200}: {refusal}"
+            return NotReady("EndpointNotAllowed", message)
+        return await self._find_credentials_problem(storage, namespace)
 
     async def _find_credentials_problem(
         self, storage: Storage, namespace: str
     ) -> KnafkaError | None:
-        """Return the error if the Secret with the store's keys is missing or incomplete; None: it
-        is usable, or the storage needs none."""
+        """Return the error if the Secret with the store's keys is missing or incomplete; None: the
+        Secret is usable, or the storage needs none. Raises `ClusterError`."""
         if storage.credentials is None:
             return None
         name = storage.credentials.name
@@ -280,13 +290,12 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
         return None
 
     async def _with_jobs(self, observed: Observed, record: _ArchiveRecord) -> Observed:
-        """Add Jobs, their pods, and the Lease of the tables. Raises `ClusterError`."""
+        """Return `observed` with the archive's Jobs, their pods, the Lease of the tables, the
+        Broker's address and the next operation. Raises `ClusterError`."""
         document = observed.document
         jobs = await self._list_jobs(document)
-        pods, verdicts = (
-            await read_last_pods(self.cluster, jobs),
-            await self.operations.find_job_verdicts(jobs),
-        )
+        pods = await read_last_pods(self.cluster, jobs)
+        verdicts = await self.operations.find_job_verdicts(jobs)
         lease = await self._read_lease(document)
         record.is_known_idle = not jobs and lease is None
         holder_is_gone = lease is not None and await self._is_holder_gone(
@@ -305,7 +314,8 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
         return await self._with_operations(observed)
 
     async def _read_broker_address(self, observed: Observed) -> str:
-        """Return the URL in the status of the archive's Broker; empty if it has none."""
+        """Return the URL in the status of the archive's Broker; empty if the archive is invalid, or
+        the Broker has no address. Raises `ClusterError`."""
         if not isinstance(observed.archive, DeadLetterArchive):
             return ""
         broker = observed.archive.metadata.namespace, observed.archive.spec.broker
@@ -314,15 +324,16 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
         return str(address.get("url") or "")
 
     async def _list_jobs(self, document: Document) -> list[Document]:
-        """Return the archive's stored Jobs. Raises `ClusterError`."""
+        """Return the stored Jobs of the archive and of its operations, in the order of their runs.
+        Raises `ClusterError`."""
         metadata = document["metadata"]
         return await list_jobs(
             self.cluster, ARCHIVE_LABEL, metadata.get("uid", ""), metadata["namespace"]
         )
 
     async def _read_lease(self, document: Document) -> Document | None:
-        """Return the stored Lease of the archive's tables; None if there is none, or the storage is
-        invalid."""
+        """Return the stored Lease of the archive's tables, whoever holds it; None: there is none,
+        or the storage is invalid. Raises `ClusterError`."""
         storage = (document.get("spec") or {}).get("storage") or {}
         namespace = document["metadata"]["namespace"]
         try:
@@ -333,11 +344,12 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
         return await self.cluster.get(*lease_location, names.archive_lease(namespace, storage_root))
 
     async def _is_holder_gone(self, holder: str) -> bool:
-        """Whether a Lease's holder is no archive, or a deleted one whose Jobs are gone."""
+        """Whether a Lease's holder (`lease_holder`) is a deleted archive whose Jobs are gone, or no
+        archive at all. Raises `ClusterError`."""
         namespace, _, rest = holder.partition("/")
         name, _, uid = rest.rpartition("/")
         if not (namespace and name and uid):
-            return True  # none of ours, or nobody
+            return True
         archive = await self.cluster.get(KNAFKA, ARCHIVE, namespace, name)
         if archive is not None and archive["metadata"].get("uid") == uid:
             return False
@@ -357,14 +369,15 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
             case Step.APPLY_ACCOUNT:
                 return observed
         if isinstance(effect, Create):
+            # A created Lease has no such label, and so changes no operation.
             labels = effect.manifest["metadata"].get("labels") or {}
             self.operations.on_job(labels.get(OPERATION_LABEL, ""))
         return await self._with_jobs(observed, record)
 
 
 def _parse_or_error(document: Document, maxima: Maxima) -> DeadLetterArchive | InvalidDocument:
-    """Return the parsed archive; the error if it is invalid or its timeout exceeds the
-    installation's maximum."""
+    """Return the parsed archive; if it is invalid, or its timeout exceeds that of `maxima`, the
+    installation's, return the error."""
     try:
         archive = parse(DeadLetterArchive, document)
         maxima.check_job_timeout(archive.spec.timeout, "spec.timeout")

@@ -40,11 +40,12 @@ JOB_NAME: Final = "batch.kubernetes.io/job-name"
 FINISHED_JOB_TTL: Final = 86_400
 """Seconds after which Kubernetes deletes a finished Job that no operator has deleted."""
 USER: Final = 65_532
-
+"""Id of the user in the image, and of its group."""
 DEFAULT_REGION: Final = "us-east-1"
 MOUNT: Final = "/archive"
+"""Where a pod mounts the claim with the tables."""
 STORE_KEY_NAMES: Final = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
-
+"""Keys of a store's Secret; the last one is optional."""
 _SECURITY: Final[Mapping[str, Any]] = {
     "runAsNonRoot": True,
     "allowPrivilegeEscalation": False,
@@ -53,12 +54,11 @@ _SECURITY: Final[Mapping[str, Any]] = {
     "seccompProfile": {"type": "RuntimeDefault"},
 }
 _ADDRESS: Final = re.compile(r"https?://[A-Za-z0-9.:-]+(?:/[A-Za-z0-9._~-]*)*").fullmatch
-"""Matches an address that may be passed to the Job as an argument. Others may write the status that
-it comes from, and Kubernetes would replace `$(NAME)` in it by a variable's value, such as an S3
-key.
+"""Matches a Broker's address that may be passed to a Job. Others may write the status that has the
+address, and in an argument Kubernetes replaces `$(NAME)` by a variable's value, such as an S3 key.
 """
 _INSTALLATION_POD_FIELDS: Final = ("imagePullSecrets", "nodeSelector", "tolerations", "affinity")
-"""Fields of KNAFKA_POD that these pods have too."""
+"""Fields of KNAFKA_POD that Jobs' pods have, too."""
 
 
 def job_name(archive: str, run: int) -> str:
@@ -72,7 +72,7 @@ def account_name(archive: str) -> str:
 
 
 def storage_root(namespace: str, storage: Storage) -> str:
-    """Return an identifier of the storage of an archive's tables: its URL, or
+    """Return what identifies the storage of an archive's tables in its cluster: a URL, or
     `claim://NAMESPACE/CLAIM/PATH`."""
     if storage.url is not None:
         return storage.url
@@ -97,9 +97,9 @@ def job_manifest(
     address: str = "",
     operation: Operation | None = None,
 ) -> Manifest:
-    """Return the Job of run number `run`, for the archive itself or for `operation`. It reads dead
-    letters as consumer group `group`; `secret` is the name and version of Kafka's Secret (None:
-    none). With `report` the run writes a report, and announces it at `address`, the Broker's."""
+    """Return the Job of run number `run`, for the archive itself or for `operation`. The Job reads
+    dead letters as consumer group `group`; `secret` is the name and version of Kafka's Secret
+    (None: none). `report`: the Job writes a report and announces it at `address`, the Broker's."""
     spec, metadata = archive.spec, archive.metadata
     options = _common_options(archive, group, bootstrap_servers, secret)
     labels = _job_labels(archive)
@@ -176,8 +176,8 @@ def _archive_arguments(archive: DeadLetterArchive, options: Mapping[str, str]) -
 
 
 def _report_options(archive: DeadLetterArchive, address: str, settings: Settings) -> Sequence[str]:
-    """Return the options of a report: the days that it covers, and where it is announced and
-    shown."""
+    """Return the options for a report: the days that it covers, and where it is announced and
+    shown. `address` is the Broker's; empty: the report isn't announced."""
     options = {"archive": archive.metadata.name, "trace-url": settings.trace_url}
     if (report := archive.spec.report) is not None:
         options["days"] = str(report.days)
@@ -187,9 +187,9 @@ def _report_options(archive: DeadLetterArchive, address: str, settings: Settings
 
 
 def operation_arguments(operation: Operation, options: Mapping[str, str]) -> Sequence[str]:
-    """Return the arguments of `knafka_jobs.pod` for a replay or a purge. Each retry gets the same
-    arguments. Their `until` excludes failures that are newer than the operation.
-    """
+    """Return the arguments of `knafka_jobs.pod` for a replay or a purge: the common `options`, and
+    the operation's. Each retry gets the same arguments: their `until` excludes failures that are
+    newer than the operation."""
     spec, metadata = operation.spec, operation.metadata
     selection = spec.select.model_dump(mode="json", exclude_defaults=True)
     # The API server cuts a creation time to whole seconds.
@@ -217,9 +217,9 @@ def _pod_spec(
     secret: tuple[str, str] | None,
     settings: Settings,
 ) -> Manifest:
-    """Return the pod spec of a Job; `secret` is the name and version of Kafka's Secret, None if it
-    needs none."""
-    spec, volumes, mounts = archive.spec, *_volumes_and_mounts(archive.spec.storage)
+    """Return the pod spec of a Job with these arguments; `secret` is the name and version of
+    Kafka's Secret, None if there is none."""
+    spec, (volumes, mounts) = archive.spec, _volumes_and_mounts(archive.spec.storage)
     if secret is not None:
         volumes.append({"name": "kafka", "secret": {"secretName": secret[0]}})
         mounts.append({"name": "kafka", "mountPath": services.SECRET_PATH, "readOnly": True})
@@ -284,9 +284,9 @@ def _spark_environment(archive: DeadLetterArchive, settings: Settings) -> list[M
 
 
 def s3_settings(endpoint: str, region: str) -> dict[str, str]:
-    """Return Spark's settings for S3: AWS or, with `endpoint`, another store, whose buckets are
-    addressed by path instead of by host name. `region` empty: AWS finds it, other stores get the
-    default."""
+    """Return Spark's settings for S3: for AWS or, if `endpoint` isn't empty, for another store,
+    whose buckets are addressed by path instead of by host name. `region` empty: AWS finds it, for
+    other stores it is `DEFAULT_REGION`."""
     s3_options = {"endpoint": endpoint, "path.style.access": "true"} if endpoint else {}
     # Requests are signed for a region; other stores usually accept AWS's first one.
     if region or endpoint:
@@ -320,8 +320,8 @@ def executor_template(archive: DeadLetterArchive, settings: Settings) -> Manifes
 
 
 def account_manifests(archive: DeadLetterArchive) -> tuple[Manifest, ...]:
-    """Return ServiceAccount and RoleBinding of a Job with executors, with which Spark may manage
-    pods in the archive's namespace."""
+    """Return the ServiceAccount of Jobs with executors, and the RoleBinding by which Spark may
+    manage pods in the archive's namespace."""
     namespace, name = archive.metadata.namespace, account_name(archive.metadata.name)
     metadata = {
         "namespace": namespace,
@@ -398,16 +398,16 @@ def _volumes_and_mounts(storage: Storage) -> tuple[list[Manifest], list[Manifest
 
 
 def _container_resources(archive: DeadLetterArchive) -> Manifest:
-    """Return the container's resources. Without a request for memory the limit is requested, as for
-    executors, since the Java heap takes all of it."""
+    """Return the container's resources. If no memory is requested, request its limit, as Spark does
+    for executors: the Java heap takes all of it."""
     declared = archive.spec.resources
     memory = {"memory": declared.limits["memory"]}
     return {"requests": {**memory, **declared.requests}, "limits": dict(declared.limits)}
 
 
 def _store_credentials(storage: Storage) -> list[Manifest]:
-    """Return environment variables with the store's keys. Only these names are read from the
-    Secret, so that it can't set other variables."""
+    """Return environment variables with the store's keys; none without a Secret. Only the keys
+    `STORE_KEY_NAMES` are read from the Secret, so that it can't set other variables."""
     if storage.credentials is None:
         return []
     secret = storage.credentials.name

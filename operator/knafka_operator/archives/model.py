@@ -21,6 +21,7 @@ RUN_ANNOTATION: Final = "knafka.dev/run"
 """Annotation of a DeadLetterArchive: a changed value starts a run with a report at once."""
 
 SCHEMES: Final = ("s3a", "abfss", "gs")
+"""URL schemes of the supported object stores."""
 MAX_EXECUTORS: Final = 50
 MAX_ARCHIVE_NAME: Final = 52
 """Most characters of an archive's name: Jobs' names add the run number, and pods' names add
@@ -33,7 +34,7 @@ _QUANTITY = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:m|[kMGTPE]i?)?").fullmatch
 
 def _normalize_url(text: str) -> str:
     """Return the URL of a bucket and path without trailing slashes. Raises a validation error
-    unless it has a known scheme and no `..`."""
+    unless the URL has one of `SCHEMES` and no part `..`."""
     matched = _URL(text)
     if matched is None or matched[1] not in SCHEMES or ".." in matched[3].split("/"):
         schemes = ", ".join(f"{scheme}://" for scheme in SCHEMES)
@@ -58,6 +59,7 @@ def _check_positive(seconds: float) -> float:
 
 
 Positive = Annotated[Duration, AfterValidator(_check_positive)]
+"""A duration of more than 0 seconds."""
 
 
 class Claim(Declared):
@@ -78,6 +80,7 @@ class Storage(Declared):
     """Where an archive's tables are: in a PersistentVolumeClaim, or at a URL of an object store."""
 
     claim: Claim | None = None
+    """The volume with the tables; None: they are at `url`."""
     url: Annotated[str, AfterValidator(_normalize_url)] | None = None
     """URL of the folder of the tables, such as `s3a://bucket/path`; None: they are in `claim`."""
     endpoint: str = ""
@@ -110,18 +113,19 @@ class Compaction(Declared):
     """When waiting dead letters start a Job: by their number or by their age."""
 
     number: Annotated[int, Field(ge=1)] = 10_000
-    """Dead letters that must wait."""
+    """This many waiting dead letters start a Job."""
     age: Positive = 3_600.0
-    """Seconds since the oldest waiting dead letter was first seen."""
+    """Seconds after which waiting dead letters start a Job, counted from when the operator first
+    saw one waiting."""
     keep: Duration = 86_400.0
-    """Seconds for which a dead letter stays in its topic though the tables have it."""
+    """Seconds for which a dead letter stays in its topic after the tables have it."""
 
 
 class Reporting(Declared):
     """When reports are made, and what they cover."""
 
     schedule: str
-    """A cron expression of five fields."""
+    """When reports are due: a cron expression of five fields."""
     time_zone: str = "UTC"
     """The zone in which the schedule is read, such as `Europe/Berlin`."""
     days: Annotated[int, Field(ge=1)] = 30
@@ -142,7 +146,7 @@ class Reporting(Declared):
 
 
 class Retention(Declared):
-    """Seconds for which failures are kept after their last attempt; None: for ever."""
+    """Seconds for which the tables keep failures after their last attempt; None: for ever."""
 
     resolved: Positive | None = None
     unresolved: Positive | None = None
@@ -169,7 +173,8 @@ class Resources(Declared):
     @field_validator("requests", "limits")
     @classmethod
     def _check_quantities(cls, amounts: dict[str, Any]) -> dict[str, Any]:
-        """Check that each amount is a Kubernetes quantity. Raises a validation error."""
+        """Check that each amount is a Kubernetes quantity; returns the amounts unchanged. Raises a
+        validation error."""
         for name, amount in amounts.items():
             if _QUANTITY(str(amount)) is None:
                 requirement = "want a quantity, such as 500m or 2Gi"
@@ -185,8 +190,10 @@ class Resources(Declared):
 
 
 class ArchiveSpec(Declared):
+    """The spec of a DeadLetterArchive."""
+
     broker: NonEmpty = "default"
-    """A Broker of the archive's namespace."""
+    """The Broker, of the archive's namespace, whose dead letters are archived."""
     storage: Storage
     compaction: Compaction = Compaction()
     report: Reporting | None = None
@@ -200,6 +207,8 @@ class ArchiveSpec(Declared):
 
 
 class DeadLetterArchive(Resource):
+    """A DeadLetterArchive, as declared."""
+
     spec: ArchiveSpec
 
     @model_validator(mode="after")

@@ -25,8 +25,8 @@ from knafka_operator.archives.runs import (
     failure_message,
     job_outcome,
     object_name,
+    parse_run_report,
     parse_timestamp,
-    run_report,
     start_time,
     terminated_state,
     timestamp,
@@ -52,6 +52,7 @@ from knafka_operator.model.resources import FINALIZER
 from knafka_operator.model.sensors import KNAFKA
 
 MAX_ATTEMPTS: Final = 4
+"""Failed attempts after which an operation has failed for good."""
 FIRST_RETRY: Final = 60.0
 """Seconds between the first failed attempt and the next; doubled each time: 60, 120, 240."""
 RECHECK_SECONDS: Final = 30.0
@@ -60,11 +61,12 @@ FINISHED_RECHECK_SECONDS: Final = 86_400.0
 """Seconds until a finished operation is reconciled again."""
 
 FINISHED: Final = ("Succeeded", "Failed")
+"""Phases of operations that have ended."""
 QUEUED: Final = "Queued"
 
-COUNTS: Final = {"would_send": "selected", "sent": "sent", "left_out": "leftOut"}
+REPLAY_COUNTS: Final = {"would_send": "selected", "sent": "sent", "left_out": "leftOut"}
 PURGE_COUNTS: Final = {"would_purge": "selected", "purged": "purged"}
-"""Keys of a Job's report, and the status fields that get their counts."""
+"""The status field for each count in the report of a replay's or a purge's Job."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class ObservedOperation(ObservedObject):
 
     operation: Operation | InvalidDocument
     archive: Mapping[str, Any] | None = None
-    """The stored archive; None: it doesn't exist."""
+    """The stored archive; None: it doesn't exist, or wasn't read."""
     jobs: Sequence[Mapping[str, Any]] = ()
     """The operation's own Jobs."""
     pods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -105,10 +107,11 @@ class OperationDecision:
     requeue_after: float
     """Seconds until the operation is reconciled again, if nothing changes."""
     effects: tuple[Effect, ...] = ()
+    """The deletion of the operation; empty: it isn't deleted now."""
 
 
 def decide(observed: ObservedOperation, now: datetime) -> OperationDecision:
-    """Decide an operation's status, and whether to delete it now."""
+    """Decide an operation's status, when to reconcile it again, and whether to delete it now."""
     if is_finished(observed.status):
         ended = observed.status.get("completionTime") or timestamp(now)
         decision = _decision_after_end(observed, ended, now)
@@ -138,8 +141,7 @@ def decide(observed: ObservedOperation, now: datetime) -> OperationDecision:
 
 
 class _OperationSteps:
-    """The decision of one operation while its steps are taken, with the conditions and status so
-    far."""
+    """One operation's conditions and status while its decision is made."""
 
     def __init__(self, observed: ObservedOperation, now: datetime) -> None:
         self.observed = observed
@@ -158,8 +160,8 @@ class _OperationSteps:
         self.conditions.fail(JOB_SUCCEEDED, NotReady(reason, message, transient=True))
 
     def decision(self, phase: str, message: str = "") -> OperationDecision:
-        """Return the decision for this phase, with the conditions set so far; records the
-        completion time if the operation has finished."""
+        """Return the decision for this phase, with the conditions and status set so far; if the
+        operation has finished by it, with the completion time."""
         observed, status, time = self.observed, self.status, timestamp(self.now)
         status.update(phase=phase, message=message)
         previous_conditions = observed.status.get("conditions") or ()
@@ -174,8 +176,8 @@ class _OperationSteps:
 
 def _decide_by_jobs(operation: Operation, steps: _OperationSteps) -> OperationDecision | None:
     """Return the decision of an operation with a Job that runs, or that has succeeded since the
-    last decision. None: there is no such Job; a Job that has failed since is counted as an
-    attempt."""
+    last decision. None: there is no such Job. If a Job has failed since, count it as an attempt in
+    the status of `steps`."""
     observed, status, now = steps.observed, steps.status, timestamp(steps.now)
     for job in sorted(observed.jobs, key=lambda job: str(job["metadata"]["creationTimestamp"])):
         name, pod = object_name(job), observed.pods.get(object_name(job))
@@ -190,7 +192,7 @@ def _decide_by_jobs(operation: Operation, steps: _OperationSteps) -> OperationDe
         if has_outcome_of(name, observed.status):
             continue
         status["lastJob"] = name
-        report = run_report(terminated_state(pod).get("message") or "")
+        report = parse_run_report(terminated_state(pod).get("message") or "")
         if outcome == "Complete":
             steps.conditions.set_true(JOB_SUCCEEDED)
             status |= _counts_of_job(operation, report)
@@ -202,12 +204,13 @@ def _decide_by_jobs(operation: Operation, steps: _OperationSteps) -> OperationDe
 
 
 def is_finished(status: Mapping[str, Any]) -> bool:
-    """Whether an operation has succeeded or failed for good."""
+    """Whether an operation has succeeded or failed for good, by its status."""
     return status.get("phase") in FINISHED
 
 
 def is_queued(document: Mapping[str, Any]) -> bool:
-    """Whether an operation waits for its archive to create a Job, now or at `retry_at`."""
+    """Whether an operation waits for its archive to create a Job, now or after `retry_at`: it has
+    the finalizer, it isn't being deleted, and the status of its present generation is `QUEUED`."""
     metadata, status = document["metadata"], document.get("status") or {}
     return (
         status.get("phase") == QUEUED
@@ -218,8 +221,8 @@ def is_queued(document: Mapping[str, Any]) -> bool:
 
 
 def retry_at(status: Mapping[str, Any]) -> datetime | None:
-    """Return the time before which a failed operation isn't retried, by its status; None: it hasn't
-    failed."""
+    """Return the time before which an operation with failed attempts isn't retried, by its status;
+    None: no attempt has failed."""
     attempts, last_failure = status.get("attempts", 0), status.get("lastFailure") or {}
     if not attempts or not last_failure.get("time"):
         return None
@@ -269,7 +272,7 @@ def _queue_message(observed: ObservedOperation, failure: str, status: Mapping[st
 def _counts_of_job(operation: Operation, report: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the status fields with the counts in `report`, the parsed termination message of a
     Job; counts that it lacks are left out."""
-    fields = COUNTS if isinstance(operation, Replay) else PURGE_COUNTS
+    fields = REPLAY_COUNTS if isinstance(operation, Replay) else PURGE_COUNTS
     counts = {name: report[key] for key, name in fields.items() if isinstance(report.get(key), int)}
     if isinstance(triggers := report.get("triggers"), Mapping):
         counts["triggers"] = dict(triggers)
@@ -281,8 +284,8 @@ def _counts_of_job(operation: Operation, report: Mapping[str, Any]) -> Mapping[s
 def _decision_after_end(
     observed: ObservedOperation, ended: str, now: datetime
 ) -> OperationDecision:
-    """Return the decision for an operation that ended at `ended`: delete it if its time to live is
-    over, else reconcile it again then."""
+    """Return the decision for an operation that ended at `ended` (RFC 3339): delete it if its time
+    to live is over, else reconcile it again at that time. The status stays unchanged."""
     operation, metadata = observed.operation, observed.document["metadata"]
     if isinstance(operation, InvalidDocument):
         return OperationDecision({}, FINISHED_RECHECK_SECONDS)

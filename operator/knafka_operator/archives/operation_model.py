@@ -26,13 +26,15 @@ OPERATION_ANNOTATION: Final = "knafka.dev/operation-name"
 """Annotation of that Job: the operation's kind, a slash and its name."""
 
 MAX_IDS: Final = 500
+"""Most event ids of a selection."""
 MAX_SELECT: Final = 100_000
 """Most bytes of a selection as JSON, as it becomes one argument of a process: Linux accepts
 128 KiB."""
 
 
 def _normalize_to_utc(text: str) -> str:
-    """Normalise an ISO 8601 time to UTC; a time without a zone is UTC, as the jobs read it."""
+    """Return an ISO 8601 time in UTC; a time without a zone is taken as UTC, as the jobs do. Raises
+    a validation error."""
     try:
         moment = datetime.fromisoformat(text)
         utc_moment = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
@@ -44,7 +46,7 @@ def _normalize_to_utc(text: str) -> str:
 
 
 Moment: TypeAlias = Annotated[str, AfterValidator(_normalize_to_utc)]
-"""ISO 8601, in UTC."""
+"""A time as text: ISO 8601, in UTC."""
 
 
 class Select(Declared):
@@ -78,9 +80,12 @@ class Select(Declared):
 
 
 class OperationSpec(Declared):
+    """The fields that the specs of all operations have."""
+
     archive: NonEmpty
     """A DeadLetterArchive of the same namespace."""
     select: Select = Select()
+    """The failures that the operation is for; by default all."""
     dry_run: bool = False
     """Whether the operation only reports what it would do."""
     ttl_seconds_after_finished: Annotated[int, Field(ge=0)] | None = None
@@ -88,13 +93,17 @@ class OperationSpec(Declared):
 
 
 class ReplaySpec(OperationSpec):
+    """The spec of a DeadLetterReplay."""
+
     rate: Annotated[float, Field(gt=0)] | None = None
     """Most events sent per second; None: no limit."""
 
 
 class PurgeSpec(OperationSpec):
+    """The spec of a DeadLetterPurge."""
+
     unresolved: bool = False
-    """Whether unresolved failures are purged, too."""
+    """Whether unresolved failures are purged as well as resolved ones."""
 
 
 class Created(Metadata):
@@ -105,11 +114,15 @@ class Created(Metadata):
 
 
 class Replay(Resource):
+    """A DeadLetterReplay: sends the events of failures again."""
+
     metadata: Created
     spec: ReplaySpec
 
 
 class Purge(Resource):
+    """A DeadLetterPurge: deletes failures from the tables."""
+
     metadata: Created
     spec: PurgeSpec
 

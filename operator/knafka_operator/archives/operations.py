@@ -39,8 +39,9 @@ from knafka_operator.model.resources import CORE
 from knafka_operator.model.sensors import KNAFKA
 
 Turn: TypeAlias = tuple[str, int, str]
-"""Creation time, kind and UID of an operation, which order the operations. Creation times are whole
-seconds; within one, replays come before purges, as purged events can't be replayed."""
+"""Creation time, index of the kind in `OPERATIONS`, and UID of an operation: they order an
+archive's operations. Creation times are whole seconds; of two operations of the same second, a
+replay comes before a purge, as purged events can't be replayed."""
 
 
 @dataclass(eq=False, slots=True)
@@ -48,7 +49,9 @@ class _OperationRecord:
     """What the operator keeps in memory about an operation that hasn't ended."""
 
     key: Key
+    """The operation's kind, namespace and name."""
     archive: Identity
+    """The archive that the operation names."""
     turn: Turn
     """The operation's place in the order in which an archive runs its operations."""
     is_known_jobless: bool = False
@@ -78,22 +81,24 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
     cluster: Cluster
     effects: Effects
     now: Callable[[], datetime]
+    """Returns the time in UTC."""
     _records: dict[str, _OperationRecord] = field(default_factory=dict)
     """The record of each operation that has not finished, by its UID."""
     _requeue_delays: dict[str, float] = field(default_factory=dict)
-    """Seconds until an operation is reconciled again, by UID."""
+    """Seconds until each operation is reconciled again, by the last decision; by UID."""
 
     # Changes of objects.
 
     def on_change(self, document: Document, *, gone: bool) -> Collection[Key]:
-        """Record that an operation has changed or, with `gone`, was deleted. Returns the keys to
-        reconcile: that of its archive, and that of the operation unless only its status has
+        """Record that an operation has changed or, with `gone`, was deleted. Returns the keys of
+        the objects to reconcile: its archive, and the operation unless only its status has
         changed."""
         keys, archive = super().on_change(document, gone=gone), archive_of(document)
         return [*keys, (ARCHIVE, *archive)] if archive.name else keys
 
     def remember(self, document: Document) -> object:
-        """Keep a record of an operation until it has finished."""
+        """Keep a record of an operation until it has finished; returns the record, None if the
+        operation has finished."""
         metadata = document["metadata"]
         uid = metadata.get("uid", "")
         if deciding.is_finished(document.get("status") or {}):
@@ -133,7 +138,7 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
 
     def requeue_after(self, document: Document, new_status: Mapping[str, Any]) -> float | None:
         """Return the seconds until the operation is reconciled again, as last decided;
-        `RECHECK_SECONDS` if nothing was decided yet."""
+        `deciding.RECHECK_SECONDS` if nothing was decided yet."""
         return self._requeue_delays.get(
             document["metadata"].get("uid", ""), deciding.RECHECK_SECONDS
         )
@@ -142,11 +147,11 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
 
     async def find_next_operation(self, archive: Identity) -> tuple[Operation | None, float]:
         """Return the archive's oldest queued operation that may run now (None: there is none), and
-        the seconds until another one may.
+        the seconds until an older one that has failed may be retried (infinite: there is none).
 
         Raises `ClusterError`.
         """
-        again = math.inf
+        seconds_until_retry = math.inf
         candidates = [record for record in self._records.values() if record.archive == archive]
         for record in sorted(candidates, key=lambda record: record.turn):
             document = await self.cluster.get(KNAFKA, *record.key)
@@ -157,12 +162,13 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
                 continue
             retry_time = deciding.retry_at(document["status"])
             if retry_time is not None and retry_time > (now := self.now()):
-                again = min(again, (retry_time - now).total_seconds())
+                seconds_left = (retry_time - now).total_seconds()
+                seconds_until_retry = min(seconds_until_retry, seconds_left)
                 continue
             operation = _parse_or_error(document)
             if not isinstance(operation, InvalidDocument):
-                return operation, again
-        return None, again
+                return operation, seconds_until_retry
+        return None, seconds_until_retry
 
     async def find_job_verdicts(self, jobs: Sequence[Document]) -> JobVerdicts:
         """Find an archive's Jobs with an outcome that their operation hasn't recorded, and Jobs
@@ -178,8 +184,8 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
             if kind in OPERATIONS and name:
                 document = await self.cluster.get(KNAFKA, kind, metadata["namespace"], name)
             operation = document or {}
-            stored = operation.get("metadata") or {}
-            if stored.get("uid") != uid or "deletionTimestamp" in stored:
+            operation_metadata = operation.get("metadata") or {}
+            if operation_metadata.get("uid") != uid or "deletionTimestamp" in operation_metadata:
                 unwanted.add(object_name(job))
             elif not deciding.has_outcome_of(object_name(job), operation.get("status") or {}):
                 unrecorded.add(object_name(job))
@@ -188,21 +194,22 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
     # Reconciling.
 
     def ensure_record(self, document: Document) -> _OperationRecord | None:
-        """Return the operation's record; None: it has finished."""
+        """Return the operation's record, created if needed; None: the operation has finished."""
         self.remember(document)
         return self._records.get(document["metadata"].get("uid", ""))
 
     async def observe(
         self, document: Document, record: _OperationRecord | None
     ) -> ObservedOperation:
-        """Read the operation's archive, Jobs and pods, unless it has finished."""
+        """Read the operation's archive, Jobs and pods, unless the operation has finished (`record`
+        None). Raises `ClusterError`."""
         observed = ObservedOperation(document, _parse_or_error(document))
         return observed if record is None else await self._observe_unfinished(observed, record)
 
     def decide(
         self, observed: ObservedOperation, record: _OperationRecord | None
     ) -> OperationDecision:
-        """Decide on an operation, and keep the delay until it is reconciled again."""
+        """Decide from `observed`, and keep the delay until the operation is reconciled again."""
         decision = deciding.decide(observed, self.now())
         self._requeue_delays[observed.document["metadata"].get("uid", "")] = decision.requeue_after
         return decision
@@ -213,16 +220,16 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
         decision: OperationDecision,
         record: _OperationRecord | None,
     ) -> Mapping[str, Any]:
-        """Return the stored status, updated with the last decision's."""
+        """Return the stored status, updated with the last decision's; also drop the record if the
+        operation has finished by that."""
         status = {**observed.status, **decision.status}
         self.remember({**observed.document, "status": status})
         return status
 
     async def delete(self, document: Document) -> None:
-        """Delete an operation's running Job; an ended Job is deleted by its archive, which records
-        it first.
+        """Delete an operation's running Job. The archive deletes an ended Job, after recording it.
 
-        Raises `NotReady` while a pod of the Job still exists, and `ClusterError`.
+        Raises `NotReady` while a Job of the operation still exists, and `ClusterError`.
         """
         jobs = await self._list_jobs(document)
         for job in jobs:
@@ -235,8 +242,8 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
     async def _observe_unfinished(
         self, observed: ObservedOperation, record: _OperationRecord
     ) -> ObservedOperation:
-        """Add to `observed` the operation's archive, its Jobs and their pods; no Jobs once they are
-        known to be gone."""
+        """Return `observed` with the operation's archive, its Jobs and their pods. Jobs aren't read
+        if the operation is known to have none. Raises `ClusterError`."""
         if not isinstance(observed.operation, InvalidDocument):
             archive = await self.cluster.get(KNAFKA, ARCHIVE, *record.archive)
             observed = replace(observed, archive=archive)
@@ -255,7 +262,8 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
 
 
 def archive_of(document: Document) -> Identity:
-    """Return the archive that an operation names, even if the operation is invalid."""
+    """Return the archive that an operation names, even if the operation is invalid; its name is
+    empty if the operation names none."""
     name = (document.get("spec") or {}).get("archive")
     return Identity(document["metadata"]["namespace"], name if isinstance(name, str) else "")
 
@@ -276,7 +284,8 @@ async def list_jobs(cluster: Cluster, label: str, uid: str, namespace: str) -> l
 
 
 async def read_last_pods(cluster: Cluster, jobs: Sequence[Document]) -> dict[str, Document]:
-    """Return the newest pod of each of these Jobs, by the Job's name. Raises `ClusterError`."""
+    """Return the newest pod of each of these Jobs, by the Job's name; Jobs without a pod are left
+    out. Raises `ClusterError`."""
     pods = {}
     for job in jobs:
         name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]

@@ -14,9 +14,9 @@ from knafka_operator.archives.model import RUN_ANNOTATION
 from knafka_operator.archives.operation_model import OPERATION_ANNOTATION, OPERATION_LABEL
 
 
-def run_report(text: str) -> Mapping[str, Any]:
-    """Parse the termination message of a Job's container: the JSON report of a run, or, if it isn't
-    JSON, `{"error": LAST LINE}`."""
+def parse_run_report(text: str) -> Mapping[str, Any]:
+    """Parse `text`, the termination message of a Job's container, which is the JSON report of a
+    run. Any other text counts as a log: returns `{"error": LAST LINE}`; `{}` for an empty text."""
     try:
         report = json.loads(text)
     except ValueError:
@@ -50,7 +50,7 @@ def run_number_in(name: str) -> int:
 
 
 def object_name(job: Mapping[str, Any]) -> str:
-    """Return the name of a Job."""
+    """Return the name of a Job, or of another object."""
     return str(job["metadata"]["name"])
 
 
@@ -60,7 +60,7 @@ def operation_uid(job: Mapping[str, Any]) -> str:
 
 
 def is_recorded(job: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
-    """Whether the archive's status already records how this Job ended."""
+    """Whether `status`, the archive's, already records how this Job ended."""
     last = status.get("lastOperation" if operation_uid(job) else "lastRun") or {}
     return bool(last.get("job") == object_name(job))
 
@@ -81,7 +81,7 @@ def run_status_patch(
     A Job of the archive itself goes to `lastRun`, counts failures and may have made a report; one
     of an operation goes to `lastOperation`.
     """
-    job_report = run_report(terminated_state(pod).get("message") or "")
+    job_report = parse_run_report(terminated_state(pod).get("message") or "")
     succeeded = outcome == "Complete"
     run = {
         "job": object_name(job),
@@ -92,16 +92,8 @@ def run_status_patch(
     }
     annotations = job["metadata"].get("annotations") or {}
     patch: dict[str, Any] = {"run": max(previous_status.get("run", 0), run_number(job))}
-    if succeeded:
-        records = job_report.get("records", 0)
-        patch |= {
-            "archived": previous_status.get("archived", 0)
-            + (records if isinstance(records, int) else 0),
-            # Dead letters that wait now have arrived during the run.
-            "waitingSince": run["started"],
-            "firstRun": previous_status.get("firstRun") or run["started"],
-            "failures": 0,  # also after an operation's Job, as that compacts, too
-        }
+    if succeeded:  # an operation's Job, too: it has compacted dead letters before its own task
+        patch |= _compaction_patch(job_report, previous_status, run["started"])
     if operation_uid(job):  # the operation's own status counts its failures
         run["of"] = annotations.get(OPERATION_ANNOTATION, "")
         patch["lastOperation"] = _replacing_patch(previous_status.get("lastOperation"), run)
@@ -123,10 +115,27 @@ def run_status_patch(
     return patch
 
 
+def _compaction_patch(
+    job_report: Mapping[str, Any], previous_status: Mapping[str, Any], started: str
+) -> Mapping[str, Any]:
+    """Return the patch of an archive's status after a run that has compacted all dead letters that
+    waited when it `started` (RFC 3339)."""
+    records = job_report.get("records", 0)
+    new_records = records if isinstance(records, int) else 0
+    return {
+        "archived": previous_status.get("archived", 0) + new_records,
+        # Dead letters that wait now have arrived during the run.
+        "waitingSince": started,
+        "firstRun": previous_status.get("firstRun") or started,
+        "failures": 0,
+    }
+
+
 def _replacing_patch(
     previous: Mapping[str, Any] | None, replacement: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """Return a merge patch by which `replacement` replaces all of `previous`."""
+    """Return a merge patch that replaces the whole object `previous` by `replacement`: it sets the
+    other keys to null, as a merge patch keeps keys that it doesn't name."""
     return {**dict.fromkeys(previous or ()), **replacement}
 
 
@@ -137,14 +146,11 @@ def start_time(job: Mapping[str, Any]) -> str:
 
 
 def terminated_state(pod: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """Return the `terminated` state of a pod's container; empty if it hasn't ended."""
+    """Return the `terminated` state of a pod's container; empty if the container hasn't ended, or
+    there is no pod (None)."""
     statuses: Sequence[Any] = ((pod or {}).get("status") or {}).get("containerStatuses") or ()
-    terminated: Mapping[str, Any] = (
-        next((container_status.get("state") or {} for container_status in statuses), {}).get(
-            "terminated"
-        )
-        or {}
-    )
+    state = (statuses[0].get("state") or {}) if statuses else {}
+    terminated: Mapping[str, Any] = state.get("terminated") or {}
     return terminated
 
 
@@ -179,7 +185,7 @@ def why_not_started(pod: Mapping[str, Any]) -> str:
 
 
 def timestamp(moment: datetime) -> str:
-    """Return a time in UTC as RFC 3339 in whole seconds."""
+    """Return a time, which must be in UTC, as RFC 3339 in whole seconds."""
     return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 from knafka.core import names
@@ -29,25 +29,39 @@ class _TopicEnds:
     """The end offsets of one Kafka's dead-letter topics, and when they were read."""
 
     ends: Mapping[str, Positions] = field(default_factory=dict)
-    """End offsets of all dead-letter topics."""
-    at: float = float("-inf")
-    """When they were read, by the event loop's clock."""
+    """End offsets of all dead-letter topics, by topic."""
+    read_at: float = float("-inf")
+    """When the ends were read, by the event loop's clock."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while they are read, so that concurrent callers share one reading."""
+    """Held while the ends are read, so that concurrent callers share one reading."""
+
+
+class _TopicCount(NamedTuple):
+    """A group's lag on one dead-letter topic."""
+
+    ends: Positions
+    """The topic's end offsets when the lag was read."""
+    lag: int
+    """Records."""
 
 
 @dataclass(eq=False, slots=True)
 class UncompactedCounts:
-    """Known lags of one archive's consumer group, which is named `group`."""
+    """Known lags of one archive's consumer group on dead-letter topics."""
 
     group: str = ""
     """The group whose lags these are; empty: none is known."""
-    counted: dict[str, tuple[Positions, int]] = field(default_factory=dict)
-    """By topic: its end offsets when the group's lag was read, and that lag."""
+    counts: dict[str, _TopicCount] = field(default_factory=dict)
+    """The group's known lag on each topic."""
 
     def forget(self) -> None:
         """Forget all lags, as the group may have committed."""
-        self.counted.clear()
+        self.counts.clear()
+
+    def is_current(self, topic: str, ends: Positions) -> bool:
+        """Whether the lag on a topic that ends at `ends` is known."""
+        count = self.counts.get(topic)
+        return count is not None and count.ends == ends
 
 
 class UncompactedDeadLetters:
@@ -55,6 +69,7 @@ class UncompactedDeadLetters:
 
     def __init__(self) -> None:
         self._ends_by_kafka: WeakKeyDictionary[KafkaCluster, _TopicEnds] = WeakKeyDictionary()
+        """What was last read of each Kafka; of a disconnected Kafka it is dropped."""
 
     async def count_uncompacted(
         self,
@@ -64,9 +79,9 @@ class UncompactedDeadLetters:
         group: str,
         uncompacted: UncompactedCounts,
     ) -> int:
-        """Return how many dead letters of the Broker `broker` in this namespace the consumer group
-        of an archive has not compacted. `uncompacted` keeps each topic's lag for the next call.
-        Raises `LogError`."""
+        """Return how many dead letters of the Broker `broker` (in this namespace) are not compacted
+        yet, by the lag of the archive's consumer group. `uncompacted` has the known lags of
+        earlier calls, and gets the new ones. Raises `LogError`."""
         if uncompacted.group != group:
             uncompacted.group = group
             uncompacted.forget()
@@ -75,22 +90,22 @@ class UncompactedDeadLetters:
             for topic, positions in (await self._read_ends(kafka)).items()
             if names.is_dead_letter_topic(topic, namespace, broker)
         }
-        for topic in uncompacted.counted.keys() - ends.keys():
-            del uncompacted.counted[topic]
+        for topic in uncompacted.counts.keys() - ends.keys():
+            del uncompacted.counts[topic]
         topics_to_count = [
             topic
             for topic, positions in ends.items()
-            if any(positions.values()) and uncompacted.counted.get(topic, (None, 0))[0] != positions
+            if any(positions.values()) and not uncompacted.is_current(topic, positions)
         ]
         for first in range(0, len(topics_to_count), GROUP_LAGS_AT_ONCE):
             batch = topics_to_count[first : first + GROUP_LAGS_AT_ONCE]
             lags = await asyncio.gather(
                 *(_read_group_lag(kafka.topics, group, topic) for topic in batch)
             )
-            uncompacted.counted |= {
-                topic: (ends[topic], lag) for topic, lag in zip(batch, lags, strict=True)
+            uncompacted.counts |= {
+                topic: _TopicCount(ends[topic], lag) for topic, lag in zip(batch, lags, strict=True)
             }
-        return sum(lag for _, lag in uncompacted.counted.values())
+        return sum(count.lag for count in uncompacted.counts.values())
 
     async def _read_ends(self, kafka: KafkaCluster) -> Mapping[str, Positions]:
         """Return the end offsets of all dead-letter topics of this Kafka, read at most
@@ -98,7 +113,7 @@ class UncompactedDeadLetters:
         topic_ends = self._ends_by_kafka.setdefault(kafka, _TopicEnds())
         async with topic_ends.lock:
             now = asyncio.get_running_loop().time()
-            if now - topic_ends.at >= ENDS_MAX_AGE:
+            if now - topic_ends.read_at >= ENDS_MAX_AGE:
                 dead_letter_topics = [
                     topic
                     for topic in await kafka.topics.topics()
@@ -109,11 +124,12 @@ class UncompactedDeadLetters:
                     if dead_letter_topics
                     else {}
                 )
-                topic_ends.at = now
+                topic_ends.read_at = now
         return topic_ends.ends
 
 
 async def _read_group_lag(topics: LogAdmin, group: str, topic: str) -> int:
-    """Read a group's total lag on a topic from Kafka, not from a cache. Raises `LogError`."""
+    """Read a group's total lag (records) on a topic from Kafka, not from the client's cache. Raises
+    `LogError`."""
     topics.forget_group(group)
     return (await topics.lags([group], topic))[group].total

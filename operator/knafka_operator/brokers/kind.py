@@ -347,7 +347,7 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
             return BrokerConnection(configured.config, defaults), self.kafkas.ensure_cluster(
                 bootstrap_servers, None
             )
-        is_own = configured.is_installations or Identity.of(secret)[0] == self.settings.namespace
+        is_own = configured.is_offered or Identity.of(secret)[0] == self.settings.namespace
         if not is_own:
             await check_endpoint(decode_secret(secret), self.settings)
         kafka = self.kafkas.ensure_cluster(bootstrap_servers, decode_secret(secret), is_own=is_own)

@@ -1,8 +1,8 @@
 """Channel admission: fills in defaults of KafkaChannels and Subscriptions, and refuses invalid
 ones.
 
-    document -> the whole document with its defaults          (a mutating webhook)
-    new and old document -> nothing, or an InvalidDocument    (a validating webhook)
+    document -> the whole document with its defaults             (for a mutating webhook)
+    new and old document -> accepted, or an InvalidDocument      (for a validating webhook)
 
 As in `brokers.admission`, messages are upstream's, all problems are reported at once, and problems
 that existed before an update are accepted.
@@ -57,13 +57,14 @@ _DEFAULTS: Final[Mapping[str, object]] = {
     "replicationFactor": DEFAULT_CHANNEL_REPLICATION,
     "retentionDuration": DEFAULT_CHANNEL_RETENTION,
 }
-"""The fields of a KafkaChannel that may not change (KN-CHN-10)."""
+"""The fields of a KafkaChannel that may not change (KN-CHN-10), with their defaults."""
 _RETENTION_PATH: Final = "spec.retentionDuration"
 
 _MISSING: Final[Mapping[str, str]] = {
     "spec.channel": "the Subscription must reference a channel",
     "spec.subscriber": "the Subscription must reference a subscriber",
 }
+"""Upstream's explanation for each missing field, by its path."""
 
 
 def may_be_ours(subscription: Document) -> bool:
@@ -74,7 +75,8 @@ def may_be_ours(subscription: Document) -> bool:
 
 
 def with_channel_defaults(document: Document) -> dict[str, Any]:
-    """Return the KafkaChannel with upstream's defaults (KN-CHN-07, KN-CHN-10). Idempotent."""
+    """Return the KafkaChannel with upstream's defaults (KN-CHN-07, KN-CHN-10); a copy without
+    changes if its spec is no mapping. Idempotent."""
     if not isinstance(document.get("spec"), Mapping | None):
         return dict(document)
     spec = mapping_at(document, "spec")
@@ -87,8 +89,8 @@ def with_channel_defaults(document: Document) -> dict[str, Any]:
 
 
 def with_subscription_defaults(document: Document) -> dict[str, Any]:
-    """Return the Subscription with upstream's defaults, the namespaces of references.
-    Idempotent."""
+    """Return the Subscription with upstream's defaults: the namespaces of its references; a copy
+    without changes if its spec is no mapping. Idempotent."""
     if not isinstance(document.get("spec"), Mapping | None):
         return dict(document)
     namespace = namespace_of(document)
@@ -103,9 +105,9 @@ def with_subscription_defaults(document: Document) -> dict[str, Any]:
 def check_channel(
     new: Document, old: Document | None = None, maxima: Maxima = UNLIMITED_MAXIMA
 ) -> None:
-    """Refuse an invalid KafkaChannel, or a forbidden change (KN-CHN-05, KN-CHN-10). `maxima` are
-    the installation's. Raises `InvalidDocument` with all problems, and the path of the first.
-    """
+    """Refuse an invalid KafkaChannel, or a forbidden change (KN-CHN-05, KN-CHN-10); `old` None: the
+    channel is new. `maxima` are the installation's. Raises `InvalidDocument` with all problems, and
+    the path of the first."""
 
     def problems(document: Document) -> Iterator[Problem]:
         """Yield the problems of a document, new or old."""
@@ -121,10 +123,10 @@ def check_subscription(
     autoscaling: Autoscaling | None = None,
     maxima: Maxima = UNLIMITED_MAXIMA,
 ) -> None:
-    """Refuse an invalid Subscription, or a forbidden change (KN-SUB-01, 02, 04). `autoscaling` has
-    the defaults for its scaling annotations, and `maxima` are the installation's. Raises
-    `InvalidDocument` with all problems, and the path of the first.
-    """
+    """Refuse an invalid Subscription, or a forbidden change (KN-SUB-01, 02, 04); `old` None: the
+    Subscription is new. `autoscaling` has the defaults for its scaling annotations (None: the
+    built-in ones), and `maxima` are the installation's. Raises `InvalidDocument` with all problems,
+    and the path of the first."""
 
     def problems(document: Document) -> Iterator[Problem]:
         """Yield the problems of a document, new or old."""
@@ -134,7 +136,8 @@ def check_subscription(
 
 
 def _channel_problems(document: Document) -> Iterator[Problem]:
-    """Yield each problem with a KafkaChannel's fields and annotations, for the webhook's answer."""
+    """Yield each problem with a KafkaChannel's fields and annotations, for the webhook's answer.
+    The status is left out: others write it."""
     yield from schema_problems(KafkaChannel, {**document, "status": None})
     annotations = annotations_of(document)
     yield from order_problems(annotations)
@@ -148,8 +151,8 @@ def _channel_problems(document: Document) -> Iterator[Problem]:
 def _subscription_problems(
     document: Document, autoscaling: Autoscaling, maxima: Maxima
 ) -> Iterator[Problem]:
-    """Yield each problem with a Subscription's fields and annotations, in the words of upstream's
-    webhook where it has some."""
+    """Yield each problem with a Subscription's fields and annotations, where possible in the words
+    of upstream's webhook."""
     for problem in schema_problems(Subscription, {**document, "status": None}):
         if problem.message == "missing field(s)":
             yield replace(problem, details=_MISSING.get(problem.path, ""))
@@ -162,8 +165,8 @@ def _subscription_problems(
 
 
 def _immutable_channel_changes(old: Document, new: Document) -> Iterator[Problem]:
-    """Yield a problem if an immutable field of a KafkaChannel has changed; a field whose old value
-    is invalid may be corrected."""
+    """Yield one problem that shows all changes of a KafkaChannel's immutable fields; none if there
+    are no changes. A field whose old value is invalid may be corrected."""
     old_fields, new_fields = (_immutable_channel_fields(document) for document in (old, new))
     may_change = {
         problem.path for problem in schema_problems(KafkaChannel, {**old, "status": None})
@@ -189,7 +192,7 @@ def _immutable_channel_fields(document: Document) -> dict[str, object]:
 
 
 def _retention_seconds(retention: object) -> float | None:
-    """Return the seconds of a declared retention; None: it is no duration."""
+    """Return the seconds of a declared retention; None: the value isn't a valid duration."""
     try:
         return parse(KafkaChannelSpec, {"retentionDuration": retention}).retention_duration
     except InvalidDocument:
@@ -197,7 +200,8 @@ def _retention_seconds(retention: object) -> float | None:
 
 
 def _immutable_subscription_changes(old: Document, new: Document) -> Iterator[Problem]:
-    """Yield a problem if an immutable field of a Subscription has changed."""
+    """Yield one problem that shows all changes of a Subscription's immutable fields; none if there
+    are no changes."""
     old_fields, new_fields = (_immutable_subscription_fields(document) for document in (old, new))
     # A Subscription without a channel never worked, and may be corrected.
     if old_fields and (diff := changed_values(old_fields, new_fields)):
@@ -205,8 +209,8 @@ def _immutable_subscription_changes(old: Document, new: Document) -> Iterator[Pr
 
 
 def _immutable_subscription_fields(document: Document) -> dict[str, object]:
-    """Return the fields of a Subscription's channel, which can't change, by path. The
-    Subscription's own namespace is left out."""
+    """Return the fields of a Subscription's reference to its channel, which may not change, by
+    path. A namespace that is empty or the Subscription's own is left out."""
     channel = mapping_at(mapping_at(document, "spec"), "channel")
     if channel.get("namespace") in ("", namespace_of(document)):
         del channel["namespace"]

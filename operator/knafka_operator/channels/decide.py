@@ -67,10 +67,7 @@ from knafka_operator.receivers.direct import (
     channels_direct_service,
     is_direct_channel,
 )
-from knafka_operator.senders.authentication import (
-    NO_AUTHENTICATION,
-    Authentication,
-)
+from knafka_operator.senders.authentication import NO_AUTHENTICATION, Authentication
 from knafka_operator.senders.encryption import NO_ENCRYPTION, Encryption, Https
 
 RECEIVERS: Final = "knafka.dev/receivers"
@@ -91,13 +88,13 @@ class ChannelConnection:
 
     defaults: Defaults
     secret: tuple[str, str] | None = None
-    """Name and version of the Secret; it is in the functions' own namespace."""
+    """Name and version of the Secret in the operator's namespace; None: no Secret is needed."""
 
 
 @dataclass(frozen=True)
 class ObservedChannel(ObservedObject):
     """A KafkaChannel and everything read for its decision; where reading failed, the error stands
-    for the value."""
+    for the value. A field that keeps its default hasn't been read, as nothing needs it yet."""
 
     channel: KafkaChannel | InvalidDocument
     broker: Broker | None = None
@@ -125,12 +122,12 @@ class ObservedChannel(ObservedObject):
     """Knative's gateway, which gives the channel its own host; None: the channel is addressed by a
     path at its receiver."""
     routed: str | None = None
-    """The host to which this reconciliation has routed the channel's own host; None: it hasn't
-    yet."""
+    """The host to which this reconciliation has routed the channel's own host; None: the route
+    hasn't been applied yet."""
     direct_served: bool = False
-    """Whether the Service past Knative's proxy is as declared."""
+    """Whether this reconciliation has applied the Service that leads past Knative's proxy."""
     probed: str | None = None
-    """The address that has answered a probe."""
+    """The address that has answered a probe of this reconciliation; None: there was none."""
     subscribers: Sequence[Mapping[str, Any]] = ()
     """`status.subscribers` (DSP-10)."""
     handling: Handling = field(default_factory=Handling)
@@ -159,7 +156,7 @@ class ObservedChannel(ObservedObject):
 
 @dataclass(frozen=True, slots=True)
 class _ChannelConfiguration:
-    """What a channel's decision needs beside its topic."""
+    """What a channel's decision needs beside its topic; all of it was read without an error."""
 
     channel: KafkaChannel
     broker: Broker
@@ -173,6 +170,7 @@ class _SharedReceiver:
     """The receiver that all channels with one Secret share."""
 
     service: Identity
+    """Namespace and name of its Knative Service."""
     spec: Receiver
     contract: Topic
     """The topic of its contract."""
@@ -185,13 +183,13 @@ class _SharedReceiver:
 
 @dataclass(frozen=True, slots=True)
 class _ChannelEntry:
-    """A channel's entry in the contract of the receiver that it shares, and that receiver."""
+    """A channel's entry in the contract of the receiver that it shares."""
 
     configuration: _ChannelConfiguration
     ingress: Ingress
     receiver: _SharedReceiver
     hosts: Sequence[str]
-    """The hosts of the channel."""
+    """The channel's own host names; the last is the full one."""
 
 
 def decide(observed: ObservedChannel, settings: Settings) -> AddressableDecision:
@@ -248,8 +246,8 @@ def decide(observed: ObservedChannel, settings: Settings) -> AddressableDecision
 def _read_configuration(
     observed: ObservedChannel, steps: AddressableSteps
 ) -> _ChannelConfiguration | None:
-    """Decide `ConfigParsed` and `DeadLetterSinkResolved`; None: something can't be read, or another
-    implementation serves the channel."""
+    """Decide `ConfigParsed` and `DeadLetterSinkResolved`; return the channel's configuration. None:
+    something can't be read, or another implementation serves the channel."""
     channel: KafkaChannel | None = None
     configuration: _ChannelConfiguration | None = None
     with steps.conditions.step(CONFIG_PARSED):
@@ -273,11 +271,12 @@ def _decide_receiver(
     settings: Settings,
     steps: AddressableSteps,
 ) -> bool:
-    """Decide `DataPlaneAvailable`: apply the Service of the shared receiver unless it was. Returns
-    whether senders reach it past Knative's proxy."""
-    direct = False
+    """Decide `DataPlaneAvailable`: apply the Service of the shared receiver, unless this
+    reconciliation has applied it already. Returns whether senders are to reach the receiver past
+    Knative's proxy; False if their declaration is invalid."""
+    is_direct_way = False
     with steps.conditions.step(DATA_PLANE_AVAILABLE):
-        direct = is_direct_channel(configuration.channel, settings)
+        is_direct_way = is_direct_channel(configuration.channel, settings)
         if observed.revision is None:
             manifest = receiver_services.channels_receiver_service(
                 receiver.spec,
@@ -287,7 +286,7 @@ def _decide_receiver(
                 event_types=observed.event_types,
             )
             steps.needed.run_first(ApplyReceiver(receiver.service, receiver.contract, manifest))
-    return direct
+    return is_direct_way
 
 
 def _write_entry(
@@ -296,8 +295,9 @@ def _write_entry(
     recorded: Mapping[str, str],
     steps: AddressableSteps,
 ) -> None:
-    """Decide `ContractUpdated`: every replica of the receiver has read the channel's entry.
-    `recorded` is the annotation that names the receiver; the status gets it first."""
+    """Decide `ContractUpdated`: write the channel's entry, and wait until every replica of the
+    receiver has read it. `recorded` is the annotation that names the receiver: it is put into the
+    status before the entry is written."""
     receiver, ingress = entry.receiver, entry.ingress
     await_receivers = AwaitReceivers(receiver.service, receiver.contract.name, ingress.path)
     with steps.conditions.step(CONTRACT_UPDATED):
@@ -324,9 +324,11 @@ def _set_address(
 ) -> None:
     """Decide `ProbeSucceeded`: route the channel's own host, if there is a gateway, to its receiver
     (KN-CHN-11), probe the receiver, and set the addresses."""
-    broker, receiver, gateway = entry.configuration.broker, entry.receiver.name, observed.gateway
+    configuration, gateway = entry.configuration, observed.gateway
+    broker, receiver = configuration.broker, entry.receiver.name
     with steps.conditions.step(PROBE_SUCCEEDED):
         answered_addresses = steps.annotations.get(PROBED), observed.probed
+        # The host to which the channel's own host leads.
         route_host = services.service_host(receiver, settings.namespace, settings)
         if is_direct_way:
             route_host = channels_direct_host(receiver, settings)
@@ -346,19 +348,19 @@ def _set_address(
         if url_to_probe not in answered_addresses:
             steps.needed.run_first(Probe(url_to_probe, url_to_probe))
         steps.annotations[PROBED] = url_to_probe
-        configuration = entry.configuration
-        steps.set_addresses(
-            url, entry.ingress, observed.https, configuration.rules, configuration.channel
-        )
+        rules, channel = configuration.rules, configuration.channel
+        steps.set_addresses(url, entry.ingress, observed.https, rules, channel)
 
 
 def receivers_of(annotations: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the receivers that may have an entry of a channel, from its `status.annotations`."""
+    """Return the names of the receivers that may have an entry of a channel, from its
+    `status.annotations`; empty: nothing was created for it yet."""
     return tuple(annotations.get(RECEIVERS, "").split())
 
 
 def _receivers_with(name: str, annotations: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names of the receivers in a channel's `status.annotations`, and `name`."""
+    """Return the names of the receivers in a channel's `status.annotations`, with `name` added
+    unless it is among them."""
     return tuple(dict.fromkeys((*receivers_of(annotations), name)))
 
 
@@ -376,8 +378,8 @@ def channel_topic(
     names_of_others: Container[str] = frozenset(),
     naming: Naming = DEFAULT_NAMING,
 ) -> Topic:
-    """Return a channel's desired topic (KN-CHN-10, CHN-24); `names_of_others` has the names of
-    other channels' topics. Raises `NameTaken`."""
+    """Return a channel's desired topic (KN-CHN-10, CHN-24). `names_of_others` has the names of
+    other channels' topics, `naming` makes a new name. Raises `NameTaken`."""
     spec = channel.spec
     name = desired.kept_or_new_name(
         NameKind.CHANNEL_TOPIC, channel, TOPIC_STATUS, names_of_others, naming
@@ -410,11 +412,9 @@ def _secret_name(connection: ChannelConnection) -> str | None:
 def conditions_beside_rival(
     status: Mapping[str, Any], rival: str, timestamp: str
 ) -> list[dict[str, Any]] | None:
-    """Return the conditions of a channel that another implementation serves, with Knafka's
-    informational one added. None: the other implementation has written none.
-
-    `timestamp` is the time (RFC 3339).
-    """
+    """Return the conditions that `rival`, another implementation that serves a channel, has written
+    to its `status`, with Knafka's informational condition added. None: `rival` has written no
+    conditions. `timestamp` is the time (RFC 3339)."""
     stored = status.get("conditions") or ()
     conditions = [condition for condition in stored if isinstance(condition, Mapping)]
     types = {condition.get("type") for condition in conditions}
@@ -430,11 +430,11 @@ def conditions_beside_rival(
 
 
 def _subscriptions_handled_condition(handling: Handling) -> Condition | None:
-    """Return the informational condition that tells who reconciles Subscriptions; None: only Knafka
-    can."""
+    """Return the informational condition that says who reconciles Subscriptions. None: there is no
+    reason to say so, as only Knafka can."""
 
     def handled_condition(status: Status, reason: str, message: str) -> Condition:
-        """Return the informational condition `SubscriptionsHandled`."""
+        """Return the condition `SubscriptionsHandled`."""
         return Condition(SUBSCRIPTIONS_HANDLED, status, reason, message, Severity.INFO)
 
     if handling.handler is None:

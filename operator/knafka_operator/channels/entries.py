@@ -1,4 +1,4 @@
-"""Entries: reads entries that others write into a KafkaChannel's `spec.subscribers` as
+"""Entries: reads the entries of a KafkaChannel's `spec.subscribers`, which others write there, as
 Subscriptions. Pure.
 
     {uid, generation, name, subscriberUri, replyUri, delivery} -> a Subscription to URIs (KN-CHN-05)
@@ -45,8 +45,9 @@ Document = Mapping[str, Any]
 
 
 _PROMISED_ANNOTATIONS: Final = frozenset({DEAD_LETTER_TOPIC, DISPATCHER_KEY, START})
-"""Keys of a Subscription's `status.annotations` that outlive an operator; its group's name follows
-from its UID."""
+"""Keys of a Subscription's `status.annotations` that a promise keeps; not its group, whose name
+follows from the UID."""
+# A UID becomes a part of names in Kubernetes and Kafka.
 _match_uid = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?").fullmatch
 
 
@@ -57,11 +58,12 @@ class ListedEntries:
     valid: Mapping[str, Document]
     """Valid entries by UID."""
     problems: Mapping[str, str]
-    """The problem of each invalid entry, by the value of its `uid`."""
+    """The problem of each entry with an invalid UID, by that UID as it was written."""
 
 
 def read_entries(channel: Document) -> ListedEntries:
-    """Parse a KafkaChannel's entries; of two with the same UID the later generation counts."""
+    """Parse a KafkaChannel's entries. Of two with the same UID the one with the later generation
+    counts; what is no mapping is left out."""
     valid, problems = dict[str, Document](), dict[str, str]()
     for entry in listed_subscribers(channel):
         if not isinstance(entry, Mapping):
@@ -78,20 +80,21 @@ def read_entries(channel: Document) -> ListedEntries:
 
 
 def listed_subscribers(channel: Document) -> Sequence[Any]:
-    """Return a channel's `spec.subscribers`; empty if that is no list."""
+    """Return a channel's `spec.subscribers`, unparsed; empty if that is no list."""
     listed = (channel.get("spec") or {}).get("subscribers")
     return listed if isinstance(listed, list | tuple) else ()
 
 
 def _generation(entry: Document) -> int:
-    """Return the generation that an entry declares; 0 if it is no number."""
+    """Return the generation that an entry declares; 0 if it declares no number."""
     generation = entry.get("generation")
     return generation if isinstance(generation, int) else 0
 
 
 def entry_name(channel: Identity, uid: str) -> str:
-    """Return the name of an entry's Subscription, if no stored Subscription has its UID. It is
-    unique, since a UID has no dots."""
+    """Return the name under which an entry is shown if no stored Subscription has its UID: the
+    channel's name (or a digest of it, if it is long), a dot and the UID. It is unique, since a UID
+    has no dots."""
     full_name = f"{channel.name}.{uid}"
     if len(full_name) <= MAX_OBJECT_NAME:
         return full_name
@@ -101,10 +104,9 @@ def entry_name(channel: Identity, uid: str) -> str:
 def as_subscription(
     channel: Document, uid: str, name: str, entry: Document | None, stored: Document | None
 ) -> Document:
-    """Return an entry as a Subscription of this name. `entry` None: the entry is gone, and the
-    Subscription is being deleted. The annotations of `stored`, the stored Subscription with this
-    UID, apply (order, isolation, pause); None: there is none.
-    """
+    """Return an entry of `channel` as a Subscription of this name. `entry` None: the entry is gone,
+    and its Subscription is being deleted. `stored` is the stored Subscription with this UID, whose
+    annotations apply to the entry, too (order, isolation, pause); None: there is none."""
     identity = Identity.of(channel)
     annotations = (stored or {"metadata": {}})["metadata"].get("annotations") or {}
     metadata: dict[str, Any] = {
@@ -118,7 +120,7 @@ def as_subscription(
         SENDS_AS: None if stored is None else _service_account(entry or {}),
     }
     if entry is None:
-        metadata["deletionTimestamp"] = "now"
+        metadata["deletionTimestamp"] = "now"  # any text: only its presence is read
     channel_reference = {
         "apiVersion": KAFKA_CHANNEL_VERSIONS[0],
         "kind": KAFKA_CHANNEL,
@@ -134,7 +136,7 @@ def as_subscription(
 
 
 def _service_account(entry: Document) -> object:
-    """Return the service account that an entry names; None: it names none."""
+    """Return the service account whose tokens an entry requires; None: it names none."""
     auth = entry.get("auth")
     return auth.get("serviceAccountName") if isinstance(auth, Mapping) else None
 
@@ -167,7 +169,7 @@ def _entry_status(channel: Document, uid: str, stored: Document | None) -> dict[
     its UID, and the readiness that its channel reports."""
     annotations = (
         find_promised_annotations(channel, uid)
-        or _find_promise_as_subscription(channel, uid, stored)
+        or _find_promise_in_stored(channel, uid, stored)
         or {}
     )
     status: dict[str, Any] = {"annotations": annotations}
@@ -181,8 +183,8 @@ def _entry_status(channel: Document, uid: str, stored: Document | None) -> dict[
 
 
 def with_promise(subscription: Document, channel: Document) -> Document:
-    """Return a stored Subscription with the annotations that its entry was promised while another
-    controller reconciled Subscriptions; its own annotations take precedence."""
+    """Return a stored Subscription with the status annotations that its entry was promised while
+    Knative Eventing reconciled Subscriptions; its own annotations take precedence."""
     promised = find_promised_annotations(channel, str(subscription["metadata"].get("uid", "")))
     if promised is None:
         return subscription
@@ -193,7 +195,7 @@ def with_promise(subscription: Document, channel: Document) -> Document:
 
 def find_promised_annotations(channel: Document, uid: str) -> dict[str, str] | None:
     """Return the status annotations that the entry with this UID was promised, from its channel's
-    status; None: it was promised nothing."""
+    status; None: it was promised nothing. Of an unreadable promise only the group is returned."""
     text = status_annotations(channel).get(PROMISE + uid)
     if text is None:
         return None
@@ -207,11 +209,12 @@ def find_promised_annotations(channel: Document, uid: str) -> dict[str, str] | N
     return {**strings, GROUP_STATUS: entry_group(Identity.of(channel), uid)}
 
 
-def _find_promise_as_subscription(
+def _find_promise_in_stored(
     channel: Document, uid: str, stored: Document | None
 ) -> dict[str, str] | None:
-    """Return the status annotations that `stored`, the stored Subscription of an entry, was
-    promised while Knafka reconciled Subscriptions itself; None: it was promised nothing."""
+    """Return the promised annotations in the status of `stored`, an entry's stored Subscription
+    (None: there is none), from when Knafka reconciled Subscriptions itself. None: its status names
+    no group, or another entry's."""
     annotations = status_annotations(stored or {})
     if annotations.get(GROUP_STATUS) != entry_group(Identity.of(channel), uid):
         return None
@@ -225,9 +228,9 @@ def _find_promise_as_subscription(
 def promise_annotation(
     channel: Document, uid: str, annotations: Mapping[str, str | None]
 ) -> dict[str, str]:
-    """Return the annotation of the channel's status that keeps an entry's promised annotations;
-    empty if it is up to date. `annotations` are the changed ones of the entry's status.
-    """
+    """Return the annotation for a channel's status that keeps an entry's promise. Empty: it is up
+    to date, or nothing is promised yet, as the entry has no group. `annotations` are those of the
+    entry's status; None removes one."""
     previous = find_promised_annotations(channel, uid)
     if previous is None and not annotations.get(GROUP_STATUS):
         return {}
@@ -258,23 +261,24 @@ def entry_group(channel: Identity, uid: str) -> str:
 
 
 def own_uids(channel: Document) -> set[str]:
-    """Return the UIDs of the entries that Knafka may have written."""
+    """Return the UIDs of the entries in a channel's `spec.subscribers` that Knafka may have
+    written, as its status records them."""
     return set(status_annotations(channel).get(DECLARED, "").split())
 
 
 def merge_subscribers(
-    listed: Iterable[Any], ours: Iterable[str], desired: Mapping[str, Document]
+    listed: Iterable[Any], own_uids: Iterable[str], desired: Mapping[str, Document]
 ) -> list[Document]:
-    """Merge Knafka's entries into `listed`, a channel's `spec.subscribers`, and return the new
-    list; others' entries stay as they are.
+    """Return `listed`, a channel's `spec.subscribers`, with Knafka's entries replaced by the
+    `desired` ones, which are given by UID; entries of other writers stay as they are.
 
-    `ours` are the UIDs of entries that Knafka may change, `desired` the desired entries by UID.
+    `own_uids` are the UIDs of entries that Knafka may replace or remove, besides the desired ones.
     """
-    remaining, own, result = dict(desired), {*ours, *desired}, list[Any]()
+    missing, replaceable, merged = dict(desired), {*own_uids, *desired}, list[Any]()
     for entry in listed:
         uid = entry.get("uid") if isinstance(entry, Mapping) else None
-        if uid not in own:
-            result.append(entry)
-        elif uid in remaining:
-            result.append(remaining.pop(uid))
-    return [*result, *(remaining[uid] for uid in sorted(remaining))]
+        if uid not in replaceable:
+            merged.append(entry)
+        elif uid in missing:
+            merged.append(missing.pop(uid))
+    return [*merged, *(missing[uid] for uid in sorted(missing))]

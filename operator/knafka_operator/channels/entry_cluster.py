@@ -1,10 +1,14 @@
 """Entries: shows the entries of channels' `spec.subscribers` as Subscriptions, next to the stored
-ones. While Knafka handles Subscriptions, a stored Subscription is shown as it is. While Knative
-Eventing does, its entry is shown in its place, once there is one. An entry without a Subscription
-is shown as one named after its UID. A missing entry isn't shown; after `MISSING_ENTRY_SECONDS` it
-is shown as a Subscription under deletion, if no Subscription has its UID.
+Subscriptions:
 
-All callers of this `Cluster` see Subscriptions only, which are delivered, moved and deleted in one
+    stored Subscription, handled by Knafka              as it is stored
+    stored Subscription, handled by Knative Eventing    its entry, once there is one
+    entry without a stored Subscription                 a Subscription named after the entry's UID
+    missing entry                                       nothing; after `MISSING_ENTRY_SECONDS` a
+                                                        Subscription under deletion, if no stored
+                                                        one has its UID
+
+So callers of this `Cluster` see Subscriptions only, which are delivered, moved and deleted in one
 way. The status of an entry is written to its channel's status.
 
 A missing entry keeps its consumer group for a while, since Knative Eventing's controller patches
@@ -39,7 +43,7 @@ class EntryPlace:
     channel: Identity
     uid: str
     listed: bool
-    """Whether the entry is in `spec.subscribers`."""
+    """Whether the entry is in `spec.subscribers` now."""
 
 
 _NO_ENTRIES: Final = entries.ListedEntries({}, {})
@@ -81,19 +85,19 @@ class ClusterWithEntries:
         """The place of the entry that is shown under each Subscription's name; also that of a
         promised entry that is missing."""
         self._missing: dict[tuple[Identity, str], float] = {}
-        """Since when a promised entry has been missing from its channel."""
+        """Since when a promised entry has been missing, by its channel and UID."""
         self._leaving: dict[tuple[Identity, str], Identity] = {}
-        """The previous name of a renamed entry, under which it may still be delivered."""
+        """The previous name of a renamed entry, under which it may still be delivered, by its
+        channel and UID."""
         self._batches: dict[Identity, _AnnotationBatch] = {}
         """Annotations of each channel that aren't being written yet."""
         self._writing: dict[Identity, asyncio.Lock] = {}
         """For each channel: held while a batch is written, so that batches are written in order."""
 
-    # Changes. Each method returns the Subscriptions that may have changed.
+    # Changes. Each method returns the Subscriptions whose document may differ now.
 
     def on_channel(self, channel: Document, *, gone: bool) -> Collection[Identity]:
-        """Record that a channel has changed or, with `gone`, was deleted; returns the Subscriptions
-        whose document may differ now."""
+        """Record that a channel has changed or, with `gone`, was deleted."""
         identity = Identity.of(channel)
         previous = self._channels.pop(identity, None)
         previous_entries = self._read.pop(identity, _NO_ENTRIES)
@@ -115,8 +119,7 @@ class ClusterWithEntries:
         return changed
 
     def on_subscription(self, subscription: Document, *, gone: bool) -> Collection[Identity]:
-        """Record that a stored Subscription has changed or, with `gone`, was deleted; returns the
-        Subscriptions whose document may differ now."""
+        """Record that a stored Subscription has changed or, with `gone`, was deleted."""
         identity, uid = Identity.of(subscription), str(subscription["metadata"].get("uid", ""))
         previous = self._subscriptions.pop((identity.namespace, uid), None)
         if not gone:
@@ -130,8 +133,7 @@ class ClusterWithEntries:
         return {identity}
 
     def on_handling(self, seen: bool | None) -> Collection[Identity]:
-        """Record whether Knative Eventing is installed (None: not known); returns the changed
-        Subscriptions."""
+        """Record whether Knative Eventing is installed; None: not known."""
         previous_handler, self.handling.seen = self.handling.handler, seen
         if self.handling.handler is previous_handler:
             return ()
@@ -142,61 +144,55 @@ class ClusterWithEntries:
         return changed | self._places.keys()
 
     def _assign_name(self, channel: Identity, uid: str, exists: bool) -> set[Identity]:
-        """Choose again the name of the Subscription that shows an entry, and update `_names`,
-        `_places`, `_missing` and `_leaving`. `exists` False: the entry is neither in
-        `spec.subscribers` nor promised any more, and loses its name. Returns the names whose
-        Subscription changes."""
+        """Choose again the name under which an entry is shown, and update `_names`, `_places`,
+        `_missing` and `_leaving`. `exists` False: the entry is neither in `spec.subscribers` nor
+        promised any more, and loses its name. Returns the names whose Subscription changes."""
         names, key = self._names.setdefault(channel, {}), (channel, uid)
         previous_name = names.pop(uid, None)
+        previous_place = None if previous_name is None else self._places.pop(previous_name)
         current_name = self._choose_name(channel, uid) if exists else None
         changed = {name for name in (previous_name, current_name) if name is not None}
-        place = None
-        if current_name is not None:
-            place = EntryPlace(channel, uid, uid in self._read[channel].valid)
-        if previous_name is not None:
-            if previous_name == current_name and self._places[previous_name] == place:
-                changed = set()
-            del self._places[previous_name]
-            if current_name not in (None, previous_name):
-                self._leaving[key] = previous_name
-        if current_name is None or place is None:
+        if current_name is None:
             self._missing.pop(key, None)
             self._leaving.pop(key, None)
             if not names:
                 del self._names[channel]
             return changed
+        place = EntryPlace(channel, uid, uid in self._read[channel].valid)
         names[uid], self._places[current_name] = current_name, place
         if place.listed:
             self._missing.pop(key, None)
         else:
             self._missing.setdefault(key, self._now())
-        return changed
+        if previous_name is not None and previous_name != current_name:
+            self._leaving[key] = previous_name
+        return set() if (previous_name, previous_place) == (current_name, place) else changed
 
     def _choose_name(self, channel: Identity, uid: str) -> Identity | None:
-        """Return the name of the Subscription that shows an entry: that of the stored Subscription
-        with its UID, else a name made of the UID. None for an entry that Knafka itself wrote for a
-        Subscription that is gone by now."""
+        """Return the name under which an entry is shown: that of the stored Subscription with its
+        UID, else a name made of the UID. None: Knafka itself wrote the entry, for a Subscription
+        that is gone by now, so the entry isn't shown."""
         stored = self._subscriptions.get((channel.namespace, uid))
         if stored is not None and CHANNELS.broker_of(stored) == channel:
             return Identity.of(stored)
         document, handler = self._channels[channel], self.handling.handler
-        taken_over = handler is Handler.EVENTING and entries.is_promised(document, uid)
-        if uid in entries.own_uids(document) and not taken_over:
+        is_taken_over = handler is Handler.EVENTING and entries.is_promised(document, uid)
+        if uid in entries.own_uids(document) and not is_taken_over:
             return None
         return Identity(channel.namespace, entries.entry_name(channel, uid))
 
     # Lookups.
 
     def known(self, identity: Identity) -> Document | None:
-        """Return the Subscription to show for this name, by the latest watch events; None: there is
-        none, or another controller handles it."""
+        """Return the Subscription to show for this name, by the latest watch events. None: there is
+        none, or Knative Eventing handles it and its entry isn't there."""
         place = self._places.get(identity)
         channel = None if place is None else self._channels.get(place.channel)
         return self._choose_subscription(identity, self._find_stored(identity, place), channel)
 
     def _find_stored(self, identity: Identity, place: EntryPlace | None) -> Document | None:
-        """Return the watched Subscription of this name, None if there is none; with `place`, only
-        if it has the entry's UID."""
+        """Return the watched Subscription of this name; with `place`, only if it has the UID of the
+        entry there. None: there is none."""
         if place is not None:
             subscription = self._subscriptions.get((identity.namespace, place.uid))
             return (
@@ -210,8 +206,9 @@ class ClusterWithEntries:
     def _choose_subscription(
         self, identity: Identity, stored: Document | None, channel: Document | None
     ) -> Document | None:
-        """Return the Subscription to show for a name, by who handles Subscriptions: `stored`,
-        its entry as a Subscription, or None."""
+        """Return the Subscription to show for a name: `stored`, its entry as a Subscription, or
+        None (nothing), by the rules in the module's docstring. `stored` is the stored Subscription
+        of the name and `channel` the entry's channel; None: there is none."""
         place, handler = self._places.get(identity), self.handling.handler
         is_of_kafka_channel_kind = stored is not None and is_of_kafka_channel(stored)
         if place is None or channel is None:
@@ -229,8 +226,8 @@ class ClusterWithEntries:
         return None if is_of_kafka_channel_kind or stored is None else stored
 
     def _parse_entries(self, identity: Identity, channel: Document) -> entries.ListedEntries:
-        """Return the parsed entries of a channel; parses only if they differ from the watched
-        channel's."""
+        """Return the parsed entries of `channel`; parses them only if they differ from those of the
+        watched channel."""
         watched_channel = self._channels.get(identity)
         if watched_channel is not None and _list_entries(watched_channel) == _list_entries(channel):
             return self._read[identity]
@@ -243,15 +240,15 @@ class ClusterWithEntries:
         return since is not None and self._now() - since >= MISSING_ENTRY_SECONDS
 
     def requeue_after(self, identity: Identity) -> float | None:
-        """Return the seconds until a missing entry counts as deleted, at least 1; None: it isn't
-        missing."""
+        """Return the seconds until the missing entry of this name counts as deleted, at least 1;
+        None: it isn't missing."""
         place = self._places.get(identity)
         since = None if place is None else self._missing.get((place.channel, place.uid))
         return None if since is None else max(since + MISSING_ENTRY_SECONDS - self._now(), 1.0)
 
     def release_name(self, identity: Identity) -> Collection[Identity]:
-        """Record that nothing is delivered under this name any more; returns the Subscriptions that
-        waited for that."""
+        """Record that nothing is delivered under this name any more; returns the Subscriptions
+        that, as entries renamed from it, have waited for that."""
         released_entries = [
             entry_key for entry_key, name in self._leaving.items() if name == identity
         ]
@@ -262,15 +259,16 @@ class ClusterWithEntries:
         ]
 
     async def read_stored(self, identity: Identity) -> Document | None:
-        """Return the stored Subscription of this name, regardless of its entry."""
+        """Return the stored Subscription of this name, regardless of its entry; None: there is
+        none. Raises `ClusterError`."""
         return await self._inner.get(CHANNELS.trigger_version, CHANNELS.trigger, *identity)
 
     # As a Cluster.
 
     async def get(self, api_version: str, kind: str, namespace: str, name: str) -> Document | None:
         """Return an object, None if it doesn't exist; a Subscription may stand for a channel's
-        entry. Raises `ClusterError`, also for a Subscription of which it isn't known yet who
-        handles it, or that is still delivered under another name."""
+        entry. Raises `ClusterError`, also for a Subscription while it isn't known who handles
+        Subscriptions, or while its entry is still delivered under another name."""
         stored = await self._inner.get(api_version, kind, namespace, name)
         if (api_version, kind) != (MESSAGING, CHANNELS.trigger):
             return stored
@@ -318,8 +316,9 @@ class ClusterWithEntries:
         ]
 
     async def write_status(self, document: Document, status: Document) -> None:
-        """Merge `status` into the stored status of an object. Of the status of an entry, only the
-        annotations promised to it are stored, in its channel's status. Raises `ClusterError`."""
+        """Merge `status` into the stored status of an object. Of an entry's status, only the
+        annotations that are promised to the entry are stored, in its channel's status; nothing is,
+        if the channel is gone. Raises `ClusterError`."""
         if not _is_entry(document):
             await self._inner.write_status(document, status)
             return
@@ -334,14 +333,15 @@ class ClusterWithEntries:
                 await self._write(channel, values)
 
     async def forget(self, document: Document) -> None:
-        """Remove the promise of a deleted entry, whose group was deleted, from its channel."""
+        """Remove the promise of a deleted entry, whose group was deleted, from its channel's
+        status. Raises `ClusterError`."""
         metadata = document["metadata"]
         channel = Identity(metadata["namespace"], metadata[ENTRY])
         await self._write(channel, {PROMISE + metadata["uid"]: None})
 
     async def _write(self, channel: Identity, values: Mapping[str, str | None]) -> None:
-        """Write annotations (None removes one) of a channel's status, merged with concurrent writes
-        into one request. Raises `ClusterError`."""
+        """Write annotations to a channel's status (None removes one); concurrent calls share one
+        request. Raises `ClusterError`."""
         batch = self._batches.setdefault(channel, _AnnotationBatch())
         batch.values.update(values)
         if batch.writing is None:
@@ -385,5 +385,5 @@ def _entry_sources(channel: Document) -> tuple[Any, ...]:
 
 
 def _list_entries(channel: Document) -> Any:
-    """Return a channel's `spec.subscribers` unparsed; None: it has none."""
+    """Return a channel's `spec.subscribers` as it is, maybe no list; None: it has none."""
     return (channel.get("spec") or {}).get("subscribers")

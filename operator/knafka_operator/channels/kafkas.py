@@ -1,11 +1,12 @@
-"""Finds the Kafka of a KafkaChannel by the installation's ConfigMap and a Secret; and the Kafka of
-a receiver by its own Service, for when the ConfigMap or Secret has changed or is gone.
+"""Finds the Kafka of a KafkaChannel: by the installation's ConfigMap and a Secret or, if these have
+changed or are gone, by the Service of the channel's receiver.
 
 Not here: what a channel has in its Kafka (`kind`, `receivers`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -35,72 +36,72 @@ class ChannelKafkas:
     kafkas: KafkaClusters
 
     async def connect(self, document: Document) -> tuple[ChannelConnection, KafkaCluster]:
-        """Return the configuration and client of a channel's Kafka, as configured now. Raises
-        `NotReady`, `InvalidDocument` and `ClusterError`."""
+        """Return the configuration and client of a channel's Kafka, as they are configured now.
+        Raises `NotReady`, `InvalidDocument` and `ClusterError`."""
         installation = Identity(self.settings.namespace, self.settings.channel_config)
         stored_config = await self.cluster.get(CORE, "ConfigMap", *installation)
         installation_config = None if stored_config is None else parse(ConfigMap, stored_config)
         annotations = document["metadata"].get("annotations") or {}
         secret_name = annotations.get(KAFKA_SECRET)
-        secret_identity = credentials.channel_secret(
-            secret_name, installation_config, self.settings.namespace
-        )
-        secret = None
-        if secret_identity is not None:
-            stored_secret = await self.cluster.get(CORE, "Secret", *secret_identity)
-            secret = credentials.check_channel_secret(secret_name, stored_secret, secret_identity)
+        secret = await self._read_secret(secret_name, installation_config)
         values = None if secret is None else dict(decode_secret(secret))
         config = credentials.channel_config(secret_name, values, installation_config, installation)
-        servers = config.data[desired.BOOTSTRAP_SERVERS]
-        defaults = desired.defaults_with_config(
-            config, Defaults(kafka=Kafka(bootstrap_servers=servers))
-        )
-        defaults = replace(
-            defaults,
-            kafka=kafka_settings.with_annotation_settings(defaults.kafka, annotations),
-            topic_config={
-                **defaults.topic_config,
-                **kafka_settings.channel_topic_settings(annotations),
-            },
-        )
+        defaults = _channel_defaults(config, annotations)
         # The Secret is in the operator's namespace, so it is an administrator's.
         kafka = self.kafkas.ensure_cluster(defaults.kafka.bootstrap_servers, values, is_own=True)
         if secret is None:
             return ChannelConnection(defaults), kafka
         mounted = defaults.kafka.model_copy(update={"secret_path": services.SECRET_PATH})
         metadata = secret["metadata"]
-        version = str(metadata.get("resourceVersion", ""))
-        mount = str(metadata["name"]), version
-        return ChannelConnection(replace(defaults, kafka=mounted), mount), kafka
+        name_and_version = str(metadata["name"]), str(metadata.get("resourceVersion", ""))
+        return ChannelConnection(replace(defaults, kafka=mounted), name_and_version), kafka
+
+    async def _read_secret(
+        self, secret_name: str | None, installation_config: ConfigMap | None
+    ) -> Document | None:
+        """Return the stored Secret with the credentials of a channel's Kafka; `secret_name` is the
+        Secret that the channel itself names. None: no Secret is needed. Raises `NotReady` and
+        `ClusterError`."""
+        identity = credentials.channel_secret(
+            secret_name, installation_config, self.settings.namespace
+        )
+        if identity is None:
+            return None
+        stored_secret = await self.cluster.get(CORE, "Secret", *identity)
+        return credentials.check_channel_secret(secret_name, stored_secret, identity)
 
     async def find_kafka(self, document: Document, last_kafka: KafkaCluster | None) -> KafkaCluster:
         """Return the Kafka with a channel's topic, even if its ConfigMap or Secret was deleted or
-        changed. `last_kafka` is the last known one. Raises `NotReady` and `InvalidDocument`.
+        changed since. `last_kafka` is the channel's last known Kafka; None: none is known. Raises
+        `NotReady`, `InvalidDocument` and `ClusterError`.
         """
         annotations = status_annotations(document)
-        servers, candidates = annotations.get(desired.BOOTSTRAP_SERVERS), list[KafkaCluster]()
+        servers = annotations.get(desired.BOOTSTRAP_SERVERS)
+        candidates: list[KafkaCluster] = []
         failure: KnafkaError | None = None
         try:
-            candidates.append((await self.connect(document))[1])
+            _, configured_kafka = await self.connect(document)
+            candidates.append(configured_kafka)
         except (NotReady, InvalidDocument) as error:
             failure = error
         if last_kafka is not None:
             candidates.append(last_kafka)
         for name in receivers_of(annotations):
             with suppress(NotReady, InvalidDocument):
-                if (receiver_kafka := await self.find_kafka_of_receiver(name)) is not None:
-                    candidates.append(receiver_kafka[0])
+                if (kafka_and_topic := await self.find_kafka_of_receiver(name)) is not None:
+                    candidates.append(kafka_and_topic[0])
         matching = [kafka for kafka in candidates if servers in (None, kafka.bootstrap_servers)]
         if matching:
             return matching[0]
-        if servers is not None:  # without credentials it may still succeed
+        if servers is not None:  # a Kafka that needs no credentials is reached nevertheless
             return self.kafkas.ensure_cluster(servers, None)
         assert failure is not None
         raise failure
 
     async def find_kafka_of_receiver(self, name: str) -> tuple[KafkaCluster, str] | None:
         """Return the Kafka and the contract topic of the channel receiver whose Service has this
-        name; None: there is no such receiver. Raises `NotReady` and `InvalidDocument`."""
+        name; None: there is no such receiver. Raises `NotReady`, `InvalidDocument` and
+        `ClusterError`."""
         namespace = self.settings.namespace
         service = await self.cluster.get(SERVING, "Service", namespace, name)
         if service is None or receiver_services.CHANNELS_OWNER not in services.owner_uids(service):
@@ -113,6 +114,21 @@ class ChannelKafkas:
                 message = f"Secret {namespace}/{mounted[0]} of receiver {name} does not exist"
                 raise NotReady("SecretNotFound", message)
             values = dict(decode_secret(secret))
-            values.pop(desired.BOOTSTRAP_SERVERS, None)
+            values.pop(desired.BOOTSTRAP_SERVERS, None)  # the receiver's own servers count
         kafka = self.kafkas.ensure_cluster(receiver.kafka.bootstrap_servers, values, is_own=True)
         return kafka, receiver.contract_topic
+
+
+def _channel_defaults(config: ConfigMap, annotations: Mapping[str, str]) -> Defaults:
+    """Return the connection and topic settings of a channel: those of `config`, its ConfigMap, with
+    the settings in the channel's annotations merged over them. Raises `InvalidDocument`."""
+    servers = config.data[desired.BOOTSTRAP_SERVERS]
+    defaults = desired.defaults_with_config(
+        config, Defaults(kafka=Kafka(bootstrap_servers=servers))
+    )
+    topic_settings = kafka_settings.channel_topic_settings(annotations)
+    return replace(
+        defaults,
+        kafka=kafka_settings.with_annotation_settings(defaults.kafka, annotations),
+        topic_config={**defaults.topic_config, **topic_settings},
+    )

@@ -98,8 +98,8 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
         return self.handling.handler
 
     async def connect_without_config(self, document: Document) -> KafkaCluster:
-        """Return the Kafka that a channel's status names; by the installation's settings if its
-        ConfigMap is gone."""
+        """Return the Kafka with a channel's topic, even if its ConfigMap or Secret is gone. Raises
+        as `ChannelKafkas.find_kafka`."""
         return await self.connections.find_kafka(document, None)
 
     @property
@@ -113,9 +113,9 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
         checked: the setting by which Knafka serves KafkaChannels at all."""
         if document["kind"] != CHANNELS.broker:
             return False
-        # In the local mode there is no other, whatever an exported document says.
-        claimed = is_claimed_by_peer(document, CHANNELS.peers_finalizer)
-        return self.settings.trusts_statuses or not claimed
+        # In the local mode there is no other implementation, whatever an exported document says.
+        is_claimed = is_claimed_by_peer(document, CHANNELS.peers_finalizer)
+        return self.settings.trusts_statuses or not is_claimed
 
     async def needs_finalizer(self, document: Document) -> bool:
         """Whether Knafka serves the channel, and so creates something for it in Kafka."""
@@ -123,10 +123,10 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
 
     async def _find_rival(self, document: Document) -> str | None:
         """Return the name of another implementation that may serve this channel. None: no other is
-        installed, or the channel is ours, as its status has the topic's id and the finalizer of the
-        other implementation is gone."""
-        claimed = CHANNELS.peers_finalizer in finalizers_of(document)
-        if status_annotations(document).get(TOPIC_ID) and not claimed:
+        installed, or the channel is ours: its status has the id of our topic, and the other
+        implementation's finalizer is gone."""
+        is_claimed = CHANNELS.peers_finalizer in finalizers_of(document)
+        if status_annotations(document).get(TOPIC_ID) and not is_claimed:
             return None
         return (
             None if await self.cluster.get(*RIVAL_SERVICE) is None else "/".join(RIVAL_SERVICE[1:])
@@ -186,10 +186,9 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
         await self.cluster.apply(routes.external_name_service(channel, host))
 
     async def delete_topic(self, document: Document, groups: Collection[str]) -> None:
-        """Remove the channel from its receivers, then delete its topic and `groups`, which read it.
-
-        Raises `LogError`, also while one of the groups has members, `NotReady` and `ClusterError`.
-        """
+        """Remove the channel from its receivers, then delete its topic, `groups` (the groups that
+        read it), its own dead letters, and its shards with their contract topic. Raises `LogError`,
+        also while one of the groups has members, `NotReady` and `ClusterError`."""
         record, identity = self.states.ensure_broker(document), Identity.of(document)
         annotations = status_annotations(document)
         topic, recorded_id = annotations.get(TOPIC_STATUS), annotations.get(TOPIC_ID)
@@ -215,8 +214,8 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
         self.drop(document)
 
     async def remember_kafka(self, document: Document) -> None:
-        """Find the Kafka of a channel that has not been reconciled yet, if it has a contract topic:
-        its Subscriptions have entries there that must be removed."""
+        """Find the Kafka of a channel that this operator hasn't reconciled yet, if the channel has
+        a contract topic: its Subscriptions' entries there may have to be removed."""
         record = self.states.ensure_broker(document)
         if record.has_contract and record.kafka is None:
             record.kafka = await self.connections.find_kafka(document, record.kafka)
@@ -226,8 +225,8 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
         self.states.drop_broker(Identity.of(document))
 
     def remember_topic(self, document: Document) -> BrokerRecord:
-        """Claim the topic that a channel's status names, if the naming rules give it that name and
-        no other object has claimed it; returns the channel's record."""
+        """Claim the topic that a channel's status names, if the naming rules give the channel that
+        name and no other object has claimed it; returns the channel's record."""
         record, topic = self.states.ensure_broker(document), topic_in_status(document)
         is_own_topic = topic is not None and self._is_own(topic, document)
         if topic is not None and is_own_topic and topic not in self.states.topics:
@@ -241,7 +240,7 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
     # Reconcile.
 
     async def observe(self, document: Document, record: BrokerRecord) -> ObservedChannel:
-        """Read what a channel's decision needs."""
+        """Read everything for a channel's decision. Raises `ClusterError`."""
         return replace(await self._observe_channel(document, record), handling=self.handling)
 
     def decide(self, observed: ObservedChannel, record: BrokerRecord) -> AddressableDecision:
@@ -251,7 +250,8 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
     def status_of(
         self, observed: ObservedChannel, decision: AddressableDecision, record: BrokerRecord
     ) -> Mapping[str, Any]:
-        """Return the status of the last decision; also update the record for the Subscriptions."""
+        """Return the status by the last decision, and update the record, by which Subscriptions are
+        reconciled. If another implementation serves the channel, return only conditions."""
         if observed.rival is not None and (
             conditions := deciding.conditions_beside_rival(
                 self.stored_status(observed), observed.rival, self.now()
@@ -267,13 +267,13 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
         return status
 
     async def write(self, observed: ObservedChannel, status: Mapping[str, Any]) -> None:
-        """Write the entries in `spec.subscribers`, then the status."""
+        """Write our entries into `spec.subscribers`, then the status. Raises `ClusterError`."""
         if "annotations" in status:  # else another implementation serves the channel
             await self._subscribers.write_spec_entries(observed.document)
         await super().write(observed, status)
 
     async def finish(self, observed: ObservedChannel, record: BrokerRecord) -> None:
-        """Maintain the channel's shards."""
+        """Apply the Services of the channel's shards again, and delete those without Triggers."""
         if record.state is not None:
             await self.shards.maintain(record.state.broker)
 
@@ -322,7 +322,7 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
             service = self._service_identity(_receiver_name(connection))
             observed = replace(observed, https=await observe_https_of(self.cluster, *service))
         try:
-            receiver = await self._receiver_record(connection, record.kafka)
+            receiver = await self._ensure_receiver_record(connection, record.kafka)
             await self.receivers.check_contract(receiver, Identity.of(document))
         except LogError:
             return observed  # its topic can't be read either, or the write reports the error
@@ -343,11 +343,11 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
         connection: ChannelConnection,
         record: BrokerRecord,
     ) -> ObservedTopic | KnafkaError:
-        """Claim the name of the channel's topic, and read from Kafka what is known of it.
+        """Claim the name of the channel's topic, and read the topic from Kafka. Returns an expected
+        error, so that it becomes a condition.
 
-        Returns an expected error, so that it becomes a condition. A topic that exists may be
-        another channel's; it is taken over only if `knafka adopt` has asked for it (an empty
-        annotation `TOPIC_ID`) and it has no records.
+        A topic that exists may be another channel's; it is taken over only if `knafka adopt` has
+        asked for it (an empty annotation `TOPIC_ID`) and it has no records.
         """
         assert record.kafka is not None
         names_of_others = desired.NamesOfOthers(self.states.topics, record.uid)
@@ -363,18 +363,17 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
                 0 if existing_topic else partitions_of_others(self.states, channel_identity)
             )
             annotations = status_annotations(document)
-            id_unrecorded = existing_topic is not None and annotations.get(TOPIC_ID) == ""
-            # A topic without records may be taken over; see `ObservedTopic.disputed`.
-            disputed = not id_unrecorded or await has_records(topics, desired_topic.name)
+            may_take_over = existing_topic is not None and annotations.get(TOPIC_ID) == ""
+            disputed = not may_take_over or await has_records(topics, desired_topic.name)
         except EXPECTED as error:
             return error
         return ObservedTopic(desired_topic, existing_topic, partitions_elsewhere, disputed)
 
-    async def _receiver_record(
+    async def _ensure_receiver_record(
         self, connection: ChannelConnection, kafka: KafkaCluster
     ) -> ReceiverRecord:
-        """Return the record of the receiver that serves channels with this connection. Raises
-        `LogError`."""
+        """Return the record of the receiver that serves channels with this connection, creating it
+        if needed. Raises `LogError`."""
         contract = deciding.receiver_contract(connection, self.settings)
         service = self._service_identity(_receiver_name(connection))
         return await self.receivers.ensure_receiver(service, kafka, contract.contract_topic)
@@ -384,8 +383,8 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
         return Identity(self.settings.namespace, receiver)
 
     async def _delete_route(self, channel: Broker) -> None:
-        """Delete the channel's Ingress, which is in the operator's namespace. Kubernetes deletes
-        the Service, which the channel owns."""
+        """Delete the channel's Ingress, which is in the operator's namespace; Kubernetes deletes
+        the ExternalName Service with the channel, its owner. Raises `ClusterError`."""
         location = routes.NETWORKING, "Ingress", self.settings.namespace, routes.route_name(channel)
         ingress = await self.cluster.get(*location)
         if ingress is not None and services.is_owned(ingress, channel):
@@ -396,7 +395,7 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
     async def follow_up(
         self, effect: Effect, observed: ObservedChannel, record: BrokerRecord
     ) -> ObservedChannel:
-        """Read the gateway again once the receiver was applied."""
+        """Read the gateway again after the receiver was applied; add nothing for other effects."""
         if not isinstance(effect, ApplyReceiver):
             return observed
         return replace(observed, gateway=await self._read_gateway(effect.receiver.name))
@@ -418,7 +417,7 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
         if kafka_and_topic is None and receiver_record is not None:
             kafka_and_topic = receiver_record.contract.kafka, receiver_record.contract.topic
         if kafka_and_topic is None:
-            return  # the receiver doesn't exist
+            return  # the receiver doesn't exist, nor is its contract known
         receiver_left = await self.receivers.ensure_receiver(service, *kafka_and_topic)
         path = f"/{Identity.of(document)}"
         if path in receiver_left.contract.records:
@@ -428,8 +427,8 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
 
 
 def _without_spec(document: Document) -> Document:
-    """Return a channel's document without its spec, which may be invalid and isn't needed for
-    deletion."""
+    """Return a channel's document without its spec, which may be invalid, and which deleting the
+    channel doesn't need."""
     return {key: document[key] for key in ("apiVersion", "kind", "metadata")}
 
 
@@ -445,8 +444,8 @@ def _update_state(
     record: BrokerRecord,
     conditions: list[dict[str, Any]],
 ) -> None:
-    """Update the record's state, from which the channel's Subscriptions are reconciled, with its
-    new `conditions`. The state stays unchanged if the topic or connection was not found."""
+    """Update the record's state, by which the channel's Subscriptions are reconciled; `conditions`
+    are the channel's new ones. The state stays unchanged without a topic or a connection."""
     topic, connection = decision.topic, observed.connection
     if topic is None or topic.existing is None or not isinstance(connection, ChannelConnection):
         return

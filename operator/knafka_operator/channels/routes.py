@@ -25,10 +25,13 @@ from knafka_operator.model.resources import Broker
 
 NETWORKING: Final = "networking.internal.knative.dev/v1alpha1"
 INGRESS_CLASS: Final = "networking.knative.dev/ingress.class"
+"""Annotation of an Ingress: the networking layer that serves it."""
 ORIGINAL_HOST: Final = "K-Original-Host"
 """Header with the requested host, as in Knative's own routes."""
 ROUTE_SUFFIX: Final = "-kn-channel"
+"""End of the names of a channel's ExternalName Service (as upstream, KN-CHN-11) and Ingress."""
 ROUTE_ROLE: Final = "channel"
+"""Value of the role label of both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,8 @@ class Gateway:
 
 
 def gateway_of(ingress: Mapping[str, Any] | None) -> Gateway | None:
-    """Return the gateway in the status of a function's Ingress; None: there is none."""
+    """Return the gateway in the status of a function's Ingress; None: the status names none yet, or
+    there is no Ingress."""
     if ingress is None:
         return None
     balancer = (ingress.get("status") or {}).get("privateLoadBalancer") or {}
@@ -66,7 +70,7 @@ def route_name(channel: Broker) -> str:
 
 
 def channel_hosts(channel: Broker, settings: Settings) -> tuple[str, ...]:
-    """Return the host names of a channel that pods may use; the last is the full name."""
+    """Return the host names by which pods may address a channel; the last one is the full name."""
     short = f"{service_name(channel)}.{channel.metadata.namespace}"
     return short, f"{short}.svc", f"{short}.svc.{settings.cluster_domain}"
 
@@ -74,7 +78,8 @@ def channel_hosts(channel: Broker, settings: Settings) -> tuple[str, ...]:
 def route_manifest(
     channel: Broker, receiver: str, gateway: Gateway, settings: Settings
 ) -> Manifest:
-    """Return the manifest of the Ingress that routes a channel's host to its receiver."""
+    """Return the manifest of the Ingress by which `gateway` routes the channel's host names to
+    `receiver`, the receiver's Service."""
     full_host = channel_hosts(channel, settings)[-1]
     annotations = {} if gateway.ingress_class is None else {INGRESS_CLASS: gateway.ingress_class}
     split = {
@@ -109,7 +114,7 @@ def route_manifest(
 
 
 def external_name_service(channel: Broker, target_host: str) -> Manifest:
-    """Return the manifest of the ExternalName Service of a channel's host, which leads to the host
+    """Return the manifest of the ExternalName Service by which a channel's host names resolve to
     `target_host`."""
     return {
         "apiVersion": "v1",

@@ -1,7 +1,7 @@
 """Subscribers: writes the Subscriptions of a KafkaChannel into the channel's spec and status.
 
-    status.subscribers    all that are delivered, and entries that can't be (DSP-10)
-    spec.subscribers      those of Subscriptions that are ours to handle (KN-CHN-05)
+    status.subscribers    all that are delivered, and invalid entries (DSP-10)
+    spec.subscribers      only Subscriptions that Knafka handles, not Knative Eventing (KN-CHN-05)
 
 Only our own entries of `spec.subscribers` are written, at the version that was read, so that no
 other writer's entry is lost. The UIDs of our entries are recorded first: after a crash in between,
@@ -46,7 +46,8 @@ class Subscribers:
     """Whether Knafka or Knative Eventing reconciles Subscriptions."""
 
     def build_status(self, channel: Document) -> list[Mapping[str, Any]]:
-        """Return the list `status.subscribers` of a channel, sorted by UID."""
+        """Return the list `status.subscribers` for a channel, sorted by UID: its Subscriptions, and
+        its invalid entries with their problem."""
         reported_by_uid = {
             entry.reported["uid"]: entry.reported for entry in self._collect_entries(channel)
         }
@@ -57,9 +58,9 @@ class Subscribers:
 
     async def write_spec_entries(self, channel: Document) -> None:
         """Write our entries into a channel's `spec.subscribers` (KN-CHN-05), if Knafka itself
-        handles Subscriptions. If another writer has changed the channel meanwhile, it is read and
-        written again, `WRITE_ATTEMPTS` times in all; nothing is written once it is gone. Raises
-        `ClusterError`."""
+        handles Subscriptions. If another writer has changed the channel meanwhile, read and write
+        it again, up to `WRITE_ATTEMPTS` times in all; write nothing once the channel is gone.
+        Raises `ClusterError`; after the last attempt `Conflict`."""
         if self.handling.handler is not Handler.OWN:
             return
         desired_entries = {
@@ -69,7 +70,7 @@ class Subscribers:
         }
         for attempts_left in reversed(range(WRITE_ATTEMPTS)):
             try:
-                await self._declare(channel, desired_entries)
+                await self._write_entries_once(channel, desired_entries)
                 return
             except Conflict:
                 if not attempts_left:
@@ -80,10 +81,12 @@ class Subscribers:
                     return
                 channel = stored
 
-    async def _declare(self, channel: Document, desired_entries: Mapping[str, Document]) -> None:
-        """Write the desired entries, by UID, to the channel's `spec.subscribers`, and record the
-        UIDs of Knafka's entries in its status. Raises `ClusterError`, `Conflict` if another writer
-        has changed the list meanwhile."""
+    async def _write_entries_once(
+        self, channel: Document, desired_entries: Mapping[str, Document]
+    ) -> None:
+        """Write the desired entries, given by UID, to the channel's `spec.subscribers`, and record
+        their UIDs in its status. Raises `Conflict` if another writer has changed the channel
+        meanwhile, and other `ClusterError`s."""
         listed = entries.listed_subscribers(channel)
         recorded_uids = entries.own_uids(channel)
         handled_uids = {
@@ -95,7 +98,8 @@ class Subscribers:
         }
         merged = entries.merge_subscribers(listed, recorded_uids | handled_uids, desired_entries)
         if merged != list(listed):
-            # Record too many UIDs rather than too few: an entry of ours must not look foreign.
+            # Before the entries are written: if we crash in between, one of ours mustn't look
+            # foreign.
             if not desired_entries.keys() <= recorded_uids:
                 await self._record_own_uids(channel, recorded_uids | desired_entries.keys())
                 channel = await self._read_channel(channel)
@@ -126,12 +130,11 @@ class Subscribers:
         await self.cluster.write_status(channel, {"annotations": annotations})
 
     def _collect_entries(self, channel: Document) -> list[ChannelEntry]:
-        """Return the entries of a channel's Subscriptions, sorted by UID. Each is as the
-        Subscription's last reconciliation reported it or, before the first one, as it is in the
-        channel.
-        """
-        declared = _by_uid((channel.get("spec") or {}).get("subscribers"))
-        reported = _by_uid((channel.get("status") or {}).get("subscribers"))
+        """Return the entries of a channel's Subscriptions, sorted by UID, as the last
+        reconciliation of each Subscription reported them. A Subscription that this operator hasn't
+        reconciled yet has the entries in the channel; none if the channel's status lists none."""
+        declared = _entries_by_uid((channel.get("spec") or {}).get("subscribers"))
+        reported = _entries_by_uid((channel.get("status") or {}).get("subscribers"))
         entry_by_uid = dict[str, ChannelEntry]()
         for trigger in self.states.triggers_of(Identity.of(channel)):
             record = self.states.triggers.get(trigger)
@@ -149,8 +152,8 @@ class Subscribers:
 async def explain_unserved_channel(
     cluster: Cluster, subscription: Document, handling: Handling, timestamp: str
 ) -> None:
-    """Write to the status of a Subscription to a Channel that nobody serves it, if by `handling`
-    Knative Eventing isn't installed.
+    """Write to a Subscription's status that nobody serves its channel, if that is a Channel and
+    Knative Eventing isn't installed (`handling`). Does nothing for any other Subscription.
 
     `timestamp` is the time (RFC 3339). Raises `ClusterError`.
     """
@@ -173,7 +176,7 @@ async def explain_unserved_channel(
         await cluster.write_status(subscription, patch)
 
 
-def _by_uid(subscribers: object) -> dict[str, Mapping[str, Any]]:
-    """Return the entries of a list by UID; anything else than a list of mappings has none."""
+def _entries_by_uid(subscribers: object) -> dict[str, Mapping[str, Any]]:
+    """Return the entries in a channel's `subscribers` by UID; empty if that is no list."""
     listed_entries = subscribers if isinstance(subscribers, list | tuple) else ()
     return {str(entry.get("uid")): entry for entry in listed_entries if isinstance(entry, Mapping)}

@@ -37,17 +37,21 @@ _SUBSCRIPTION_CONDITIONS: Final = {
     BROKER_READY: CHANNEL_READY,
     SUBSCRIPTION_READY: ADDED_TO_CHANNEL,
 }
+"""The Subscription's condition for each of a Trigger's that only changes its name."""
 _REFERENCES: Final = (SUBSCRIBER_RESOLVED, DEAD_LETTER_SINK_RESOLVED)
+"""Conditions of a Trigger that become the one condition `ReferencesResolved`."""
 _RESOLVED: Final = (
     *("subscriberUri", "replyUri", "deadLetterSinkUri"),
     *("subscriberCACerts", "replyCACerts", "deadLetterSinkCACerts"),
 )
+"""Fields of `status.physicalSubscription` that are always written, as null without a value."""
 _AUDIENCES: Final = ("subscriberAudience", "replyAudience", "deadLetterSinkAudience")
+"""Fields of `status.physicalSubscription` that are written only with a value."""
 
 
 def subscription_conditions(decided: ConditionSet) -> ConditionSet:
     """Translate a Trigger's conditions to a Subscription's. `ReferencesResolved` is the condition
-    of the first unresolved reference, or of the subscriber."""
+    of the first unresolved reference; if all are resolved, that of the subscriber."""
     trigger_conditions, translated = decided.by_type(), ConditionSet(SUBSCRIPTION_CONDITIONS)
     for trigger_type, type_ in _SUBSCRIPTION_CONDITIONS.items():
         translated.set(replace(trigger_conditions[trigger_type], type=type_))
@@ -65,7 +69,8 @@ def subscription_conditions(decided: ConditionSet) -> ConditionSet:
 
 
 def subscription_status(decided: Mapping[str, Any]) -> dict[str, Any]:
-    """Translate a Trigger's status, without conditions, to a Subscription's."""
+    """Translate a Trigger's status, without conditions, to a Subscription's: the resolved addresses
+    move to `physicalSubscription`."""
     physical_keys = {*_RESOLVED, *_AUDIENCES}
     other_fields = {key: value for key, value in decided.items() if key not in physical_keys}
     physical = {key: decided.get(key) or None for key in _RESOLVED}
@@ -77,10 +82,10 @@ def subscription_status(decided: Mapping[str, Any]) -> dict[str, Any]:
 def channel_entry(
     document: Mapping[str, Any], egress: Egress | None, conditions: ConditionSet
 ) -> ChannelEntry:
-    """Return a Subscription's entries in its channel; `egress` is how it is delivered, None: it
-    isn't. The entry is ready when `AddedToChannel` is True: the offsets are committed, and the
-    dispatcher delivers as declared (DSP-10).
-    """
+    """Return what a Subscription's channel gets: an entry for `spec.subscribers` (None: it isn't
+    delivered, or stands for an entry itself) and one for `status.subscribers`. `egress` is how the
+    Subscription is delivered; None: it isn't. Its entry is ready when `AddedToChannel` is True: the
+    offsets are committed, and the dispatcher delivers as declared (DSP-10)."""
     metadata, added = document["metadata"], conditions.by_type()[ADDED_TO_CHANNEL]
     identity = {"uid": metadata.get("uid", "")}
     generation = metadata.get("generation", 0)
@@ -125,9 +130,10 @@ def _destination_of(sink: Sink) -> dict[str, str]:
 def orphaned_finalizers(
     document: Mapping[str, Any], handling: Handling
 ) -> tuple[tuple[str, ...], str]:
-    """Return the finalizers of a deleted Subscription whose controller is gone, and a warning with
-    the command to remove them if that isn't certain. Knative Eventing puts its finalizer on each
-    Subscription. Its controller is certainly gone only if its CustomResourceDefinition is.
+    """Return which finalizers of a deleted Subscription to remove, as their controller is gone, and
+    a warning for users (empty: there is none). Knative Eventing puts its finalizer on each
+    Subscription. Its controller is certainly gone only if its CustomResourceDefinition is; if that
+    isn't certain, the finalizer stays, and the warning has the command to remove it.
     """
     metadata = document["metadata"]
     if EVENTING_FINALIZER not in (metadata.get("finalizers") or ()):

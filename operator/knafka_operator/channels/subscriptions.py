@@ -28,6 +28,7 @@ class Subscriptions(Triggers):
     """Reconciles all Subscriptions of KafkaChannels, as Triggers."""
 
     entries: ClusterWithEntries = field(kw_only=True)
+    """Shows the entries of channels as Subscriptions."""
 
     def translate_to_kind(
         self, observed: Observed, conditions: ConditionSet, status: dict[str, Any]
@@ -42,7 +43,8 @@ class Subscriptions(Triggers):
     def _report_to_channel(
         self, document: Document, record: TriggerRecord, conditions: ConditionSet
     ) -> None:
-        """Report a Subscription's state in its channel's status."""
+        """Keep a Subscription's state for its channel, and if it has changed, enqueue the channel,
+        whose reconciliation writes the state to its status."""
         egress = None if record.watched is None else record.watched.egress
         subscribed = subscription.channel_entry(document, egress, conditions)
         if record.subscribed != subscribed:
@@ -73,9 +75,9 @@ class Subscriptions(Triggers):
         return await self.entries.read_stored(Identity(*key[1:]))
 
     async def drop_entry(self, document: Document) -> bool:
-        """Return whether `document` is a channel's entry, and so has no finalizers. If Knafka
-        serves the channel, also remove from the channel's status what the entry was promised
-        (`entries`)."""
+        """Remove what a deleted entry was promised (`entries`) from its channel's status, if Knafka
+        serves the channel. Returns whether `document` is an entry, which has no finalizer to remove
+        in the cluster; False: it is a stored Subscription. Raises `ClusterError`."""
         if not is_entry(document):
             return False
         if self.is_ours(document):

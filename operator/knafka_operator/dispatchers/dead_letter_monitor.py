@@ -266,10 +266,10 @@ class DeadLetterMonitor:
         owned = (topic.judgement.owned if topic.judgement is not None else None) or claim
         age = topic.waiting.oldest_age(self.clock())
         judgement = topics.judge_topic(settings, description, owned, age)
-        if judgement.alter:
+        if judgement.altered_settings:
             retention = settings.config[topics.RETENTION_MS]
             try:
-                await kafka.topics.set_topic_config(topic.name, judgement.alter)
+                await kafka.topics.set_topic_config(topic.name, judgement.altered_settings)
                 log.info("%s: its retention.ms is %s from now on", topic.name, retention)
             except LogError as error:
                 if error.retriable:

@@ -217,7 +217,7 @@ class Shards:
         await self._list_services(record, broker)
         for number, shard in list(record.shards.items()):
             async with shard.lock:
-                if contract.members(number):
+                if contract.group_count(number):
                     shard.empty_since = None
                     if shard.manifest is not None:
                         await self._apply(shard, shard.manifest, broker)

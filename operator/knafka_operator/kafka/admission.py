@@ -23,8 +23,9 @@ from knafka_operator.model.resources import (
 def delivery_annotation_problems(
     annotations: Mapping[str, str], autoscaling: Autoscaling, maxima: Maxima
 ) -> Iterator[Problem]:
-    """Yield the problems of a Trigger's or Subscription's annotations about delivery. `autoscaling`
-    has the defaults that they override, `maxima` are the installation's."""
+    """Yield the problems of the annotations about delivery that a Trigger, Subscription or
+    KafkaSource has. `autoscaling` has the defaults that these annotations override, `maxima` are
+    the installation's."""
     yield from order_problems(annotations)
     if (text := annotations.get(MAX_IN_FLIGHT)) is not None:
         path = annotation_path(MAX_IN_FLIGHT)
@@ -41,7 +42,7 @@ def delivery_annotation_problems(
 
 
 def order_problems(annotations: Mapping[str, str]) -> Iterator[Problem]:
-    """Yield the problem of the annotation `delivery.order`, if it has one."""
+    """Yield a problem if the annotation `delivery.order` has an unknown value."""
     order = annotations.get(DELIVERY_ORDER, "key")
     if order not in egresses.ORDERS_BY_ANNOTATION:
         requirement = f"want {', '.join(egresses.ORDERS_BY_ANNOTATION)}"

@@ -59,15 +59,15 @@ class KafkaCluster:
     """Opens a writer; None: contracts can't be written, so there are no shared dispatchers."""
     watched: set[str] = field(default_factory=set)
     """Topics whose new records wake Triggers or Sensors."""
-    needed: float = 0.0
-    """When it was last requested or seen in use, by the event loop's clock."""
+    last_needed_at: float = 0.0
+    """When this KafkaCluster was last requested or seen in use, by the event loop's clock."""
     on_return: Callable[[], None] = lambda: None
     """Called when Kafka answers again after a failure."""
     resting: Callable[[KafkaCluster], Collection[str]] = lambda _: ()
     """Returns the topics to which no process writes; called before each check."""
     _ends: dict[str, Positions] = field(default_factory=dict)
     """End offsets of the watched topics at the last check."""
-    _moved: dict[str, float] = field(default_factory=dict)
+    _grown_at: dict[str, float] = field(default_factory=dict)
     """When each topic was first seen or last grew, by the event loop's clock."""
     _writer: LogWriter | None = None
     """The open writer; None: not opened yet, or closed after a fatal error."""
@@ -76,7 +76,7 @@ class KafkaCluster:
     _turn: int = 0
     """Number of the check modulo `RESTING_TURNS`, which selects the resting topics to include."""
     _is_away: bool = False
-    """Whether the last check failed."""
+    """Whether the last check has failed, or hasn't been answered yet."""
 
     @property
     def ends(self) -> Mapping[str, Positions]:
@@ -88,9 +88,9 @@ class KafkaCluster:
         if not self.scaler.reads(topic):
             self.watched.discard(topic)
 
-    def writer(self) -> LogWriter:
-        """Return the writer for contracts; opened when first needed, and again after a fatal
-        error."""
+    def ensure_writer(self) -> LogWriter:
+        """Return the writer for contracts; opens one at the first call, and a new one after a fatal
+        error. Only for a KafkaCluster with `open_writer`."""
         assert self.open_writer is not None
         if self._writer is not None and self._writer.failure is not None:
             self._close_writer()
@@ -99,7 +99,7 @@ class KafkaCluster:
         return self._writer
 
     def _close_writer(self) -> None:
-        """Start to close the producer, if there is one, without waiting for it."""
+        """Start to close the writer, if there is one, without waiting for its end."""
         if self._writer is not None:
             closing = asyncio.ensure_future(self._writer.close(CONTRACT_WRITER_CLOSE_TIMEOUT))
             self._closing.add(closing)
@@ -139,29 +139,30 @@ class KafkaCluster:
             # next one. But only growth between two checks is known to be new.
             if (previous_ends := self._ends.get(topic)) != current_ends:
                 self._ends[topic] = current_ends
-                self._moved[topic] = asyncio.get_running_loop().time()
+                self._grown_at[topic] = asyncio.get_running_loop().time()
                 self.scaler.wake(topic, grown=_added_records(previous_ends or {}, current_ends))
 
     def _due_topics(self) -> frozenset[str]:
-        """Return the topics to check now: those that don't rest, and one in `RESTING_TURNS` of the
-        others. Also forget topics that are no longer watched."""
+        """Begin the next turn, and return the topics to check in it: all that don't rest, and one
+        in `RESTING_TURNS` of those that do. Also forget topics that are no longer watched."""
         self._turn = (self._turn + 1) % RESTING_TURNS
         now = asyncio.get_running_loop().time()
         resting = set(self.resting(self)) - self.scaler.topics_with_drains()
-        for topic in self._moved.keys() - self.watched:
-            del self._moved[topic]
+        for topic in self._grown_at.keys() - self.watched:
+            del self._grown_at[topic]
             self._ends.pop(topic, None)
         return frozenset(
             topic
             for topic in self.watched
             if hash(topic) % RESTING_TURNS == self._turn
             or topic not in resting
-            or now - self._moved.setdefault(topic, now) < REST_AFTER_SECONDS
+            or now - self._grown_at.setdefault(topic, now) < REST_AFTER_SECONDS
         )
 
 
 def _added_records(previous_ends: Positions, current_ends: Positions) -> int:
-    """Return the number of records added to partitions whose previous ends are known."""
+    """Return the number of records added since `previous_ends`; partitions that have no previous
+    end there count 0."""
     return sum(
         max(0, end - previous_ends.get(partition, end)) for partition, end in current_ends.items()
     )
@@ -182,11 +183,12 @@ class KafkaClusters:
         allowed: Collection[str] = ANY_SERVER,
         trust: KafkaTrust | None = None,
     ) -> None:
-        """`allowed` has patterns of the servers that may be connected to, and `trust` checks users'
-        Secrets. `used` returns the KafkaClusters that Brokers and Triggers use; it is called
-        rarely. `on_return` is called when a Kafka answers again, so that waiting objects needn't
-        wait for their back-off. `resting` is passed to each `KafkaCluster`; `open_writer` gets the
-        same configuration as `connect`.
+        """`connect` and `open_writer` get librdkafka's configuration of one Kafka; `open_writer`
+        None: no contracts are written. `used` returns the KafkaClusters that Brokers and Triggers
+        use; it is called rarely. `on_return` is called when a Kafka answers again, so that waiting
+        objects needn't wait for their back-off. `resting` is passed to each `KafkaCluster`.
+        `allowed` has patterns of the servers that may be connected to, and `trust` checks users'
+        Secrets (None: with the default rules).
         """
         self._connect = connect
         self._drains = drains
@@ -202,8 +204,9 @@ class KafkaClusters:
     def ensure_cluster(
         self, bootstrap_servers: str, secret: Mapping[str, str] | None, *, is_own: bool = False
     ) -> KafkaCluster:
-        """Return the KafkaCluster at these servers with this Secret, connecting if needed;
-        `is_own`: an administrator wrote the Secret, not a user.
+        """Return the KafkaCluster at these servers with this Secret (None: without credentials),
+        connecting if needed. `is_own`: the Secret was written by an administrator, not by a user,
+        and so isn't checked.
 
         Raises `InvalidDocument` for a Secret that is invalid or not allowed, and `NotReady` for
         servers that are not allowed.
@@ -230,22 +233,21 @@ class KafkaClusters:
             )
             self._clusters[key] = kafka_cluster, asyncio.create_task(kafka_cluster.run())
         kafka_cluster, _ = self._clusters[key]
-        kafka_cluster.needed = asyncio.get_running_loop().time()
-        self._drop_unused(kafka_cluster.needed)
+        kafka_cluster.last_needed_at = asyncio.get_running_loop().time()
+        self._drop_unused(kafka_cluster.last_needed_at)
         return kafka_cluster
 
     def _drop_unused(self, now: float) -> None:
         """Disconnect the KafkaClusters that were neither requested nor in use for `UNUSED_TIMEOUT`
         seconds."""
         unused_since = now - UNUSED_TIMEOUT
-        if all(
-            kafka_cluster.needed >= unused_since for kafka_cluster, _ in self._clusters.values()
-        ):
+        all_clusters = [kafka_cluster for kafka_cluster, _ in self._clusters.values()]
+        if all(kafka_cluster.last_needed_at >= unused_since for kafka_cluster in all_clusters):
             return
         for kafka_cluster in self._used():
-            kafka_cluster.needed = now
+            kafka_cluster.last_needed_at = now
         for key, (kafka_cluster, task) in list(self._clusters.items()):
-            if kafka_cluster.needed < unused_since:
+            if kafka_cluster.last_needed_at < unused_since:
                 task.cancel()
                 del self._clusters[key]
 

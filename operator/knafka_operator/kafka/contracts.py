@@ -18,6 +18,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Generic, TypeVar
 
 from knafka.core import documents
@@ -47,17 +48,17 @@ that the Trigger isn't Ready and is reconciled again."""
 
 
 T = TypeVar("T", bound=Model)
-"""The model of a record's value."""
+"""The model of an entry: a record's value."""
 
 
 @dataclass(eq=False, slots=True)
 class _Write(Generic[T]):
-    """An entry to be written, and the future that is done once it is durable."""
+    """An entry to be written, and the future of its writing."""
 
     key: str
-    """A consumer group, or the path of a Broker or channel."""
+    """The record's key: a consumer group, or the path of a Broker or channel."""
     entry: T | None
-    """What the record holds; None: it is a tombstone."""
+    """The record's value; None: the entry is removed by a tombstone."""
     done: asyncio.Future[None]
     """Done once the record is durable; has the error if writing failed."""
 
@@ -73,20 +74,23 @@ class ContractTopic(Generic[T]):
     exists: bool = False
     """Whether the topic is known to exist."""
     known: bool = True
-    """Whether `records` matches the topic."""
+    """Whether `records` matches the topic, as far as this process knows; if not, `load` reads it.
+    """
     records: dict[str, T] = field(default_factory=dict)
     """The topic's entries by key: a consumer group, or the path of a Broker or channel."""
     position: int = 0
     """The topic's end offset after the last read or write."""
     compared: int = 0
-    """The end offset up to which `records` surely matches the topic; less than `position` if others
-    have written in between."""
+    """The end offset up to which `records` surely matches the topic. Less than `position` if other
+    processes have written in between; then `reload_if_changed` reads the topic again."""
     times_read: int = 0
     """How often the topic was read; a position from before the latest reading is invalid."""
     compaction_checked: int = 0
-    """The value of `times_read` at which the topic's compaction was checked."""
+    """The value of `times_read` at which the topic's compaction was last checked; kept here for
+    `receivers.receivers`."""
     checked_at: float = -math.inf
-    """When memory was last compared with the topic, by the event loop's clock."""
+    """When `records` was last compared with the topic, by the event loop's clock; kept here for
+    `receivers.receivers`."""
     _pending: list[_Write[T]] = field(default_factory=list)
     """Writes that the next holder of the lock appends together."""
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -108,9 +112,10 @@ class ContractTopic(Generic[T]):
                 self.exists = True
 
     async def write(self, key: str, entry: T | None) -> None:
-        """Write the entry of this key, or with None remove it; returns when the record is durable.
+        """Write the entry of this key (None: remove it); returns when the record is durable.
 
-        Raises `LogError`; then the record may be written or not, and the topic is read again.
+        Raises `LogError`; then the record may be written or not, and the next `load` reads the
+        topic again.
         """
         own_write = _Write(key, entry, asyncio.get_running_loop().create_future())
         # This caller may be cancelled while another one writes its entry: asyncio would then log
@@ -118,13 +123,14 @@ class ContractTopic(Generic[T]):
         own_write.done.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._pending.append(own_write)
         async with self._lock:
+            # Else the previous holder of the lock has written it together with its own entry.
             if not own_write.done.done():
                 writes, self._pending = self._pending, []
                 await self._write_together(writes)
         await own_write.done
 
     async def delete_if_empty(self) -> None:
-        """Delete the topic if it has no entries; raises `LogError`."""
+        """Delete the topic if it has no entries any more; raises `LogError`."""
         async with self._lock:
             # Read again first: another operator may have written since.
             await self._read()
@@ -136,10 +142,11 @@ class ContractTopic(Generic[T]):
 
     async def reload_if_changed(self) -> bool:
         """Read the topic again if it has records that were neither read nor written here; returns
-        whether the records had changed.
+        whether `records` has changed by that.
 
         A write that timed out may have arrived late, another operator may have written, or the
-        topic may have been recreated. Raises `LogError`.
+        topic may have been recreated. Does nothing while the topic doesn't exist, or is read or
+        written. Raises `LogError`.
         """
         if not self.exists or self._lock.locked():
             return False
@@ -156,9 +163,10 @@ class ContractTopic(Generic[T]):
         return self.records != previous_records
 
     async def _read(self) -> None:
-        """Read all records of the contract topic, and replace the known ones; a missing topic has
-        none. Raises `LogError`."""
+        """Read all records of the topic, and replace those in memory; a topic that doesn't exist
+        has none. Raises `LogError`."""
         try:
+            # Before the records: what is appended meanwhile counts as not read.
             compared = await self._read_end()
             records = await self.kafka.topics.read_last(self.topic, MAX_RECORDS)
             self.position, self.compared = await self._read_end(), compared
@@ -175,23 +183,23 @@ class ContractTopic(Generic[T]):
         self.times_read += 1
 
     async def _read_end(self) -> int:
-        """Return the topic's end offset, over all partitions. Raises `LogError`."""
+        """Return the sum of the end offsets of the topic's partitions. Raises `LogError`."""
         return sum((await self.kafka.topics.end_offsets(self.topic)).values())
 
     def _set_records(self, records: dict[str, T]) -> None:
-        """Replace the records in memory after a reading."""
+        """Replace the entries in memory by those that were read."""
         self.records = records
 
     def _set_record(self, key: str, entry: T | None) -> None:
-        """Update the record in memory after it was written durably."""
+        """Update an entry in memory after it was written durably; None: remove it."""
         if entry is None:
             self.records.pop(key, None)
         else:
             self.records[key] = entry
 
     async def _write_together(self, writes: list[_Write[T]]) -> None:
-        """Write these entries to the topic and then to `records`, and complete their futures: with
-        a `LogError` if the write failed. Raises any other error."""
+        """Write these entries to the topic and then to `records`, and complete their futures, with
+        a `LogError` if the write failed. Raises only other errors, such as a cancellation."""
         try:
             async with asyncio.timeout(WRITE_TIMEOUT):
                 await self._append_durably(writes)
@@ -213,22 +221,13 @@ class ContractTopic(Generic[T]):
 
     async def _append_durably(self, writes: list[_Write[T]]) -> None:
         """Append a record for each entry; returns when all are durable. Raises `LogError`."""
-        loop, writer = asyncio.get_running_loop(), self.kafka.writer()
+        loop, writer = asyncio.get_running_loop(), self.kafka.ensure_writer()
         durables = []
         for write in writes:
             durable: asyncio.Future[None] = loop.create_future()
             durables.append(durable)
-
-            def on_report(error: LogError | None, durable: asyncio.Future[None] = durable) -> None:
-                """Resolve the future once Kafka has stored the record, or set its error."""
-                if durable.done():
-                    return
-                if error is None:
-                    durable.set_result(None)
-                else:
-                    durable.set_exception(error)
-
-            value = None if write.entry is None else _json(write.entry)
+            value = None if write.entry is None else _encode(write.entry)
+            on_report = partial(_complete, durable)
             writer.append(self.topic, write.key.encode(), value, [], on_report)
         results = await asyncio.gather(*durables, return_exceptions=True)
         if failures := [error for error in results if error is not None]:
@@ -241,9 +240,9 @@ class SharedContractTopic(ContractTopic[SharedEgress]):
     def __init__(self, broker: Identity, topic: str, kafka: KafkaCluster, *, known: bool) -> None:
         super().__init__(topic, kafka, deciding.read_shared_egresses, known=known)
         self.broker = broker
-        """Namespace and internal name of the Broker, as in names of shards."""
+        """Namespace and internal name (`Family.own_name`) of the Broker."""
         self.numbers: dict[str, int] = {}
-        """The shard number of each group, including groups that have no record yet."""
+        """The shard number of each group, including groups whose record is about to be written."""
         self.leaving: dict[str, tuple[str, int]] = {}
         """Groups whose record was removed: their shard, and the topic position after the
         removal."""
@@ -252,16 +251,16 @@ class SharedContractTopic(ContractTopic[SharedEgress]):
         """Return the contract as an immutable value for decisions."""
         return deciding.SharedContract(self.exists, self.records, self.leaving, self.numbers)
 
-    def members(self, number: int) -> int:
-        """Return the number of consumer groups that shard `number` has, including those whose
-        records are about to be written."""
+    def group_count(self, number: int) -> int:
+        """Return how many consumer groups shard `number` has, including groups whose record is
+        about to be written."""
         return sum(shard == number for shard in self.numbers.values())
 
     async def withdraw(self, group: str) -> None:
         """Remove a group's record; returns when every process of its shard has stopped delivering
-        it.
+        the group's events.
 
-        Raises `LogError`, and `NotReady` while a process still delivers it.
+        Raises `LogError`, and `NotReady` while a process may still deliver them.
         """
         await self.load()
         if (record := self.records.get(group)) is not None:
@@ -286,8 +285,8 @@ class SharedContractTopic(ContractTopic[SharedEgress]):
             )
 
     def _set_records(self, records: dict[str, SharedEgress]) -> None:
-        """Replace the records, and recompute the groups' shard numbers; numbers reserved for groups
-        without a record stay."""
+        """Replace the entries in memory, and compute the groups' shard numbers again; numbers of
+        groups whose record is about to be written stay."""
         reserved = {
             group: self.numbers[group] for group in self.numbers.keys() - self.records.keys()
         }
@@ -300,10 +299,21 @@ class SharedContractTopic(ContractTopic[SharedEgress]):
         }
 
     def _set_record(self, key: str, entry: SharedEgress | None) -> None:
-        """Update a group's record in memory; a group that has a record isn't leaving any more."""
+        """Update a group's entry in memory; a group with an entry isn't leaving any more."""
         super()._set_record(key, entry)
         if entry is not None:
             self.leaving.pop(key, None)
+
+
+def _complete(durable: asyncio.Future[None], error: LogError | None) -> None:
+    """Complete a future that waits for a record: Kafka has stored the record, or `error` says why
+    not. Does nothing if the future is done already, as after a cancellation."""
+    if durable.done():
+        return
+    if error is None:
+        durable.set_result(None)
+    else:
+        durable.set_exception(error)
 
 
 def _as_log_error(error: BaseException) -> LogError:
@@ -311,6 +321,6 @@ def _as_log_error(error: BaseException) -> LogError:
     return error if isinstance(error, LogError) else LogError(f"it isn't written: {error!r}")
 
 
-def _json(entry: Model) -> bytes:
-    """Return an entry as compact JSON, the value of its record."""
+def _encode(entry: Model) -> bytes:
+    """Return the value of an entry's record: compact JSON."""
     return json.dumps(documents.dump(entry), separators=(",", ":")).encode()

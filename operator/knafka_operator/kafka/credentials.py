@@ -32,6 +32,7 @@ installation's ConfigMap names."""
 BROKER_CONFIG_LABEL: Final = f"{KNAFKA_PREFIX}broker-config"
 """Label of a ConfigMap of the operator's namespace that Brokers of all namespaces may name."""
 SECRET_NAMESPACE: Final = "auth.secret.ref.namespace"
+"""Key of the channels' ConfigMap: namespace of its Secret; without it, the operator's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +40,12 @@ class Configuration:
     """A Broker's ConfigMap merged over the installation's, and the Secret that applies."""
 
     config: ConfigMap
+    """The merged ConfigMap."""
     secret: Identity | None
     """The Secret for the configured servers; None: no Secret is needed."""
-    is_installations: bool = False
-    """Whether a ConfigMap in the operator's namespace names that Secret."""
+    is_offered: bool = False
+    """Whether the installation offers that Secret: a ConfigMap in the operator's namespace names
+    it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,24 +65,26 @@ def check_config_map_reference(
     reference: tuple[str, str] | None,
     broker_config: ConfigMap | None,
     broker: Broker,
-    installation: Identity,
+    default: Identity,
 ) -> None:
-    """Refuse a ConfigMap of the operator's namespace to a Broker of another namespace, unless an
-    administrator has labelled it for Brokers: they mustn't use others, such as the channels'
-    ConfigMap. `reference` is the ConfigMap's namespace and name (None: the Broker names none), and
-    `broker_config` the ConfigMap (None: it doesn't exist). `installation` names the installation's
-    own ConfigMap, which any Broker may use. Raises the same `NotReady` whether or not the ConfigMap
-    exists."""
-    if reference in (None, installation) or broker.metadata.namespace == installation.namespace:
+    """Refuse a ConfigMap of the operator's namespace to a Broker of another namespace, unless the
+    ConfigMap is the installation's own, whose identity is `default`, or an administrator has
+    labelled it for Brokers: they mustn't use any other, such as the channels' ConfigMap.
+
+    `reference` is the ConfigMap's namespace and name (None: the Broker names none), `broker_config`
+    the ConfigMap itself (None: it doesn't exist). Raises `NotReady`, the same one whether or not
+    the ConfigMap exists.
+    """
+    if reference in (None, default) or broker.metadata.namespace == default.namespace:
         return
     assert reference is not None
-    if reference[0] != installation.namespace:
+    if reference[0] != default.namespace:
         return
     if broker_config is None or broker_config.metadata.labels.get(BROKER_CONFIG_LABEL) != "true":
         raise NotReady(
             "ConfigMapNotAllowed",
             f"ConfigMap {reference[0]}/{reference[1]} is not for Brokers: in spec.config name "
-            f"{installation}, or one of the Broker's own namespace; an administrator may label "
+            f"{default}, or one of the Broker's own namespace; an administrator may label "
             f"others {BROKER_CONFIG_LABEL}: true",
         )
 
@@ -90,9 +95,12 @@ def merge_configuration(
     installation_config: ConfigMap | None,
     default: Identity,
 ) -> Configuration:
-    """Merge the ConfigMap of `spec.config` over the installation's, whose identity is `default`.
-    Raises `NotReady` if the ConfigMap `reference` doesn't exist, `InvalidDocument` if neither names
-    Kafka's servers.
+    """Merge `broker_config`, the ConfigMap to which the Broker's `spec.config` refers, over
+    `installation_config`, whose identity is `default`; None: the ConfigMap doesn't exist.
+    `reference` is the namespace and name in `spec.config`; None: the Broker names no ConfigMap.
+
+    Raises `NotReady` if the Broker's ConfigMap doesn't exist, `InvalidDocument` if neither
+    ConfigMap names Kafka's servers.
     """
     if reference is not None and broker_config is None and reference != default:
         raise NotReady(
@@ -132,7 +140,7 @@ def check_secret(configured: Configuration, broker: Broker, settings: Settings) 
     secret = configured.secret
     if secret is None or secret.namespace == broker.metadata.namespace:
         return
-    if not (settings.project_secrets and configured.is_installations):
+    if not (settings.project_secrets and configured.is_offered):
         raise NotReady(
             "SecretNotProjected",
             f"Secret {secret} is in another namespace: name a ConfigMap and Secret of the "
@@ -142,7 +150,8 @@ def check_secret(configured: Configuration, broker: Broker, settings: Settings) 
 
 
 def secret_mount(broker: Broker, secret: Mapping[str, Any]) -> Mount:
-    """Return how the Broker's pods mount this Secret, which `check_secret` must have accepted."""
+    """Return how the Broker's pods mount this Secret, which `check_secret` must have accepted: by a
+    copy if it is in another namespace."""
     metadata = secret["metadata"]
     version, identity = str(metadata.get("resourceVersion", "")), Identity.of(secret)
     if metadata["namespace"] == broker.metadata.namespace:
@@ -152,12 +161,13 @@ def secret_mount(broker: Broker, secret: Mapping[str, Any]) -> Mount:
 
 
 def channel_secret(
-    secret_name: str | None, installation: ConfigMap | None, namespace: str
+    secret_name: str | None, installation_config: ConfigMap | None, namespace: str
 ) -> Identity | None:
-    """Return the Secret for a KafkaChannel's Kafka: `secret_name`, which its annotation
-    `KAFKA_SECRET` names, else the one that the ConfigMap `installation` names. None: neither names
-    a Secret. Raises `NotReady` for a Secret outside `namespace`, the operator's."""
-    data = {} if installation is None else installation.data
+    """Return the Secret for a KafkaChannel's Kafka: `secret_name`, the value of its annotation
+    `KAFKA_SECRET` (None: it has none), else the one that `installation_config` names, the channels'
+    ConfigMap (None: it doesn't exist). None: neither names a Secret. Raises `NotReady` for a Secret
+    outside `namespace`, the operator's."""
+    data = {} if installation_config is None else installation_config.data
     name = secret_name or data.get(desired.SECRET_NAME_KEY, "").strip()
     if not name:
         return None
@@ -171,8 +181,9 @@ def channel_secret(
 def check_channel_secret(
     secret_name: str | None, secret: Mapping[str, Any] | None, identity: Identity
 ) -> Mapping[str, Any]:
-    """Check that a channel may use the Secret with this `identity`; returns it. Raises `NotReady`
-    if it doesn't exist, or if the channel names it and it isn't labelled for channels."""
+    """Return `secret`, which has this `identity`, if a channel may use it. Raises `NotReady` if the
+    Secret doesn't exist (None), or if the channel's annotation names it (`secret_name`) and it
+    isn't labelled for channels."""
     if secret is None:
         raise NotReady("SecretNotFound", f"Secret {identity} does not exist")
     labels = secret["metadata"].get("labels") or {}
@@ -185,27 +196,30 @@ def check_channel_secret(
 def channel_config(
     secret_name: str | None,
     values: MutableMapping[str, str] | None,
-    installation: ConfigMap | None,
+    installation_config: ConfigMap | None,
     default: Identity,
 ) -> ConfigMap:
-    """Return a KafkaChannel's configuration: the installation's ConfigMap, whose identity is
-    `default`. Bootstrap servers in a Secret that the channel names replace the ConfigMap's servers,
-    and are removed from `values`, the Secret's.
+    """Return a KafkaChannel's configuration: `installation_config`, the channels' ConfigMap, whose
+    identity is `default`. If the channel's annotation names a Secret (`secret_name`) with bootstrap
+    servers, these replace the ConfigMap's, and are removed from `values`, the Secret's values.
 
     Raises `InvalidDocument` if no bootstrap servers are configured.
     """
     if secret_name is not None and values is not None and desired.BOOTSTRAP_SERVERS in values:
         servers = values.pop(desired.BOOTSTRAP_SERVERS)
-        data = {**(installation.data if installation else {}), desired.BOOTSTRAP_SERVERS: servers}
+        data = {
+            **(installation_config.data if installation_config else {}),
+            desired.BOOTSTRAP_SERVERS: servers,
+        }
         metadata = {"namespace": default.namespace, "name": default.name}
         document = {"apiVersion": CORE, "kind": "ConfigMap", "metadata": metadata, "data": data}
-        installation = parse(ConfigMap, document)
-    return merge_configuration(None, None, installation, default).config
+        installation_config = parse(ConfigMap, document)
+    return merge_configuration(None, None, installation_config, default).config
 
 
 def _projected_secret(broker: Broker, data: Mapping[str, str]) -> services.Manifest:
-    """Return the copy of a Secret for the Broker's namespace; `data` is base64, as the API returns
-    it."""
+    """Return the manifest of a Secret's copy in the Broker's namespace; `data` is base64, as the
+    API returns it."""
     labels = {services.BROKER_LABEL: names.child(broker.metadata.name, "")}
     return {
         "apiVersion": "v1",

@@ -35,10 +35,11 @@ DEAD_LETTER_TOPIC_ID: Final = f"{KNAFKA_PREFIX}dead-letter-topic-id"
 """Key of a Trigger's `status.annotations`: Kafka's id of the topic that Knafka may alter."""
 
 RETAIN_FOR_EVER: Final = "forever"
+"""A declared retention without an end."""
 DEFAULT_RETENTION: Final = 30 * 86_400.0
-"""Seconds."""
 MIN_RETENTION: Final = 60.0
 MAX_DEAD_LETTER_RETENTION: Final = 36_500 * 86_400.0
+"""In seconds: the default, the shortest and the longest retention that may be declared."""
 
 DEAD_LETTER_PARTITIONS: Final = 1
 """One partition, as dead letters are few, and partitions for a thousand Triggers cost Kafka
@@ -46,23 +47,25 @@ resources."""
 FAILURE_ATTRIBUTES_BYTES: Final = 16_384
 """Bytes by which a dead letter may exceed its event: the attributes that describe its failure."""
 MAX_INT: Final = 2**31 - 1
+"""Largest value of a topic setting that is an int."""
 
 MAX_MESSAGE_BYTES: Final = "max.message.bytes"
 RETENTION_MS: Final = "retention.ms"
 UNLIMITED_RETENTION: Final = "-1"
+"""The value of `retention.ms` that keeps records for ever."""
 TIMESTAMP_TYPE: Final = "message.timestamp.type"
 LOG_APPEND_TIME: Final = "LogAppendTime"
 
 
 class _Declared(Model):
-    """Checks a retention, as declared."""
+    """Parses and checks a declared retention."""
 
     retention: Annotated[Duration, Field(ge=MIN_RETENTION, le=MAX_DEAD_LETTER_RETENTION)]
 
 
 def parse_retention(text: str, path: str) -> float | None:
-    """Parse a retention: seconds, or None for `forever`. Raises `InvalidDocument` with this
-    path."""
+    """Return the seconds of a declared retention; None: `forever`. Raises `InvalidDocument` with
+    this path."""
     text = text.strip()
     if text == RETAIN_FOR_EVER:
         return None
@@ -80,8 +83,8 @@ def check_retention_annotation(annotations: Mapping[str, str]) -> None:
 
 
 def effective_retention(default: float | None, *declared: Mapping[str, str]) -> float | None:
-    """Return the retention in seconds from the first of these annotations that declare it, else
-    `default`; None: for ever. Raises `InvalidDocument`."""
+    """Return the retention in seconds that the first of the annotations in `declared` declares that
+    declare any; else `default`. None: for ever. Raises `InvalidDocument`."""
     path = annotation_path(RETENTION_ANNOTATION)
     for candidate in declared:
         if RETENTION_ANNOTATION in candidate:
@@ -93,9 +96,10 @@ def dead_letter_topic_settings(
     config: Mapping[str, str], replication: int, max_event_bytes: int, retention: float | None
 ) -> TopicSettings:
     """Return the settings of a new dead-letter topic: those of the Broker's topic (`config`,
-    `replication`), but without compaction or a limit of size, and with the time of the append as
-    timestamp. A record may have `max_event_bytes` bytes, the size of the largest event, plus the
-    bytes that describe its failure. It keeps records for `retention` seconds; None: for ever."""
+    `replication`), but without compaction or a limit of the topic's size, and with the time of the
+    append as timestamp. A record may have `max_event_bytes` bytes, the size of the largest event,
+    plus `FAILURE_ATTRIBUTES_BYTES`. The topic keeps records for `retention` seconds; None: for
+    ever."""
     max_message_bytes = str(min(max_event_bytes + FAILURE_ATTRIBUTES_BYTES, MAX_INT))
     expiry = {} if retention is None else {RETENTION_MS: str(round(retention * 1000))}
     return TopicSettings(
@@ -115,7 +119,7 @@ def dead_letter_topic_settings(
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """A Trigger's claim to its dead-letter topic, kept in its status."""
+    """A Trigger's claim to its dead-letter topic, kept in the Trigger's status."""
 
     id: str
     """Kafka's id of the topic that Knafka may alter."""
@@ -141,23 +145,24 @@ class JudgedTopic:
     retention: float | None
     """Seconds for which the topic keeps a record; None: for ever, or unknown."""
     owned: Ownership | None
-    """The Trigger's claim to the topic; None: somebody else made the topic or set its retention."""
-    alter: Mapping[str, str]
-    """Topic settings to alter; empty: none."""
+    """The Trigger's claim to the topic, for its status. None: Knafka may not alter the topic, as
+    somebody else made it or set its retention, or `would_expire`."""
+    altered_settings: Mapping[str, str]
+    """New values of the topic settings that Knafka alters; empty: none."""
     would_expire: bool = False
-    """Whether the topic keeps records for ever and isn't altered, since the new retention would
-    delete its oldest dead letter at once."""
+    """Whether the topic stays as it is and keeps records for ever, since the declared retention
+    would delete its oldest dead letter at once."""
 
 
 def judge_topic(
     desired: TopicSettings, existing: TopicDescription, claim: Ownership | None, oldest_age: float
 ) -> JudgedTopic:
-    """Decide whether Knafka may alter the retention of the topic `existing`, and how, so that it
-    gets the settings `desired`.
+    """Decide whether Knafka may alter the retention of the topic `existing`, and how, so that the
+    topic gets that of the settings `desired`.
 
-    With a `claim`, which is in the Trigger's status, it may as long as the topic has the retention
-    that Knafka gave it. A topic without a claim must look as a dispatcher creates it, with
-    unlimited retention. A topic that already has the desired retention becomes Knafka's.
+    If the Trigger's status has a `claim` to the topic, Knafka may alter the retention that it has
+    set itself. Without a claim (None), the topic must look as a dispatcher creates it, with
+    unlimited retention. In both cases the topic may also have the desired retention already.
     `oldest_age` is the age of the topic's oldest record in seconds.
     """
     current_retention = existing.config.get(RETENTION_MS, "")
@@ -180,7 +185,7 @@ def judge_topic(
 
 
 def unaltered_topic(existing: TopicDescription) -> JudgedTopic:
-    """Return the judgement that leaves a topic unchanged."""
+    """Return the judgement about a topic that Knafka may not alter."""
     return JudgedTopic(_retention_seconds(existing.config.get(RETENTION_MS, "")), None, {})
 
 
@@ -197,5 +202,5 @@ def _is_made_by_dispatcher(existing: TopicDescription) -> bool:
 
 
 def _retention_seconds(retention_ms: str) -> float | None:
-    """Return the seconds of a topic's `retention.ms`; None: for ever, or not a number."""
+    """Return the seconds of a topic's `retention.ms`; None: for ever (-1), or not a number."""
     return int(retention_ms) / 1000 if retention_ms.isdecimal() else None

@@ -60,13 +60,16 @@ DEFAULT_DELIVERY: Final = Delivery(
 """Upstream's `default-br-config` (KN-DLV-01)."""
 
 MIN_IN_SYNC: Final = "min.insync.replicas"
+"""Topic setting: how many replicas must have a record before it is acknowledged."""
 LOG_APPEND_TIME_CONFIG: Final[Mapping[str, str]] = {"message.timestamp.type": "LogAppendTime"}
 """Topic setting that gives records the log's time instead of a sender's."""
 
 PARTITIONS_KEY: Final = "default.topic.partitions"
 TOPIC_CONFIG: Final = "default.topic.config."
+"""Prefix of the keys that are settings of new topics."""
 BOOTSTRAP_SERVERS: Final = "bootstrap.servers"
 SECRET_NAME_KEY: Final = "auth.secret.ref.name"
+"""Keys of a Broker's ConfigMap. The status has some of them as annotations, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +96,7 @@ class Defaults:
 
 @dataclass(frozen=True, slots=True)
 class SensorActions:
-    """The firings of one trigger of a Sensor: the topic that holds them, and the trigger's name."""
+    """The firings of one of a Sensor's triggers: the topic with them, and the trigger's name."""
 
     topic: Topic
     trigger: str
@@ -107,17 +110,17 @@ class SensorActions:
 
 @dataclass(frozen=True, slots=True)
 class NamesOfOthers:
-    """The set of topic or group names that belong to other objects; supports only `in`."""
+    """The set of topic or group names that one object may not have; supports only `in`."""
 
     uids: Mapping[str, str]
     """UID of the object that has claimed each name."""
     uid: str
-    """UID of the object whose own names are not in the set."""
+    """UID of the one object, whose own names are not in the set."""
     applications: Container[str] = frozenset()
     """Names that applications use."""
 
     def __contains__(self, name: object) -> bool:
-        """Whether another object or an application has this name."""
+        """Whether another object has claimed this name, or an application uses it."""
         if not isinstance(name, str):
             return False
         return name in self.applications or self.uids.get(name, self.uid) != self.uid
@@ -139,10 +142,9 @@ def config_reference(broker: Broker) -> tuple[str, str] | None:
 
 def defaults_with_config(config: ConfigMap | None, defaults: Defaults) -> Defaults:
     """Return the defaults with a Broker's ConfigMap merged over them, including its
-    `bootstrap.servers`; the defaults themselves without one.
+    `bootstrap.servers`; `config` None: the Broker has no ConfigMap, so return the defaults.
 
-    Raises `InvalidDocument` with a path such as `data.default.topic.partitions`. The local mode has
-    a Kafka of its own, so there only `broker_topic`, which needs no address, gets a ConfigMap.
+    Raises `InvalidDocument` with a path such as `data.default.topic.partitions`.
     """
     data = {} if config is None else config.data
     kafka = defaults.kafka
@@ -180,8 +182,8 @@ def broker_topic(
     naming: Naming = DEFAULT_NAMING,
 ) -> Topic:
     """Return the desired topic of a Broker, with the settings of its ConfigMap `config` (None: it
-    has none) over `defaults`. Its name is that of its external topic, else the one in its status,
-    else the one that `naming` gives.
+    has none) over `defaults`. The topic's name is that of the Broker's external topic, else the one
+    in its status, else the one that `naming` gives.
 
     `names_of_others` has the names of other Brokers' topics. Whether the Broker may use an external
     topic is checked in `brokers.external_topics`. Raises `NameTaken` and `InvalidDocument`.
@@ -194,8 +196,8 @@ def broker_topic(
         name = external
     else:
         path = "metadata.name"
-        # The Broker keeps its name if the template changes (KN-BRK-19). Any other name in the
-        # status was an external topic, or was written by somebody else.
+        # The topic keeps its name if the template changes (KN-BRK-19). A name in the status that
+        # no template gives was an external topic's, or was written by somebody else.
         name = kept_or_new_name(
             NameKind.BROKER_TOPIC, broker, TOPIC_STATUS, names_of_others, naming
         )
@@ -218,10 +220,10 @@ def broker_topic(
 def kept_or_new_name(
     kind: NameKind, owner: Resource, key: str, names_of_others: Container[str], naming: Naming
 ) -> str:
-    """Return the name of `owner`'s topic or group: the one in its status under `key`, if naming
-    rules allow it for the object, else a new one. If `names_of_others` has that name, too, the
-    object gets a distinct one, or, with a template other than the default, none: raises
-    `NameTaken`."""
+    """Return the name of `owner`'s topic or group: the one in its status under `key`, if the naming
+    rules allow that name for the object, else a new one. If `names_of_others` has the name, return
+    a distinct one instead. Raises `NameTaken` if there is none: the name isn't the default
+    template's, or it is of another kind than a Broker's topic or a Trigger's group."""
     metadata = owner.metadata
     named_owner = NamedObject(metadata.namespace, metadata.name, metadata.uid)
     recorded_name = owner.status.annotations.get(key)
@@ -247,8 +249,8 @@ def kept_or_new_name(
 
 
 def _durable_config(config: Mapping[str, str], replication: int) -> Mapping[str, str]:
-    """Return topic settings with which an acknowledged record is on two of three replicas and has
-    the log's time; declared settings take precedence."""
+    """Return `config`, a topic's declared settings, over those by which an acknowledged record is
+    on two of three replicas, and gets the log's time."""
     return {**({MIN_IN_SYNC: "2"} if replication >= 3 else {}), **LOG_APPEND_TIME_CONFIG, **config}
 
 
@@ -259,8 +261,8 @@ def broker_ingress(
     defaults: Defaults,
     hosts: tuple[str, ...] = (),
 ) -> Ingress:
-    """Return the entry of a Broker or KafkaChannel in its receiver's contract. `hosts` are a
-    channel's own host names, `config` are the topic's settings in Kafka."""
+    """Return the entry of a Broker or KafkaChannel in its receiver's contract. `config` has the
+    topic's settings in Kafka; `hosts` are a channel's own host names, none for a Broker."""
     return Ingress(
         namespace=broker.metadata.namespace,
         broker=broker.metadata.name,
@@ -274,7 +276,7 @@ def broker_ingress(
 
 
 def ingress_limits(config: Mapping[str, str]) -> Mapping[str, Any]:
-    """Return the Ingress fields with the topic's size limits in bytes; none if `config`, the
+    """Return the fields of an Ingress with a topic's size limits in bytes; empty if `config`, the
     topic's settings in Kafka, has no limit."""
     limit = config.get("max.message.bytes", "")
     if not limit.isdecimal():
@@ -283,7 +285,8 @@ def ingress_limits(config: Mapping[str, str]) -> Mapping[str, Any]:
 
 
 def max_record_bytes(topic: Topic) -> int:
-    """Return the most bytes of a record in a topic, as declared, else Kafka's default."""
+    """Return the most bytes of a record in a topic: as declared, else the default
+    (`MAX_RECORD_BYTES`)."""
     limit = topic.config.get(MAX_MESSAGE_BYTES, "")
     return int(limit) if limit.isdecimal() else MAX_RECORD_BYTES
 
@@ -295,7 +298,7 @@ def _positive_count(data: Mapping[str, str], key: str, default: int, maximum: in
 
 
 def _topic_config(data: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the topic settings among a ConfigMap's data, without their prefix. Raises
+    """Return the topic settings in a ConfigMap's data, without their prefix. Raises
     `InvalidDocument` for a cleanup policy that would lose events."""
     config = {
         key.removeprefix(TOPIC_CONFIG): value.strip()

@@ -40,15 +40,17 @@ ORDERS_BY_ANNOTATION: Final[Mapping[str, Order]] = {
 
 MAX_IN_FLIGHT_DEFAULT: Final[int] = Egress.model_fields["max_in_flight"].default
 MAX_MAX_IN_FLIGHT: Final = 10_000
+"""Largest value of the annotation `MAX_IN_FLIGHT`."""
 
 
 @dataclass(frozen=True, slots=True)
 class TriggerDestinations:
-    """The resolved destinations of a Trigger's events, and as whom a dispatcher sends to them."""
+    """The resolved destinations of a Trigger's events, and the service account that sends them."""
 
     subscriber: Sink
     dead_letter_sink: Sink | None = None
-    """The resolved `dead_letter_destination`; None: dead letters go to the topic only."""
+    """The resolved `dead_letter_destination`; None: the dead-letter topic only gets dead letters.
+    """
     reply: Sink | None = None
     """The destination of a Subscription's replies; None: a Trigger's replies go to its Broker, a
     Subscription's are discarded."""
@@ -57,14 +59,14 @@ class TriggerDestinations:
     are sent."""
 
     @property
-    def want_tokens(self) -> bool:
+    def have_audience(self) -> bool:
         """Whether any destination has an audience, so that requests to it need a token."""
         sinks = self.subscriber, self.dead_letter_sink, self.reply
         return any(sink is not None and sink.audience for sink in sinks)
 
     def without_unused_audiences(self) -> TriggerDestinations:
-        """Return the destinations as dispatchers use them: without a sender, none has an
-        audience."""
+        """Return the destinations as dispatchers use them: if there is no sender, and so no token,
+        none of them has an audience."""
         if self.sender is not None:
             return self
         return TriggerDestinations(
@@ -80,12 +82,12 @@ def trigger_egress(
     topic: Topic,
     destinations: TriggerDestinations,
     defaults: Defaults,
-    taken: Container[str] = frozenset(),
+    groups_of_others: Container[str] = frozenset(),
     naming: Naming = DEFAULT_NAMING,
 ) -> Egress:
-    """Return the Egress of one Trigger, Subscription or KafkaSource, the contract of its
-    dispatcher. It reads `topic`, that of its Broker, with the Kafka of `defaults`. `taken` are the
-    consumer groups of other Triggers. Raises `InvalidDocument` for an invalid annotation, and
+    """Return the Egress, the dispatcher's contract, of one Trigger, Subscription or KafkaSource.
+    The dispatcher reads `topic`, its Broker's, with the Kafka of `defaults`. `groups_of_others` has
+    the consumer groups of other Triggers. Raises `InvalidDocument` for an invalid annotation, and
     `NameTaken`."""
     sender, destinations = destinations.sender, destinations.without_unused_audiences()
     namespace, name = trigger.metadata.namespace, trigger.metadata.name
@@ -93,8 +95,8 @@ def trigger_egress(
     broker_name = namespace, family.own_name(broker.metadata.name)
 
     def dead_letter_settings(*declared: Mapping[str, str]) -> TopicSettings:
-        """Return the settings of a dead-letter topic; `declared` holds the annotations that may set
-        its retention."""
+        """Return the settings of a dead-letter topic; `declared` has the annotations that may set
+        its retention, those with precedence first."""
         return dead_letter_topics.dead_letter_topic_settings(
             topic.config,
             # The replication of an external topic isn't known here: -1 is Kafka's default.
@@ -113,11 +115,11 @@ def trigger_egress(
         trigger=name,
         kind="Subscription" if family is CHANNELS else "Trigger",
         topic=topic.name,
-        group=_consumer_group(trigger, broker, taken, naming),
+        group=_consumer_group(trigger, broker, groups_of_others, naming),
         reply=destinations.reply,
         dead_letter_topic=names.dead_letter_topic(*broker_name, name),
         dead_letter_settings=trigger_settings,
-        # None if possible, as dispatchers of an earlier release don't know this field.
+        # None if they are the same: dispatchers of an earlier release don't know this field.
         broker_dead_letter_settings=None
         if broker_settings == trigger_settings
         else broker_settings,
@@ -130,7 +132,7 @@ def trigger_egress(
         order=_order(trigger),
         max_in_flight=_max_in_flight(trigger),
         rate_limit=kafka_settings.rate_limit(trigger_annotations),
-        at_most_once=kafka_settings.at_most_once(trigger_annotations),
+        at_most_once=kafka_settings.is_at_most_once(trigger_annotations),
     ).model_copy(update=dict(family.egress_fields(trigger)))
     # Without a destination that requires a token, no service account is needed.
     return egress.model_copy(update={"service_account": sender}) if egress.needs_tokens else egress
@@ -142,21 +144,21 @@ def _without_audience(sink: Sink) -> Sink:
 
 
 def _consumer_group(
-    trigger: Trigger, broker: Broker, names_of_others: Container[str], naming: Naming
+    trigger: Trigger, broker: Broker, groups_of_others: Container[str], naming: Naming
 ) -> str:
-    """Return the name of a Trigger's or Subscription's consumer group. Raises `NameTaken` if
-    another Trigger has it."""
+    """Return the name of a Trigger's or Subscription's consumer group. Raises `NameTaken` if the
+    template gives it the name of another Trigger's group (`groups_of_others`)."""
     if family_of(trigger.kind) is CHANNELS:
         name_parts = trigger.metadata.namespace, broker.metadata.name, trigger.metadata.uid
         return names.subscription_group(*name_parts)
     # The Trigger keeps the group in its status if the name template changes (KN-BRK-19), but only
     # if naming rules allow that group for this Trigger.
-    return kept_or_new_name(NameKind.TRIGGER_GROUP, trigger, GROUP_STATUS, names_of_others, naming)
+    return kept_or_new_name(NameKind.TRIGGER_GROUP, trigger, GROUP_STATUS, groups_of_others, naming)
 
 
 def dead_letter_destination(trigger: Trigger, broker: Broker) -> Destination | None:
-    """Return the dead letter sink of a Trigger; its Broker's only if the Trigger declares no
-    delivery."""
+    """Return the declared dead letter sink of a Trigger; its Broker's if the Trigger itself
+    declares no delivery option. None: no sink is declared."""
     spec = _effective_delivery(trigger, broker)
     return None if spec is None else spec.dead_letter_sink
 
@@ -182,7 +184,7 @@ def replay_egress(egress: Egress) -> Egress:
 
 
 def replay_topic(egress: Egress) -> str:
-    """Return the topic from which a Trigger's dead letters are replayed."""
+    """Return the name of the topic from which a Trigger's dead letters are replayed."""
     broker = family_of(egress.kind).own_name(egress.broker)
     return names.replay_topic(egress.namespace, broker, egress.trigger)
 
@@ -197,7 +199,7 @@ def _effective_delivery(trigger: Trigger, broker: Broker) -> DeliverySpec | None
 
 
 def _delivery_options(spec: DeliverySpec) -> Delivery:
-    """Return the options of a declared delivery spec without its dead letter sink."""
+    """Return the options of a declared delivery spec, without its dead letter sink."""
     return Delivery(**{name: getattr(spec, name) for name in Delivery.model_fields})
 
 

@@ -23,10 +23,11 @@ RESOLVE_TIMEOUT: Final = 5.0
 
 
 async def check_endpoint(secret: Mapping[str, str], settings: Settings) -> None:
-    """Resolve the host of a Secret's token endpoint; raises `InvalidDocument` if one of its
-    addresses is of the pod or the node. A Secret without an endpoint, or one whose host can't be
-    resolved, is accepted."""
+    """Refuse a Secret with a token endpoint whose host resolves to an address of the pod or the
+    node; raises `InvalidDocument`. A Secret without an endpoint, or whose host can't be resolved,
+    is accepted, and so is any if the installation allows local addresses."""
     host = endpoint_host(secret)
+    # `installation.kafka_trust` has checked a host that is an address.
     if not host or settings.local_addresses or addresses.is_address(host):
         return
     loop = asyncio.get_running_loop()

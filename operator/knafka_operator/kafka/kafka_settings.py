@@ -37,23 +37,28 @@ from knafka_operator.model.resources import (
 
 CLEANUP: Final = "cleanup.policy"
 RETENTION: Final = "retention.ms"
+"""Topic settings, by their names in Kafka."""
 TOPIC_PREFIX: Final = f"{KNAFKA_PREFIX}topic."
 """Prefix of a KafkaChannel's annotations that are settings of its topic."""
 LATEST_POSITION: Final = "latest"
+"""The start position of a Trigger that declares none."""
 AT_LEAST_ONCE: Final = "at-least-once"
 AT_MOST_ONCE: Final = "at-most-once"
+"""Values of the annotation `SEMANTICS`; the first is the default."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def with_config_settings(kafka: Kafka, data: Mapping[str, str]) -> Kafka:
-    """Return `kafka` with the client settings in a ConfigMap's `data` merged over its own."""
+    """Return `kafka` with the client settings in a ConfigMap's `data` merged over its own. Raises
+    `InvalidDocument` for a setting that isn't allowed."""
     return _with_client_settings(kafka, client_settings.declared_settings(data, "", "data."))
 
 
 def with_annotation_settings(kafka: Kafka, annotations: Mapping[str, str]) -> Kafka:
     """Return `kafka`, the Broker's or the installation's, with the client settings in annotations
-    of a Trigger or KafkaChannel merged over its own."""
+    of a Trigger or KafkaChannel merged over its own. Raises `InvalidDocument` for a setting that
+    isn't allowed."""
     return _with_client_settings(
         kafka, client_settings.declared_settings(annotations, KNAFKA_PREFIX, annotation_path(""))
     )
@@ -77,61 +82,62 @@ def channel_topic_settings(annotations: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def check_channel_settings(annotations: Mapping[str, str]) -> None:
-    """Refuse invalid client and topic settings in a KafkaChannel's annotations."""
+    """Refuse invalid client and topic settings in a KafkaChannel's annotations; raises
+    `InvalidDocument`."""
     client_settings.declared_settings(annotations, KNAFKA_PREFIX, annotation_path(""))
     channel_topic_settings(annotations)
 
 
 def check_trigger_settings(annotations: Mapping[str, str]) -> None:
     """Refuse invalid annotations of a Trigger about start position, semantics, rate limit, client
-    settings and isolation."""
+    settings and isolation; raises `InvalidDocument`."""
     start_position(annotations)
     required_isolation(annotations)
 
 
 def required_isolation(annotations: Mapping[str, str]) -> Isolation | None:
-    """Return the isolation that a Trigger's annotations declare or require; None: neither. A shared
-    dispatcher has one reader and one writer with the Broker's settings, and delivers at least once.
-    So a Trigger with client settings, at-most-once semantics or a rate limit requires its own
-    dispatcher.
+    """Return the isolation that a Trigger's annotations declare or require; None: neither.
+
+    A shared dispatcher has one reader and one writer with the Broker's settings, and delivers at
+    least once. So a Trigger with client settings, at-most-once semantics or a rate limit requires
+    its own dispatcher. Raises `InvalidDocument`, also if such a Trigger declares a shared one.
     """
     declared = declared_isolation(annotations)
-    declared_settings = client_settings.declared_settings(
-        annotations, KNAFKA_PREFIX, annotation_path("")
-    )
-    names = [
-        f"{KNAFKA_PREFIX}{side}.{name}"
-        for side, settings in declared_settings.items()
-        for name in settings
-    ]
-    if at_most_once(annotations):
-        if declared is Isolation.SHARED:
-            raise InvalidDocument(
-                annotation_path(ISOLATION),
-                f"can't be shared beside {SEMANTICS}: {AT_MOST_ONCE}: a shared dispatcher delivers "
-                f"at least once: want own, or {AT_LEAST_ONCE}",
-            )
-        return Isolation.OWN
-    if rate_limit(annotations) is not None:
-        if declared is Isolation.SHARED:
-            raise InvalidDocument(
-                annotation_path(ISOLATION),
-                f"can't be shared beside {RATE_LIMIT}: several pods would have that rate each: "
-                "want own, or no limit",
-            )
-        return Isolation.OWN
-    if not names:
+    conflict = _find_conflict_with_sharing(annotations)
+    if conflict is None:
         return declared
     if declared is Isolation.SHARED:
-        raise InvalidDocument(
-            annotation_path(ISOLATION),
-            f"can't be shared beside {', '.join(names)}: a shared dispatcher has its Broker's "
-            "settings: want own, or the settings in the Broker's ConfigMap",
-        )
+        raise InvalidDocument(annotation_path(ISOLATION), f"can't be shared beside {conflict}")
     return Isolation.OWN
 
 
-def at_most_once(annotations: Mapping[str, str]) -> bool:
+def _find_conflict_with_sharing(annotations: Mapping[str, str]) -> str | None:
+    """Return the annotation of a Trigger that a shared dispatcher can't follow, with the reason and
+    the remedy, as the end of a message for users; None: there is none. Raises `InvalidDocument` for
+    an invalid annotation."""
+    client_annotations = [
+        f"{KNAFKA_PREFIX}{client}.{name}"
+        for client, settings in client_settings.declared_settings(
+            annotations, KNAFKA_PREFIX, annotation_path("")
+        ).items()
+        for name in settings
+    ]
+    if is_at_most_once(annotations):
+        return (
+            f"{SEMANTICS}: {AT_MOST_ONCE}: a shared dispatcher delivers at least once: "
+            f"want own, or {AT_LEAST_ONCE}"
+        )
+    if rate_limit(annotations) is not None:
+        return f"{RATE_LIMIT}: several pods would have that rate each: want own, or no limit"
+    if client_annotations:
+        return (
+            f"{', '.join(client_annotations)}: a shared dispatcher has its Broker's settings: "
+            "want own, or the settings in the Broker's ConfigMap"
+        )
+    return None
+
+
+def is_at_most_once(annotations: Mapping[str, str]) -> bool:
     """Whether a Trigger's annotation declares at-most-once delivery (BUS-5). Raises
     `InvalidDocument` for an unknown value."""
     declared = annotations.get(SEMANTICS, AT_LEAST_ONCE)
@@ -160,8 +166,8 @@ def rate_limit(annotations: Mapping[str, str]) -> RateLimit | None:
 
 
 def _with_client_settings(kafka: Kafka, overrides: Mapping[str, Mapping[str, str]]) -> Kafka:
-    """Return a copy of `kafka` with the consumer and producer settings in `overrides` merged over
-    its own."""
+    """Return a copy of `kafka` with the settings of consumers and producers in `overrides`, given
+    under these two keys, merged over its own."""
     merged = {
         "consumer": {**kafka.consumer, **overrides["consumer"]},
         "producer": {**kafka.producer, **overrides["producer"]},
@@ -170,8 +176,8 @@ def _with_client_settings(kafka: Kafka, overrides: Mapping[str, Mapping[str, str
 
 
 def check_cleanup_policy(config: Mapping[str, str], path: str) -> None:
-    """Refuse topic settings that would lose events; `path` is the prefix of their names in
-    errors."""
+    """Refuse a cleanup policy with compaction, which would lose events; `config` has a topic's
+    settings, `path` is the prefix of their names in errors. Raises `InvalidDocument`."""
     if "compact" in config.get(CLEANUP, ""):
         raise InvalidDocument(
             f"{path}{CLEANUP}",
@@ -183,17 +189,17 @@ def check_cleanup_policy(config: Mapping[str, str], path: str) -> None:
 
 def start_position(annotations: Mapping[str, str]) -> Start:
     """Return the position at which a new Trigger's group begins, by the Trigger's annotations:
-    `latest`, `earliest`, or milliseconds since 1970. Raises `InvalidDocument`."""
+    `latest`, `earliest`, or milliseconds since the Unix epoch. Raises `InvalidDocument`."""
     declared = annotations.get(START, LATEST_POSITION)
     if declared == "earliest":
         return "earliest"
     if declared == "latest":
         return "latest"
-    moment: datetime | None = None
+    moment: datetime | None
     try:
         moment = datetime.fromisoformat(declared)
     except ValueError:
-        pass
+        moment = None
     if moment is None or moment.tzinfo is None or moment < _EPOCH:
         raise InvalidDocument(
             annotation_path(START),
@@ -204,8 +210,9 @@ def start_position(annotations: Mapping[str, str]) -> Start:
 
 
 def check_start_unchanged(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    """Refuse a changed start position of a Trigger whose group has offsets already, as it would
-    have no effect. Removing the annotation is allowed.
+    """Refuse a change of the annotation `START` of a Trigger whose group has offsets already, as it
+    would have no effect. Removing the annotation is allowed, and so is the position at which the
+    group has begun. Raises `InvalidDocument`.
     """
     status = status_annotations(old)
     old_start, new_start = (

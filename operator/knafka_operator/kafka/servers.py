@@ -15,13 +15,15 @@ from typing import Final
 from knafka_operator.decisions.status import NotReady
 
 ANY_SERVER: Final = ("*",)
+"""The patterns of an installation that allows all servers."""
 _LEGAL_SERVER = re.compile(r"[a-z0-9._:\[\]-]+").fullmatch
+"""Matches `host:port` in lower case; no other characters may reach a pattern."""
 
 
 def check_servers(bootstrap_servers: str, allowed: Collection[str]) -> None:
-    """Raise `NotReady` unless each of the servers matches a pattern in `allowed`. A pattern is for
-    `host:port`, with `*` for any characters, in lower case. A protocol in front of a server is
-    ignored, as librdkafka does.
+    """Raise `NotReady` unless each of the comma-separated servers matches a pattern in `allowed`. A
+    pattern is for `host:port`, in lower case, with `*` for any characters. A protocol in front of a
+    server is ignored, as by librdkafka.
     """
     if set(allowed) == set(ANY_SERVER):
         return

@@ -35,8 +35,11 @@ CONTRACT_TOPIC_KEY: Final = "knafka.dev/contract-topic"
 created, so that an operator that finds no such key needn't read Kafka."""
 
 DISPATCHER_KEY: Final = "knafka.dev/dispatcher"
-"""Key of a Trigger's `status.annotations`: the Service that delivers it. Its own Service is
-recorded before it is created, and until it is deleted."""
+"""Key of a Trigger's `status.annotations`: the Service that delivers the Trigger. If that is its
+own Service, the name is recorded before the Service is created, and until it is deleted."""
+
+MAX_SHARDS: Final = 10_000
+"""Upper limit of the search for a shard's number; no Broker has as many shards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,8 @@ class ShardPlacement:
 
 @dataclass(frozen=True, slots=True)
 class SharedContract:
-    """A snapshot of the contract of a Broker's shared dispatchers."""
+    """A snapshot of the contract of a Broker's shared dispatchers, the content of its contract
+    topic."""
 
     exists: bool = False
     """Whether the contract topic exists."""
@@ -78,10 +82,12 @@ def automatic_isolation(
     has_record: bool,
     has_own: bool,
 ) -> Isolation:
-    """Return the isolation of an `auto` Trigger. With min-scale (`drains_always`) it has its own
-    dispatcher. Else it has the isolation that its activity `needed`, or else that by which it is
-    `delivered` now. If neither is known, it stays in its own dispatcher if it has only that
-    (`has_own`, no `has_record` in the contract); any other Trigger is shared.
+    """Return the isolation of a Trigger whose declared isolation is `auto`: its own dispatcher with
+    min-scale (`drains_always`), else the isolation that its activity needs (`needed`), else the one
+    by which it is `delivered` now (both None: not known).
+
+    If neither is known, the Trigger keeps its own dispatcher if it has only that: `has_own`, and
+    not `has_record`, a record in the contract. Any other Trigger is shared.
     """
     if drains_always:
         return Isolation.OWN
@@ -90,8 +96,8 @@ def automatic_isolation(
 
 
 def shard_number_for(group: str, numbers: Mapping[str, int], size: int) -> int:
-    """Return the shard number of a consumer group: its present one in `numbers`, which has all
-    groups of the Broker, else the lowest with fewer than `size` groups."""
+    """Return the shard number for a consumer group: its present one in `numbers`, which has the
+    number of each group of the Broker, else the lowest whose shard has fewer than `size` groups."""
     if group in numbers:
         return numbers[group]
     members = Counter(numbers.values())
@@ -99,7 +105,7 @@ def shard_number_for(group: str, numbers: Mapping[str, int], size: int) -> int:
 
 
 def shard_placement(broker: Broker, number: int, kafka: Kafka) -> ShardPlacement:
-    """Return number and contract of one of a Broker's shards."""
+    """Return a Broker's shard with this number, whose dispatcher connects to `kafka`."""
     name_parts = _name_parts(broker)
     shard = Shard(
         group=names.shard_group(*name_parts, number),
@@ -135,8 +141,9 @@ def contract_topic(broker: Broker, topic: Topic) -> Topic:
 
 
 def read_shared_egresses(records: Iterable[Record]) -> dict[str, SharedEgress]:
-    """Parse the records of a contract topic, oldest first; returns the last of each group. Invalid
-    records are left out; they are rewritten when their Trigger is reconciled."""
+    """Parse the records of a contract topic, oldest first; returns the last one of each consumer
+    group, without removed ones. Groups whose last record is invalid are left out; it is written
+    again when the Trigger is reconciled."""
     egresses: dict[str, SharedEgress] = {}
     for record in records:
         group, value = (record.key() or b"").decode("utf-8", "replace"), record.value()
@@ -156,7 +163,8 @@ def shard_numbers(
     internal name (`_name_parts`).
 
     A record has only its shard's name, which ends in a digest: so the names of the shards 0, 1, 2
-    and so on are built until all names in the records are found.
+    and so on are built until all names in the records are found. Groups of a shard with a name that
+    isn't found among `MAX_SHARDS` are left out.
     """
     shard_groups = {shared_egress.shard for shared_egress in records.values()}
     numbers: dict[str, int] = {}
@@ -170,7 +178,3 @@ def shard_numbers(
         for group, shared_egress in records.items()
         if shared_egress.shard in numbers
     }
-
-
-MAX_SHARDS: Final = 10_000
-"""Upper limit of the search for a shard's number; no Broker has as many shards."""

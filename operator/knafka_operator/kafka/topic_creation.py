@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 
 async def ensure_topic(kafka: KafkaCluster, desired_topic: Topic) -> bool:
     """Create a topic unless it exists; returns whether it was created. If Kafka has too few brokers
-    for its replicas, create `desired_topic.fewer` instead. Raises `LogError`, also if there is
-    none."""
+    for the topic's replicas, create `desired_topic.fewer` instead, a topic with fewer replicas.
+    Raises `LogError`, also if `fewer` is None."""
     topic = desired_topic
     while True:
         try:
@@ -44,9 +44,9 @@ async def ensure_topic(kafka: KafkaCluster, desired_topic: Topic) -> bool:
 async def ensure_own_topic(
     kafka: KafkaCluster, desired_topic: Topic, *, accepts_records: bool = False
 ) -> TopicDescription:
-    """Create a topic unless it exists; returns its description. `accepts_records`: an existing
-    topic may have records. Raises `LogError`, and `TopicRefused` if the topic isn't found
-    afterwards, or if it existed with records that aren't accepted."""
+    """Create a topic unless it exists; returns its description. `accepts_records`: a topic that
+    exists already may have records. Raises `LogError`, and `TopicRefused` if an existing topic has
+    records that aren't accepted, or if the topic isn't found afterwards."""
     topics = kafka.topics
     created = await ensure_topic(kafka, desired_topic)
     if not (created or accepts_records) and await has_records(topics, desired_topic.name):
@@ -62,7 +62,7 @@ async def ensure_own_topic(
 
 
 async def has_records(topics: LogAdmin, name: str) -> bool:
-    """Whether a topic has ever had a record; raises `LogError`."""
+    """Whether a topic has ever had a record, even if none is left; raises `LogError`."""
     return any((await topics.end_offsets(name)).values())
 
 
@@ -70,13 +70,16 @@ async def find_topic_to_delete(
     topics: LogAdmin, name: str, known_id: str | None, *, claimed: bool
 ) -> TopicDescription | None:
     """Return the description of the topic `name` if it was created for the object that is being
-    deleted. None: the topic doesn't exist, or it must stay, which is logged. `known_id` is the
-    topic's id in the object's status. It is empty if the topic was about to be created, and None if
-    the status doesn't name the topic. `claimed` says whether another status names it, too. Raises
-    `LogError`."""
+    deleted. None: the topic doesn't exist, or it must stay, which is logged.
+
+    `known_id` is the topic's id in the object's status: empty if the topic was about to be created,
+    None if the status doesn't name the topic. `claimed`: another object's status names the topic,
+    too. Raises `LogError`.
+    """
     description = await topics.describe_topic(name)
-    had_records = description is not None and not known_id and await has_records(topics, name)
-    if may_delete_topic(description, known_id, used=had_records, claimed=claimed):
+    # With a known id, the topic may be deleted with its records.
+    is_used = description is not None and not known_id and await has_records(topics, name)
+    if may_delete_topic(description, known_id, used=is_used, claimed=claimed):
         return description
     if description is not None:
         log.warning("topic %s is not deleted: it isn't known to be the deleted object's", name)
@@ -86,9 +89,9 @@ async def find_topic_to_delete(
 async def delete_topic_and_groups(
     topics: LogAdmin, name: str, known_id: str | None, groups: Collection[str], *, claimed: bool
 ) -> None:
-    """Delete the topic `name` and the consumer groups that read it, if it was created for the
-    object that is being deleted; `known_id` and `claimed` tell that, as in `find_topic_to_delete`.
-    Raises `LogError`, also while one of the groups has members."""
+    """Delete the topic `name` and `groups`, the consumer groups that read it, if the topic was
+    created for the object that is being deleted (`known_id` and `claimed` as in
+    `find_topic_to_delete`). Raises `LogError`, also while one of the groups has members."""
     if await find_topic_to_delete(topics, name, known_id, claimed=claimed) is None:
         return
     for group in groups:
@@ -101,9 +104,9 @@ async def delete_topic_and_groups(
 async def delete_shard_contract(
     topics: LogAdmin, namespace: str, broker: str, shards: Iterable[int], topic: str | None
 ) -> None:
-    """Delete the contract topic of a Broker's shards, and the consumer groups with which the
-    processes of these shards, given by number, read the Broker's `topic` (None: it had none yet).
-    `broker` is its internal name (`Family.own_name`). Raises `LogError`."""
+    """Delete the contract topic of a Broker's shards, and the consumer groups with which the shards
+    with these numbers read `topic`, the Broker's (None: it had none yet). `broker` is the Broker's
+    internal name (`Family.own_name`). Raises `LogError`."""
     for number in shards:
         shard = names.shard_group(namespace, broker, number)
         await topics.delete_group(names.shard_members(shard, topic or ""))

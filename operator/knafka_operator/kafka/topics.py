@@ -43,15 +43,15 @@ def topic_effects(
     recorded: Mapping[str, str] | None = None,
     accepts_records: bool = False,
 ) -> tuple[Annotate | CreateTopic, ...]:
-    """Return the effects that record and create a Broker's topic; empty if it exists and is its
-    own.
+    """Return the effects that record and create a Broker's topic; empty if it exists and is the
+    Broker's own, or is external.
 
-    `existing` is the topic in Kafka, `annotations` are those of the Broker's status. A new topic
-    must be within `maxima`; `other_partitions` is the number of partitions of the namespace's other
-    topics. `disputed`: the topic has records or another object's status names it, so that an empty
-    id doesn't prove ownership. `recorded` are annotations to write with the topic's name.
-    `accepts_records`: a topic that somebody else creates meanwhile may have records. Raises
-    `TopicRefused`.
+    `existing` is the topic in Kafka (None: it doesn't exist), `annotations` are those of the
+    Broker's status. A new topic must be within `maxima`; `other_partitions` is the number of
+    partitions of the namespace's other topics. `disputed`: the topic has records or another
+    object's status names it, so that an empty id doesn't prove ownership. `recorded` are
+    annotations to write with the topic's name. `accepts_records`: a topic that somebody else
+    creates meanwhile may have records. Raises `TopicRefused`.
     """
     if desired_topic.external:
         if existing is None:
@@ -96,10 +96,8 @@ class ObservedTopic:
         *,
         accepts_records: bool = False,
     ) -> tuple[Annotate | CreateTopic, ...]:
-        """Return the effects that record and create the topic; empty if it exists and is the
-        Broker's own. `annotations` are those of the Broker's status, `recorded` further ones to
-        write with the topic's name; `accepts_records`: a topic that somebody else creates meanwhile
-        may have records. Raises `TopicRefused`, also for a topic beyond `maxima`."""
+        """Return the effects that record and create the topic, with parameters, result and errors
+        as of `topic_effects`."""
         return topic_effects(
             self.desired,
             self.existing,
@@ -113,7 +111,8 @@ class ObservedTopic:
 
 
 def _check_new_topic(topic: Topic, maxima: Maxima, other_partitions: int) -> None:
-    """Check a new topic against the maxima. Raises `TopicRefused`."""
+    """Check a new topic against the installation's maxima; `other_partitions` is the number of
+    partitions of the namespace's other topics. Raises `TopicRefused`."""
     try:
         maxima.check_partitions(topic.partitions, "partitions")
         maxima.check_replication(topic.replication, "replicas")
@@ -151,8 +150,8 @@ def _check_ownership(
 def _known_id(
     desired_topic: Topic, existing: TopicDescription | None, annotations: Mapping[str, str]
 ) -> str | None:
-    """Return the topic id in the status `annotations`, if it is that of the desired topic. It is
-    empty if the topic was about to be created. None: the status names no topic, or another one."""
+    """Return the id of the desired topic in the status `annotations`: empty if the topic was about
+    to be created. None: the status has no id, or another topic's."""
     recorded_id = annotations.get(TOPIC_ID)
     if annotations.get(TOPIC_STATUS) in (None, desired_topic.name):
         return recorded_id
@@ -165,23 +164,23 @@ def may_delete_topic(
     existing: TopicDescription | None, known_id: str | None, *, used: bool, claimed: bool
 ) -> bool:
     """Whether the `existing` topic (None: there is none) was created for an object, and so may be
-    deleted with it. `known_id` is the topic's id in the object's status: it must be the id of this
-    topic, or be empty while the topic isn't `used`, which means that it has no records. A topic
-    that is `claimed`, as another object's status names it, too, may never be deleted."""
+    deleted with the object. `known_id`, the topic's id in the object's status, must be the id of
+    this topic, or empty for a topic that has never had records (not `used`). A topic that another
+    object's status names, too (`claimed`), may never be deleted."""
     if existing is None or known_id is None or claimed:
         return False
     return known_id == existing.id or (not known_id and not used)
 
 
 def as_declared_condition(topic: Topic, existing: TopicDescription) -> Condition:
-    """Return the condition `TopicAsDeclared`: a warning if the topic differs from its
-    declaration."""
+    """Return the condition `TopicAsDeclared` of one topic: False, as a warning, if the topic
+    differs from its declaration."""
     return all_as_declared_condition([(topic, existing)])
 
 
 def all_as_declared_condition(topics: Iterable[tuple[Topic, TopicDescription]]) -> Condition:
-    """Return the condition `TopicAsDeclared` of several topics: a warning if one of them
-    differs."""
+    """Return the condition `TopicAsDeclared` of several topics: False, as a warning, if one of them
+    differs from its declaration."""
     drifted = [
         f"topic {topic.name} is left as it is: {'; '.join(differences)}"
         for topic, existing in topics
@@ -195,8 +194,9 @@ def all_as_declared_condition(topics: Iterable[tuple[Topic, TopicDescription]]) 
 
 
 def drift(desired_topic: Topic, existing: TopicDescription) -> Sequence[str]:
-    """Return the differences between the `existing` topic and its declaration, a sentence each;
-    empty for an external topic."""
+    """Return the differences between the `existing` topic and its declaration, each as a text for
+    users, such as `partitions: 3, declared 10`; empty if there are none, and for an external topic.
+    """
     if desired_topic.external:
         return ()
     counts = (

@@ -37,11 +37,11 @@ from knafka_operator.runtime.definitions import Definitions
 from knafka_operator.runtime.function_keys import FunctionKeys
 from knafka_operator.runtime.naming import FollowedNaming
 from knafka_operator.runtime.selections import (
-    BESIDE,
     CONFIG_MAPS,
     DEFINITIONS,
     JOBS,
     NAMESPACES,
+    OTHER_SELECTIONS,
     PODS,
     POLICIES,
     SECRETS,
@@ -63,6 +63,7 @@ class ControllerApi(cache.CachedApi, watches.WatchApi, Protocol):
     """The API client that the controller needs; implemented by `ApiCluster`."""
 
     kinds: RestMapper
+    """What the client knows of the API server's kinds."""
 
     async def patch_metadata(self, document: Document, metadata: Document) -> Document | None:
         """Merge `metadata` into an object's, unless it has changed since it was read. Returns the
@@ -78,18 +79,18 @@ class _Store:
         self._api = api
 
     def tracking(self, key: Key) -> AbstractContextManager[None]:
-        """In this context, track which objects are read."""
+        """Return a context in which each object that is read is noted as read for `key`."""
         return self._cluster.tracking(key)
 
     def forget(self, key: Key) -> None:
-        """Stop tracking what an object has read."""
+        """Forget which objects were read for `key`."""
         self._cluster.forget(key)
 
     async def set_finalizers(
         self, document: Document, finalizers: Sequence[str]
     ) -> Document | None:
-        """Replace an object's finalizers and keep the answer in the cache; returns the stored
-        object, None if it is gone. Raises `ClusterError`."""
+        """Replace an object's finalizers, and keep the stored object in the cache. Returns it; None
+        if the object is gone. Raises `ClusterError`, also for a conflict."""
         stored = await self._api.patch_metadata(document, {"finalizers": list(finalizers)})
         if stored is not None:
             self._cluster.keep(stored)
@@ -108,10 +109,11 @@ class ClusterController(Controller):
         keys: FunctionKeys | None = None,
         naming: FollowedNaming | None = None,
     ) -> None:
-        """`cluster` is the cache in front of `api` that all operators use; `tracing` and `naming`
-        follow ConfigMaps. `keys` has the keys of functions' tokens; None: functions require no
-        token."""
+        """`cluster` is the cache in front of `api` that all operators use. `tracing` and `naming`
+        follow ConfigMaps; None: they are created. `keys` follows the Secret with the keys of
+        functions' tokens; None: functions require no token."""
         self._events = Events(api, operator.settings.identity)
+        """Posts Kubernetes Events."""
         failed, settings = operator.publishing.write_failure, operator.settings
         parts = kinds_of(operator), operator.queue, failed, settings, _Store(cluster, api)
         super().__init__(*parts, self._events.post)
@@ -121,32 +123,35 @@ class ClusterController(Controller):
         self._tracing = tracing or FollowedTracing(operator.settings, api)
         self._keys = keys
         self._naming = naming or FollowedNaming(operator.settings, api)
-        self._own = {
+        self._kinds_by_selection = {
             WatchSelection(kind.api_version, name): kind for name, kind in self.kinds.items()
         }
-        """The kinds that the operator reconciles, by the selection that watches them."""
+        """The kinds that the operator reconciles, by the selection that watches their objects."""
         self._required_selections = (
-            *self._own,
-            *BESIDE,
+            *self._kinds_by_selection,
+            *OTHER_SELECTIONS,
             *((JOBS,) if ARCHIVE in self.kinds else ()),
         )
-        """What must be watched and known before anything is reconciled."""
+        """The selections whose objects must be known before anything is reconciled."""
         for family_operator in operator.all_operators:
             family_operator.moves.on_move = self._on_move
         for triggers in operator.delivering_kinds:
             triggers.dead_letters.on_first_dead_letters = self._on_dead_letters
         self._watches: dict[WatchSelection, Watch] = {}
+        """The running watches."""
         self._synced: set[WatchSelection] = set()
         """Selections whose objects are all known and followed."""
         self._all_synced = asyncio.Event()
-        """Set once the required selections are known."""
+        """Set once all objects of the required selections are known."""
         self._definitions = Definitions(api.kinds, operator.all_operators)
+        """Which CustomResourceDefinitions exist."""
         operator.on_policies_known(False)
         self._pods: set[str] = set()
-        """UIDs of the functions' pods."""
+        """UIDs of the functions' pods that exist."""
 
     async def run(self) -> None:
-        """Follow and reconcile everything until cancelled."""
+        """Watch and reconcile everything until cancelled. Reconciliations begin once the objects of
+        all required selections are known, or after `SYNC_TIMEOUT` seconds."""
         self._cluster.changed = self._operator.queue.enqueue
         self._cluster.on_unwatched_read = self._watch_kind
         enqueue = self._operator.queue.enqueue
@@ -184,10 +189,10 @@ class ClusterController(Controller):
     def on_objects(
         self, selection: WatchSelection, changed: Sequence[Document], gone: Sequence[Document]
     ) -> None:
-        """Store changed and deleted objects in the cache, and pass them to what handles their
-        selection (`watches.Listener`)."""
+        """Store changed and deleted objects in the cache, then pass them to the part that handles
+        their selection (`watches.Listener`)."""
         self._cluster.on_objects(selection, changed, gone)
-        if (kind := self._own.get(selection)) is not None:
+        if (kind := self._kinds_by_selection.get(selection)) is not None:
             for document in changed:
                 self.on_change(kind, document, gone=False)
             for document in gone:
@@ -217,8 +222,9 @@ class ClusterController(Controller):
             self._operator.on_policies(changed, gone)
 
     def set_synced(self, selection: WatchSelection, synced: bool) -> None:
-        """Record whether all objects of a selection are known and followed (`watches.Listener`),
-        and have read again what a gap in the watch may have missed."""
+        """Record whether all objects of a selection are known and followed (`watches.Listener`). If
+        they are again, make the parts that follow ConfigMaps or Secrets read these again: during
+        the gap the watch may have missed a deletion."""
         self._cluster.set_synced(selection, synced)
         if selection is DEFINITIONS:
             self._definitions.set_synced(synced)
@@ -229,7 +235,7 @@ class ClusterController(Controller):
         if selection is PODS:
             self._operator.states.receivers_known = synced
         elif selection is CONFIG_MAPS and synced:
-            self._tracing.reread_soon()  # no event reports a missed deletion
+            self._tracing.reread_soon()
             self._naming.reread_soon()
             self._operator.trust_bundles.reread_soon()
         elif selection is SECRETS and synced and self._keys is not None:
@@ -243,7 +249,7 @@ class ClusterController(Controller):
 
     def _on_pods(self, changed: Sequence[Document], gone: Sequence[Document]) -> None:
         """Report new and deleted receiver pods to the operator, and enqueue the objects that have
-        read the Service of an ending or deleted pod."""
+        read the Service of an ending or deleted pod. `changed` and `gone` are functions' pods."""
         for pod in changed:
             metadata = pod["metadata"]
             if metadata["uid"] not in self._pods:
@@ -265,19 +271,21 @@ class ClusterController(Controller):
             metadata = namespace["metadata"]
             if "deletionTimestamp" in metadata and metadata["name"] not in self.ending_namespaces:
                 self.ending_namespaces.add(metadata["name"])
-                for selection in self._own:
+                for selection in self._kinds_by_selection:
                     for identity in self._cluster.identities_in(selection, metadata["name"]):
                         self._operator.queue.enqueue((selection.kind, *identity))
         self.ending_namespaces -= {namespace["metadata"]["name"] for namespace in gone}
 
     def _wake_service_readers(self, pod: Document) -> None:
-        """Enqueue the objects that have read the Service of an ending pod."""
+        """Enqueue the objects whose reconciliation has read the Service of this pod, which is
+        ending or deleted."""
         metadata = pod["metadata"]
         if service := (metadata.get("labels") or {}).get("serving.knative.dev/service"):
             self._cluster.notify_readers((SERVING, "Service", metadata["namespace"], service))
 
     def _follow_policies(self) -> None:
-        """Watch EventPolicies if their kind exists; if it doesn't, report that there are none."""
+        """Watch EventPolicies if their kind exists; if it doesn't, report that all of them, namely
+        none, are known. Does nothing while it isn't known whether the kind exists."""
         match self._definitions.exists(POLICY_DEFINITION):
             case True if POLICIES not in self._watches:
                 self._operator.on_policies_known(False)
@@ -289,16 +297,13 @@ class ClusterController(Controller):
         """Watch a kind after a reconciliation has read one of its objects, unless the kind doesn't
         exist, is never watched, or `MAX_KINDS` such kinds are watched."""
         selection = WatchSelection(api_version, kind, metadata_only=True)
-        watched = len(self._watches) - len(self._required_selections)
+        additional_count = len(self._watches) - len(self._required_selections)
+        if selection in self._watches or (api_version, kind) in UNWATCHED:
+            return
         # A kind that doesn't exist can't be watched; the watch of CustomResourceDefinitions reports
         # its creation.
-        if (
-            selection not in self._watches
-            and watched < MAX_KINDS
-            and (api_version, kind) not in UNWATCHED
-        ):
-            if self._api.kinds.is_known(api_version, kind):
-                self._watch(selection)
+        if additional_count < MAX_KINDS and self._api.kinds.is_known(api_version, kind):
+            self._watch(selection)
 
     def _watch(self, selection: WatchSelection) -> None:
         """Start to watch a selection of objects."""

@@ -18,8 +18,9 @@ class Definitions:
     """Tracks the CustomResourceDefinitions; belongs to one event loop."""
 
     def __init__(self, kinds: RestMapper, operators: Collection[Operator]) -> None:
-        """Begin without definitions, and tell the operators that it isn't known whether Knative
-        Eventing is installed. `kinds` is the API client's cache of the API server's kinds."""
+        """Begin without definitions, and report to the operators that it isn't known whether
+        Knative Eventing is installed. `kinds` is the API client's cache of the API server's
+        kinds."""
         self._kinds = kinds
         self._operators = operators
         self._existing_names: set[str] = set()
@@ -45,7 +46,8 @@ class Definitions:
         self._report_eventing()
 
     def set_synced(self, synced: bool) -> None:
-        """Note whether all definitions are known."""
+        """Record whether all definitions are known; if so, report whether Knative Eventing is
+        installed."""
         self._synced = synced
         if synced:
             self._report_eventing()

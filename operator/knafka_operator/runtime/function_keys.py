@@ -1,9 +1,9 @@
 """Function keys: reads the keys of functions' tokens from a Secret in the operator's namespace,
 creates it if needed, and follows its changes.
 
-    Secret knafka-function-keys: NAME: KEY, ...   the last name in the alphabet has the newest key
+    Secret knafka-function-keys: NAME: KEY, ...   the alphabetically last name has the newest key
     no key                                        one key is created, named by the date
-    a key is added or removed                     functions roll, a few at a time
+    a key is added or removed                     functions get new Revisions, a few at a time
     the Secret is deleted                         it is created again with the same keys
 
 While there are two keys, functions accept tokens of both; a function that knows only one key gets a
@@ -35,6 +35,7 @@ from knafka_operator.sinks.model import KAFKA_SINK
 log = logging.getLogger(__name__)
 
 KEYS_SECRET: Final = "knafka-function-keys"
+"""Name of the Secret, in the operator's namespace."""
 MIN_KEY_LENGTH: Final = 32
 """Fewest characters of a key; `openssl rand -hex 32` writes 64. A token is only as hard to guess as
 its key."""
@@ -49,7 +50,7 @@ class FunctionKeys:
         self._settings = settings
         self._cluster = cluster
         self._keys: Mapping[str, str] = {}
-        """The keys by name, as last read."""
+        """The keys by name, as last read or created; they survive the Secret's deletion."""
         self._changed = asyncio.Event()
         """Set when the Secret may have changed; wakes `follow`."""
 
@@ -65,7 +66,7 @@ class FunctionKeys:
                 await asyncio.sleep(KEYS_RETRY_INTERVAL)
 
     def on_secret(self, document: Document) -> None:
-        """Note that a Secret has changed or was deleted."""
+        """Request a new reading if the changed or deleted Secret is the one with the keys."""
         metadata = document["metadata"]
         if (metadata["namespace"], metadata["name"]) == (self._settings.namespace, KEYS_SECRET):
             self.reread_soon()
@@ -101,11 +102,13 @@ class FunctionKeys:
                 await self._read()  # another replica was first
                 return
         self._keys = keys
-        self._settings.tokens.keys = tuple(keys[name].encode() for name in sorted(keys)[::-1])
+        newest_first = sorted(keys, reverse=True)
+        self._settings.tokens.keys = tuple(keys[name].encode() for name in newest_first)
 
 
 def _usable_keys(values: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the newest `MAX_VERIFIERS` keys, without too short ones, which are logged."""
+    """Return the newest `MAX_VERIFIERS` of the keys in a Secret, by name. Of these, keys that are
+    too short are logged and left out, not replaced by older ones."""
     newest = sorted(values)[-MAX_VERIFIERS:]
     if short_keys := [name for name in newest if len(values[name]) < MIN_KEY_LENGTH]:
         requirement = (
@@ -132,7 +135,7 @@ def _secret_manifest(namespace: str, keys: Mapping[str, str]) -> Document:
 
 
 def _function_owners(operator: Operator) -> Sequence[Key]:
-    """Return the keys of all objects that have functions."""
+    """Return the reconcilers' keys of all objects that have functions."""
     all_states = [family_operator.states for family_operator in operator.all_operators]
     owners = [
         (states.family.broker, *identity) for states in all_states for identity in states.brokers

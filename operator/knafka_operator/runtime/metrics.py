@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from aiohttp import web
 
@@ -25,6 +25,7 @@ from knafka.observability import (
     produced_metric,
     prometheus_text,
 )
+from knafka.ports.log import Positions
 from knafka_operator.model.family import BROKERS, CHANNELS
 from knafka_operator.operator import Operator
 from knafka_operator.records.state import Watched
@@ -32,12 +33,25 @@ from knafka_operator.scale.decide import ScalingStatus, ShardStatus
 from knafka_operator.sensors.kind import Sensors
 
 METRICS_PORT: Final = 9090
+"""Port of the metrics."""
 HEALTH_PORT: Final = 8080
+"""Port of the kubelet's probes."""
 CHANNEL_PORT: Final = 8081
-"""Where the metrics of eventing-kafka's KafkaChannels are scraped (DSP-15)."""
+"""Port at which eventing-kafka's users scrape the metrics of KafkaChannels (DSP-15)."""
 EVERY_PRODUCER: Final = "all"
 """The `producer` label of counts that are derived from a topic's ends, for all its writers
 together."""
+
+
+class _DeliveredTrigger(NamedTuple):
+    """A Trigger, Subscription or KafkaSource whose events are delivered."""
+
+    id: str
+    """The id by which the scaler knows the Trigger."""
+    delivery: Watched
+    """How the Trigger is delivered, and by which Kafka."""
+    status: ScalingStatus | None
+    """None: the scaler doesn't scale the Trigger."""
 
 
 def operator_metrics(operator: Operator) -> Iterator[Metric]:
@@ -45,46 +59,51 @@ def operator_metrics(operator: Operator) -> Iterator[Metric]:
     outcomes of Triggers; dead letters, scaling, Sensors and shards; records consumed and produced,
     by topic."""
     yield from _readiness_metrics(operator)
-    # Id, delivery and scaling status (None: it isn't scaled) of each Trigger.
-    watched = [
-        (triggers.states.family.trigger_id(identity), delivery, triggers.scaling_status(identity))
-        for triggers in operator.delivering_kinds
-        for identity, delivery in triggers.watched.items()
+    triggers = [
+        _DeliveredTrigger(
+            kind.states.family.trigger_id(identity), delivery, kind.scaling_status(identity)
+        )
+        for kind in operator.delivering_kinds
+        for identity, delivery in kind.watched.items()
     ]
     scaled = [
-        (egress_labels(delivery.egress), status)
-        for _, delivery, status in watched
-        if status is not None
+        (egress_labels(trigger.delivery.egress), trigger.status)
+        for trigger in triggers
+        if trigger.status is not None
     ]
     yield from _trigger_metrics(scaled)
     yield from _dead_letter_metrics(operator, scaled)
-    yield from _scaling_metrics(scaled, watched)
+    yield from _scaling_metrics(scaled, triggers)
     if operator.sensors is not None:
         yield from _sensor_metrics(operator.sensors)
     # A dict, not a set, for a stable order.
-    kafka_clusters = dict.fromkeys(delivery.kafka for _, delivery, _ in watched)
+    kafka_clusters = dict.fromkeys(trigger.delivery.kafka for trigger in triggers)
     yield from _shard_metrics(
         [shard for kafka in kafka_clusters for shard in kafka.scaler.shards()]
     )
-    # The scaler's counts have no topics: an Egress numbers the partitions of all its topics
-    # together (`Numbering`), so they are split by topic here.
     yield consumed_metric(
-        (delivery.egress.group, topic, settled)
-        for trigger_id, delivery, _ in watched
-        for topic, settled in Numbering(delivery.egress.topics)
-        .by_topic(delivery.kafka.scaler.settled(trigger_id))
-        .items()
+        (trigger.delivery.egress.group, topic, settled)
+        for trigger in triggers
+        for topic, settled in _settled_by_topic(trigger).items()
     )
     ends = {
-        topic: delivery.kafka.ends.get(topic, {})
-        for _, delivery, _ in watched
-        for topic in delivery.egress.topics
+        topic: trigger.delivery.kafka.ends.get(topic, {})
+        for trigger in triggers
+        for topic in trigger.delivery.egress.topics
     }
     yield produced_metric((EVERY_PRODUCER, topic, counts) for topic, counts in ends.items())
 
 
+def _settled_by_topic(trigger: _DeliveredTrigger) -> Mapping[str, Positions]:
+    """Return how many records a Trigger's group has settled, by topic and partition. The scaler
+    counts by the numbers that an Egress gives to the partitions of all its topics together."""
+    egress, scaler = trigger.delivery.egress, trigger.delivery.kafka.scaler
+    return Numbering(egress.topics).by_topic(scaler.settled(trigger.id))
+
+
 def _readiness_metrics(operator: Operator) -> Iterator[Metric]:
-    """Yield the metrics about which Brokers, channels and sinks are Ready."""
+    """Yield the metrics about which Brokers, channels and sinks are Ready; that of channels only if
+    there are any, that of sinks only if the operator serves KafkaSinks."""
     for name, kind, family in (
         ("knafka_broker_ready", "Broker", BROKERS),
         ("knafka_channel_ready", "KafkaChannel", CHANNELS),
@@ -214,9 +233,10 @@ def _sensor_metrics(sensors: Sensors) -> Iterator[Metric]:
 
 def _scaling_metrics(
     scaled: Sequence[tuple[Mapping[str, str], ScalingStatus]],
-    watched: Sequence[tuple[str, Watched, object]],
+    triggers: Sequence[_DeliveredTrigger],
 ) -> Iterator[Metric]:
-    """Yield metrics of the scaler's decisions for each Trigger."""
+    """Yield metrics of the scaler's decisions for each Trigger. `scaled` has labels and status of
+    each scaled one of `triggers`."""
     yield Metric(
         "knafka_trigger_desired_replicas",
         "Drains that the last decision about the Trigger wants, in a shared dispatcher 1 at most",
@@ -224,9 +244,9 @@ def _scaling_metrics(
         "gauge",
     )
     counts = [
-        (egress_labels(delivery.egress), scaling_counts)
-        for trigger_id, delivery, _ in watched
-        if (scaling_counts := delivery.kafka.scaler.counts(trigger_id)) is not None
+        (egress_labels(trigger.delivery.egress), scaling_counts)
+        for trigger in triggers
+        if (scaling_counts := trigger.delivery.kafka.scaler.counts(trigger.id)) is not None
     ]
     yield Metric(
         "knafka_trigger_lag_known",
@@ -255,7 +275,7 @@ def _scaling_metrics(
 
 
 def _shard_metrics(shards: Sequence[ShardStatus]) -> Iterator[Metric]:
-    """Yield metrics of shared dispatchers."""
+    """Yield metrics of `shards`, the shared dispatchers."""
     shard_rows = [(_shard_labels(shard), shard) for shard in shards]
     gauges: Sequence[tuple[str, str, Callable[[ShardStatus], int]]] = (
         (
@@ -292,7 +312,7 @@ def _shard_metrics(shards: Sequence[ShardStatus]) -> Iterator[Metric]:
 
 def _shard_labels(shard: ShardStatus) -> dict[str, str]:
     """Return the labels of a shard's metrics; a shard of Subscriptions belongs to a channel."""
-    owner_label = "channel" if shard.kind == "Subscription" else "broker"
+    owner_label = "channel" if shard.kind == CHANNELS.trigger else "broker"
     return {"namespace": shard.namespace, owner_label: shard.broker, "shard": shard.group}
 
 
@@ -328,11 +348,11 @@ class MetricsServer:
             return web.Response(body=text, headers={"content-type": CONTENT_TYPE})
 
         async def answer_liveness(_: web.Request) -> web.Response:
-            """Answer that the process can answer."""
+            """Answer a liveness probe: whoever can answer is alive."""
             return web.Response(text="ok")
 
         async def answer_readiness(_: web.Request) -> web.Response:
-            """Answer whether this replica is ready."""
+            """Answer a readiness probe: 200 if this replica is ready, else 503."""
             return web.Response(text="ok") if is_ready() else web.Response(status=503)
 
         app = web.Application()

@@ -36,7 +36,7 @@ from knafka_operator.model.resources import CORE
 log = logging.getLogger(__name__)
 
 TEMPLATES_CONFIG_MAP: Final = "knafka-name-templates"
-"""The ConfigMap in the operator's namespace with the current and earlier templates."""
+"""Name of the ConfigMap, in the operator's namespace, with the current and earlier templates."""
 NAMING_RETRY_INTERVAL: Final = 1.0
 """Seconds before a failed request to the API server is repeated."""
 WRITE_RETRY_INTERVAL: Final = 30.0
@@ -58,9 +58,10 @@ class FollowedNaming:
         """The problem of each invalid template, so that it is posted as an Event only once."""
 
     async def start(self) -> None:
-        """Load the recorded templates, and put the declared ones in force, when a term begins.
-        Retries until the API server answers: without the recorded templates, names in statuses
-        would look foreign.
+        """When a term begins: load the recorded templates, then put the declared ones in force.
+        Loading is retried until the API server answers: without the recorded templates, names in
+        statuses would look foreign. A failure to apply the declared ones is logged; `follow` tries
+        again.
         """
         while True:
             try:
@@ -70,13 +71,13 @@ class FollowedNaming:
                 log.warning("can't read the recorded templates of names: %s", error)
                 await asyncio.sleep(NAMING_RETRY_INTERVAL)
         try:
-            await self.apply_config(lambda *_: None)
+            await self.apply_config(lambda *_: None)  # posts no Events
         except ClusterError as error:
             log.warning("the templates of names stay as they were: %s", error)
         self.reread_soon()
 
     def on_config_map(self, document: Document) -> None:
-        """Request a new read if the changed or deleted ConfigMap is config-kafka-features."""
+        """Request a new reading if the changed or deleted ConfigMap is config-kafka-features."""
         if Identity.of(document) == self._settings.kafka_features_config:
             self.reread_soon()
 
@@ -100,8 +101,9 @@ class FollowedNaming:
                 log.exception("can't apply the templates of names")
 
     async def apply_config(self, post: Post) -> None:
-        """Record the templates that the ConfigMap declares, then put them in force; post an Event
-        for each change and each new problem. Raises `ClusterError`."""
+        """Record the templates that the ConfigMap declares, then put them in force; an invalid one
+        leaves the current template of its kind in force. Post an Event for each change and each new
+        problem. Raises `ClusterError`."""
         identity, naming = self._settings.kafka_features_config, self._settings.naming
         config = await self._cluster.get(CORE, "ConfigMap", *identity)
         data = {} if config is None else config.get("data") or {}
@@ -117,7 +119,7 @@ class FollowedNaming:
                 continue
             if template == naming.current_template(kind):
                 continue
-            await self._remember(kind, template)
+            await self._record_template(kind, template)
             naming.set_current_template(kind, template)
             message = f"{kind.value} is {template} now; existing names stay"
             log.info("%s", message)
@@ -132,7 +134,7 @@ class FollowedNaming:
 
     async def _load_recorded(self) -> None:
         """Read the templates that earlier operators have recorded: remember all of them, and put
-        those that were last in force in force again. Raises `ClusterError`."""
+        the latest one of each kind in force again. Raises `ClusterError`."""
         namespace = self._settings.namespace
         record = await self._cluster.get(CORE, "ConfigMap", namespace, TEMPLATES_CONFIG_MAP)
         for kind, templates in parse_recorded_templates(record).items():
@@ -141,9 +143,9 @@ class FollowedNaming:
             if templates:
                 self._settings.naming.set_current_template(kind, templates[0])
 
-    async def _remember(self, kind: NameKind, template: str) -> None:
-        """Record `template` in our ConfigMap as the one in force, before the earlier ones. Raises
-        `ClusterError`."""
+    async def _record_template(self, kind: NameKind, template: str) -> None:
+        """Write `template` to our ConfigMap as the one of its kind in force, before the earlier
+        ones. Raises `ClusterError`."""
         naming = self._settings.naming
         data = {}
         for name_kind in NameKind:
@@ -163,8 +165,8 @@ class FollowedNaming:
 
 
 def declared_template(kind: NameKind, data: Mapping[str, Any]) -> str:
-    """Return the template that a ConfigMap declares for a kind of name, or upstream's default;
-    raises `InvalidDocument`."""
+    """Return the template that a ConfigMap's `data` declares for a kind of name, else upstream's
+    default. Raises `InvalidDocument` for an invalid template."""
     text = data.get(kind.newer_key, data.get(kind.value))
     return DEFAULTS[kind] if text is None else normalize_template(kind, str(text))
 
@@ -181,8 +183,8 @@ def _check_known_limit(kind: NameKind, template: str, naming: Naming) -> None:
 
 
 def parse_recorded_templates(record: Document | None) -> Mapping[NameKind, tuple[str, ...]]:
-    """Return the recorded templates by kind, first the one in force; invalid ones are logged and
-    left out."""
+    """Return the templates in our ConfigMap (None: it doesn't exist) by kind, the one in force
+    first; none for a kind without recorded ones. Invalid ones are logged and left out."""
     data = {} if record is None else record.get("data") or {}
     templates_by_kind = {}
     for kind in NameKind:

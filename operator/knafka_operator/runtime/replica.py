@@ -61,13 +61,16 @@ MAX_READ_BYTES: Final = 128 * 1024 * 1024
 fill it. The contract of ten thousand Triggers has 20 MB, and several times as much before
 compaction."""
 REPLICA_RETRY_INTERVAL: Final = 1.0
+"""Seconds before a failed request to the API server is repeated."""
 WEBHOOKS_STOP_TIMEOUT: Final = 5.0
+"""Seconds to wait for the end of the webhooks' thread."""
 
 
 async def run(settings: Settings) -> None:
     """Run one replica of the operator until SIGTERM or SIGINT: serve webhooks and metrics, and
-    reconcile while it leads. Raises `ClusterError` if no cluster is configured. Also after an error
-    all that was started is closed, and the Lease is released if it was acquired meanwhile."""
+    reconcile while it leads. At the end, and after an error, close all that was started, and
+    release the Lease if this replica holds it. Raises `ClusterError` if no cluster is configured.
+    """
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
@@ -79,8 +82,8 @@ async def run(settings: Settings) -> None:
 async def _run(
     settings: Settings, api: ApiCluster, stop: asyncio.Event, closing: AsyncExitStack
 ) -> None:
-    """Run one replica until `stop` is set; `closing` gets what must be closed afterwards, last
-    started first."""
+    """Run one replica until `stop` is set. `closing` gets a callback for each part that is started;
+    the caller runs them afterwards, the last one first."""
     loop, cluster = asyncio.get_running_loop(), CachedCluster(api)
     leadership = Leadership(ApiLeaseStore(settings.namespace), Election(settings.identity))
     # Start this first: another replica's Lease counts as expired only after a timeout that begins
@@ -126,8 +129,8 @@ async def _run(
 
 
 async def _read_installation_id(settings: Settings, api: ApiCluster) -> str:
-    """Return the UID of the operator's namespace, which tells installations apart; empty if the
-    operator may not read it."""
+    """Return the UID of the operator's namespace, by which installations are told apart; empty if
+    the operator may not read the namespace. Raises other `ClusterError`s than `NotAllowed`."""
     namespace = settings.namespace
     try:
         namespace_document = await api.get(CORE, "Namespace", namespace, namespace)
@@ -140,7 +143,8 @@ async def _read_installation_id(settings: Settings, api: ApiCluster) -> str:
 
 
 async def _wait_for_lease(acquired: asyncio.Event, operator: Operator, stop: asyncio.Event) -> bool:
-    """Wait until this replica leads (returns True), or must stop (False)."""
+    """Wait until this replica leads (returns True), or must stop (False). Meanwhile keep it
+    prepared: connected to the Kafkas that a leader needs."""
     log.info("waiting for the Lease")
     preparing = asyncio.create_task(
         run_repeatedly("being ready", operator.prepare, PREPARE_INTERVAL, 0.0)
@@ -196,9 +200,9 @@ async def _lead(
 
 
 async def _leave(lease: LeaseThread) -> None:
-    """Release the Lease if this replica holds it, so that another one can lead at once, and end its
-    thread; failures are logged. Call it when this replica has stopped acting; no effect the second
-    time."""
+    """Release the Lease if this replica holds it, so that another one can lead at once, and end the
+    Lease's thread. A failed release is logged. Call it only when this replica has stopped acting; a
+    second call has no effect."""
     try:
         await lease.release()
     except ClusterError as error:
@@ -208,7 +212,7 @@ async def _leave(lease: LeaseThread) -> None:
 
 
 async def _resume(operator: Operator) -> None:
-    """Resume the delivery of all Triggers; retries until the API server answers."""
+    """Resume the delivery of all Triggers of an operator; retries until the API server answers."""
     began = time.monotonic()
     count = await _retry_until_answered("resuming what is delivered", operator.resume)
     kind = operator.family.trigger
@@ -216,8 +220,8 @@ async def _resume(operator: Operator) -> None:
 
 
 async def _retry_until_answered(action: str, ask: Callable[[], Awaitable[T]]) -> T:
-    """Repeat `ask` while it raises `ClusterError`, and return its result. Each error is logged;
-    `action` names the attempt."""
+    """Call `ask`, again while it raises `ClusterError`, and return its result. Each error is logged
+    with `action`, which says what is attempted."""
     while True:
         try:
             return await ask()
@@ -235,10 +239,11 @@ class Webhooks:
         serves: asyncio.Event,
         registration: Registration | None,
     ) -> None:
-        """Start `run_kopf` in a thread; it serves webhooks until the event that it gets is set.
-        `serves` is set once they are served; `registration` registers them at the API server, None:
-        there are none."""
+        """Start `run_kopf` in a thread: it serves webhooks until the event that it gets is set.
+        `serves` is set once webhooks are served. `registration` registers the webhooks at the API
+        server; None: there are none."""
         self._stop = threading.Event()
+        """Ends the thread."""
         self._serves = serves
         self._registration = registration
         self._registered = registration is None
@@ -248,6 +253,7 @@ class Webhooks:
         )
         self._thread.start()
         self._registering = asyncio.create_task(self._register())
+        """Registers the webhooks, until it is cancelled."""
 
     def is_ready(self) -> bool:
         """Whether webhooks are served, and all of them are registered at the API server."""
@@ -275,13 +281,13 @@ async def _start_webhooks(
     operator_settings: Settings,
     cluster: ApiCluster,
     operator: Operator,
-    ended: Callable[[], None],
+    on_end: Callable[[], None],
     *,
     channels: bool = False,
 ) -> Webhooks:
-    """Start kopf's webhook server, and register its webhooks in the background; `ended` is called
-    in its thread when it ends. `channels`: whether webhooks of KafkaChannels and Subscriptions are
-    served, too."""
+    """Start kopf's webhook server, and register its webhooks in the background. `on_end` is called
+    when the server ends, in its thread. `channels`: the webhooks of KafkaChannels and Subscriptions
+    are served, too."""
     settings, serves = handlers.kopf_settings(), asyncio.Event()
     loop = asyncio.get_running_loop()
     registration: Registration | None = None
@@ -312,8 +318,8 @@ async def _start_webhooks(
         serves.set()
 
     def run_kopf(stop: threading.Event) -> None:
-        """Serve the webhooks by kopf in this thread until `stop` is set; logs an error, and calls
-        `ended` at the end."""
+        """Serve the webhooks by kopf in this thread until `stop` is set; an error is logged. Calls
+        `on_end` at the end."""
         try:
             asyncio.run(
                 kopf.operator(
@@ -327,7 +333,7 @@ async def _start_webhooks(
             )
         except Exception:
             log.exception("the webhooks ended")
-        ended()
+        on_end()
 
     return Webhooks(run_kopf, serves, registration)
 

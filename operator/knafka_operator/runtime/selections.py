@@ -14,6 +14,7 @@ from knafka_operator.model.event_policies import POLICIES_VERSION, POLICY
 from knafka_operator.model.resources import CORE, EVENTING, RBAC, SERVING
 from knafka_operator.model.sensors import KNAFKA, SENSOR
 
+# Kinds that the operator reconciles.
 BROKERS: Final = WatchSelection(EVENTING, "Broker")
 TRIGGERS: Final = WatchSelection(EVENTING, "Trigger")
 SENSORS: Final = WatchSelection(KNAFKA, SENSOR)
@@ -33,6 +34,7 @@ NAMESPACES: Final = WatchSelection(CORE, "Namespace", metadata_only=True)
 """Watched because Kubernetes deletes the pods of a deleted namespace first, and our objects half a
 minute later."""
 CONFIG_MAPS: Final = WatchSelection(CORE, "ConfigMap", metadata_only=True)
+"""All ConfigMaps, as a Broker may name any."""
 SECRETS: Final = WatchSelection(
     CORE,
     "Secret",
@@ -62,8 +64,16 @@ UNWATCHED: Final = frozenset(
         (SERVING, "Revision"),
     }
 )
-"""Kinds that reconciliations read but needn't watch: for archives, for Triggers that send tokens,
-and for functions that aren't Ready (their Service changes with the Revision). Leases change all the
-time, and our role can't list any of these."""
-BESIDE: Final = (FUNCTIONS, SUBSCRIBERS, PODS, NAMESPACES, CONFIG_MAPS, SECRETS, DEFINITIONS)
-"""Selections that are watched in addition to the reconciled kinds."""
+"""Kinds (API version, kind) that reconciliations read and never watch: for archives, for Triggers
+that send tokens, and for functions that aren't Ready (their Service changes with the Revision).
+Leases change all the time, and the operator's role can't list any of these kinds."""
+OTHER_SELECTIONS: Final = (
+    FUNCTIONS,
+    SUBSCRIBERS,
+    PODS,
+    NAMESPACES,
+    CONFIG_MAPS,
+    SECRETS,
+    DEFINITIONS,
+)
+"""Selections that are always watched, besides those of the reconciled kinds."""

@@ -37,6 +37,7 @@ from knafka_operator.records.state import States
 log = logging.getLogger(__name__)
 
 TRACING_CONFIG_MAPS: Final = (OBSERVABILITY, TRACING)
+"""Names of Knative's ConfigMaps with tracing settings."""
 ROLL_OUT_SPACING: Final = 1.0
 """Seconds between the new Revisions of two owners; a thousand Triggers take 17 minutes."""
 TRACING_RETRY_INTERVAL: Final = 1.0
@@ -69,18 +70,19 @@ class FollowedTracing:
         """The problem of the ConfigMaps, posted as an Event only once; empty: there is none."""
 
     async def start(self) -> None:
-        """Put the tracing settings of the ConfigMaps in force for all functions at once, when a
-        process or a term begins; if they are invalid, those that the functions run with."""
+        """When a process or a term begins: put the tracing settings of the ConfigMaps in force for
+        all functions at once, or, if they are invalid, the settings with which functions run.
+        Requests are repeated until the API server answers."""
         tracing = self._settings.tracing
         try:
-            desired = (await self._retry_until_answered(self._read_variables))[0]
+            desired, _ = await self._retry_until_answered(self._read_variables)
         except InvalidDocument as error:
             desired = await self._retry_until_answered(self._read_running_variables)
             log.warning("%s: functions go on as they were", error)
         tracing.begin_rollout(desired, ())
 
     def on_config_map(self, document: Document) -> None:
-        """Note that a ConfigMap has changed or was deleted."""
+        """Request a new reading if the changed or deleted ConfigMap is one of the two."""
         metadata = document["metadata"]
         is_own_namespace = metadata["namespace"] == self._settings.namespace
         if is_own_namespace and metadata["name"] in TRACING_CONFIG_MAPS:
@@ -91,8 +93,8 @@ class FollowedTracing:
         self._changed.set()
 
     async def follow(self, operator: Owners, enqueue: Callable[[Owner], None], post: Post) -> None:
-        """Roll out each change of the ConfigMaps, until cancelled: `enqueue` makes an owner due,
-        `post` posts Kubernetes Events. Errors are logged."""
+        """Roll out each change of the ConfigMaps, until cancelled: `enqueue` enqueues an owner of
+        Services for reconciling, `post` posts Kubernetes Events. Errors are logged."""
         while True:
             await self._changed.wait()
             self._changed.clear()
@@ -107,8 +109,9 @@ class FollowedTracing:
             await self._roll_out(operator, enqueue)
 
     async def _apply_config(self, operator: Owners, post: Post) -> None:
-        """Read the tracing ConfigMaps and begin the roll-out of a change; an invalid one is logged,
-        posted as an Event, and not applied."""
+        """Read the tracing ConfigMaps, and begin the roll-out if their settings have changed.
+        Invalid settings are logged and posted as an Event, and change nothing. Raises
+        `ClusterError`."""
         tracing = self._settings.tracing
         try:
             desired, config = await self._read_variables()
@@ -138,7 +141,8 @@ class FollowedTracing:
             post(config, "Normal", "TracingChanged", message)
 
     async def _roll_out(self, operator: Owners, enqueue: Callable[[Owner], None]) -> None:
-        """Admit the pending owners one after another; stops early if a ConfigMap has changed."""
+        """Let the pending owners have the new settings, one every `ROLL_OUT_SPACING` seconds, and
+        enqueue each; stops early if a ConfigMap has changed."""
         tracing = self._settings.tracing
         for owner in tracing.pending_owners:
             if self._changed.is_set():
@@ -150,8 +154,8 @@ class FollowedTracing:
             await asyncio.sleep(ROLL_OUT_SPACING)
 
     async def _read_variables(self) -> tuple[Mapping[str, str], Document | None]:
-        """Return the tracing variables, and the ConfigMap that declares them; raises
-        `InvalidDocument`."""
+        """Return the tracing variables, and the ConfigMap that declares them; None: neither exists.
+        Raises `ClusterError`, and `InvalidDocument` with the ConfigMap's name as its path."""
         config_maps = {name: await self._get(name) for name in TRACING_CONFIG_MAPS}
         data = {
             name: (config_map or {}).get("data") or {} for name, config_map in config_maps.items()
@@ -163,8 +167,8 @@ class FollowedTracing:
         return desired, config_maps[OBSERVABILITY] or config_maps[TRACING]
 
     async def _read_running_variables(self) -> Mapping[str, str]:
-        """Return the tracing variables with which functions run: those of any one function's
-        Service; empty if there is none. Raises `ClusterError`."""
+        """Return the tracing variables with which functions run, from the Service of any one
+        function; empty if there is none. Raises `ClusterError`."""
         for role in (services.RECEIVER_ROLE, services.DISPATCHER_ROLE, services.SHARD_ROLE):
             for service in await self._cluster.list(
                 SERVING, "Service", {services.ROLE_LABEL: role}
@@ -178,8 +182,8 @@ class FollowedTracing:
         return await self._cluster.get(CORE, "ConfigMap", self._settings.namespace, name)
 
     async def _retry_until_answered(self, ask: Callable[[], Awaitable[Any]]) -> Any:
-        """Repeat a request until the API server answers, as without the answer every Revision would
-        roll."""
+        """Repeat the request `ask` until the API server answers, and return its result: without it,
+        every function would get a new Revision. Raises any error but `ClusterError`."""
         while True:
             try:
                 return await ask()
@@ -202,8 +206,8 @@ def service_owners(states: States) -> list[Owner]:
 
 
 def _triggers_in_shards(operator: Owners, owner: Owner) -> list[Owner]:
-    """Return the Triggers in a Broker's shards, whose reconciliation applies the shards; none for
-    any other owner."""
+    """Return the Triggers in the shards of `owner`, if it is a Broker: their reconciliation applies
+    the shards' Services. Empty for any other owner."""
     kind, namespace, name = owner
     triggers: list[Owner] = []
     for states in (

@@ -15,8 +15,8 @@ import aiohttp
 from knafka_operator.installation.function_tokens import authorization
 
 BURST_SECONDS: Final = 20.0
-"""Burst above the allowed rate, in seconds' worth of that rate, as first and last lines are
-long."""
+"""Seconds by which lines may arrive ahead of the allowed rate: the first and the last line of a
+response are long."""
 
 
 class LinePace:
@@ -25,22 +25,22 @@ class LinePace:
     A faster sender has to wait.
     """
 
-    def __init__(self, lines: float, size: float) -> None:
-        """`lines` and `size`: lines and bytes a second that each open answer adds to the allowed
+    def __init__(self, lines_per_second: float, bytes_per_second: float) -> None:
+        """Each response that is being read adds these lines and bytes per second to the allowed
         rate."""
         self.open = 0
         """Number of responses that are being read."""
-        self._lines = lines
-        """Allowed lines a second of each open response."""
-        self._size = size
-        """Allowed bytes a second of each open response."""
+        self._lines_per_second = lines_per_second
+        self._bytes_per_second = bytes_per_second
         self._on_pace_at = 0.0
         """When all lines so far could have arrived at the allowed rate, by the clock of `pause`."""
 
     def pause(self, size: int, now: float) -> float:
-        """Count a line of `size` bytes, read at `now` (seconds by a monotonic clock); returns the
-        seconds to wait before the next one. Lines may arrive `BURST_SECONDS` ahead of the rate."""
-        allowed_seconds = max(1 / self._lines, size / self._size) / max(1, self.open)
+        """Count a line of `size` bytes, read at `now` (seconds by a monotonic clock). Returns the
+        seconds to wait before the next line is read: 0 while the lines are less than
+        `BURST_SECONDS` ahead of the allowed rate."""
+        seconds_at_rate = max(1 / self._lines_per_second, size / self._bytes_per_second)
+        allowed_seconds = seconds_at_rate / max(1, self.open)
         self._on_pace_at = max(now, self._on_pace_at) + allowed_seconds
         return max(0.0, self._on_pace_at - BURST_SECONDS - now)
 
@@ -63,7 +63,8 @@ async def read_lines_paced(
 
 
 async def read_first_bytes(response: aiohttp.ClientResponse, size: int) -> bytes:
-    """Read and return at most `size` bytes of the body."""
+    """Read the body up to `size` bytes, and return what was read: fewer bytes only if the body is
+    shorter. Raises what `aiohttp` raises."""
     text = b""
     while len(text) < size and (more := await response.content.read(size - len(text))):
         text += more
@@ -73,10 +74,11 @@ async def read_first_bytes(response: aiohttp.ClientResponse, size: int) -> bytes
 async def get_answer(
     session: aiohttp.ClientSession, url: str, bearers: Sequence[str], size: int
 ) -> bytes | None:
-    """GET a function's URL, trying these tokens in order; returns the first `size` bytes of the
-    body. A longer answer is cut, without an error.
+    """GET a function's URL; returns the first `size` bytes of the body. A longer answer is cut,
+    without an error. None: the function accepts none of the tokens, or answers with another status
+    than 200.
 
-    None: the function accepts none of the tokens, or answers with another status than 200. Raises
+    The tokens `bearers` are tried in order; empty: one request is sent, without a token. Raises
     what `aiohttp` raises.
     """
     for bearer in bearers or [""]:

@@ -19,8 +19,7 @@ NOTHING_WAITS: Final = "nothing waits"
 
 
 class Cause(StrEnum):
-    """The reason that determined a scaling decision; a label of metrics. One without a text means
-    what its name says."""
+    """The reason that determined a scaling decision; a label of metrics."""
 
     NO_LAG = "no_lag"
     LAG = "lag"
@@ -48,7 +47,7 @@ class Scale:
     """A scaling decision: the number of drains, and the reason."""
 
     replicas: int
-    """Number of drains."""
+    """Number of drains to hold open."""
     reason: str
     """The reason for users, shown in statuses and by `knafka up`."""
     cause: Cause = field(default=Cause.LAG, compare=False)
@@ -66,8 +65,8 @@ class ScalingStatus:
     scale: Scale
     """The last decision."""
     counts: DrainProgress
-    """Sums over all drains of the Trigger, ended and open. `unsettled`, `partitions` and
-    `congestion` come from open drains only."""
+    """Sums over all drains of the Trigger or Sensor, ended and open; but `unsettled`, `partitions`
+    and `congestion` come from open drains only."""
     error: str | None
     """The last error that hasn't been followed by a success; None: there is none."""
     beyond_end: frozenset[int] = frozenset()
@@ -96,6 +95,7 @@ class ShardStatus:
 
     namespace: str
     broker: str
+    """Name of the Broker or KafkaChannel."""
     kind: str
     """Kind of the shard's Triggers, as in `Egress.kind`."""
     group: str
@@ -154,34 +154,36 @@ def decide_scale(
     return Scale(replicas, reason, cause)
 
 
-def keep_offsets(scale: Scale, partitions: int, *, shared: bool) -> Scale:
-    """Return a scale of one drain (none without `partitions`) instead of none (`scale`), so that
-    Kafka keeps the group's offsets."""
+def scale_to_keep_offsets(scale: Scale, partitions: int, *, shared: bool) -> Scale:
+    """Return the decision that replaces `scale`, one of no drains, when a drain must join the group
+    so that Kafka keeps its offsets: one drain, or none if the topic has no `partitions`."""
     reason = f"{scale.reason}, one to keep its offsets{_dispatcher_suffix(shared)}"
     return Scale(min(1, partitions), reason, Cause.KEEPING_OFFSETS)
 
 
-def filtered_out(lag: int, seconds: float) -> Scale:
-    """Return a scale of no drains for `lag` waiting events, as none has passed the filter lately;
-    they are read in `seconds`."""
+def scale_while_filtered_out(lag: int, seconds: float) -> Scale:
+    """Return the decision to open no drains for `lag` waiting events, as no event has passed the
+    filter lately. In `seconds` they are read nevertheless."""
     waiting = f"{lag} {'event' if lag == 1 else 'events'} waiting"
     reason = f"{waiting}; its filter has passed none lately, these are read in {seconds:.0f} s"
     return Scale(0, reason, Cause.FILTERED_OUT)
 
 
 def scale_for_due_timeout(scale: Scale) -> Scale:
-    """Return a scale of one drain instead of none, for a Sensor with a due timeout."""
+    """Return the decision that replaces `scale`, one of no drains, for a Sensor with a due timeout:
+    one drain."""
     return Scale(1, f"{scale.reason}, but something is due", Cause.DUE)
 
 
 def scale_for_expected_event(*, shared: bool) -> Scale:
-    """Return a scale of one drain before there is any lag, as an event is on its way."""
+    """Return the decision to open one drain before there is any lag, as an event is on its way.
+    `shared`: it is a shared dispatcher's."""
     return Scale(1, f"an event is on its way{_dispatcher_suffix(shared)}", Cause.PREWARM)
 
 
 def _shared_scale(needed: Scale, partitions: int, autoscaling: Autoscaling) -> Scale:
-    """Return the scale of a Trigger in a shared dispatcher: `needed`, raised to min-scale, but at
-    most one drain."""
+    """Return the decision for a Trigger in a shared dispatcher: `needed`, raised to min-scale, but
+    at most one drain, and none without `partitions`."""
     replicas = min(max(needed.replicas, autoscaling.min_scale), 1, partitions)
     reason, cause = needed.reason, needed.cause
     if replicas > needed.replicas:
@@ -191,5 +193,6 @@ def _shared_scale(needed: Scale, partitions: int, autoscaling: Autoscaling) -> S
 
 
 def _dispatcher_suffix(shared: bool) -> str:
-    """Return the end of a reason about a shared dispatcher; empty for a Trigger's own."""
+    """Return the end of a decision's reason: it names the shared dispatcher; empty if the
+    dispatcher is the Trigger's own."""
     return ", in a shared dispatcher" if shared else ""

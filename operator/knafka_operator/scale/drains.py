@@ -35,6 +35,7 @@ from knafka_operator.scale.progress_bounds import bound_progress, truncate_text
 DRAIN_SILENCE_TIMEOUT: Final = 120.0
 """Seconds without a line of progress after which a request fails: long enough to schedule a pod."""
 DRAIN_CONNECT_TIMEOUT: Final = 10.0
+"""Seconds to connect to a dispatcher, or to the proxy in front of it."""
 LINE_BYTES: Final = 64 * 1024
 """Most bytes of a line of a Trigger's progress; some hundred bytes and the partition numbers are
 usual."""
@@ -54,6 +55,7 @@ LONGEST_LINE_SECONDS: Final = 4.0
 length."""
 
 Progress = TypeVar("Progress", DrainProgress, ShardProgress)
+"""What one line of an answer reports: on one Trigger or Sensor, or on all Triggers of a shard."""
 
 
 class DrainRefused(KnafkaError):
@@ -70,8 +72,8 @@ class HttpDrains:
         tokens: FunctionTokens | None = None,
     ) -> None:
         """`urls` has the URL of each Trigger's dispatcher and each Sensor's function by the
-        scaler's id, and of each shard by its group. `tokens` has the tokens that functions accept
-        from the operator."""
+        scaler's id, and of each shard by its group. `shard_size` is the most Triggers of a shard.
+        `tokens` has the tokens that functions accept from the operator; None: they need none."""
         self._urls = urls
         self._tokens = tokens or FunctionTokens()
         self._shard_line = min(LINE_BYTES + shard_size * TRIGGER_LINE_BYTES, MAX_LINE_BYTES)
@@ -85,9 +87,10 @@ class HttpDrains:
     def hold(
         self, trigger_id: str, egress: Egress, request: DrainRequest, stop: asyncio.Event
     ) -> AsyncIterator[DrainProgress]:
-        """Request a drain from the dispatcher of a Trigger, which must have this Egress, and yield
-        its progress. Setting `stop` ends the drain; closing the iterator only closes the
-        connection. Raises `DrainRefused` and what `aiohttp` raises."""
+        """Request a drain from the dispatcher of a Trigger, and yield its progress; a dispatcher
+        with another Egress refuses. Setting `stop` ends the drain; closing the iterator only closes
+        the connection. Raises `DrainRefused`, `InvalidDocument` for a line that is no progress, and
+        what `aiohttp` raises."""
         checked_request = request.model_copy(update={"egress": documents.digest(egress)})
         return self._read_progress(DrainProgress, trigger_id, checked_request, stop, LINE_BYTES)
 
@@ -104,8 +107,8 @@ class HttpDrains:
     def hold_sensor(
         self, sensor_id: str, sensor: SensorContract, request: DrainRequest, stop: asyncio.Event
     ) -> AsyncIterator[DrainProgress]:
-        """Request a drain from the function of a Sensor, which must have this contract, and yield
-        its progress. `stop`, closing and errors as of `hold`."""
+        """Request a drain from the function of a Sensor, and yield its progress; a function with
+        another contract refuses. `stop`, closing and errors as of `hold`."""
         sensor_request = request.model_copy(update={"sensor": documents.digest(sensor)})
         return self._read_progress(
             DrainProgress, sensor_id, sensor_request, stop, SENSOR_LINE_BYTES
@@ -119,12 +122,13 @@ class HttpDrains:
         stop: asyncio.Event,
         limit: int,
     ) -> AsyncIterator[Progress]:
-        """Hold a request to a function open until `stop`, and yield each line of its answer,
-        parsed. Raises an error for a line of more than `limit` bytes, for silence and for any
-        status but 200; after a 401 the next token is tried first."""
+        """Send a request to a function, and yield each line of its answer, parsed. The request's
+        body ends once `stop` is set. After a 401 the next token is tried. Raises `DrainRefused` for
+        a line of more than `limit` bytes and for any other status than 200, and what `aiohttp`
+        raises, also after `DRAIN_SILENCE_TIMEOUT` seconds without a line."""
         function_url = self._urls[unit].rstrip("/")
-        url, pace = function_url + drain.PATH, self._pace_of(unit, limit)
-        bearers = self._tokens.bearers(function_url) or [""]
+        url, pace = function_url + drain.PATH, self._ensure_pace(unit, limit)
+        bearers = self._tokens.bearers(function_url) or [""]  # "": send no token
 
         async def body() -> AsyncIterator[bytes]:
             """Yield the request, and, once `stop` is set, the line that ends the drain."""
@@ -134,7 +138,7 @@ class HttpDrains:
 
         headers = {"content-type": "application/json", "accept-encoding": "identity"}
         while bearers:
-            async with self._open_session().post(
+            async with self._ensure_session().post(
                 url,
                 data=body(),
                 headers=headers | authorization(bearers.pop(0)),
@@ -154,22 +158,22 @@ class HttpDrains:
                     )
                 return
 
-    def _pace_of(self, unit: str, limit: int) -> LinePace:
-        """Return the pace that limits a unit's lines, created at the unit's first use. If many
-        paces are kept, those of removed units are dropped."""
+    def _ensure_pace(self, unit: str, limit: int) -> LinePace:
+        """Return the pace that limits a unit's lines, of which each may have `limit` bytes; creates
+        the pace at the unit's first use, and drops those of removed units if there are many."""
         if unit not in self._paces:
-            if len(self._paces) > 2 * len(self._urls):
+            if len(self._paces) > 2 * len(self._urls):  # more than half are of removed units
                 for removed_unit in self._paces.keys() - self._urls.keys():
                     del self._paces[removed_unit]
             self._paces[unit] = LinePace(LINES_PER_SECOND, limit / LONGEST_LINE_SECONDS)
         return self._paces[unit]
 
     async def close(self) -> None:
-        """Close the HTTP session, which hangs up on all drains."""
+        """Close the HTTP session and with it the connections of all requests; drains go on."""
         if self._session is not None:
             await self._session.close()
 
-    def _open_session(self) -> aiohttp.ClientSession:
+    def _ensure_session(self) -> aiohttp.ClientSession:
         """Return the HTTP session for drains; opens it at the first call."""
         if self._session is None:
             timeout = aiohttp.ClientTimeout(
@@ -180,8 +184,8 @@ class HttpDrains:
 
 
 async def _read_line(lines: AsyncIterator[bytes], url: str, limit: int) -> bytes | None:
-    """Return the next line; None at the end. Raises `DrainRefused` for a line of more than `limit`
-    bytes; `url` is named in the error."""
+    """Return the next line; None: the answer has ended. Raises `DrainRefused`, whose message names
+    `url`, for a line of more than `limit` bytes."""
     try:
         return await anext(lines, None)
     except (ValueError, LineTooLong) as error:
@@ -191,7 +195,8 @@ async def _read_line(lines: AsyncIterator[bytes], url: str, limit: int) -> bytes
 
 
 def _parse_progress(progress_type: type[Progress], line: bytes) -> Progress:
-    """Parse a line of progress, and cut a large one to its bounds; raises `InvalidDocument`."""
+    """Parse a line of progress; of a large line, cut what exceeds the bounds of
+    `scale.progress_bounds`. Raises `InvalidDocument`."""
     progress = documents.parse_json(progress_type, line.decode("utf-8", "replace"))
     if len(line) < LARGE_DOCUMENT:
         return progress

@@ -33,7 +33,7 @@ CAUGHT_UP_SECONDS: Final = 5.0
 
 
 class FilterRest:
-    """Decides when the own drains of one Trigger rest; all times are the event loop's."""
+    """Decides when the own drains of one Trigger rest; all times are by the event loop's clock."""
 
     def __init__(self) -> None:
         self._passed_at = -math.inf
@@ -56,12 +56,13 @@ class FilterRest:
         return now < self._rest_until
 
     def seconds_left(self, now: float) -> float:
-        """Return the seconds until the rest is over."""
+        """Return the seconds until the rest is over; 0: it is over."""
         return max(0.0, self._rest_until - now)
 
     def on_begin(self, lag: int, now: float) -> None:
-        """Record that the first drain has begun, or continues with another request, at this lag
-        (records)."""
+        """Record that a request was opened while there was none, at this lag (records): a drain
+        begins, or an earlier one continues."""
+        # A continued drain keeps the time without a passed event.
         if now - self._request_ended_at > SAME_DRAIN_SECONDS:
             self._passed_at = now
         self._checked_at = now
@@ -87,7 +88,8 @@ class FilterRest:
         self, lag: int, drains: Collection[DrainProgress], autoscaling: Autoscaling, now: float
     ) -> bool:
         """Begin a rest if the open drains have caught up and passed nothing for `cooldown-period`;
-        returns whether it has begun. `lag` is the number of waiting events."""
+        returns whether a rest has begun. `lag` is the number of waiting events, `drains` has the
+        last progress of each open drain."""
         filtered = sum(drain_progress.filtered for drain_progress in drains)
         newly_filtered = filtered - self._filtered
         rate = newly_filtered / max(now - self._checked_at, 1.0)
@@ -101,7 +103,7 @@ class FilterRest:
         if not (may_rest and has_filtered and has_passed_nothing and has_caught_up):
             return False
         self._rest_until = now + min(autoscaling.polling_interval * 2.0**self._rests, LONGEST_REST)
-        self._rests = min(self._rests + 1, 16)
+        self._rests = min(self._rests + 1, 16)  # enough for `LONGEST_REST`
         return True
 
 

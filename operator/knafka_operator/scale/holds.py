@@ -6,7 +6,7 @@ A unit has its own processes: a Trigger, a shard of many Triggers, or a Sensor. 
 itself when it has been idle. Consecutive requests hold it and share its budget; a drain that is not
 needed any more is ended when its budget is nearly spent.
 
-Not here: the number of holds (`lag_checks`), the meaning of progress (`scaled_groups`,
+Not here: how many holds there are (`lag_checks`), what progress means (`scaled_groups`,
 `scaled_shard`), HTTP (`drains`).
 """
 
@@ -37,12 +37,11 @@ STOP_DECISION_SECONDS: Final = 5.0
 DRAIN_STOP_TIMEOUT: Final = 15.0
 """Seconds for a drain to end after its stop; then its request is cancelled."""
 UNHELD_END_SECONDS: Final = 8.0
-"""Seconds until a drain without a request, whose Service has a newer Revision, has ended: 3 until
-its dispatcher sends its own request and is refused, 2 for attempts under way (`draining.lease`),
-and 3 more."""
+"""Seconds until a drain without a request of ours has ended after its Service got a new Revision: 3
+until its dispatcher's own request is refused, 2 for attempts under way (`draining.lease`), 3 more.
+"""
 HOLD_GRACE_PERIOD: Final = 60.0
-"""Seconds past its budget after which a request is cancelled; covers a cold start and a slow
-end."""
+"""Seconds past its budget after which a request is cancelled: for a cold start and a slow end."""
 MIN_BACKOFF: Final = 0.5
 MAX_HOLD_BACKOFF: Final = 10.0
 """Seconds between a failed drain and the next: the minimum, doubled each time up to the maximum
@@ -52,14 +51,14 @@ Hold: TypeAlias = asyncio.Task[None]
 """A task that holds one drain after another, with a pause after each failure."""
 Line = TypeVar("Line", DrainProgress, ShardProgress)
 Reported = TypeVar("Reported", DrainProgress, ShardProgress, contravariant=True)
-Ask: TypeAlias = Callable[[DrainRequest, asyncio.Event], AsyncIterator[Line]]
+SendRequest: TypeAlias = Callable[[DrainRequest, asyncio.Event], AsyncIterator[Line]]
 """Sends one request; yields the dispatcher's progress. Setting the event ends the drain."""
 
 
 class Slots:
     """Assigns each drain request of a Sensor a slot, a number that no other request has.
 
-        assigned --the drain reports its slot--> confirmed --the request ends--> free
+        assigned --the request ends--> free
 
     A drain's transactional id contains its slot, so a drain that begins in a slot aborts the
     transaction that its predecessor left open, and fences a predecessor that still runs. If a drain
@@ -69,10 +68,11 @@ class Slots:
 
     def __init__(self) -> None:
         self._slots: dict[Hashable, int] = {}
+        """The slot of each open request."""
 
     def assign(self, request: Hashable, others: Collection[int] = ()) -> int:
-        """Assign the lowest free slot to a request; `others` are slots of drains without a
-        request."""
+        """Assign the lowest free slot to a request, and return it; slots in `others` are taken by
+        drains without a request."""
         taken_slots = {*self._slots.values(), *others}
         self._slots[request] = next(slot for slot in count() if slot not in taken_slots)
         return self._slots[request]
@@ -82,8 +82,8 @@ class Slots:
         return self._slots.get(request)
 
     def note_slot(self, request: Hashable, slot: int) -> None:
-        """Record the slot that the request's drain reports; a request that had it gets this one's
-        slot."""
+        """Record the slot that the request's drain reports; if another request has that slot, the
+        two swap. Does nothing for a request without a slot."""
         own_slot = self._slots.get(request)
         if own_slot is None or own_slot == slot:
             return
@@ -107,7 +107,7 @@ class Unit(Protocol[Reported]):
 
     @property
     def floor(self) -> int:
-        """Return the number of requests that the unit needs even if they end idle."""
+        """Return the number of requests to hold even if their drains have no work (min-scale)."""
         ...
 
     @property
@@ -116,7 +116,7 @@ class Unit(Protocol[Reported]):
         ...
 
     def on_open(self, hold: Hold) -> None:
-        """Handle the begin of a request."""
+        """Handle the opening of a request."""
         ...
 
     def on_line(self, hold: Hold, line: Reported) -> None:
@@ -128,8 +128,8 @@ class Unit(Protocol[Reported]):
         ...
 
     def on_end(self, ended: Ended, last: Reported | None, error: str | None) -> None:
-        """Handle the outcome of a request, with its last line and an error message for users. Not
-        called if somebody else stopped the drain."""
+        """Handle the outcome of a request: its last line (None: there was none), and an error
+        message for users (None: no error). Not called if somebody else stopped the drain."""
         ...
 
 
@@ -139,18 +139,18 @@ class Holds(Generic[Line]):
     def __init__(
         self,
         unit: Unit[Line],
-        new_ask: Callable[[], Ask[Line]],
+        new_sender: Callable[[], SendRequest[Line]],
         budget: float,
         on_over: Callable[[], None],
         slots: Slots | None = None,
         request_budgets: tuple[float, float] = REQUEST_BUDGETS,
     ) -> None:
-        """`new_ask` returns the function that sends the requests of a new hold. `budget` is the
-        seconds of one drain, `request_budgets` those of its first request and of each further one.
-        `on_over` is called when a hold has ended. `slots` assigns a slot to each drain."""
+        """`new_sender` returns the function that sends the requests of a new hold. `budget` is the
+        seconds of one drain, `request_budgets` those of its first and of each further request.
+        `on_over` is called when a hold has ended. `slots` assigns slots; None: drains have none."""
         self._first_budget, self._request_budget = request_budgets
         self._unit: Unit[Line] = unit
-        self._new_ask: Callable[[], Ask[Line]] = new_ask
+        self._new_sender: Callable[[], SendRequest[Line]] = new_sender
         self._budget = budget
         self._on_over = on_over
         self._slots = slots
@@ -181,13 +181,13 @@ class Holds(Generic[Line]):
         if not self.all:
             self.wakes[cause] += 1
         stop = asyncio.Event()
-        hold = asyncio.create_task(self._hold(stop, self._new_ask()))
+        hold = asyncio.create_task(self._hold(stop, self._new_sender()))
         self._open[hold] = stop
         if self._slots is not None:
             self._slots.assign(hold, others)
 
     def stop(self) -> set[Hold]:
-        """Stop all holds; returns those that weren't ending yet."""
+        """Stop all holds; returns those that this call has stopped, without those ending before."""
         stopped, self._open = self._open, {}
         self._ending |= stopped.keys()
         for hold, stop in stopped.items():
@@ -195,16 +195,16 @@ class Holds(Generic[Line]):
             asyncio.get_running_loop().call_later(DRAIN_STOP_TIMEOUT, hold.cancel)
         return set(stopped)
 
-    async def _hold(self, stop: asyncio.Event, ask: Ask[Line]) -> None:
-        """Hold one drain after another, with pauses, until `stop` is set or more are held than the
-        unit needs."""
+    async def _hold(self, stop: asyncio.Event, send: SendRequest[Line]) -> None:
+        """Hold one drain after another, with pauses, until `stop` is set, or until a drain has
+        ended and the unit has more holds than it needs."""
         hold = _current_task()
         loop = asyncio.get_running_loop()
         failures = 0
         try:
             while True:
                 began = loop.time()
-                ended = await self._drain(hold, stop, ask)
+                ended = await self._drain(hold, stop, send)
                 if not stop.is_set():
                     failures, pause = _pause_after(ended, loop.time() - began, failures)
                     with suppress(TimeoutError):
@@ -212,7 +212,7 @@ class Holds(Generic[Line]):
                             await stop.wait()
                 if stop.is_set():
                     if hold in self._without_request:
-                        await self._end_unheld(hold, stop, ask)
+                        await self._end_unheld(hold, stop, send)
                     return
                 needed = self._unit.floor if ended is Ended.IDLE else self._unit.desired_requests
                 if len(self._open) > needed:
@@ -225,7 +225,7 @@ class Holds(Generic[Line]):
                 self._slots.free(hold)
             self._on_over()
 
-    async def _drain(self, hold: Hold, stop: asyncio.Event, ask: Ask[Line]) -> Ended:
+    async def _drain(self, hold: Hold, stop: asyncio.Event, send: SendRequest[Line]) -> Ended:
         """Hold one drain by consecutive requests until it ends, `stop` is set or its budget is
         spent; returns how the last request ended. Raises only if cancelled."""
         loop = asyncio.get_running_loop()
@@ -243,7 +243,7 @@ class Holds(Generic[Line]):
             while True:
                 began = loop.time()
                 budget = min(request_limit, over_at - began)
-                ended = await self._request(hold, stop, ask, budget)
+                ended = await self._request(hold, stop, send, budget)
                 lasted = loop.time() - began
                 # A process may end its request early: then the next drain comes after a pause.
                 is_over = ended is not Ended.BUDGET or lasted < budget / 2
@@ -253,11 +253,11 @@ class Holds(Generic[Line]):
         finally:
             decision_timer.cancel()
 
-    async def _end_unheld(self, hold: Hold, stop: asyncio.Event, ask: Ask[Line]) -> None:
+    async def _end_unheld(self, hold: Hold, stop: asyncio.Event, send: SendRequest[Line]) -> None:
         """End a drain that has no open request: send another one with `stop` set. Otherwise the
         drain would continue with the old contract, and skip events that only the new one
         accepts."""
-        ended = await self._request(hold, stop, ask, DRAIN_STOP_TIMEOUT, may_fail=True)
+        ended = await self._request(hold, stop, send, DRAIN_STOP_TIMEOUT, may_fail=True)
         if ended is not Ended.STOPPED:
             # A newer Revision has answered. The old dispatcher's own request reaches that one too,
             # is refused, and its drain ends.
@@ -267,12 +267,12 @@ class Holds(Generic[Line]):
         self,
         hold: Hold,
         stop: asyncio.Event,
-        ask: Ask[Line],
+        send: SendRequest[Line],
         budget: float,
         *,
         may_fail: bool = False,
     ) -> Ended:
-        """Hold one request of `ask` for at most `budget` seconds; returns how its drain ended
+        """Hold one request of `send` for at most `budget` seconds; returns how its drain ended
         (`BUDGET`: it may go on). Raises only if cancelled. With `may_fail` a failure isn't
         reported."""
         may_end_idle = len(self._open) > self._unit.floor
@@ -285,7 +285,7 @@ class Holds(Generic[Line]):
         )
         last: Line | None = None
         self._unit.on_open(hold)
-        lines = ask(request, stop)
+        lines = send(request, stop)
         try:
             async with asyncio.timeout(budget + HOLD_GRACE_PERIOD):
                 async for line in lines:
@@ -338,8 +338,8 @@ class EndingHolds:
         for hold in holds.stop():
             self._add(id_, hold)
 
-    def wait_for(self, id_: str, condition: Callable[[], Awaitable[None]]) -> None:
-        """Await `condition` after the ending holds of an id, before these count as ended."""
+    def delay_end(self, id_: str, condition: Callable[[], Awaitable[None]]) -> None:
+        """Count the holds of an id as ended only once `condition`, awaited after them, returns."""
         self._add(
             id_, asyncio.create_task(self._end_after(set(self._holds.get(id_, ())), condition))
         )
@@ -355,8 +355,8 @@ class EndingHolds:
         self._holds.setdefault(id_, set()).add(hold)
         hold.add_done_callback(partial(self._drop_hold, id_))
 
-    async def wait(self, id_: str) -> None:
-        """Wait until the ending holds of an id have ended."""
+    async def wait_until_ended(self, id_: str) -> None:
+        """Wait until the ending holds of an id have ended; returns at once if there are none."""
         if holds := self._holds.get(id_):
             await asyncio.wait(set(holds))
 
@@ -370,7 +370,7 @@ class EndingHolds:
 
 
 async def cancel_holds(holds: Collection[Hold]) -> None:
-    """Cancel holds; their drains go on."""
+    """Cancel holds, and wait for their end; their drains go on."""
     for hold in holds:
         hold.cancel()
     if holds:
@@ -378,15 +378,15 @@ async def cancel_holds(holds: Collection[Hold]) -> None:
 
 
 def error_text(error: Exception) -> str:
-    """Return the message of an error, or its class name if it has none."""
+    """Return an error's message, or its class name; it quotes nothing of an HTTP response."""
     if isinstance(error, aiohttp.ClientError):
         return describe_request_error(error)
     return str(error) or type(error).__name__
 
 
 def _pause_after(ended: Ended, lasted: float, failures: int) -> tuple[int, float]:
-    """Return the new number of `failures` in a row, and the seconds until the next drain, after one
-    that lasted `lasted` seconds. A failure after a longer run counts as the first."""
+    """Return the new number of `failures` in a row, and the seconds until the next drain, after a
+    drain that lasted `lasted` seconds. If it failed after a long run, it is the first failure."""
     if ended in (Ended.IDLE, Ended.BUDGET):
         return 0, max(0.0, MIN_BACKOFF - lasted)
     failures = failures + 1 if lasted < MAX_HOLD_BACKOFF else 1
@@ -394,7 +394,7 @@ def _pause_after(ended: Ended, lasted: float, failures: int) -> tuple[int, float
 
 
 def _current_task() -> Hold:
-    """Return the running task, which is a hold."""
+    """Return the running task, which must be a hold."""
     task = asyncio.current_task()
     assert task is not None
     return task

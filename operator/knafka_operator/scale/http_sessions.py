@@ -25,11 +25,13 @@ class CheckedResolver(AbstractResolver):
 
     def __init__(self) -> None:
         self._resolver = aiohttp.ThreadedResolver()
+        """Looks names up; its answers aren't checked yet."""
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
-        """Return the allowed addresses of a host; raises `OSError` if there is none."""
+        """Return the allowed addresses of a host; raises `OSError` if the host has none, or if its
+        name can't be resolved."""
         resolved = await self._resolver.resolve(host, port, family)
         allowed = [result for result in resolved if addresses.refusal(result["host"]) is None]
         if not allowed:
@@ -45,8 +47,8 @@ class CheckedResolver(AbstractResolver):
 
 
 def open_checked_session(timeout: aiohttp.ClientTimeout, **options: Any) -> aiohttp.ClientSession:
-    """Return a session for requests to functions that refuses forbidden addresses and decompresses
-    no response. `options` are passed to its `TCPConnector`."""
+    """Open a session for requests to functions. It connects to no address of the operator's pod or
+    node, and decompresses no response. `options` are passed to its `TCPConnector`."""
     connector = aiohttp.TCPConnector(resolver=CheckedResolver(), **options)
     return aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False)
 

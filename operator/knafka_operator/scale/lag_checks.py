@@ -30,9 +30,9 @@ from knafka.ports.log import GroupSource, Lag
 from knafka_operator.scale.decide import (
     Scale,
     decide_scale,
-    filtered_out,
-    keep_offsets,
     scale_for_due_timeout,
+    scale_to_keep_offsets,
+    scale_while_filtered_out,
 )
 from knafka_operator.scale.holds import EndingHolds, error_text
 from knafka_operator.scale.scaled_groups import ScaledSensor, ScaledTrigger
@@ -44,7 +44,7 @@ LAG_TIMEOUT: Final = 60.0
 
 
 class LagCheck:
-    """One topic or Sensor that is checked whenever it is due."""
+    """Checks one topic or Sensor whenever it is due."""
 
     def __init__(self, kafka: GroupSource, ending: EndingHolds) -> None:
         """`ending` has the stopped drains that must end before new ones are opened."""
@@ -52,15 +52,15 @@ class LagCheck:
         self.checked_at = -math.inf
         """When the last check began."""
         self.due = math.inf
-        """When the next check begins."""
+        """When the next check begins; infinite: only after `check_soon`."""
         self.over = False
         """Whether the checks have ended (`end`)."""
         self._changed = asyncio.Event()
         """Set when `due` became earlier, or the checks have ended."""
 
     def check_soon(self) -> None:
-        """Make the next check due now, or, if one has just begun, `CHECK_SPACING` seconds after
-        that."""
+        """Make the next check due now, or, if the last one has just begun, `CHECK_SPACING` seconds
+        after its begin."""
         soon = max(asyncio.get_running_loop().time(), self.checked_at + CHECK_SPACING)
         if soon < self.due:
             self.due = soon
@@ -82,8 +82,8 @@ class LagCheck:
                 await self.check()
 
     async def check(self) -> None:
-        """Read the lag from Kafka, decide on the number of drains, and open missing ones.
-        Subclasses override it for a topic or a Sensor; it also sets when the next check is due."""
+        """Read the lag from Kafka, decide on the number of drains, and open missing ones; also set
+        when the next check is `due`. Subclasses implement it. Raises no error of Kafka."""
         raise NotImplementedError
 
 
@@ -97,7 +97,8 @@ class LagChecks:
         """Set when a check is added; wakes `run`."""
 
     def add(self, check: LagCheck) -> None:
-        """Add a check, which starts at once if `run` is running."""
+        """Add a check, which starts at once if `run` is running. A check that is added before must
+        be passed to `run`."""
         self._waiting.append(check)
         self._added.set()
 
@@ -142,8 +143,8 @@ class TopicLagCheck(LagCheck):
     async def _check_lags(
         self, triggers_with_egress: Sequence[tuple[ScaledTrigger, Egress]]
     ) -> None:
-        """Read the lags of these Triggers' groups and scale each Trigger that hasn't changed
-        meanwhile; an error is recorded in each."""
+        """Read the lags of these Triggers' groups, and scale each Trigger that hasn't changed
+        meanwhile. An error of the whole request is recorded in all of them."""
         began = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(LAG_TIMEOUT):
@@ -157,52 +158,60 @@ class TopicLagCheck(LagCheck):
             if isinstance(lag, LogError):
                 trigger.note_lag_error(error_text(lag))
             elif self.triggers.get(trigger.id) is trigger and trigger.egress is egress:
-                trigger.asked_at, trigger.settled_since_request = began, 0
+                trigger.lag_requested_at, trigger.settled_since_request = began, 0
                 self._scale_by_lag(trigger, lag)
 
     async def _read_lags(self, groups: Sequence[str]) -> Mapping[str, Lag | LogError]:
-        """Return the lag of each group over all topics that are read together, or why it isn't
-        known. A topic that doesn't exist is left out. For one that can't be read, as no partition
-        has a leader, the group's last lag that is known counts, if its events wait in other
-        topics. Raises any other error, also if no topic exists."""
+        """Return the lag of each group over all topics of this check. A group that doesn't exist is
+        left out. Raises the errors of `GroupSource.lags`.
+
+        With several topics, a topic that doesn't exist counts as empty. For a topic that can't be
+        read now, as no partition has a leader, the group's last known lag counts if the group has
+        events in other topics; otherwise the result for the group is the error. Any other error is
+        raised, also if no topic could be read.
+        """
         if len(self.names) == 1:
             return await self.kafka.lags(groups, self.names[0])
         answers = await asyncio.gather(
             *(self.kafka.lags(groups, topic) for topic in self.names), return_exceptions=True
         )
-        failures = [answer for answer in answers if isinstance(answer, BaseException)]
-        unread: LogError | None = None
-        for failure in failures:
-            if len(failures) == len(answers) or not isinstance(failure, LogError):
-                raise failure
-            if failure.unknown_topic:
-                # A topic that was deleted has nothing to deliver; the other ones' events mustn't
-                # wait for it. The source's own condition names it.
-                continue
-            if not failure.retriable:
-                raise failure  # such as a denial, which only a change ends
-            unread = unread or failure
-        resting_groups = {trigger.egress.group for trigger in self.triggers.values()} - {*groups}
+        unread_error = _error_of_unread_topic(answers)
         lags_by_topic: list[Mapping[str, Lag]] = []
-        waiting: set[str] = set()
+        groups_with_events: set[str] = set()
         for topic, answer in zip(self.names, answers, strict=True):
-            known = self._last_lags.get(topic, {})
             if isinstance(answer, BaseException):
-                if isinstance(answer, LogError) and answer.unknown_topic:
-                    known = {}
-                lags_by_topic.append({group: known.get(group, Lag({})) for group in groups})
+                lags_by_topic.append(self._last_known_lags(topic, answer, groups))
             else:
-                resting = {group: known[group] for group in resting_groups & known.keys()}
-                self._last_lags[topic] = {**resting, **answer}
+                self._keep_lags(topic, answer, groups)
                 lags_by_topic.append(answer)
-                waiting |= {group for group, lag in answer.items() if lag.total}
+                groups_with_events |= {group for group, lag in answer.items() if lag.total}
         merged: dict[str, Lag | LogError] = {}
         for group in groups:
-            if all(group in lags for lags in lags_by_topic):
+            if not all(group in lags for lags in lags_by_topic):
+                continue
+            if unread_error is not None and group not in groups_with_events:
+                merged[group] = unread_error
+            else:
                 merged[group] = merge_lags(self.names, [lags[group] for lags in lags_by_topic])
-                if unread is not None and group not in waiting:
-                    merged[group] = unread
         return merged
+
+    def _last_known_lags(
+        self, topic: str, error: BaseException, groups: Sequence[str]
+    ) -> Mapping[str, Lag]:
+        """Return the last known lag of each group on a topic that couldn't be read; a lag of no
+        partitions if the topic doesn't exist, or if none is known."""
+        is_unknown_topic = isinstance(error, LogError) and error.unknown_topic
+        known_lags = {} if is_unknown_topic else self._last_lags.get(topic, {})
+        return {group: known_lags.get(group, Lag({})) for group in groups}
+
+    def _keep_lags(self, topic: str, lags: Mapping[str, Lag], groups: Sequence[str]) -> None:
+        """Keep the read lags of `groups` on a topic, beside those of Triggers whose lag wasn't
+        requested; lags of other groups are dropped."""
+        known_lags = self._last_lags.get(topic, {})
+        all_groups = {trigger.egress.group for trigger in self.triggers.values()}
+        unrequested_groups = (all_groups - {*groups}) & known_lags.keys()
+        unrequested = {group: known_lags[group] for group in unrequested_groups}
+        self._last_lags[topic] = {**unrequested, **lags}
 
     def _scale_by_lag(self, trigger: ScaledTrigger, lag: Lag | None) -> None:
         """Record a Trigger's lag (None: its group doesn't exist), decide its scale, and open drains
@@ -216,14 +225,14 @@ class TopicLagCheck(LagCheck):
         trigger.lag, trigger.settled = lag.total, lag.settled
         trigger.note_lag_known()
         trigger.beyond_end = lag.beyond_end
-        # The floor is the number of drains that it keeps without any lag: its min-scale.
+        # The number of drains that stay open without any lag (min-scale).
         idle_scale = decide_scale(0, partitions, autoscaling, held=0, shared=shared)
         trigger.floor = idle_scale.replicas
         scale = decide_scale(lag.total, partitions, autoscaling, held=len(holds), shared=shared)
         # Kafka forgets the offsets of a group that nobody joins for `offsets.retention.minutes`.
         join_is_due = asyncio.get_running_loop().time() >= trigger.join_due_at
         if join_is_due and not scale.replicas and not autoscaling.paused:
-            scale = keep_offsets(scale, partitions, shared=shared)
+            scale = scale_to_keep_offsets(scale, partitions, shared=shared)
         elif not shared and not autoscaling.paused:
             scale = _scale_filtered_out(trigger, lag.total, scale)
         trigger.set_scale(scale)
@@ -233,8 +242,30 @@ class TopicLagCheck(LagCheck):
             holds.open(scale.cause)
 
 
+def _error_of_unread_topic(
+    answers: Sequence[Mapping[str, Lag] | BaseException],
+) -> LogError | None:
+    """Return the first error of a topic that can't be read now but exists; None: there is none.
+    Raises an error that lasts, such as a denial, an unexpected one, and any error if no topic could
+    be read."""
+    failures = [answer for answer in answers if isinstance(answer, BaseException)]
+    unread_error: LogError | None = None
+    for failure in failures:
+        if len(failures) == len(answers) or not isinstance(failure, LogError):
+            raise failure
+        if failure.unknown_topic:
+            # A deleted topic has nothing to deliver, and the events of other topics mustn't wait
+            # for it. The KafkaSource's own condition names the topic.
+            continue
+        if not failure.retriable:
+            raise failure
+        unread_error = unread_error or failure
+    return unread_error
+
+
 def merge_lags(topics: Sequence[str], lags: Sequence[Lag]) -> Lag:
-    """Merge the lags of one group on several topics; partitions are numbered by `Numbering`."""
+    """Merge the lags of one group, `lags[i]` on `topics[i]`; the partitions of all topics are
+    numbered together, by `Numbering`."""
     numbering = Numbering(topics)
     by_topic = list(zip(topics, lags, strict=True))
     return Lag(
@@ -245,15 +276,15 @@ def merge_lags(topics: Sequence[str], lags: Sequence[Lag]) -> Lag:
 
 
 def _scale_filtered_out(trigger: ScaledTrigger, lag: int, scale: Scale) -> Scale:
-    """Let a Trigger rest whose filter has lately passed no event: stop its drains when its rest
-    begins, and return a scale of zero until the rest is over. For any other Trigger return
-    `scale`."""
+    """Let a Trigger rest whose filter has lately passed no event. When its rest begins, stop its
+    drains; until the rest is over, return a decision for no drains instead of `scale`. For any
+    other Trigger return `scale`."""
     now, rest = asyncio.get_running_loop().time(), trigger.rest
     if trigger.own and rest.begin_if_filtered(lag, trigger.open.values(), trigger.autoscaling, now):
         trigger.own.stop()
     if not scale.replicas or not rest.is_resting(now):
         return scale
-    return filtered_out(lag, rest.seconds_left(now))
+    return scale_while_filtered_out(lag, rest.seconds_left(now))
 
 
 def _earliest_timeout(trigger_topic_lag: Lag) -> int | None:
@@ -274,19 +305,20 @@ class SensorLagCheck(LagCheck):
         ending: EndingHolds,
         now: Callable[[], float],
     ) -> None:
-        """`now` gives Unix time (seconds); the Sensor's next timeout is compared with it."""
+        """`now` returns Unix time (seconds), with which the Sensor's next timeout is compared."""
         super().__init__(kafka, ending)
         self.scaled = scaled
         self._now = now
 
-    def on_over(self) -> None:
-        """Check again with fresh commits of the group, as a drain has ended: the time of the next
-        firing, in their metadata, may have changed without a new record."""
+    def on_drain_end(self) -> None:
+        """Check again soon, as a drain has ended: drop the cached commits of the group first, since
+        the next firing's time in their metadata may have changed without a new record."""
         self.kafka.forget_group(self.scaled.sensor.group)
         self.check_soon()
 
     async def check(self) -> None:
-        """Read the Sensor's lags, and open as many drains as it needs."""
+        """Read the Sensor's lags, decide its scale, and open missing drains. An error is recorded,
+        and the last decision stays."""
         scaled, sensor = self.scaled, self.scaled.sensor
         self.checked_at = asyncio.get_running_loop().time()
         # Before the request: events that wake the Sensor meanwhile may be missing in the answer.
@@ -319,7 +351,7 @@ class SensorLagCheck(LagCheck):
         scaled.due = _earliest_timeout(trigger_topic_lag)
         # A member may have partitions of only one of the two topics.
         partitions = max(len(bus_lag.by_partition), len(trigger_topic_lag.by_partition))
-        # The floor is the number of drains that it keeps without any lag: its min-scale.
+        # The number of drains that stay open without any lag (min-scale).
         scaled.floor = decide_scale(0, partitions, autoscaling, 0).replicas
         scale = decide_scale(scaled.lag, partitions, autoscaling, drain_count)
         now, wait = asyncio.get_running_loop().time(), self._seconds_until_due()
@@ -327,7 +359,7 @@ class SensorLagCheck(LagCheck):
             if wait <= 0:
                 scale = scale_for_due_timeout(scale)
             elif now >= scaled.join_due_at:
-                scale = keep_offsets(scale, partitions, shared=False)
+                scale = scale_to_keep_offsets(scale, partitions, shared=False)
         scaled.scale = scale
         if wait > 0:
             self.due = min(self.due, now + wait)

@@ -18,18 +18,19 @@ LARGE_DOCUMENT: Final = 4_096
 up to 30 ms, a usual document 0.1 ms."""
 
 _THREAD: Final = ThreadPoolExecutor(1, thread_name_prefix="parser")
+"""The one thread; shared by all callers in this process."""
 
 T = TypeVar("T")
 
 
-async def parse_off_loop(read: Callable[[], T], size: int) -> T:
-    """Call `read`, which parses `size` characters or bytes, in the thread if the document is large.
-    Returns and raises what `read` does."""
+async def parse_off_loop(parse: Callable[[], T], size: int) -> T:
+    """Call `parse`, which parses `size` characters or bytes: in the parser's thread if they are
+    `LARGE_DOCUMENT` or more, else at once. Returns and raises what `parse` does."""
     if size < LARGE_DOCUMENT:
-        return read()
-    return await asyncio.get_running_loop().run_in_executor(_THREAD, read)
+        return parse()
+    return await asyncio.get_running_loop().run_in_executor(_THREAD, parse)
 
 
 def spec_size(document: Mapping[str, Any]) -> int:
-    """Return the number of characters in an object's spec, counted up to `LARGE_DOCUMENT`."""
+    """Return the number of characters in an object's spec; counting stops at `LARGE_DOCUMENT`."""
     return characters_of(document.get("spec"), LARGE_DOCUMENT)

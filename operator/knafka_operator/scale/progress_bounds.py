@@ -15,6 +15,7 @@ from knafka.core.drain import DrainProgress
 MAX_REASONS: Final = 100
 """Most reasons for dead letters of one Trigger; further ones are counted as `OTHER_REASONS`."""
 OTHER_REASONS: Final = "other"
+"""The reason under which reasons are counted that aren't kept."""
 MAX_TEXT_LENGTH: Final = 2_000
 """Most characters of an error, a reason or a congestion."""
 MAX_PARTITIONS: Final = 2_000
@@ -32,18 +33,20 @@ def bound_progress(progress: DrainProgress) -> DrainProgress:
     return progress.model_copy(update=bounded)
 
 
-def bound_reasons(letters: Mapping[str, int]) -> dict[str, int]:
-    """Return counts by reason; reasons beyond `MAX_REASONS`, and too long ones, are counted as
-    `other`."""
+def bound_reasons(counts_by_reason: Mapping[str, int]) -> dict[str, int]:
+    """Return the counts by reason; reasons beyond the first `MAX_REASONS`, and those longer than
+    `MAX_TEXT_LENGTH`, are counted together as `OTHER_REASONS`."""
     bounded: Counter[str] = Counter()
-    for reason, count in letters.items():
-        is_counted = reason in bounded or len(bounded) < MAX_REASONS
-        bounded[reason if is_counted and len(reason) <= MAX_TEXT_LENGTH else OTHER_REASONS] += count
+    for reason, count in counts_by_reason.items():
+        has_room = reason in bounded or len(bounded) < MAX_REASONS
+        is_kept = has_room and len(reason) <= MAX_TEXT_LENGTH
+        bounded[reason if is_kept else OTHER_REASONS] += count
     return dict(bounded)
 
 
 def truncate_text(text: str | None) -> str | None:
-    """Return the text cut to `MAX_TEXT_LENGTH` characters."""
-    return (
-        text if text is None or len(text) <= MAX_TEXT_LENGTH else f"{text[: MAX_TEXT_LENGTH - 1]}…"
-    )
+    """Return the text cut to `MAX_TEXT_LENGTH` characters, of which the last is then an ellipsis.
+    None stays None."""
+    if text is None or len(text) <= MAX_TEXT_LENGTH:
+        return text
+    return f"{text[: MAX_TEXT_LENGTH - 1]}…"

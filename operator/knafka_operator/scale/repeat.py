@@ -17,8 +17,9 @@ log = logging.getLogger(__name__)
 async def run_repeatedly(
     work: str, run: Callable[[], Awaitable[None]], every: float, first: float | None = None
 ) -> None:
-    """Call `run` every `every` seconds until cancelled, the first time after `first` seconds (None:
-    after `every`). Errors are logged with `work`, which names the task, and the loop continues."""
+    """Call `run` until cancelled, with `every` seconds between the end of a call and the next one;
+    the first call comes after `first` seconds (None: after `every`). An error is logged with
+    `work`, which names the task, and the calls go on."""
     pause = every if first is None else first
     while True:
         await asyncio.sleep(pause)

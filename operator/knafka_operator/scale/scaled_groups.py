@@ -45,6 +45,7 @@ offsets of a group without members after offsets.retention.minutes (7 days), and
 topic would be delivered again."""
 
 SCALE_NOT_KNOWN: Final = Scale(0, "the lag is not known yet", Cause.LAG_UNKNOWN)
+"""The decision for a Trigger or Sensor whose lag has never been read."""
 
 LAG_INTERVAL: Final = 60.0
 """Seconds, on average, between two requests for the lag of a Trigger that a shard drains: the
@@ -62,23 +63,25 @@ class ScaledGroup:
     id: str
     """The id by which the scaler knows the Trigger or Sensor."""
     autoscaling: Autoscaling
+    """Its settings for scaling, from its annotations and the installation's defaults."""
     _: KW_ONLY
     lag: int | None = None
     """Records that the group has not committed; None: not known yet."""
     scale: Scale = SCALE_NOT_KNOWN
     """The last decision about the number of drains."""
     floor: int = 0
-    """Number of drains held even when they end idle."""
+    """Number of drains to hold even without any lag (min-scale)."""
     open: dict[Hold, DrainProgress] = field(default_factory=dict)
     """The open requests, with the last progress of each."""
-    ended: DrainProgress = field(default_factory=DrainProgress)
-    """Counts of drains that have ended; for a Trigger, including all counts of shards."""
+    ended_counts: DrainProgress = field(default_factory=DrainProgress)
+    """Sum of the counts of drains that have ended; for a Trigger, also all that shards reported."""
     lag_error: str | None = None
     """The error of the last request for the lag; None: it was answered."""
     drain_error: str | None = None
     """The error of the last drain; None: there is none."""
     join_due_at: float = math.inf
-    """When a drain must join the group again, by the event loop's clock."""
+    """When a drain must join the group again, so that Kafka keeps its offsets; by the event loop's
+    clock."""
 
     @property
     def desired_requests(self) -> int:
@@ -91,12 +94,12 @@ class ScaledGroup:
         return self.autoscaling.cooldown_period
 
     def on_open(self, hold: Hold) -> None:
-        """Record that a request has begun."""
+        """Record that a request was opened."""
         self.open[hold] = DrainProgress()
 
     def on_close(self, hold: Hold) -> None:
-        """Add the counts of a request that has ended."""
-        self.ended = sum_progress([self.ended, self.open.pop(hold)], [])
+        """Record that a request has ended: add its counts to those of ended drains."""
+        self.ended_counts = sum_progress([self.ended_counts, self.open.pop(hold)], [])
 
     def on_end(self, ended: Ended, last: DrainProgress | None, error: str | None) -> None:
         """Record the `error` of a request; None: it had none. If the request ended as intended,
@@ -105,8 +108,13 @@ class ScaledGroup:
         if ended in (Ended.IDLE, Ended.BUDGET):
             self.note_joined()
 
+    def sum_counts(self, open_drains: Collection[DrainProgress]) -> DrainProgress:
+        """Return the progress of all drains so far; `open_drains` has that of the open ones."""
+        return sum_progress([self.ended_counts], open_drains) if open_drains else self.ended_counts
+
     def note_joined(self) -> None:
-        """Record that the group was joined; the next time is random, so that groups spread."""
+        """Record that a drain has joined the group now. When it must join again is random, so that
+        not all groups are joined at the same time."""
         now = asyncio.get_running_loop().time()
         self.join_due_at = now + MAX_SECONDS_WITHOUT_DRAIN * random.uniform(0.5, 1)
 
@@ -117,11 +125,13 @@ class SharedDrain(Protocol):
     holds: Holds[Any]
     """The shard's request, at most one."""
     shard: Shard
+    """The contract of the shard's dispatcher, with the shard's name (`group`)."""
     error: str | None
     """The last error of the shard's request; None: there is none."""
 
     def progress_of(self, trigger: ScaledTrigger) -> Sequence[DrainProgress]:
-        """Return the current progress of a Trigger in the shard."""
+        """Return the current progress of a Trigger in the shard, without counts; empty if no
+        request is open, else one."""
         ...
 
 
@@ -131,10 +141,10 @@ class ScaledTrigger(ScaledGroup):
 
     egress: Egress
     own: Holds[DrainProgress] = field(init=False)
-    """The Trigger's own drains."""
-    declared: Shard | None = None
+    """The Trigger's own drains; set by the scaler."""
+    declared_shard: Shard | None = None
     """The shard that the Trigger is assigned to; None: it has its own drains."""
-    shard: SharedDrain | None = None
+    drained_by: SharedDrain | None = None
     """The shard that drains the Trigger now; None: it is in no shard, its own drains haven't ended
     yet, or it is paused."""
     settled: Mapping[int, int] = field(default_factory=dict)
@@ -146,10 +156,10 @@ class ScaledTrigger(ScaledGroup):
     lag_request_due_at: float = -math.inf
     """When the lag must be read again while the Trigger's shard drains, by the event loop's
     clock."""
-    asked_at: float = -math.inf
-    """When the last request for the lag began, by the event loop's clock."""
+    lag_requested_at: float = -math.inf
+    """When the last answered request for the lag began, by the event loop's clock."""
     settled_since_request: int = 0
-    """Events that the shard has reported as settled since that request."""
+    """Events that the shard has reported as settled since `lag_requested_at`."""
     nothing_unsettled_since: float = math.inf
     """Since when the shard has had no unsettled events of the Trigger and settled none, by the
     event loop's clock."""
@@ -159,21 +169,21 @@ class ScaledTrigger(ScaledGroup):
 
     @property
     def is_shared(self) -> bool:
-        """Whether a shared dispatcher delivers the Trigger's events, once its own drains ended."""
-        return self.declared is not None
+        """Whether the Trigger is assigned to a shard, even if its own drains haven't ended yet."""
+        return self.declared_shard is not None
 
     @property
     def own_egress(self) -> Egress | None:
-        """Return the Egress of the Trigger's own dispatchers, which may drain without a held
-        request; None if the Trigger is in a shard, or has min-scale, whose pods a reconciliation
-        waits for."""
+        """Return the Egress by which the Trigger's own dispatchers may still drain when their
+        requests have ended. None: the Trigger is assigned to a shard, or has min-scale; then a
+        reconciliation waits for the end of its pods."""
         is_own = not self.is_shared and not self.autoscaling.min_scale
         return self.egress if is_own else None
 
     @property
     def holds(self) -> Holds[Any]:
         """Return the drains that deliver the Trigger's events now: its own, or its shard's."""
-        return self.own if self.shard is None else self.shard.holds
+        return self.own if self.drained_by is None else self.drained_by.holds
 
     @property
     def is_resting(self) -> bool:
@@ -181,14 +191,13 @@ class ScaledTrigger(ScaledGroup):
         return not self.is_shared and self.rest.is_resting(asyncio.get_running_loop().time())
 
     def on_open(self, hold: Hold) -> None:
-        """Record that a request has begun. If no other is open, a drain begins, and `rest` is
-        told."""
+        """Record that a request was opened, also for `rest` if no other request is open."""
         if not self.open:
             self.rest.on_begin(self.lag or 0, asyncio.get_running_loop().time())
         ScaledGroup.on_open(self, hold)
 
     def on_close(self, hold: Hold) -> None:
-        """Record the end of a request for `rest`, and add its counts."""
+        """Record that a request has ended, also for `rest`, and add its counts."""
         self.rest.on_request_end(asyncio.get_running_loop().time())
         ScaledGroup.on_close(self, hold)
 
@@ -201,10 +210,10 @@ class ScaledTrigger(ScaledGroup):
 
     @property
     def needs_lag_request(self) -> bool:
-        """Whether the lag must be read from Kafka: True unless a shard drains the Trigger, whose
-        reports are enough while the lag is small and was read less than about `LAG_INTERVAL`
-        seconds ago."""
-        if self.shard is None or not self.shard.holds:
+        """Whether the lag must be read from Kafka. A shard's reports are enough instead while it
+        drains the Trigger, the lag is small, and it was read less than about `LAG_INTERVAL` seconds
+        ago."""
+        if self.drained_by is None or not self.drained_by.holds:
             return True
         if self.lag is None or self.lag > self.autoscaling.lag_threshold:
             return True
@@ -215,71 +224,71 @@ class ScaledTrigger(ScaledGroup):
         return (
             drains_with_others
             or now >= self.lag_request_due_at
-            or (self.lag > 0 and self._has_committed_since(now))
+            or (self.lag > 0 and self._has_probably_committed(now))
         )
 
-    def _has_committed_since(self, now: float) -> bool:
-        """Whether the events that waited at the last request for the lag are probably committed by
-        now: the shard has had no unsettled event for `COMMIT_SECONDS`, and the lag was last
-        requested before that time was over."""
-        committed = self.nothing_unsettled_since + COMMIT_SECONDS
-        return self.asked_at < committed <= now
+    def _has_probably_committed(self, now: float) -> bool:
+        """Whether the shard has probably committed, by `now`, events that waited at the last
+        request for the lag: it has had no unsettled event for `COMMIT_SECONDS`, and the lag was
+        last requested before that time was over."""
+        committed_at = self.nothing_unsettled_since + COMMIT_SECONDS
+        return self.lag_requested_at < committed_at <= now
 
     def note_lag_known(self) -> None:
-        """Record that the lag is known; the time of the next request is random, so that Triggers
-        spread."""
+        """Record that the lag is known now, so that the next request for it is due in about
+        `LAG_INTERVAL` seconds: at a random time, so that Triggers spread."""
         now = asyncio.get_running_loop().time()
         self.lag_request_due_at = now + LAG_INTERVAL * random.uniform(0.75, 1.25)
 
     def on_settled(self, events: int, unsettled: int) -> None:
-        """Record the shard's report that `events` more are settled, and `unsettled` are not yet;
-        scale to zero if all are."""
+        """Record the shard's report that `events` more events are settled, and `unsettled` are not
+        yet. If all waiting events are settled, decide again, by a lag of 0."""
         self.settled_since_request += events
         if unsettled:
             self.nothing_unsettled_since = math.inf
         elif events:
             self.nothing_unsettled_since = asyncio.get_running_loop().time()
         if self.lag and not unsettled and self.settled_since_request >= self.lag:
-            # All events are settled: make no request, as one event may wake a thousand Triggers.
+            # Without a request for the lag, as one event may have woken a thousand Triggers.
             self.lag = 0
             self.set_scale(decide_scale(0, 1, self.autoscaling, 1, shared=True))
 
     def set_scale(self, scale: Scale) -> None:
-        """Set the number of drains, and count the decision by its cause."""
+        """Record a decision about the number of drains, and count it by its cause."""
         self.scale = scale
         self.decisions[scale.cause] += 1
 
     def note_lag_error(self, why: str) -> None:
-        """Record that the request for the lag failed; the last decision stays."""
+        """Record that the request for the lag failed, and `why`; the last decision stays."""
         self.lag_error = f"the lag is not known: {why}"
         self.decisions[Cause.LAG_UNKNOWN] += 1
 
     def note_growth(self, records: int) -> None:
-        """Record that the topic of a Trigger in a shard has grown by `records` while the shard had
-        no drain, and scale by that without reading the lag."""
+        """Decide for a Trigger in a shard without reading its lag: its topic has grown by `records`
+        while the shard had no drain."""
         if self.lag is None:
             self.set_scale(scale_for_expected_event(shared=True))
         else:
             self.lag += records
-            # A Trigger that waits for more lag is drained with the shard's other Triggers.
+            # 1 drain is held: a Trigger below its activation threshold is drained with the others.
             self.set_scale(decide_scale(self.lag, 1, self.autoscaling, 1, shared=True))
         self.note_lag_known()
 
     def counts(self) -> ScalingCounts:
-        """Return the counts of the decisions so far."""
+        """Return the counts of the Trigger's decisions so far."""
         return ScalingCounts(self.decisions, self.own.wakes, self.lag_error is None)
 
     def status(self) -> ScalingStatus:
         """Return the scaler's view of the Trigger: its lag, the last scaling decision, the number
         of open drains, the counts of all drains so far, and the first error of three: of its own
         drains, its shard's, or the lag's. Drains include its shard's."""
-        shard = self.shard
+        shard = self.drained_by
         open_drains = [*self.open.values(), *(shard.progress_of(self) if shard else ())]
         return ScalingStatus(
             lag=self.lag,
             replicas=len(open_drains),
             scale=self.scale,
-            counts=sum_progress([self.ended], open_drains) if open_drains else self.ended,
+            counts=self.sum_counts(open_drains),
             error=self.drain_error or (shard.error if shard else None) or self.lag_error,
             beyond_end=self.beyond_end,
             paused=self.autoscaling.paused,
@@ -294,6 +303,7 @@ class ScaledSensor(ScaledGroup):
 
     sensor: SensorContract
     holds: Holds[DrainProgress] = field(init=False)
+    """The Sensor's drains; set by the scaler."""
     slots: Slots = field(default_factory=Slots)
     """The slots of its drain requests."""
     due: int | None = None
@@ -309,45 +319,46 @@ class ScaledSensor(ScaledGroup):
         return {self.sensor.topic, self.sensor.trigger_topic}
 
     def on_line(self, hold: Hold, line: DrainProgress) -> None:
-        """Record a line of progress, with held events and slot."""
+        """Record a line of progress: counts, the events that the drain's triggers hold, its slot
+        and, if it has partitions, that the last error is over."""
         self.open[hold] = line
-        if (now := line.holding) is not None:
-            for number in now.partitions:
-                held_events = [
-                    held_event for held_event in now.triggers if held_event.partition == number
+        if (reported := line.holding) is not None:
+            for number in reported.partitions:
+                self.holding[number] = [
+                    held_event for held_event in reported.triggers if held_event.partition == number
                 ]
-                self.holding[number] = held_events
         if line.slot is not None:
             self.slots.note_slot(hold, line.slot)
         if line.partitions:
             self.drain_error = None
 
     def status(self) -> ScalingStatus:
-        """Return the Sensor's lag, the number of its open drains, their counts and errors, and the
-        last scaling decision."""
+        """Return the scaler's view of the Sensor: its lag, the last scaling decision, the number of
+        open drains, the counts of all drains so far, and the error of its drains, else the lag's.
+        """
         open_drains = list(self.open.values())
         return ScalingStatus(
             lag=self.lag,
             replicas=len(open_drains),
             scale=self.scale,
-            counts=sum_progress([self.ended], open_drains) if open_drains else self.ended,
+            counts=self.sum_counts(open_drains),
             error=self.drain_error or self.lag_error,
             paused=self.autoscaling.paused,
         )
 
 
 def has_settled(counts: Counts | DrainProgress) -> bool:
-    """Whether any event was filtered, delivered or dead-lettered; then an earlier drain error is
-    over."""
+    """Whether any event was filtered, delivered or dead-lettered, which shows that an earlier
+    drain error is over."""
     return bool(counts.filtered or counts.delivered or counts.dead_lettered)
 
 
 def sum_progress(
     ended: Iterable[DrainProgress], open_drains: Collection[DrainProgress]
 ) -> DrainProgress:
-    """Return the progress of all drains of a Trigger together. Counts are summed over the `ended`
-    and the open drains; momentary values, such as `unsettled` and `partitions`, over the open ones.
-    """
+    """Return the progress of all drains of a Trigger or Sensor together. Counts are summed over the
+    `ended` and the open drains; momentary values, such as `unsettled` and `partitions`, come from
+    the open ones only; `congestion` and `loop` are those of the first open drain that has any."""
     all_drains = [*ended, *open_drains]
     counts: dict[str, Any] = {
         name: sum(getattr(drain_progress, name) for drain_progress in all_drains)

@@ -26,18 +26,19 @@ MAX_NON_MEMBERS: Final = 1_000
 about to join the shard."""
 
 _NO_COUNTS: Final[dict[str, Any]] = {**dict.fromkeys(COUNTED, 0), "dead_letters": {}}
+"""The fields of a progress that hold counts, each without any."""
 
 
 class SettledGroups(NamedTuple):
-    """Consumer groups of a shard and the offsets that they have committed, by which the lag is
-    known without a request (`LagSource.note_committed`)."""
+    """Consumer groups of a shard, and the offsets that they have committed: by these, their lag is
+    known without a request. The arguments of `LagSource.note_committed`."""
 
     groups: Sequence[str]
     topic: str
     offsets: Positions
     """The committed offset of each partition of `topic`, the same for all groups."""
     since: float
-    """Seconds since the drain that has committed them began."""
+    """How many seconds ago the drain began that has committed these offsets."""
 
 
 class ScaledShard:
@@ -51,15 +52,16 @@ class ScaledShard:
         self.error: str | None = None
         """The last error of the whole request; None: there is none."""
         self.changed = asyncio.Event()
-        """Set, and replaced, when the shard's position in the contract topic changes."""
+        """Wakes those who wait for `has_applied`; set, and replaced by a new one, by
+        `notify_waiting`."""
         self._members: dict[str, ScaledTrigger] = {}
         """The shard's Triggers, by group."""
         self._began: float | None = None
         """When the first of the shard's consecutive requests was opened, by the event loop's
-        clock."""
+        clock; None: there is none."""
         self._settled: SettledGroups | None = None
-        """Commits that the last request has reported; None: it reported none, or they were
-        returned."""
+        """Commits that the last request has reported; None: it reported none, or `pop_settled` has
+        returned them."""
         self._is_open = False
         """Whether a request is open."""
         self._contract: int | None = None
@@ -78,7 +80,8 @@ class ScaledShard:
 
     @property
     def floor(self) -> int:
-        """Return the number of requests that the shard needs even if idle: 0 or 1."""
+        """Return the number of requests to hold even without any lag: 1 if one of the Triggers has
+        min-scale, else 0."""
         return int(any(member.floor for member in self._members.values()))
 
     @property
@@ -112,24 +115,25 @@ class ScaledShard:
         )
 
     def add(self, trigger: ScaledTrigger) -> None:
-        """Add a Trigger; an open request goes on."""
+        """Add a Trigger. An open request goes on, and what it has reported of the Trigger already
+        is counted."""
         group = trigger.egress.group
         self._members[group] = trigger
-        trigger.shard = self
+        trigger.drained_by = self
         if (progress := self._last_progress.get(group)) is not None:
             self._count(trigger, progress)
 
     def remove(self, trigger: ScaledTrigger) -> None:
-        """Remove a Trigger, whose record in the contract topic was removed or names another
-        shard."""
+        """Remove a Trigger; its record must have been removed from the contract topic, or name
+        another shard there."""
         group = trigger.egress.group
         del self._members[group]
         self._last_progress.pop(group, None)
-        trigger.shard = trigger.drain_error = None
+        trigger.drained_by = trigger.drain_error = None
 
     def wake(self, topic: str, grown: int) -> None:
-        """Open a request if there is none, and if `grown` new records in the topic are enough to
-        wake one of its Triggers."""
+        """Open a request if there is none, and if one of the Triggers that read `topic` wakes at
+        any lag (no activation-lag-threshold); `grown` is the number of new records in the topic."""
         members = [member for member in self._members.values() if member.egress.topic == topic]
         if self.holds.all or all(member.autoscaling.activation_lag_threshold for member in members):
             return
@@ -138,7 +142,8 @@ class ScaledShard:
         self.holds.open(members[0].scale.cause)
 
     def progress_of(self, trigger: ScaledTrigger) -> Sequence[DrainProgress]:
-        """Return the current progress of a Trigger, without counts; empty if no request is open."""
+        """Return the current progress of a Trigger, without its counts, which `_count` adds to the
+        Trigger; empty if no request is open, else one."""
         if not self._is_open:
             return ()
         progress = self._last_progress.get(trigger.egress.group)
@@ -147,14 +152,14 @@ class ScaledShard:
         )
 
     def has_applied(self, position: int) -> bool:
-        """Whether the open request has applied all records of the contract topic before `position`,
-        or the shard has no request."""
+        """Whether the shard delivers by all records of the contract topic before `position`, as its
+        open request has reported. Also True if the shard has no request."""
         if not self.holds.all:
             return True
         return self._is_open and self._contract is not None and self._contract >= position
 
     def on_open(self, hold: Hold) -> None:
-        """Record that a request has begun, and reset the reports of the previous one."""
+        """Record that a request was opened, and drop what the previous one has reported."""
         self._is_open, self._contract = True, None
         if self._began is None:
             self._began = asyncio.get_running_loop().time()
@@ -181,9 +186,9 @@ class ScaledShard:
         self._is_open = False
 
     def on_end(self, ended: Ended, last: ShardProgress | None, error: str | None) -> None:
-        """Record a request's error. If the request was idle, or its budget was spent, also record
-        that its groups were joined and, if it was idle, what they have committed. After any other
-        end the lags of all members are read again."""
+        """Record a request's `error`; None: it had none. If the request ended idle, or because its
+        budget was spent, also record that its groups were joined and, if idle, what they have
+        committed. After any other end the lags of all members are read again."""
         self.error = error
         began, self._settled = self._began, None
         if ended is not Ended.BUDGET:
@@ -199,17 +204,17 @@ class ScaledShard:
                 member.drain_error = None
                 member.note_joined()
         if ended is Ended.IDLE and last.settled is not None and began is not None:
-            self._settled = self._groups_of(last, last.settled, began)
+            self._settled = self._settled_groups(last, last.settled, began)
 
     def pop_settled(self) -> SettledGroups | None:
-        """Return the commits that the last request has reported, once; None if returned already or
-        unknown."""
+        """Return the commits that the last request has reported; None: they aren't known, or were
+        returned already."""
         settled, self._settled = self._settled, None
         return settled
 
-    def _groups_of(self, last: ShardProgress, settled: Settled, began: float) -> SettledGroups:
-        """Return the groups that have committed `settled.offsets` according to the request's last
-        line; `began` is when the drain began."""
+    def _settled_groups(self, last: ShardProgress, settled: Settled, began: float) -> SettledGroups:
+        """Return the groups that have committed `settled.offsets`, as `last`, the request's last
+        line, reports; `began` is when the drain began."""
         uncommitted_groups = set(settled.without)
         groups = [
             group
@@ -228,8 +233,8 @@ class ScaledShard:
         self.changed = asyncio.Event()
 
     def _count(self, member: ScaledTrigger, progress: DrainProgress) -> None:
-        """Add to a member's counts what was settled since the last line, and record or clear its
-        drain's error."""
+        """Add to a member's counts what it has settled since its last counted progress, and record
+        or clear its drain's error."""
         group, counts, letters = member.egress.group, progress.counts, progress.dead_letters
         counted_before, known_letters = self._counted.get(group, (Counts(), {}))
         new_counts = counts - counted_before
@@ -240,7 +245,7 @@ class ScaledShard:
         # Most lines have no dead letters, and up to a thousand lines a second come here.
         new_letters = dict(Counter(letters) - Counter(known_letters)) if letters else {}
         line = DrainProgress(**new_counts_by_name, dead_letters=new_letters)
-        member.ended = sum_progress([member.ended, line], [])
+        member.ended_counts = sum_progress([member.ended_counts, line], [])
         settled = new_counts.filtered + new_counts.delivered + new_counts.dead_lettered
         member.on_settled(settled, progress.unsettled)
         if progress.error is not None:

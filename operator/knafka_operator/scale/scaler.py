@@ -66,9 +66,8 @@ class Drains(Protocol):
     ) -> AsyncIterator[DrainProgress]:
         """Request a drain from a dispatcher of this Trigger; yields its progress until the drain
         has ended. Several drains may be held for one Trigger, each by another dispatcher. Setting
-        `stop` ends the drain, which the last progress reports; if cancelled, the drain goes on.
-        Raises any error.
-        """
+        `stop` ends the drain, which the last progress reports; if the request is cancelled, the
+        drain goes on. May raise any error."""
         ...
 
     def hold_shard(
@@ -96,9 +95,9 @@ class Scaler:
         request_budgets: tuple[float, float] = REQUEST_BUDGETS,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """`budget` is how many seconds one drain may take. `request_budgets` has the seconds of its
-        first request, and of each later one. `now` returns Unix time (seconds); Sensors' timeouts
-        are compared with it."""
+        """`budget` is how many seconds one drain may take, `request_budgets` how many its first
+        request and each later one may. `now` returns Unix time (seconds), with which Sensors'
+        timeouts are compared."""
         self._request_budgets = request_budgets
         self._kafka = kafka
         self._drains = drains
@@ -108,7 +107,7 @@ class Scaler:
         self._topic_checks: dict[str, TopicLagCheck] = {}
         """Checks of topics, by `topics_key`."""
         self._multi_topic_checks: dict[str, TopicLagCheck] = {}
-        """The checks among these that cover several topics."""
+        """Those of `_topic_checks` that cover several topics."""
         self._sensor_checks: dict[str, SensorLagCheck] = {}
         self._shards: dict[str, ScaledShard] = {}
         """Shards with Triggers, or with a request that hasn't ended, by group."""
@@ -141,12 +140,12 @@ class Scaler:
         shard: Shard | None = None,
     ) -> None:
         """Start to scale a Trigger, or apply changes to it; its counts go on. `shard` is the shard
-        that drains it; None: its own dispatcher drains it.
+        that drains the Trigger; None: its own dispatcher does.
 
-        If its `egress` changes, if it is paused or if it gets a `shard`, its own drains end;
-        returns once they are over. The caller must have removed a paused or moved Trigger from the
-        shard's contract; the shard's request goes on without it, and ends with the shard's last
-        Trigger.
+        The Trigger's own drains end if its `egress` changes, if it is paused or if it gets a
+        `shard`; returns once they have ended. The caller must have removed a paused or moved
+        Trigger from the shard's contract: the shard's request goes on without the Trigger, or ends
+        if it was the shard's last.
         """
         trigger = self._triggers.get(trigger_id)
         if trigger is None:
@@ -156,23 +155,23 @@ class Scaler:
         else:
             previous_own_egress = trigger.own_egress
         previous_egress, is_changed = trigger.egress, trigger.egress != egress
-        if trigger.shard is not None:
-            stays = shard is not None and shard.group == trigger.shard.shard.group
+        if trigger.drained_by is not None:
+            stays = shard is not None and shard.group == trigger.drained_by.shard.group
             stays = stays and not autoscaling.paused
             if not stays or previous_egress.group != egress.group:
                 self._leave(trigger, stays=stays)
         if shard is not None or autoscaling.paused or is_changed:
             self._ending.end(trigger_id, trigger.own)
         if previous_own_egress is not None and (previous_own_egress != egress or shard is not None):
-            self._await_empty(trigger_id, previous_own_egress.group, egress.group, autoscaling)
+            self._delay_drains(trigger_id, previous_own_egress.group, egress.group, autoscaling)
         if is_changed:
             self._change_egress(trigger, egress, in_shard=shard is not None)
-        trigger.autoscaling, trigger.declared = autoscaling, shard
+        trigger.autoscaling, trigger.declared_shard = autoscaling, shard
         trigger.lag_request_due_at = -math.inf
         self._add_to_check(trigger)
         self._join(trigger)
         self._check_soon(topics_key(egress))
-        await self._ending.wait(trigger_id)
+        await self._ending.wait_until_ended(trigger_id)
 
     async def watch_sensor(
         self, sensor_id: str, sensor: SensorContract, autoscaling: Autoscaling
@@ -193,13 +192,13 @@ class Scaler:
         if scaled.sensor != sensor:
             if not scaled.autoscaling.min_scale:
                 group = scaled.sensor.group
-                self._await_empty(sensor_id, group, sensor.group, autoscaling)
+                self._delay_drains(sensor_id, group, sensor.group, autoscaling)
             scaled.sensor = sensor
             scaled.drain_error = None
             scaled.holding.clear()  # the new contract may have other triggers
         scaled.autoscaling = autoscaling
         check.check_soon()
-        await self._ending.wait(sensor_id)
+        await self._ending.wait_until_ended(sensor_id)
 
     async def forget(self, id_: str) -> None:
         """Stop scaling a Trigger or Sensor; returns once its own drains have ended."""
@@ -214,11 +213,11 @@ class Scaler:
         if sensor_check := self._sensor_checks.pop(id_, None):
             sensor_check.end()
             self._ending.end(id_, sensor_check.scaled.holds)
-        await self._ending.wait(id_)
+        await self._ending.wait_until_ended(id_)
 
     async def wait_until_applied(self, shard_group: str, position: int, timeout: float) -> bool:
-        """Wait until a shard delivers by every record before `position` of the contract topic;
-        returns True then, or at once if the shard has no open request, and False after `timeout`
+        """Wait until a shard delivers by all records before `position` of the contract topic.
+        Returns True then, or at once if the shard has no open request; False after `timeout`
         seconds."""
         try:
             async with asyncio.timeout(timeout):
@@ -231,15 +230,15 @@ class Scaler:
         return True
 
     def wake(self, topic: str, grown: int = 0) -> None:
-        """Check a topic with new events now if one of its Triggers has no drain, and check the
-        Sensors that read it and have no drain.
+        """Check the lags of a topic with new events soon if one of its Triggers has no drain, and
+        those of the Sensors that read the topic and have no drain.
 
-        `grown` is the number of new records, 0 if not known. With it, a shard without a request
-        drains without asking Kafka for each group's lag.
+        `grown` is the number of new records; 0: not known. If it is known, a shard without a
+        request drains at once, without a request for each group's lag.
         """
         topic_check = self._topic_checks.get(topic)
         for topics_check in self._checks_of(topic):
-            # A check of several topics, for KafkaSources, is made for each growth of one of them.
+            # Triggers of several topics (KafkaSources) are checked even while they have drains.
             needs_request = (
                 trigger.needs_lag_request for trigger in topics_check.triggers.values()
             )
@@ -251,7 +250,8 @@ class Scaler:
             if not (trigger.holds or trigger.autoscaling.paused or trigger.is_resting)
         ]
         if grown:
-            for group in {trigger.shard.shard.group for trigger in idle_triggers if trigger.shard}:
+            shared_drains = (trigger.drained_by for trigger in idle_triggers)
+            for group in {drain.shard.group for drain in shared_drains if drain is not None}:
                 self._shards[group].wake(topic, grown)
         if any(trigger.needs_lag_request for trigger in idle_triggers):
             self._check_soon(topic)
@@ -276,7 +276,7 @@ class Scaler:
         if len(idle_holds) <= limit:
             for holds, triggers in idle_holds.items():
                 for trigger in triggers:
-                    trigger.set_scale(scale_for_expected_event(shared=trigger.shard is not None))
+                    trigger.set_scale(scale_for_expected_event(shared=bool(trigger.drained_by)))
                     # An event is on its way, so the lag needn't be requested before the drain.
                     trigger.note_lag_known()
                 holds.open(Cause.PREWARM)
@@ -289,13 +289,14 @@ class Scaler:
         return None if trigger is None else trigger.status()
 
     def wakes(self, sensor_id: str) -> Mapping[Cause, int]:
-        """Return how often drains of a Sensor were opened while it had none, by cause."""
+        """Return how often a Sensor's drains were opened while it had none, by cause; empty: it
+        isn't scaled."""
         check = self._sensor_checks.get(sensor_id)
         return {} if check is None else check.scaled.holds.wakes
 
     def held_events(self, sensor_id: str) -> Sequence[Waiting] | None:
-        """Return the events that a Sensor's triggers hold, as reported by drains; None: not
-        reported yet."""
+        """Return the events that a Sensor's triggers hold, as reported by drains; None: no drain
+        has reported any, or the Sensor isn't scaled."""
         check = self._sensor_checks.get(sensor_id)
         if check is None or not check.scaled.holding:
             return None
@@ -306,7 +307,7 @@ class Scaler:
         ]
 
     def settled(self, trigger_id: str) -> Positions:
-        """Return the number of records that a Trigger's group has settled, by partition."""
+        """Return how many records a Trigger's group has settled, by partition; empty: not known."""
         trigger = self._triggers.get(trigger_id)
         return {} if trigger is None else trigger.settled
 
@@ -330,8 +331,8 @@ class Scaler:
         return [*checks, self._topic_checks[topic]] if topic in self._topic_checks else checks
 
     def topics_with_drains(self) -> set[str]:
-        """Return the topics from which drains deliver events. Replies to these events may be
-        written there at any time."""
+        """Return the topics of Triggers with open drains. These topics may grow at any time: the
+        delivery of an event may write a reply."""
         drained = (trigger.egress.topics for trigger in self._triggers.values() if trigger.holds)
         return {topic for topics in drained for topic in topics}
 
@@ -339,16 +340,15 @@ class Scaler:
         """Return the status of all Triggers, by id."""
         return {trigger.id: trigger.status() for trigger in self._triggers.values()}
 
-    def _await_empty(self, id_: str, previous: str, group: str, autoscaling: Autoscaling) -> None:
-        """Delay new drains until the consumer group is empty, as drains without a request of ours,
-        such as one held by another operator, may continue with the old contract. No delay if the
-        group is not the `previous` one, or with min-scale, whose old pods the reconciliation
-        awaits."""
+    def _delay_drains(self, id_: str, previous: str, group: str, autoscaling: Autoscaling) -> None:
+        """Let a changed Trigger or Sensor open drains only once its consumer group is empty: drains
+        without a request of ours may continue with the old contract. No delay if the group isn't
+        the `previous` one, or with min-scale: then the reconciliation waits for the old pods."""
         if previous == group and not autoscaling.min_scale:
-            self._ending.wait_for(id_, partial(self._wait_until_empty, id_, group))
+            self._ending.delay_end(id_, partial(self._wait_until_empty, id_, group))
 
     async def _wait_until_empty(self, id_: str, group: str) -> None:
-        """Wait until the group is empty, at most `LEAVE_TIMEOUT` seconds; then log a warning."""
+        """Wait until the group is empty; after `LEAVE_TIMEOUT` seconds log a warning and return."""
         loop, obstacle = asyncio.get_running_loop(), ""
         deadline = loop.time() + LEAVE_TIMEOUT
         while loop.time() < deadline:
@@ -366,7 +366,7 @@ class Scaler:
         )
 
     def _check_soon(self, key: str) -> None:
-        """Make the lag check of these topics (`topics_key`) due, if there is one."""
+        """Make the lag check with this key (`topics_key`) due soon, if there is one."""
         if check := self._topic_checks.get(key):
             check.check_soon()
 
@@ -398,7 +398,7 @@ class Scaler:
             scaled,
             lambda: partial(self._drains.hold_sensor, sensor_id, scaled.sensor),
             self._budget,
-            check.on_over,
+            check.on_drain_end,
             scaled.slots,
             self._request_budgets,
         )
@@ -453,32 +453,32 @@ class Scaler:
 
     def _join(self, trigger: ScaledTrigger) -> None:
         """Add a Trigger to its shard, once its own drains have ended and unless it is paused."""
-        declared = trigger.declared
+        declared = trigger.declared_shard
         if declared is None or trigger.autoscaling.paused or trigger.id in self._ending:
             return
         if (shard := self._shards.get(declared.group)) is None:
             shard = self._shards[declared.group] = self._new_shard(declared)
         shard.shard = declared
-        if trigger.shard is None:
+        if trigger.drained_by is None:
             shard.add(trigger)
 
     def _leave(self, trigger: ScaledTrigger, *, stays: bool = False) -> None:
-        """Remove a Trigger from its shard; end the request of an empty shard, unless the Trigger
-        `stays`: the caller adds it again."""
-        if trigger.shard is None:
+        """Remove a Trigger from its shard, if it has one. If the shard is empty then, end the
+        request, unless the Trigger `stays`: the caller adds it again at once."""
+        if trigger.drained_by is None:
             return
-        shard = self._shards[trigger.shard.shard.group]
+        shard = self._shards[trigger.drained_by.shard.group]
         shard.remove(trigger)
         if shard.is_empty and not stays:
             self._ending.end(trigger.id, shard.holds)
             self._on_shard_request_end(shard)
 
     def _on_shard_request_end(self, shard: ScaledShard) -> None:
-        """Use the commits that the ended request has reported, drop the shard if it is empty, and
-        check its topics soon."""
+        """Handle the end of a shard's request: note the commits that it has reported, drop an empty
+        shard, and check the topics of its Triggers soon."""
         shard.notify_waiting()
         if (settled := shard.pop_settled()) is not None:
-            # This saves a request for the lag of each of its groups.
+            # Saves a request for the lag of each of these groups.
             self._kafka.note_committed(*settled)
         if shard.is_empty and not shard.holds.all:
             self._shards.pop(shard.shard.group, None)
@@ -486,7 +486,7 @@ class Scaler:
             self._check_soon(topic)
 
     def _on_drains_ended(self, id_: str) -> None:
-        """Let a changed Trigger or Sensor open drains, as its previous ones have ended."""
+        """Let a changed Trigger or Sensor open new drains, as its previous ones have ended."""
         if successor := self._triggers.get(id_):
             self._join(successor)
             self._check_soon(topics_key(successor.egress))
@@ -495,5 +495,5 @@ class Scaler:
 
 
 def topics_key(egress: Egress) -> str:
-    """Return the name of an Egress's topic, or the names of all its topics, separated by commas."""
+    """Return the key of an Egress's lag check: the names of its topics, separated by commas."""
     return ",".join(egress.topics)

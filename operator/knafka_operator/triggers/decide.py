@@ -161,7 +161,7 @@ def _decide(
     destinations = egresses.TriggerDestinations(subscriber, dead_letter_sink, reply)
     if broker.oidc:
         destinations = _with_sender(trigger, destinations, steps)
-        if destinations.sender is None and destinations.want_tokens:
+        if destinations.sender is None and destinations.have_audience:
             steps.wait("it has no service account to send as: its events wait in Kafka")
             return steps.decision(effects_to_stop)
     return _decide_delivery(
