@@ -103,7 +103,7 @@ from knafka_operator.installation.tracing import FunctionTracing
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.isolation import Isolation, parse_isolation
 from knafka_operator.model.maxima import Maxima
-from knafka_operator.model.resources import BROKER_CLASSES, whole_number
+from knafka_operator.model.resources import BROKER_CLASSES, parse_whole_number
 
 FEATURES_CONFIG_MAP: Final = "knative-eventing/config-features"
 KAFKA_FEATURES: Final = "knative-eventing/config-kafka-features"
@@ -252,7 +252,7 @@ class Settings:
 
         def read_number(name: str, default: int) -> int:
             """Return a variable that is a whole number. Raises `InvalidDocument`."""
-            return whole_number(environment.get(name, str(default)), name, 0, 2**31 - 1)
+            return parse_whole_number(environment.get(name, str(default)), name, 0, 2**31 - 1)
 
         def read_required(name: str) -> str:
             """Return a variable's text. Raises `InvalidDocument` if it isn't set."""
@@ -292,7 +292,7 @@ class Settings:
             isolation=parse_isolation(
                 environment.get("KNAFKA_ISOLATION", Isolation.OWN).strip(), "KNAFKA_ISOLATION"
             ),
-            shard_size=whole_number(
+            shard_size=parse_whole_number(
                 environment.get("KNAFKA_SHARD_SIZE", str(SHARD_SIZE)),
                 "KNAFKA_SHARD_SIZE",
                 1,
@@ -300,7 +300,7 @@ class Settings:
             ),
             record_position=read_switch("KNAFKA_RECORD_POSITION", "enabled"),
             initial_scale=read_number("KNAFKA_INITIAL_SCALE", 1),
-            max_rolls=whole_number(
+            max_rolls=parse_whole_number(
                 environment.get("KNAFKA_MAX_ROLLS", "2"), "KNAFKA_MAX_ROLLS", 1, 1000
             ),
             deletion_timeout=read_number("KNAFKA_DELETION_TIMEOUT", 60),

@@ -16,7 +16,7 @@ from knafka_operator.model.resources import (
     DELIVERY_ORDER,
     MAX_IN_FLIGHT,
     annotation_path,
-    whole_number,
+    parse_whole_number,
 )
 
 
@@ -29,7 +29,7 @@ def delivery_annotation_problems(
     if (text := annotations.get(MAX_IN_FLIGHT)) is not None:
         path = annotation_path(MAX_IN_FLIGHT)
         yield from annotation_problems(
-            lambda: whole_number(text, path, 1, egresses.MAX_MAX_IN_FLIGHT)
+            lambda: parse_whole_number(text, path, 1, egresses.MAX_MAX_IN_FLIGHT)
         )
     yield from annotation_problems(lambda: kafka_settings.check_trigger_settings(annotations))
     yield from annotation_problems(
