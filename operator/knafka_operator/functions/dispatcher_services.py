@@ -52,7 +52,7 @@ from knafka_operator.model.resources import Broker, Trigger
 EGRESS_VARIABLE: Final = "KNAFKA_EGRESS"
 """Environment variable with a dispatcher's contract, as JSON."""
 SHARD_VARIABLE: Final = "KNAFKA_SHARD"
-"""Environment variable that tells a shared dispatcher its shard, as JSON."""
+"""Environment variable with a shared dispatcher's shard, as JSON."""
 SHARD_PODS: Final = 2
 """Most pods of a shard: the old and the new one during a roll. Only one drains, as only one request
 is held."""
@@ -74,7 +74,7 @@ def shard_name(family: Family, broker: Identity, number: int) -> str:
 
 
 def shard_number(service: Mapping[str, Any]) -> int | None:
-    """Return the shard number in the labels of a Service; None: it is no shard's."""
+    """Return the number in the labels of a shard's Service; None: the Service isn't a shard's."""
     text = (service["metadata"].get("labels") or {}).get(SHARD_NUMBER_LABEL, "")
     return int(text) if text.isdecimal() else None
 
@@ -90,12 +90,13 @@ def dispatcher_service(
     replays: bool = False,
     account: str | None = None,
 ) -> Manifest:
-    """Return the manifest of the Knative Service of a Trigger's dispatcher, or with `replays` of
-    its replayer, with one pod for each drain, and at most one for each of the topic's `partitions`.
+    """Return the manifest of the Knative Service of a Trigger's own dispatcher; `replays`: of its
+    replayer instead. There is one pod for each drain, so at most one for each of the topic's
+    `partitions`.
 
     `secret` is the name and version of the Secret for Kafka (None: none). `account` is the service
-    account that it runs as, to get tokens; None: it needs none. With min-scale, Knative keeps that
-    many pods, which drain from their start without a request; a replayer has none.
+    account that the pods run as, to get tokens; None: they need none. With min-scale, Knative keeps
+    that many pods, which drain from their start without a request; a replayer has no min-scale.
     """
     max_pods = max(1, min(autoscaling.max_scale, partitions))
     min_pods = 0 if replays else min(autoscaling.min_scale, max_pods)
@@ -139,11 +140,11 @@ def dispatcher_service(
 
 
 def dispatcher_timeout(egress: Egress) -> int:
-    """Return the `timeoutSeconds` of a dispatcher's Service, which is also its pods' grace period.
+    """Return the `timeoutSeconds` of a dispatcher's Service, which is also its pods' grace period:
+    `TIMEOUT_SECONDS`, or more, so that an attempt of the declared delivery timeout can finish.
 
-    A declared delivery timeout gets enough time to finish an attempt. With the default timeout, an
-    attempt that takes longer than the usual grace period is repeated elsewhere; with at-most-once
-    semantics nothing is repeated, so every attempt gets its time.
+    With the default delivery timeout nothing is added: an attempt that takes longer is repeated
+    elsewhere. With at-most-once semantics nothing is repeated, so every attempt gets its time.
     """
     attempt = egress.delivery.timeout
     if attempt == Delivery().timeout and not egress.at_most_once:
