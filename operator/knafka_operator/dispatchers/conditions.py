@@ -25,10 +25,10 @@ from knafka.core.events.hops import FIRST_TTL, MAX_HOPS
 from knafka.core.numbering import partition_of
 from knafka_operator.decisions.field_errors import (
     Problem,
-    annotation_key,
     as_json,
     raise_all,
     schema_problems,
+    upstream_annotation_path,
 )
 from knafka_operator.decisions.status import DELIVERING, NotReady, is_ready, why_not_ready
 from knafka_operator.model import resources
@@ -107,7 +107,7 @@ def declared_dependency(metadata: Metadata) -> TriggerDependency | None:
 def dependency_problems(text: str, namespace: str) -> Iterator[Problem]:
     """Yield the problems of `text`, the value of the annotation `DEPENDENCY` of a Trigger in this
     namespace."""
-    path = annotation_key(DEPENDENCY)
+    path = upstream_annotation_path(DEPENDENCY)
     try:
         reference, details = json.loads(text), "want an object"
     except (ValueError, RecursionError) as error:
