@@ -31,7 +31,8 @@ class Handler(StrEnum):
 
 
 def parse_handler(text: str, path: str) -> Handler:
-    """Parse a value of `KNAFKA_SUBSCRIPTIONS`. Raises `InvalidDocument` with this path."""
+    """Parse a value of `KNAFKA_SUBSCRIPTIONS`. Raises `InvalidDocument` with `path`, the variable's
+    name."""
     try:
         return Handler(text)
     except ValueError:
@@ -61,12 +62,12 @@ class Handling:
 
     @property
     def reason(self) -> str:
-        """Return a sentence for users about why that controller was chosen; empty if Knative
-        Eventing isn't installed, so that there was no choice."""
-        setting = f"KNAFKA_SUBSCRIPTIONS={self.declared}"
-        presence = "Knative Eventing is here" if self.seen else "Knative Eventing was not seen here"
+        """Return a sentence for users about why `handler` was chosen; empty if that is Knafka, and
+        Knative Eventing isn't installed (or not known to be), so that there was no choice."""
         if self.declared in (Handler.AUTO, Handler.OWN) and not self.seen:
             return ""
+        setting = f"KNAFKA_SUBSCRIPTIONS={self.declared}"
+        presence = "Knative Eventing is here" if self.seen else "Knative Eventing was not seen here"
         controller = "Knafka" if self.handler is Handler.OWN else "Knative Eventing's controller"
         observed = f"{presence} (CustomResourceDefinition {EVENTING_DEFINITION})"
         return f"{controller} adds Subscriptions to spec.subscribers: {observed}, and {setting}"
