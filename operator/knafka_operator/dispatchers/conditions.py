@@ -168,9 +168,9 @@ def check_broker(
 
 
 def check_dependency(trigger: Trigger, dependency: Mapping[str, Any] | None) -> None:
-    """Check that the object on which a Trigger depends is Ready (KN-TRG-13). `dependency` is its
-    stored document; None: it doesn't exist. Raises `NotReady` in either case; does nothing if the
-    Trigger names no dependency."""
+    """Check that the object on which a Trigger depends is Ready (KN-TRG-13). `dependency` is that
+    object's stored document; None: it doesn't exist. Raises `NotReady` if it isn't Ready or doesn't
+    exist; does nothing if the Trigger names no dependency."""
     reference = declared_dependency(trigger.metadata)
     if reference is None:
         return

@@ -111,8 +111,9 @@ class Controller:
             self._queue.enqueue(key)
 
     async def reconcile(self, key: Key) -> Requeue:
-        """Reconcile or delete one object; returns when to reconcile it again (`work_queue`). Raises
-        `ClusterError`."""
+        """Handle one object, and return when to handle it again (`work_queue`). An object that
+        exists and is ours is reconciled; one that is being deleted loses what was made for it; one
+        that another implementation serves is handed over. Raises `ClusterError`."""
         kind, identity = self.kinds.get(key[0]), Identity(*key[1:])
         if kind is None:
             return GONE  # not our kind: it only owns a Knative Service

@@ -107,7 +107,7 @@ class Rolls:
                 conditions.set(deciding.roll_waits_condition(service, self._stuck, self.at_most))
                 return
 
-    async def end_turns(self, cluster: Cluster) -> None:
+    async def check_turns(self, cluster: Cluster) -> None:
         """Check all turns: end those of functions that are Ready, gone or too slow, and give free
         turns to waiting functions. Raises `ClusterError`."""
         for service in [*self._rolling, *self._stuck]:

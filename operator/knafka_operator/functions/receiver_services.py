@@ -275,6 +275,6 @@ def check_receiver_scaling(annotations: Mapping[str, str], maxima: Maxima) -> No
             continue
         digits = text.strip()
         if digits.isascii() and digits.isdigit():
-            # A longer number is above any maximum, and int() refuses a very long one.
+            # With ten or more digits it counts as the largest: int() refuses very long numbers.
             pods = int(digits) if len(digits) < len(str(LARGEST_INT32)) else LARGEST_INT32
             maxima.check_scale(pods, annotation_path(key))

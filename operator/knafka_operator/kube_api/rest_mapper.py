@@ -81,16 +81,19 @@ class RestMapper:
         if cached is not None and cached.kinds.keys() == kinds.keys():
             missing_kind_ttl = min(2 * cached.missing_kind_ttl, MAX_MISSING_KIND_TTL)
         with self._lock:
-            # Drop outdated entries, so that misspelt apiVersions don't accumulate. An empty one
-            # stays for twice its time, so that the next look-up can double the time once more.
-            self._listed = {
-                name: cached_kinds
-                for name, cached_kinds in self._listed.items()
-                if now - cached_kinds.at
-                < (KINDS_TTL if cached_kinds.kinds else 2 * cached_kinds.missing_kind_ttl)
-            }
+            self._drop_outdated(now)
             self._listed[api_version] = _Listed(now, kinds, missing_kind_ttl)
         return kinds.get(kind)
+
+    def _drop_outdated(self, now: float) -> None:
+        """Drop outdated answers, so that misspelt apiVersions don't accumulate. An empty answer
+        stays for twice its time, so that the next look-up can double the time once more. The caller
+        holds the lock."""
+        self._listed = {
+            api_version: listed
+            for api_version, listed in self._listed.items()
+            if now - listed.at < (KINDS_TTL if listed.kinds else 2 * listed.missing_kind_ttl)
+        }
 
     def is_known(self, api_version: str, kind: str) -> bool:
         """Whether the last look-up of the apiVersion found this kind; False if there was none.

@@ -87,18 +87,24 @@ class Autoscaling:
                 f"invalid value: {autoscaling.min_scale}: want at most max-scale, "
                 f"{autoscaling.max_scale}",
             )
-        scaling_class = annotations.get(AUTOSCALING + "class", KEDA_CLASS)
-        if scaling_class not in (KEDA_CLASS, DISABLED):
-            raise InvalidDocument(
-                annotation_path(AUTOSCALING + "class"),
-                f"invalid value: {scaling_class:.80}: want {KEDA_CLASS} or {DISABLED}",
-            )
-        if scaling_class == DISABLED:
+        if _is_disabled(annotations):
             return replace(autoscaling, min_scale=1, max_scale=1)
         if RATE_LIMIT in annotations:
             # Each drain would use the whole rate, so there is at most one.
             return replace(autoscaling, min_scale=min(autoscaling.min_scale, 1), max_scale=1)
         return autoscaling
+
+
+def _is_disabled(annotations: Mapping[str, str]) -> bool:
+    """Whether the annotated class is `DISABLED`; False if it is `KEDA_CLASS` or absent. Raises
+    `InvalidDocument` for any other class."""
+    scaling_class = annotations.get(AUTOSCALING + "class", KEDA_CLASS)
+    if scaling_class not in (KEDA_CLASS, DISABLED):
+        raise InvalidDocument(
+            annotation_path(AUTOSCALING + "class"),
+            f"invalid value: {scaling_class:.80}: want {KEDA_CLASS} or {DISABLED}",
+        )
+    return scaling_class == DISABLED
 
 
 def _is_paused(annotations: Mapping[str, str]) -> bool:
