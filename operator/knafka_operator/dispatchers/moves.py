@@ -61,7 +61,7 @@ class Moves:
         for number, (identity, record) in enumerate(list(self.states.triggers.items()), 1):
             if number % TRIGGERS_AT_ONCE == 0:
                 await asyncio.sleep(0)
-            if (move := self._judge(identity, record, now)) is not None:
+            if (move := self._sample_and_judge(identity, record, now)) is not None:
                 desired_moves.append(move)
         for identity in self._histories.keys() - self.states.triggers.keys():
             del self._histories[identity]
@@ -72,7 +72,9 @@ class Moves:
             self._recent_moves.append((now, move))
             self._move(move)
 
-    def _judge(self, identity: Identity, record: TriggerRecord, now: float) -> Move | None:
+    def _sample_and_judge(
+        self, identity: Identity, record: TriggerRecord, now: float
+    ) -> Move | None:
         """Sample a Trigger's activity, and return the move that it calls for. None: it stays, or it
         can't move now; then its samples are forgotten."""
         needed, watched = record.needed, _movable_delivery(record)

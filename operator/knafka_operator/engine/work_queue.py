@@ -85,7 +85,7 @@ class _Item:
     """Makes the item due later; None: it is due, running or idle."""
 
 
-def back_off(failures: int) -> float:
+def back_off_seconds(failures: int) -> float:
     """Return the seconds to wait after `failures` (at least 1) in a row, without jitter: 1, 2, 4, …
     300."""
     return min(FIRST_BACK_OFF * 2.0 ** min(failures - 1, 16), MAX_BACK_OFF)
@@ -204,7 +204,7 @@ class WorkQueue:
             del self._items[item.key]
         elif verdict is BACK_OFF:
             item.failures += 1
-            pause = back_off(item.failures) * random.uniform(1 - JITTER, 1 + JITTER)
+            pause = back_off_seconds(item.failures) * random.uniform(1 - JITTER, 1 + JITTER)
             self._schedule_later(item, pause)
         elif not isinstance(verdict, Verdict):  # seconds; asked only for the type checker
             item.failures = 0

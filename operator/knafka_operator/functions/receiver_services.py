@@ -146,7 +146,7 @@ def receiver_service(
             environment=environment,
             secret=secret,
             resources=settings.pods.receiver_resources,
-            tracing=settings.tracing.of(owner_key(broker)),
+            tracing=settings.tracing.variables_of(owner_key(broker)),
             oidc=oidc,
             tls=tls,
         ),

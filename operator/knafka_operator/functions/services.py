@@ -131,7 +131,9 @@ def function_namespace(family: Family, owner: Identity, settings: Settings) -> s
     return settings.namespace if family.centralized else owner.namespace
 
 
-def one_pod_per_drain(min_pods: int, max_pods: int, settings: Settings) -> Mapping[str, str]:
+def one_pod_per_drain_annotations(
+    min_pods: int, max_pods: int, settings: Settings
+) -> Mapping[str, str]:
     """Return Knative's autoscaling annotations for exactly one pod per drain, from `min_pods` to
     `max_pods`, with no delay at scale-down."""
     scaling = {
