@@ -77,9 +77,9 @@ class Needed:
         """The effects requested so far."""
 
     def run_first(self, *effects: Effect) -> NoReturn:
-        """Request these effects, and end the part of the decision that needs them. Always raises:
-        the error of a step that has failed already, and then requests nothing; else a transient
-        `NotReady`."""
+        """Request these effects, and leave the part of the decision that needs them. Always raises
+        an error: a transient `NotReady`; or, if an effect's step has failed before, the error of
+        that step, and then nothing is requested."""
         for effect in effects:
             if (error := self._failed.get(effect.step)) is not None:
                 raise error

@@ -75,8 +75,9 @@ class _DeadLetterTopic:
     """Whether the first dead letters since the topic was last empty were announced."""
 
     def must_be_judged(self, settings: TopicSettings) -> bool:
-        """Whether the topic must be judged by these settings. False also if it can't be judged yet,
-        as its offsets or the age of its oldest record aren't known."""
+        """Whether the topic must be judged by `settings`: it wasn't yet, or its judgement depends
+        on something that has changed. False as long as offsets or the age of the oldest record
+        aren't known."""
         if self.waiting is None or self.starts is None:
             return False
         if self.waiting.records and self.waiting.oldest is None:
@@ -265,7 +266,8 @@ class DeadLetterMonitor:
     ) -> None:
         """Judge a topic by its `description` in Kafka, and alter its retention to the one in
         `settings` if Knafka owns it. `claim` is the ownership that the Trigger's status records;
-        None: it records none. Raises `LogError` if that may pass, and is worth a retry."""
+        None: the status records none. Raises a `LogError` that is `retriable`; any other is logged,
+        and the topic keeps its retention."""
         assert topic.waiting is not None
         owned = (topic.judgement.owned if topic.judgement is not None else None) or claim
         age = topic.waiting.oldest_age(self.clock())

@@ -109,9 +109,9 @@ class Shards:
         return contract
 
     def reserve(self, broker: Identity, watched: Watched) -> None:
-        """Count a Trigger, with its delivery `watched`, among the members of the shard that
-        delivers it. If no shard does, the Trigger is no longer counted, unless the contract still
-        has its record, or a shard may not have read yet that the record was removed."""
+        """Count a Trigger among the members of the shard that delivers it, by its delivery
+        `watched`. A Trigger that no shard delivers is no longer counted, unless the contract still
+        has its record, or a shard may not have read the removal of the record yet."""
         record, group = self.states.brokers.get(broker), watched.egress.group
         if record is None or watched.kafka.open_writer is None:
             return

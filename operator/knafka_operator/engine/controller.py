@@ -111,8 +111,8 @@ class Controller:
             self._queue.enqueue(key)
 
     async def reconcile(self, key: Key) -> Requeue:
-        """Handle one object, and return when to handle it again (`work_queue`). An object that
-        exists and is ours is reconciled; one that is being deleted loses what was made for it; one
+        """Handle the object of `key`, and return when to handle it again (`work_queue`). An object
+        of ours is reconciled; an object that is being deleted is finalized (`_finalize`); an object
         that another implementation serves is handed over. Raises `ClusterError`."""
         kind, identity = self.kinds.get(key[0]), Identity(*key[1:])
         if kind is None:

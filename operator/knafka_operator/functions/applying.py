@@ -125,8 +125,8 @@ class Rolls:
         self._enqueue_waiting()  # an object that was enqueued may not have requested its turn
 
     def _mark_stuck(self, service: Identity) -> None:
-        """End the turn of a function that has rolled for too long, and mark the function as stuck;
-        the waiting functions of its namespace are enqueued, as their conditions report that. A
+        """End the turn of a function that has rolled for too long, and mark the function as stuck.
+        Enqueue the waiting functions of its namespace, whose conditions report the stuck one. A
         function that wasn't Ready when the operator started only loses its turn."""
         del self._rolling[service]
         if service in self._inherited:
@@ -288,12 +288,10 @@ async def delete_service(
 async def check_old_pods_gone(
     cluster: Cluster, namespace: str, service: str, revision: str | None
 ) -> None:
-    """Check that no pod of an old Revision of this Service runs: such a pod goes on delivering,
-    though it gets no more requests. `revision` is the Ready Revision; None: every Revision is old.
-    Raises a transient `NotReady`, and `ClusterError`.
-
-    A terminating pod runs on for half a minute or more, as Knative waits for late requests.
-    """
+    """Check that all running pods of a Knative Service are of `revision`, the Ready one (None:
+    there is none, so every pod is old). An old pod goes on delivering without requests, for half a
+    minute or more, as Knative waits for late requests. Raises a transient `NotReady` while one
+    runs, and `ClusterError`."""
     labels = {"serving.knative.dev/service": service}
     old_revisions = {
         pod["metadata"]["labels"].get("serving.knative.dev/revision", "")

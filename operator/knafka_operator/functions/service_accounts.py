@@ -175,9 +175,9 @@ def _account_manifest(metadata: Manifest) -> Manifest:
 def _token_role_and_binding(
     metadata: Manifest, egress: Egress, broker: Broker, settings: Settings
 ) -> tuple[Manifest, Manifest]:
-    """Return the Role that allows to request tokens of the account that an Egress sends as, and the
-    RoleBinding of that Role to the accounts of the Trigger's own dispatcher and of its Broker's
-    shards, as the Trigger may move between these. Both have `metadata`."""
+    """Return a Role that allows to request tokens of the account that an Egress sends as, and its
+    RoleBinding to the accounts that dispatchers run as: the Trigger's own dispatcher and its
+    Broker's shards, as the Trigger may move between them. Both objects have `metadata`."""
     account, family = egress.service_account, family_of(egress.kind)
     namespace = services.function_namespace(family, Identity(egress.namespace, ""), settings)
     # Without duplicates: a channel's dispatchers all run as one account.

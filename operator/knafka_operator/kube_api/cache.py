@@ -108,9 +108,9 @@ class _WatchedObjects:
             del self.gone[next(iter(self.gone))]
 
     def store(self, document: Document) -> bool:
-        """Store an object, unless a newer version is known. Returns whether its readers must be
-        notified now: this version is new, and the watch's later report of it will notify nobody.
-        For a metadata-only selection always False: there the watch's report notifies them."""
+        """Store an object, unless a newer version is known. Returns True if the version is new, so
+        that its readers must be notified now: the watch's later report will notify nobody. Always
+        False for a metadata-only selection, as there the watch's report notifies the readers."""
         identity = _identity(document)
         previous = self.documents.get(identity)
         if previous is not None and _is_older(document, previous):

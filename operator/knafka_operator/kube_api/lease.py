@@ -94,8 +94,8 @@ class Election:
         return min(CLAIM_CHECK_INTERVAL, seconds_to_expiry)
 
     def lease_to_claim(self) -> Lease:
-        """Return the Lease that this replica writes to become or remain its holder. Its `version`
-        is that of the stored Lease, which the write must replace; empty if none is stored."""
+        """Return the Lease that this replica writes to become or remain its holder. `version` is
+        that of the stored Lease, which the write must replace; empty: none is stored."""
         stored = self._stored
         if stored is None:
             return Lease(self._me, DURATION, 0, "")

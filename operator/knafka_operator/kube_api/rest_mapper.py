@@ -103,8 +103,8 @@ class RestMapper:
         return listed is not None and kind in listed.kinds
 
     def forget(self, group: str) -> None:
-        """Forget the kinds of an API group, so that `find` asks for them again; call it when they
-        have changed."""
+        """Forget the kinds of an API group, which have changed, so that `find` asks for them
+        again."""
         with self._lock:
             for api_version in list(self._listed):
                 if api_version.startswith(f"{group}/"):

@@ -158,7 +158,7 @@ def delivery_of(trigger: TriggerOfSensor, declared: Mapping[str, Any]) -> Mappin
 
 
 class SensorSpec(Conditions, Declared):
-    """The spec of a Sensor: what it reads, its conditions, and the triggers that they fire."""
+    """The spec of a Sensor: the bus that it reads, conditions, and the triggers that they fire."""
 
     broker: NonEmpty = "default"
     """The bus: a Broker of the Sensor's namespace."""

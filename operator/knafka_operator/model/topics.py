@@ -38,5 +38,6 @@ class TopicRefused(KnafkaError):
     condition."""
 
     def __init__(self, reason: str, message: str) -> None:
+        """`message` says why, for users."""
         super().__init__(message)
         self.reason = reason

@@ -54,10 +54,10 @@ class TopicOwnership:
     async def claim_if_proved(
         self, document: Document, record: BrokerRecord, taken: Container[str]
     ) -> None:
-        """Claim the topic in a Broker's status although another Broker has claimed it, if Kafka's
-        id of the topic is the one in this status. `taken` are the topics that others have claimed;
-        does nothing for a topic that isn't among them. `record` is the Broker's, whose Kafka must
-        be known. Raises `LogError`."""
+        """Take the topic in a Broker's status over from another Broker that has claimed it, if the
+        topic has in Kafka the id that this status records. `taken` are the topics that others have
+        claimed; any other topic is left alone. `record` is this Broker's, and has its Kafka. Raises
+        `LogError`."""
         topic = topic_in_status(document)
         if topic is None or topic not in taken:
             return
@@ -91,10 +91,9 @@ class GroupOwnership:
         taken: Container[str],
         broker: BrokerState,
     ) -> None:
-        """Claim the consumer group in a Trigger's status although another Trigger has claimed it,
-        if the group has offsets on the topic of this Trigger's Broker, or Kafka doesn't answer.
-        `taken` are the groups that others have claimed; does nothing for a group that isn't among
-        them."""
+        """Take the consumer group in a Trigger's status over from another Trigger that has claimed
+        it, if the group has offsets on the topic of this Trigger's Broker, or Kafka doesn't answer.
+        `taken` are the groups that others have claimed; any other group is left alone."""
         group = group_in_status(document, self.states.naming)
         if group is None or group not in taken:
             return
@@ -107,9 +106,12 @@ class GroupOwnership:
 
     async def find_foreign_groups(self, document: Document, broker: BrokerState) -> frozenset[str]:
         """Return the group name that the installation's template gives to a new Trigger, if a group
-        of that name exists without offsets on the Broker's topic: it belongs to an application and
-        must not be deleted. Empty if there is no such group, if the Trigger has a group, if the
-        template is upstream's, whose names only Triggers have, and if Kafka doesn't answer."""
+        of that name exists without offsets on the Broker's topic: the group belongs to an
+        application and must not be deleted.
+
+        Empty if no such group exists, if the status names a group already, if the template is
+        upstream's, whose names only Triggers have, and if Kafka doesn't answer.
+        """
         kind, naming = NameKind.TRIGGER_GROUP, self.states.naming
         if self.states.family is CHANNELS or naming.is_default(kind):
             return frozenset()
@@ -166,9 +168,9 @@ class SensorOwnership:
     async def is_group_foreign(
         self, record: SensorRecord, annotations: Mapping[str, str], kafka: KafkaCluster
     ) -> bool:
-        """Whether the Sensor would use a consumer group of its usual name that exists and isn't
-        proved to be the Sensor's. `annotations` are those of its status. A proof is recorded, so
-        that Kafka isn't asked again. Raises `LogError`."""
+        """Whether the Sensor would use a consumer group of the usual name that exists without proof
+        that the group is the Sensor's. `annotations` are those of the Sensor's status. Records a
+        proof, so that Kafka isn't asked again. Raises `LogError`."""
         usual_group, recorded_group = _usual_group(record), annotations.get(GROUP_STATUS)
         if record.group_is_proved or recorded_group not in (None, usual_group):
             return False
@@ -196,10 +198,10 @@ class SensorOwnership:
         kafka: KafkaCluster,
         record: SensorRecord,
     ) -> frozenset[str]:
-        """Return the existing topics that the Sensor's status (`annotations`) names without an id,
-        and that have records or are also named by another Sensor's status: they may be somebody
-        else's. `topics` has the existing topics by name; empty if it is an error. Raises
-        `LogError`."""
+        """Return the topics that may be somebody else's: they exist, the Sensor's status
+        (`annotations`) names them without an id, and they have records or another Sensor's status
+        names them, too. `topics` has the existing topics by name, or the error of reading them,
+        for which the result is empty. Raises `LogError`."""
         if isinstance(topics, KnafkaError):
             return frozenset()
         topics_without_id = [
