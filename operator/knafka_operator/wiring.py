@@ -297,11 +297,11 @@ class OperatorParts(Neighbours):
         """Create the reconcilers of KafkaSinks and KafkaSources; returns their periodic tasks, and
         the tasks that serve all families together."""
         settings, shared = self.settings, self._shared
-        end_turns = partial(shared.rolls.end_turns, self.cluster)
+        check_turns = partial(shared.rolls.check_turns, self.cluster)
         running: list[Coroutine[Any, Any, None]] = []
         if settings.trust_bundles:
             running.append(self.trust_bundles.run())
-        running.append(run_repeatedly("rolling", end_turns, ROLL_CHECK_INTERVAL))
+        running.append(run_repeatedly("rolling", check_turns, ROLL_CHECK_INTERVAL))
         if self.sensors is not None:
             running.append(self.sensors.publish(self.queue))
         if settings.sinks:

@@ -18,13 +18,13 @@ def test_each_turn_is_one_new_revision_and_the_last_change_reaches_all(
 ) -> None:
     tracing = FunctionTracing({"rate": "a"})
     for step in (*steps, *[None] * len(OWNERS)):
-        before = {owner: tracing.of(owner) for owner in OWNERS}
+        before = {owner: tracing.variables_of(owner) for owner in OWNERS}
         if step is not None:
             tracing.begin_rollout({"rate": step}, OWNERS)
-            assert {owner: tracing.of(owner) for owner in OWNERS} == before
+            assert {owner: tracing.variables_of(owner) for owner in OWNERS} == before
         elif waiting := tracing.pending_owners:
             tracing.admit(waiting[0])
-            changed = [owner for owner in OWNERS if tracing.of(owner) != before[owner]]
+            changed = [owner for owner in OWNERS if tracing.variables_of(owner) != before[owner]]
             assert changed == waiting[:1]
     assert tracing.pending_owners == []
-    assert all(tracing.of(owner) == tracing.desired for owner in OWNERS)
+    assert all(tracing.variables_of(owner) == tracing.desired for owner in OWNERS)

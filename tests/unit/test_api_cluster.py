@@ -288,7 +288,7 @@ async def test_a_namespace_whose_requests_hang_leaves_threads_for_the_others(
     finally:
         answers.set()
     assert await asyncio.gather(*stuck) == [None] * len(stuck)
-    assert len(cluster._turns) <= 1  # nothing is kept of namespaces
+    assert len(cluster._request_limits) <= 1  # nothing is kept of namespaces
 
 
 async def test_a_job_is_there_until_its_pods_have_ended(served: Served) -> None:

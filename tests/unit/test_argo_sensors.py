@@ -17,7 +17,7 @@ from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument
 from knafka_cli.command_line import app
 from knafka_cli.sensors.argo import ArgoConversion, convert_sensor
-from knafka_operator.model.sensors import Sensor, go_seconds
+from knafka_operator.model.sensors import Sensor, parse_go_duration
 
 WEBHOOK = """
 apiVersion: argoproj.io/v1alpha1
@@ -129,7 +129,7 @@ def test_a_rate_limit_stays_one() -> None:
 def test_a_duration_may_be_written_in_three_ways(duration: object, delay: float) -> None:
     found = converted(retryStrategy={"steps": 2, "duration": duration, "factor": {"value": "2.0"}})
     retries = found.document["spec"]["triggers"][0]["retryStrategy"]
-    assert go_seconds(retries["duration"]) == pytest.approx(delay)
+    assert parse_go_duration(retries["duration"]) == pytest.approx(delay)
     assert retries["factor"] == 2
 
 

@@ -181,7 +181,7 @@ async def test_where_its_controller_may_be_there_an_event_says_what_to_do(alone:
     handling = alone.channels.entries.handling
     handling.declared = Handler.OWN
     alone.server.put(*DEFINITIONS, EVENTING_DEFINITION)
-    await until(lambda: handling.seen)
+    await until(lambda: handling.is_eventing_installed)
     uid = alone.subscription("mail", finalizers=[EVENTING_FINALIZER])
     await until(lambda: alone.reported() == {uid: "True"})
     alone.server.remove(MESSAGING, "Subscription", "shop", "mail")

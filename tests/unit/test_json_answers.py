@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from knafka_operator.kube_api import json_answers
-from knafka_operator.kube_api.json_answers import MAX_JSON_DEPTH, decode_json, without_deep_levels
+from knafka_operator.kube_api.json_answers import MAX_JSON_DEPTH, decode_json, replace_deep_levels
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
@@ -23,7 +23,7 @@ VALUES = st.recursive(
 def test_what_is_not_deep_stays_as_it_is(value: Any) -> None:
     text = json.dumps(value).encode()
     assert decode_json(text) == value
-    assert without_deep_levels(text) == text
+    assert replace_deep_levels(text) == text
 
 
 @given(VALUES)

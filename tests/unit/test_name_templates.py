@@ -18,7 +18,7 @@ from knafka_operator.installation.naming import (
     NameKind,
     Naming,
     normalize_template,
-    rendered,
+    render_name,
 )
 from knafka_operator.kafka.topics import TOPIC_ID
 from knafka_operator.kube_api.memory_cluster import MemoryCluster
@@ -48,7 +48,7 @@ FEATURES = ("knative-eventing", "config-kafka-features")
     ],
 )
 def test_a_template_has_the_three_placeholders_of_upstreams_docs(template: str, name: str) -> None:
-    assert rendered(normalize_template(BROKER, template), OF) == name
+    assert render_name(normalize_template(BROKER, template), OF) == name
 
 
 @pytest.mark.parametrize(

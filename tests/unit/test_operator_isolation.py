@@ -17,7 +17,7 @@ from knafka.core import names
 from knafka_operator.decisions import status
 from knafka_operator.decisions.status import is_ready
 from knafka_operator.dispatchers.conditions import LAG
-from knafka_operator.engine.work_queue import back_off
+from knafka_operator.engine.work_queue import back_off_seconds
 from knafka_operator.kafka import clusters as kafka_clusters_module
 from knafka_operator.model.cluster import ClusterError, NotAllowed
 from knafka_operator.model.identity import Identity
@@ -82,7 +82,7 @@ async def test_a_bug_in_a_reconciliation_is_a_condition_and_is_tried_again(
         assert len(found["conditions"]) > 3  # what was found out before is still there
         assert "Traceback" in caplog.text
         broken = False
-        await asyncio.sleep(3 * back_off(1))
+        await asyncio.sleep(3 * back_off_seconds(1))
         assert condition(world.document(kind, "shop", name)["status"], "Ready")["status"] == "True"
         assert not daemon.done()
         daemon.cancel()
@@ -103,7 +103,7 @@ async def test_a_bug_whose_condition_cannot_be_written_is_tried_again_too(
         monkeypatch.setattr(world.operator.triggers, "reconcile", fails)
         world.cluster.refuse("write_status", name="first")
         daemon = _keep(world, "Trigger", "first")
-        await asyncio.sleep(2 * back_off(3))
+        await asyncio.sleep(2 * back_off_seconds(3))
         assert looks > 2
         assert not daemon.done()
         daemon.cancel()

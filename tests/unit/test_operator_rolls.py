@@ -201,7 +201,7 @@ async def test_what_does_not_start_holds_up_its_own_namespace_and_says_so(
     stuck = _rolled(world)
     rolls = world.operator.states.rolls
     await asyncio.sleep(ROLL_TIMEOUT + 1)
-    await rolls.end_turns(world.cluster)
+    await rolls.check_turns(world.cluster)
     statuses = await _reconcile_all(world)
     assert len(_rolled(world)) == 4
     blocked = [each for each in statuses.values() if "RollStuck" in str(each)]
@@ -210,7 +210,7 @@ async def test_what_does_not_start_holds_up_its_own_namespace_and_says_so(
     assert any(name in told["message"] for name in stuck)
     assert condition(blocked[0], "SubscriptionReady")["status"] == "True"
     _start(world)
-    await rolls.end_turns(world.cluster)
+    await rolls.check_turns(world.cluster)
     await _reconcile_all(world)
     assert len(_rolled(world)) > 4
 
@@ -221,6 +221,6 @@ async def test_a_function_that_is_gone_has_no_turn(world: OperatorWorld) -> None
         metadata = each["metadata"]
         if metadata["name"] in _rolled(world):
             world.cluster.remove(SERVING, "Service", metadata["namespace"], metadata["name"])
-    await world.operator.states.rolls.end_turns(world.cluster)
+    await world.operator.states.rolls.check_turns(world.cluster)
     await _reconcile_all(world)
     assert len(_rolled(world)) >= 2

@@ -20,7 +20,7 @@ from knafka_operator.model.resources import (
     Trigger,
     is_ours,
     parse_resource,
-    whole_number,
+    parse_whole_number,
 )
 
 EVENTING = "eventing.knative.dev/v1"
@@ -352,10 +352,10 @@ def test_a_broker_without_a_class_is_ours_where_there_is_no_other() -> None:
 @pytest.mark.parametrize("text", ["", "-1", "1.5", "1e3", "٣", "0x1", "9" * 99, "0", "101", "1 0"])
 def test_what_is_no_whole_number_in_range_is_refused(text: str) -> None:
     with pytest.raises(InvalidDocument, match="want a whole number from 1 to 100") as raised:
-        whole_number(text, "data.n", 1, 100)
+        parse_whole_number(text, "data.n", 1, 100)
     assert raised.value.path == "data.n"
 
 
 @pytest.mark.parametrize("text", ["7", " 7 ", "007"])
 def test_a_whole_number_may_be_padded(text: str) -> None:
-    assert whole_number(text, "data.n", 1, 100) == 7
+    assert parse_whole_number(text, "data.n", 1, 100) == 7

@@ -20,7 +20,7 @@ from knafka_operator.engine.work_queue import (
     MAX_BACK_OFF,
     PLACES,
     WorkQueue,
-    back_off,
+    back_off_seconds,
 )
 from knafka_operator.model.identity import Key
 
@@ -110,7 +110,7 @@ async def test_what_fails_is_tried_again_later_each_time_up_to_five_minutes() ->
         queue.enqueue(KEY)
         await asyncio.sleep(3000)
         pauses = reconciled.pauses()
-        expected = [back_off(number) for number in range(1, len(pauses) + 1)]
+        expected = [back_off_seconds(number) for number in range(1, len(pauses) + 1)]
         assert pauses == [pytest.approx(each, rel=1.1 * JITTER) for each in expected]
         assert expected[:3] == [1.0, 2.0, 4.0]
         assert expected[-1] == MAX_BACK_OFF

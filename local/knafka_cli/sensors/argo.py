@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from knafka.core.errors import InvalidDocument
-from knafka_operator.model.sensors import go_seconds
+from knafka_operator.model.sensors import parse_go_duration
 
 ARGO: Final = "argoproj.io/v1alpha1"
 """apiVersion of Argo's Sensors."""
@@ -389,7 +389,7 @@ def _to_duration(value: Any, path: str) -> str:
     is_number = isinstance(value, int) and not isinstance(value, bool) and value >= 0
     if is_number or (isinstance(value, str) and value.isascii() and value.isdecimal()):
         return f"{int(value)}ns"
-    if not isinstance(value, str) or go_seconds(value) is None:
+    if not isinstance(value, str) or parse_go_duration(value) is None:
         raise InvalidDocument(
             f"{path}.duration", f"invalid value: {value!s:.80}: give one such as 10s"
         )

@@ -278,7 +278,7 @@ def _report_row(document: Document) -> ReportRow:
     metadata, status = document["metadata"], document.get("status") or {}
     report = status.get("report") or {}
 
-    def whole_number(name: str) -> int | None:
+    def parse_whole_number(name: str) -> int | None:
         """Return a whole number in the report's status; None if it has none."""
         value = report.get(name)
         return value if isinstance(value, int) else None
@@ -288,8 +288,8 @@ def _report_row(document: Document) -> ReportRow:
         name=metadata["name"],
         broker=str((document.get("spec") or {}).get("broker") or "default"),
         made=str(report.get("made") or ""),
-        unresolved=whole_number("unresolved"),
-        groups=whole_number("groups"),
+        unresolved=parse_whole_number("unresolved"),
+        groups=parse_whole_number("groups"),
         waiting=status.get("waiting") if isinstance(status.get("waiting"), int) else None,
         problem=str(report.get("notServed") or ""),
     )

@@ -270,7 +270,7 @@ def _spark_environment(archive: DeadLetterArchive, settings: Settings) -> list[M
     spec = archive.spec
     spark_settings = s3_settings(spec.storage.endpoint, spec.storage.region)
     variables = {"KNAFKA_EXECUTORS": str(spec.executors)}
-    if templates := settings.naming.others:
+    if templates := settings.naming.custom_templates:
         variables[NAME_TEMPLATES] = "\n".join(templates)
     if spark_settings:
         variables["KNAFKA_SPARK"] = services.compact_json(spark_settings)

@@ -24,16 +24,16 @@ from knafka_operator.brokers.external_topics import reserved_reason
 from knafka_operator.decisions.field_errors import (
     IMMUTABLE_FIELDS,
     Problem,
-    annotation_key,
     annotation_problems,
     annotations_of,
     changed_values,
-    default_sink_namespace,
     leaf_values,
     mapping_at,
     namespace_of,
     refuse_problems,
     schema_problems,
+    set_default_sink_namespace,
+    upstream_annotation_path,
     with_namespace,
 )
 from knafka_operator.functions.receiver_services import check_receiver_scaling
@@ -72,7 +72,7 @@ def with_broker_defaults(
     config = spec.get("config") or mapping_at(old, "spec").get("config")
     if isinstance(config, Mapping):
         spec["config"] = with_namespace(config, namespace)
-    default_sink_namespace(spec, namespace)
+    set_default_sink_namespace(spec, namespace)
     metadata = mapping_at(document, "metadata")
     annotations = mapping_at(metadata, "annotations")
     class_to_set = annotations_of(old).get(BROKER_CLASS) if old else default_class
@@ -135,12 +135,12 @@ def _broker_problems(document: Document) -> Iterator[Problem]:
         yield Problem(
             f"invalid value: {topic:.300}",
             f"want a topic's name, at most {MAX_LENGTH} of A-Z, a-z, 0-9, '.', '_' and '-'",
-            annotation_key(EXTERNAL_TOPIC),
+            upstream_annotation_path(EXTERNAL_TOPIC),
         )
     elif topic is not None and (reason := reserved_reason(topic)) is not None:
         # A condition reports whether any other topic is allowed, as the list of allowed topics may
         # change.
-        yield Problem(f"invalid value: {topic}", reason, annotation_key(EXTERNAL_TOPIC))
+        yield Problem(f"invalid value: {topic}", reason, upstream_annotation_path(EXTERNAL_TOPIC))
 
 
 def _immutable_broker_changes(old: Document, new: Document) -> Iterator[Problem]:

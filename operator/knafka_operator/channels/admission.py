@@ -25,12 +25,12 @@ from knafka_operator.decisions.field_errors import (
     annotation_problems,
     annotations_of,
     changed_values,
-    default_sink_namespace,
     leaf_values,
     mapping_at,
     namespace_of,
     refuse_problems,
     schema_problems,
+    set_default_sink_namespace,
     split_requirement,
     topic_maxima_problems,
     with_reference_namespace,
@@ -82,7 +82,7 @@ def with_channel_defaults(document: Document) -> dict[str, Any]:
     spec = mapping_at(document, "spec")
     # As upstream, 0 and "" count as not set.
     spec |= {name: value for name, value in _DEFAULTS.items() if spec.get(name) in (None, "", 0)}
-    default_sink_namespace(spec, namespace_of(document))
+    set_default_sink_namespace(spec, namespace_of(document))
     metadata = mapping_at(document, "metadata")
     metadata["annotations"] = {SUBSCRIBABLE: "v1", **mapping_at(metadata, "annotations")}
     return {**document, "metadata": metadata, "spec": spec}
@@ -98,7 +98,7 @@ def with_subscription_defaults(document: Document) -> dict[str, Any]:
     for name in ("subscriber", "reply"):
         if isinstance(destination := spec.get(name), Mapping):
             spec[name] = with_reference_namespace(destination, namespace)
-    default_sink_namespace(spec, namespace)
+    set_default_sink_namespace(spec, namespace)
     return {**document, "spec": spec}
 
 

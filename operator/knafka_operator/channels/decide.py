@@ -442,7 +442,7 @@ def _subscriptions_handled_condition(handling: Handling) -> Condition | None:
         return handled_condition(Status.UNKNOWN, "Waiting", message)
     if not handling.reason:
         return None
-    if handling.handler is Handler.EVENTING and not handling.seen:
+    if handling.handler is Handler.EVENTING and not handling.is_eventing_installed:
         return handled_condition(Status.FALSE, "KnativeEventingNotSeen", handling.reason)
     by = "ByKnafka" if handling.handler is Handler.OWN else "ByKnativeEventing"
     return handled_condition(Status.TRUE, by, handling.reason)

@@ -133,8 +133,9 @@ class ClusterWithEntries:
         return {identity}
 
     def on_handling(self, seen: bool | None) -> Collection[Identity]:
-        """Record whether Knative Eventing is installed; None: not known."""
-        previous_handler, self.handling.seen = self.handling.handler, seen
+        """Record whether Knative Eventing is installed (None: not known); returns the changed
+        Subscriptions."""
+        previous_handler, self.handling.is_eventing_installed = self.handling.handler, seen
         if self.handling.handler is previous_handler:
             return ()
         changed = {Identity.of(subscription) for subscription in self._subscriptions.values()}

@@ -49,7 +49,7 @@ from knafka_operator.kafka.topic_creation import (
 from knafka_operator.kafka.topics import TOPIC_ID, ObservedTopic
 from knafka_operator.model.channels import KafkaChannel
 from knafka_operator.model.cluster import Cluster, Document, status_annotations
-from knafka_operator.model.family import CHANNELS, without_subscribers
+from knafka_operator.model.family import CHANNELS, omit_subscribers
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import (
     CORE,
@@ -283,7 +283,7 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
         """Read everything for a channel's decision but `handling`; also set `record.kafka`. Raises
         `ClusterError`."""
         try:
-            channel = parse(KafkaChannel, without_subscribers(document))
+            channel = parse(KafkaChannel, omit_subscribers(document))
         except InvalidDocument as error:
             return ObservedChannel(
                 document, error, subscribers=self._subscribers.build_status(document)

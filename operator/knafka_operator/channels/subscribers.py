@@ -159,7 +159,7 @@ async def explain_unserved_channel(
     """
     channel = (subscription.get("spec") or {}).get("channel")
     kind = channel.get("kind") if isinstance(channel, Mapping) else None
-    if kind != CHANNEL or handling.seen is not False:
+    if kind != CHANNEL or handling.is_eventing_installed is not False:
         return
     conditions = ConditionSet(SUBSCRIPTION_CONDITIONS)
     message = (

@@ -140,7 +140,7 @@ def orphaned_finalizers(
         return (), ""
     if handling.handler is not Handler.OWN:
         return (), ""
-    if handling.seen is False:
+    if handling.is_eventing_installed is False:
         return (EVENTING_FINALIZER,), ""
     command = (
         f"kubectl -n {metadata['namespace']} patch subscription {metadata['name']} --type=merge "

@@ -18,6 +18,7 @@ from knafka_operator.model.identity import Identity
 from knafka_operator.model.topics import Topic
 
 Manifest: TypeAlias = Mapping[str, Any]
+"""An object to apply or create, as decoded JSON."""
 
 
 class ObjectName(NamedTuple):
@@ -55,7 +56,8 @@ class Annotate:
     annotations: Mapping[str, str]
     """New values by key."""
     at_once: bool = True
-    """False: the annotations may be written together with the rest of the status."""
+    """Whether the annotations are written before the next effect; False: together with the rest of
+    the status."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +86,11 @@ class Create:
     step: Step
     manifest: Manifest
     refusal: Refusal | None = None
-    """How to report an object of another owner, or an error; None: an error fails the
-    reconciliation, and such an object is accepted."""
+    """How to report an existing object of another owner, or an error; None: any existing object is
+    accepted, and an error fails the reconciliation."""
     label: str = ""
-    """An existing object is accepted only if it has the manifest's value of this label; empty: any
-    object is."""
+    """The label by which an existing object is accepted: it must have the manifest's value. With a
+    refusal, it is required."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,8 @@ class Delete:
     owned: bool = False
     """Whether only objects that the reconciled object owns are deleted."""
     annotations: Mapping[str, str] = field(default_factory=dict)
-    """Annotations that the status has once the objects are deleted."""
+    """Annotations that the decision counts as written in the status once the objects are
+    deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +121,7 @@ class AwaitReplacement:
     step: ClassVar = Step.AWAIT_REPLACEMENT
     namespace: str
     service: str
+    """Name of the dispatcher's Knative Service."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,8 +235,8 @@ class AwaitReceivers:
 
 @dataclass(frozen=True, slots=True)
 class LeaveReceivers:
-    """Remove a channel's entry from the receivers `names`; `stays` is the name of the one that
-    serves it, which keeps the entry."""
+    """Remove a channel's entry from the receivers `names`. `stays` is the name of the receiver that
+    serves the channel, and keeps the entry."""
 
     step: ClassVar = Step.LEAVE_RECEIVERS
     names: tuple[str, ...]
@@ -288,12 +292,13 @@ class StartDelivery:
     watched: Any
     """The delivery to start: `records.delivery.Watched` or `sensors.decide.WatchedSensor`."""
     replaces: bool = False
-    """Whether pods of the previous delivery may still drain by themselves."""
+    """Whether pods of the previous delivery may still drain without requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopDelivery:
-    """End the object's drains and remove it from its shard; done when the drains have ended."""
+    """End the object's drains and remove the object from its shard; done when the drains have
+    ended."""
 
     step: Step = Step.STOP_DELIVERY
 

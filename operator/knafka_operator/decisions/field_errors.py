@@ -22,6 +22,7 @@ from knafka_operator.model.maxima import Maxima
 from knafka_operator.model.resources import annotation_path
 
 IMMUTABLE_FIELDS: Final = "Immutable fields changed (-old +new)"
+"""Message of the problem for forbidden changes; its details are `changed_values`."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -42,8 +43,9 @@ def refuse_problems(
     old: Document | None,
     find_forbidden_changes: Callable[[Document, Document], Iterator[Problem]],
 ) -> None:
-    """Raise the problems of a new document as `InvalidDocument`: those from `find_problems` that
-    the old document didn't have, and those of the update, from `find_forbidden_changes`."""
+    """Raise `InvalidDocument` with the problems of the document `new`. `find_problems` yields those
+    of one document. For an update (`old` isn't None), only problems that the old document didn't
+    have count, and those that `find_forbidden_changes` yields for old and new document."""
     problems = set(find_problems(new))
     if old is not None:
         problems = (problems - set(find_problems(old))) | set(find_forbidden_changes(old, new))
@@ -68,7 +70,8 @@ def raise_all(problems: Collection[Problem]) -> None:
 
 
 def changed_values(old: Mapping[str, object], new: Mapping[str, object]) -> str:
-    """Return the values that differ, by path, in Knative's format; empty if none does."""
+    """Return a text in Knative's format with the values, by path, that differ between `old` and
+    `new`; empty if none does."""
     lines: list[str] = []
     for path in sorted({*old, *new}):
         if old.get(path) != new.get(path):
@@ -88,8 +91,8 @@ def leaf_values(path: str, value: object) -> Iterator[tuple[str, object]]:
 
 
 def schema_problems(model: type[Model], document: object, root: str = "") -> Iterator[Problem]:
-    """Yield the problems for which `parse` would refuse a document of this model. `root` is put
-    before each problem's path; empty: the document is a whole object."""
+    """Yield the problems for which `parse` would refuse a document of this model. `root` is the
+    document's own path, which begins the path of each problem; empty: it is a whole object."""
     try:
         model.model_validate(document, by_alias=True, by_name=False)
     except ValidationError as error:
@@ -112,19 +115,21 @@ def _problems_of_error(error: ErrorDetails, root: str) -> Iterator[Problem]:
         path = f"{path_of(root, location[:-2])}[{value}]"
         yield Problem(f"invalid key name {as_json(value)}", details, path)
     elif location and location[-1] == "cesql" and isinstance(value, str):
+        # Upstream puts the parser's message into the details.
         yield Problem(f"invalid value: {value}", message, path)
     else:
         yield Problem(message, details, path)
 
 
 def annotation_problems(check: Callable[[], object]) -> Iterator[Problem]:
-    """Yield the problem for which `check`, a parser of annotations, raises `InvalidDocument`."""
+    """Call `check`, a parser of annotations, and yield the problem for which it raises
+    `InvalidDocument`, if it does."""
     try:
         check()
     except InvalidDocument as error:
         message, details = split_requirement(error.problem)
         key = error.path.removeprefix(annotation_path(""))
-        yield Problem(message, details, annotation_key(key))
+        yield Problem(message, details, upstream_annotation_path(key))
 
 
 def topic_maxima_problems(document: Document, maxima: Maxima) -> Iterator[Problem]:
@@ -145,14 +150,14 @@ def topic_maxima_problems(document: Document, maxima: Maxima) -> Iterator[Proble
 
 
 def split_requirement(text: str) -> tuple[str, str]:
-    """Split a message such as `invalid value: x: want a number` into the problem and the
-    requirement, `want a number`, which is empty if the message has none."""
+    """Split a message such as `invalid value: x: want a number` into `invalid value: x` and the
+    requirement, `want a number`; that is empty if the message has none."""
     message, _, requirement = text.partition(": want ")
     return message, f"want {requirement}" if requirement else ""
 
 
-def annotation_key(key: str) -> str:
-    """Return the path of an annotation as upstream writes it, with the key in brackets."""
+def upstream_annotation_path(key: str) -> str:
+    """Return the path of the annotation `key` as upstream writes it, with the key in brackets."""
     return f"metadata.annotations[{key}]"
 
 
@@ -162,13 +167,14 @@ def as_json(value: object) -> str:
 
 
 def mapping_at(document: Document | None, key: str) -> dict[str, Any]:
-    """Return a copy of the mapping at `key`; empty if it is missing or of another type."""
+    """Return a copy of the mapping at `key` in a document; empty if the document is None, or has
+    nothing or a value of another type there."""
     value = (document or {}).get(key)
     return dict(value) if isinstance(value, Mapping) else {}
 
 
 def annotations_of(document: Document | None) -> dict[str, str]:
-    """Return a document's annotations whose values are text."""
+    """Return a document's annotations; those whose value isn't text are left out."""
     annotations = mapping_at(mapping_at(document, "metadata"), "annotations")
     return {key: value for key, value in annotations.items() if isinstance(value, str)}
 
@@ -178,20 +184,22 @@ def namespace_of(document: Document) -> str:
     return mapping_at(document, "metadata").get("namespace") or "default"
 
 
-def default_sink_namespace(spec: dict[str, Any], namespace: str) -> None:
-    """Set the namespace of the dead letter sink's reference in `spec`, unless it has one."""
+def set_default_sink_namespace(spec: dict[str, Any], namespace: str) -> None:
+    """Set the namespace of the dead letter sink's reference in `spec`, unless the reference has a
+    namespace, or there is no such sink."""
     delivery = mapping_at(spec, "delivery")
     if isinstance(sink := delivery.get("deadLetterSink"), Mapping):
         spec["delivery"] = {**delivery, "deadLetterSink": with_reference_namespace(sink, namespace)}
 
 
 def with_reference_namespace(destination: Document, namespace: str) -> Document:
-    """Return the destination with `namespace` in its reference, unless that has one."""
+    """Return the destination with `namespace` in its reference, if it has a reference without a
+    namespace; otherwise unchanged."""
     if isinstance(reference := destination.get("ref"), Mapping):
         return {**destination, "ref": with_namespace(reference, namespace)}
     return destination
 
 
 def with_namespace(reference: Document, namespace: str) -> Document:
-    """Return the reference with `namespace`, unless it has one."""
+    """Return the reference with `namespace`; unchanged if it has a namespace already."""
     return reference if reference.get("namespace") else {**reference, "namespace": namespace}

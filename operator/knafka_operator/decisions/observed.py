@@ -35,7 +35,8 @@ class ObservedObject:
     written: Mapping[str, str] = field(default_factory=dict)
     """Annotations of the status that effects have written."""
     revision: str | None = None
-    """The Ready Revision of the object's function, once its Service was applied."""
+    """The Ready Revision of the object's function; None: its Service wasn't applied yet, or isn't
+    Ready."""
     failed: Mapping[Step, KnafkaError] = field(default_factory=dict)
     """The error of each step that failed."""
 
@@ -46,7 +47,8 @@ class ObservedObject:
         return {**status_annotations(self.document), **self.written}
 
     def after(self, effect: Effect, result: Any) -> Self:
-        """Return a copy that includes the result of an effect."""
+        """Return a copy that includes the result of an effect; effects without one change
+        nothing."""
         match effect:
             case Annotate(annotations=written) | Delete(annotations=written):
                 return self.with_annotations(written)
@@ -66,7 +68,7 @@ class ObservedObject:
 
 
 class Needed:
-    """Collects the effects that a decision needs before it can go on."""
+    """Collects the effects that a decision needs before it can continue."""
 
     def __init__(self, failed: Mapping[Step, KnafkaError]) -> None:
         """`failed` has the error of each step that failed since the object was read."""
@@ -75,8 +77,9 @@ class Needed:
         """The effects requested so far."""
 
     def run_first(self, *effects: Effect) -> NoReturn:
-        """Request these effects before the decision continues. Always raises: the error of one that
-        has failed already, else `NotReady`."""
+        """Request these effects, and leave the part of the decision that needs them. Always raises
+        an error: a transient `NotReady`; or, if an effect's step has failed before, the error of
+        that step, and then nothing is requested."""
         for effect in effects:
             if (error := self._failed.get(effect.step)) is not None:
                 raise error

@@ -31,19 +31,21 @@ NOT_ADDRESSABLE: Final = "NotAddressable"
 NOT_ALLOWED_REASON: Final = "NotAllowed"
 INVALID_ADDRESS: Final = "InvalidAddress"
 ADDRESS_NOT_ALLOWED: Final = "AddressNotAllowed"
+"""Reasons why a destination has no address (`Unresolved.reason`)."""
 ADDRESSABLE_LABEL: Final = 'duck.knative.dev/addressable: "true"'
 """Label of ClusterRoles whose rights the operator gets."""
 
 
 class Unresolved(KnafkaError):
-    """A destination without an address (yet)."""
+    """A destination has no address, or none yet. `reason` is one CamelCase word, for a
+    condition."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
         self.reason = reason
 
 
-def not_allowed(api_version: str, kind: str, namespace: str, name: str) -> Unresolved:
+def not_allowed_error(api_version: str, kind: str, namespace: str, name: str) -> Unresolved:
     """Return the error for a referenced object that the operator's roles don't let it read."""
     return Unresolved(
         NOT_ALLOWED_REASON,
@@ -60,10 +62,11 @@ async def resolve(
     *,
     local_addresses: bool = False,
 ) -> Sink:
-    """Resolve a destination declared in `namespace` to an address. Raises `Unresolved`.
+    """Resolve a destination declared in `namespace` to an address. Raises `Unresolved`, and the
+    errors of `get`, which reads a referenced object.
 
-    `domain` is the cluster's DNS domain, such as `cluster.local`. `local_addresses` allows URLs
-    whose host is an address of the pod or the node.
+    `domain` is the cluster's DNS domain, such as `cluster.local`. `local_addresses`: whether the
+    URL's host may be an address of the pod or the node.
     """
     url, ca_certs = destination.uri or "", destination.ca_certs
     audience = destination.audience
@@ -92,8 +95,8 @@ async def resolve(
 
 
 def _check_address(url: str) -> None:
-    """Refuse a URL whose host is an address of the pod or the node. Host names are checked by
-    dispatchers when they connect."""
+    """Refuse a URL whose host is an address of the pod or the node. Raises `Unresolved`. A host
+    name passes; dispatchers check its addresses when they connect."""
     if (reason := addresses.refusal_of_url(url)) is not None:
         raise Unresolved(
             ADDRESS_NOT_ALLOWED,
@@ -106,14 +109,15 @@ async def _address_of_reference(
     ref: AddressReference, namespace: str, get: Get, domain: str, *, service_scheme: str
 ) -> Mapping[str, Any]:
     """Return the address of a referenced object: `url`, and, if known, `CACerts` and `audience`.
-    Raises `Unresolved`."""
-    where = ref.namespace or namespace
-    stored = await get(ref.api_version, ref.kind, where, ref.name)
-    object_name = f"{ref.kind:.100} {where}/{ref.name:.253} ({ref.api_version:.300})"
+    `namespace` is that of a reference without one; `service_scheme` is the URL scheme for a
+    Kubernetes Service. Raises `Unresolved`."""
+    ref_namespace = ref.namespace or namespace
+    stored = await get(ref.api_version, ref.kind, ref_namespace, ref.name)
+    object_name = f"{ref.kind:.100} {ref_namespace}/{ref.name:.253} ({ref.api_version:.300})"
     if stored is None:
         raise Unresolved(NOT_FOUND_REASON, f"{object_name} does not exist")
     if (ref.api_version, ref.kind) == (CORE, "Service"):
-        return {"url": f"{service_scheme}://{ref.name}.{where}.svc.{domain}"}  # KN-DST-02
+        return {"url": f"{service_scheme}://{ref.name}.{ref_namespace}.svc.{domain}"}  # KN-DST-02
     status = stored.get("status") or {}
     listed = status.get("addresses") or ()
     address: Mapping[str, Any]
@@ -121,10 +125,10 @@ async def _address_of_reference(
         address = next(
             (candidate for candidate in listed if candidate.get("name") == ref.address), {}
         )
-        missing = f"status.addresses has none with the name {ref.address:.63}"
+        why_missing = f"status.addresses has none with the name {ref.address:.63}"
     else:
         address = next(iter(listed), status.get("address") or {})
-        missing = "its status.address.url is empty"
+        why_missing = "its status.address.url is empty"
     if not address.get("url"):
-        raise Unresolved(NOT_ADDRESSABLE, f"{object_name} has no address: {missing}")
+        raise Unresolved(NOT_ADDRESSABLE, f"{object_name} has no address: {why_missing}")
     return dict(address)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from knafka.core.contract import Sink
 from knafka.core.errors import KnafkaError
-from knafka_operator.decisions.resolving import not_allowed, resolve
+from knafka_operator.decisions.resolving import not_allowed_error, resolve
 from knafka_operator.decisions.status import EXPECTED
 from knafka_operator.installation.settings import Settings
 from knafka_operator.model.cluster import Cluster, NotAllowed
@@ -14,10 +14,10 @@ from knafka_operator.model.resources import Destination
 async def observe_sink(
     cluster: Cluster, destination: Destination, namespace: str, settings: Settings
 ) -> Sink | KnafkaError:
-    """Return the resolved sink of a destination declared in `namespace`, or the error that says why
-    it has no address.
+    """Return the address of a destination declared in `namespace`, or the error that says why it
+    has none.
 
-    Raises `ClusterError` if the API server can't be read.
+    Raises `ClusterError` if the API server doesn't answer.
     """
     try:
         return await resolve(
@@ -28,8 +28,8 @@ async def observe_sink(
             local_addresses=settings.local_addresses,
         )
     except NotAllowed:
-        assert destination.ref is not None
+        assert destination.ref is not None  # only a reference is read from the API server
         ref = destination.ref
-        return not_allowed(ref.api_version, ref.kind, ref.namespace or namespace, ref.name)
+        return not_allowed_error(ref.api_version, ref.kind, ref.namespace or namespace, ref.name)
     except EXPECTED as error:
         return error

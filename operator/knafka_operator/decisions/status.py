@@ -113,20 +113,21 @@ OPERATION_CONDITIONS: Final = (ARCHIVE_READY, JOB_SUCCEEDED)
 """Conditions of operations; their summary is `Succeeded` instead of `Ready`, as for Knative's
 jobs."""
 
-_REVISION_CONDITIONS: Final = frozenset("Ready ResourcesAvailable ContainerHealthy".split())
-_STARTING_REASONS: Final = frozenset("Deploying ResolvingDigests".split())
-"""Knative's conditions of a Revision that explain why it isn't Ready, and reasons to ignore."""
+_REVISION_CONDITIONS: Final = frozenset({"Ready", "ResourcesAvailable", "ContainerHealthy"})
+"""Knative's conditions of a Revision that explain why it isn't Ready."""
+_STARTING_REASONS: Final = frozenset({"Deploying", "ResolvingDigests"})
+"""Reasons of these conditions that only mean that the Revision is starting."""
 
 INTERNAL_ERROR: Final = "InternalError"
 """Reason of the condition for an unexpected error, a bug in the operator."""
 
 
 class NotReady(KnafkaError):
-    """Raised for a condition that isn't True, with a reason in one CamelCase word."""
+    """A condition isn't True, for a reason in one CamelCase word."""
 
     def __init__(self, reason: str, message: str, *, transient: bool = False) -> None:
-        """`transient`: the problem may pass by itself, so the condition is Unknown and not
-        False."""
+        """`transient`: whether the problem may pass by itself; then the condition becomes Unknown,
+        else False."""
         super().__init__(message)
         self.reason = reason
         self.transient = transient
@@ -139,7 +140,7 @@ T = TypeVar("T")
 
 
 def value_or_raise(value: T | KnafkaError) -> T:
-    """Return an observed value, or raise the error that stands for it."""
+    """Return an observed value; raise it if it is the error with which observing it failed."""
     if isinstance(value, KnafkaError):
         raise value
     return value
@@ -161,8 +162,9 @@ class ConditionSet:
 
     @contextmanager
     def step(self, type_: str) -> Iterator[None]:
-        """Decide a condition by a `with` block: True, unless the block raises an `EXPECTED` error
-        or sets the condition itself."""
+        """Decide a condition by a `with` block. It becomes True, unless the block raises an
+        `EXPECTED` error, which `fail` reports; if the block has set it to True itself, with a
+        reason for example, it stays."""
         try:
             yield
         except EXPECTED as error:
@@ -172,7 +174,8 @@ class ConditionSet:
                 self.set(Condition(type_, Status.TRUE))
 
     def fail(self, type_: str, error: KnafkaError) -> None:
-        """Set a condition to False or Unknown by an error of `EXPECTED`."""
+        """Set a condition by an error of `EXPECTED`: to Unknown for a transient `NotReady`, else to
+        False."""
         match error:
             case NotReady():
                 status = Status.UNKNOWN if error.transient else Status.FALSE
@@ -186,16 +189,17 @@ class ConditionSet:
                 self.set(Condition(type_, Status.FALSE, "Invalid", str(error)))
 
     def set_true(self, type_: str) -> None:
-        """Set a condition to True."""
+        """Set a condition to True, without a reason."""
         self.set(Condition(type_, Status.TRUE))
 
     def set(self, condition: Condition) -> None:
-        """Set a condition, even one that isn't among the initial types."""
+        """Set a condition, whose type needn't be among the initial ones."""
         self._conditions[condition.type] = condition
         self._pending.discard(condition.type)
 
     def holds(self, *types: str) -> bool:
-        """Whether all of these conditions are True."""
+        """Whether the conditions of all these types are True. Raises `KeyError` for an unknown
+        type."""
         return all(self._conditions[type_].status is Status.TRUE for type_ in types)
 
     def by_type(self) -> Mapping[str, Condition]:
@@ -217,8 +221,9 @@ class ConditionSet:
     def merge_into(
         self, stored: Sequence[Mapping[str, Any]], timestamp: str
     ) -> list[dict[str, Any]]:
-        """Return the new `status.conditions`: these and their summary, with the transition times of
-        the stored list `stored`. `timestamp` is the time (RFC 3339)."""
+        """Return the new list `status.conditions`: this set's conditions and their summary. One
+        whose status hasn't changed keeps its transition time in the list `stored`; others get
+        `timestamp`, the present time (RFC 3339)."""
         return merge_conditions(
             stored, list(self.by_type().values()), timestamp, self._summary_type
         )
@@ -231,8 +236,8 @@ def no_dead_letter_sink_condition() -> Condition:
 
 def conditions_after_bug(stored: object, error: Exception, timestamp: str) -> list[dict[str, Any]]:
     """Return the conditions of an object whose reconciliation ended in an unexpected error, a bug:
-    the stored ones, but with `Ready` False. `stored` is the stored list, which may have any shape.
-    """
+    the stored ones, but with `Ready` False. `stored` is `status.conditions`, which may have any
+    shape; `timestamp` is the present time (RFC 3339)."""
     stored_conditions = (
         [condition for condition in stored if isinstance(condition, Mapping)]
         if _is_list(stored)
@@ -260,7 +265,7 @@ def ready_condition(conditions: Sequence[Mapping[str, Any]]) -> Mapping[str, Any
 
 
 def is_condition_true(status: Mapping[str, Any], type_: str) -> bool:
-    """Whether this condition is True in a stored status."""
+    """Whether the condition of this type is True in a stored status; False if it is missing."""
     conditions = status.get("conditions") or ()
     return any(
         condition.get("type") == type_ and condition.get("status") == "True"
@@ -269,7 +274,8 @@ def is_condition_true(status: Mapping[str, Any], type_: str) -> bool:
 
 
 def reason_of(status: Mapping[str, Any], type_: str) -> str | None:
-    """Return the reason of this condition in a stored status; None: the status doesn't have it."""
+    """Return the reason of the condition of this type in a stored status, "" if it has none; None:
+    the status doesn't have the condition."""
     conditions = status.get("conditions") or ()
     reasons = (
         condition.get("reason", "") for condition in conditions if condition.get("type") == type_
@@ -278,7 +284,7 @@ def reason_of(status: Mapping[str, Any], type_: str) -> str | None:
 
 
 def is_ready(document: Mapping[str, Any]) -> bool:
-    """Whether an object is `Ready`, and its status describes its current generation."""
+    """Whether a stored object is `Ready`, and its status describes its current generation."""
     status = document.get("status") or {}
     generation = document.get("metadata", {}).get("generation")
     if status.get("observedGeneration", generation) != generation:
@@ -287,7 +293,8 @@ def is_ready(document: Mapping[str, Any]) -> bool:
 
 
 def why_not_ready(document: Mapping[str, Any]) -> str:
-    """Return reason and message of an object's `Ready` condition, or a text that it has none."""
+    """Return reason and message of a stored object's `Ready` condition, or a text that says that it
+    has none."""
     status = document.get("status") or {}
     ready = ready_condition(status.get("conditions") or ())
     text = " ".join(filter(None, (ready.get("reason"), ready.get("message"))))
@@ -298,7 +305,8 @@ def why_revision_is_not_ready(revision: Mapping[str, Any]) -> str:
     """Return why a Revision isn't Ready, from its conditions; empty if they give no reason, or if
     it is only starting.
 
-    `Unschedulable` comes before its consequences, such as an exceeded deadline.
+    Of several reasons it is `Unschedulable`, which causes others such as an exceeded deadline; then
+    one of a condition that is False.
     """
     conditions = (revision.get("status") or {}).get("conditions") or ()
     unmet = [
@@ -306,6 +314,7 @@ def why_revision_is_not_ready(revision: Mapping[str, Any]) -> str:
         for condition in conditions
         if condition.get("type") in _REVISION_CONDITIONS
         and condition.get("status") != "True"
+        # A condition without a reason counts as starting.
         and (condition.get("reason") or "Deploying") not in _STARTING_REASONS
     ]
     unmet.sort(
@@ -318,9 +327,9 @@ def why_revision_is_not_ready(revision: Mapping[str, Any]) -> str:
 
 
 def merge_patch(stored: Mapping[str, Any], desired: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the merge patch that writes the fields of `desired` into the status `stored`, with
-    only the differences. Fields missing from `desired` stay; in a field that is a mapping, keys
-    missing from `desired` are removed."""
+    """Return the JSON merge patch that writes the fields of `desired` into the status `stored`; it
+    has only the differences, and is empty if there are none. Fields missing from `desired` stay; in
+    a field that is a mapping, keys missing from `desired` are removed."""
     patch: dict[str, Any] = {}
     for key, value in desired.items():
         previous = stored.get(key)
@@ -346,8 +355,8 @@ def _bug_message(error: Exception) -> str:
 
 
 def _kafka_reason(error: LogError) -> str:
-    """Return the condition's reason for an error of Kafka; `KafkaNotReachable` for any unknown
-    one."""
+    """Return the condition's reason for an error of Kafka, by its flags and the words of its
+    message; `KafkaNotReachable` for any other error."""
     text = str(error).lower()
     if error.too_few_brokers or "replication factor" in text:
         return "InvalidReplicationFactor"

@@ -1,8 +1,7 @@
 """Steps: the purposes of effects, in orders in which no event is missed.
 
-The order is guaranteed, so it is data: `BROKER_ORDER`, `CHANNEL_ORDER`, `TRIGGER_ORDER`,
-`SENSOR_ORDER` and `ARCHIVE_ORDER` are the orders that every `decide` keeps, and tests read
-them.
+`BROKER_ORDER`, `CHANNEL_ORDER`, `TRIGGER_ORDER`, `SENSOR_ORDER` and `ARCHIVE_ORDER` are the orders
+that every `decide` keeps; tests check decisions against them.
 
 Not here: the effects themselves (`effects`).
 """

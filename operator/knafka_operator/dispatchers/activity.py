@@ -49,6 +49,7 @@ class ActivityLimits:
 
 
 DEFAULT_LIMITS: Final = ActivityLimits()
+"""The limits that every installation has."""
 
 
 class Activity(StrEnum):
@@ -88,7 +89,8 @@ def judge_activity(
     """Decide a Trigger's activity by samples in the order of time; returns `previous` if nothing
     has changed. `lag_threshold` is the Trigger's, in events; `limits.busy_lag` is a multiple of it.
 
-    The samples of the last `decisive_seconds`, and the one before these, are enough.
+    Only the samples of the last `decisive_seconds`, and the one before them, are needed. If they
+    don't reach back that far, nothing has changed.
     """
 
     def is_above_busy_lag(lag: int) -> bool:
@@ -116,11 +118,12 @@ def decisive_seconds(activity: Activity, limits: ActivityLimits = DEFAULT_LIMITS
 def relative_load(
     samples: Sequence[Sample], lag_threshold: int, limits: ActivityLimits = DEFAULT_LIMITS
 ) -> float:
-    """Return how busy a Trigger is over all `samples` (two or more), relative to the limits of lag
-    and delivery rate: 1 is at a limit.
+    """Return how busy a Trigger is over `samples` (two or more): its last lag or its delivery rate,
+    whichever is larger, relative to the limit for a busy Trigger. 1 means at the limit; an unknown
+    lag counts as 0.
     """
-    waiting = (samples[-1].lag or 0) / (limits.busy_lag * lag_threshold)
-    return max(waiting, _delivery_rate(samples) / limits.busy_rate)
+    relative_lag = (samples[-1].lag or 0) / (limits.busy_lag * lag_threshold)
+    return max(relative_lag, _delivery_rate(samples) / limits.busy_rate)
 
 
 def _samples_of_last(samples: Sequence[Sample], seconds: float, since: float) -> Sequence[Sample]:
@@ -137,7 +140,8 @@ def _samples_of_last(samples: Sequence[Sample], seconds: float, since: float) ->
 
 
 def _delivery_rate(samples: Sequence[Sample]) -> float:
-    """Return the deliveries per second between the first and the last sample."""
+    """Return the deliveries per second between the first and the last of two or more samples."""
+    # A lower number than before means that counting restarted at 0.
     delivered = sum(
         later.delivered - (earlier.delivered if earlier.delivered <= later.delivered else 0)
         for earlier, later in pairwise(samples)

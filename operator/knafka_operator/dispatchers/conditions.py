@@ -25,10 +25,10 @@ from knafka.core.events.hops import FIRST_TTL, MAX_HOPS
 from knafka.core.numbering import partition_of
 from knafka_operator.decisions.field_errors import (
     Problem,
-    annotation_key,
     as_json,
     raise_all,
     schema_problems,
+    upstream_annotation_path,
 )
 from knafka_operator.decisions.status import DELIVERING, NotReady, is_ready, why_not_ready
 from knafka_operator.model import resources
@@ -69,6 +69,7 @@ DELIVERY_PAUSED: Final = Condition(
 )
 
 LOOP_FREE: Final = "LoopFree"
+"""Type of the condition that warns of a loop."""
 
 _LOOP_MESSAGES: Final = {
     "SubscriberLeadsBack": "every event that it delivers comes back to it, without an end",
@@ -104,15 +105,16 @@ def declared_dependency(metadata: Metadata) -> TriggerDependency | None:
 
 
 def dependency_problems(text: str, namespace: str) -> Iterator[Problem]:
-    """Yield the problems of the annotation's `text`, for a Trigger in this namespace."""
-    path = annotation_key(DEPENDENCY)
+    """Yield the problems of `text`, the value of the annotation `DEPENDENCY` of a Trigger in this
+    namespace."""
+    path = upstream_annotation_path(DEPENDENCY)
     try:
-        reference, problem = json.loads(text), "want an object"
+        reference, details = json.loads(text), "want an object"
     except (ValueError, RecursionError) as error:
-        reference, problem = None, str(error)
+        reference, details = None, str(error)
     if not isinstance(reference, Mapping):
         message = "The provided annotation was not a corev1.ObjectReference"
-        yield Problem(f"{message}: {as_json(text[:300])}", problem, path)
+        yield Problem(f"{message}: {as_json(text[:300])}", details, path)
         return
     yield from schema_problems(TriggerDependency, reference, path)
     if reference.get("namespace") not in (None, "", namespace):
@@ -130,7 +132,7 @@ class BrokerReadiness(Protocol):
 
     @property
     def why_not(self) -> str:
-        """Reason and message of a `Ready` condition that isn't True."""
+        """Reason and message of the `Ready` condition; only meaningful if that isn't True."""
         ...
 
 
@@ -142,33 +144,33 @@ def check_broker(
     broker_document: Mapping[str, Any] | None,
 ) -> None:
     """Check that a Trigger's Broker or channel of this name is Ready (KN-TRG-01, KN-SUB-01); raises
-    `NotReady`.
+    `NotReady`, transient while the Broker is only Unknown or has no topic yet.
 
     `stopped` says why the Broker may not use its topic; None: it may. `readiness` is None while the
-    Broker has no topic; then `broker_document`, the stored Broker, says why (None: it doesn't
-    exist).
+    Broker has no topic. In that case `broker_document`, the stored Broker, says why; None: the
+    Broker doesn't exist.
     """
-    name, short = f'{family.broker} "{broker}"', family.short_name
+    name, short_kind = f'{family.broker} "{broker}"', family.short_name
     if stopped is not None:
         message = f"{name} is not Ready: ExternalTopicNotAllowed {stopped}"
-        raise NotReady(f"{short}NotReady", message)
+        raise NotReady(f"{short_kind}NotReady", message)
     if readiness is None:
         if broker_document is None:
-            raise NotReady(f"{short}DoesNotExist", f"{name} does not exist")
+            raise NotReady(f"{short_kind}DoesNotExist", f"{name} does not exist")
         raise NotReady(
-            f"{short}NotConfigured",
+            f"{short_kind}NotConfigured",
             f"{name} has no topic yet: {why_not_ready(broker_document)}",
             transient=True,
         )
     if readiness.ready != "True":
         message = f"{name} is not Ready: {readiness.why_not}"
-        raise NotReady(f"{short}NotReady", message, transient=readiness.ready != "False")
+        raise NotReady(f"{short_kind}NotReady", message, transient=readiness.ready != "False")
 
 
 def check_dependency(trigger: Trigger, dependency: Mapping[str, Any] | None) -> None:
-    """Check that the object a Trigger depends on, with the stored document `dependency`, is Ready
-    (KN-TRG-13); does nothing if the Trigger names none. Raises `NotReady`, also if `dependency` is
-    None: the object doesn't exist."""
+    """Check that the object on which a Trigger depends is Ready (KN-TRG-13). `dependency` is that
+    object's stored document; None: it doesn't exist. Raises `NotReady` if it isn't Ready or doesn't
+    exist; does nothing if the Trigger names no dependency."""
     reference = declared_dependency(trigger.metadata)
     if reference is None:
         return
@@ -182,9 +184,9 @@ def check_dependency(trigger: Trigger, dependency: Mapping[str, Any] | None) -> 
 
 
 def check_min_scale(declared: int, granted: int, others: int, maxima: Maxima) -> None:
-    """Check that `declared`, a Trigger's min-scale, fits into the namespace's maximum beside
-    `others`, the sum of its other Triggers' min-scales. A min-scale up to `granted`, which the
-    Trigger has had until now, always fits. Raises `NotReady`."""
+    """Check that a Trigger's `declared` min-scale fits into the maximum of its namespace. `others`
+    is the sum of the min-scales of the namespace's other Triggers; `granted` is the min-scale that
+    the Trigger has had until now, and may always keep. Raises `NotReady`."""
     if declared > granted and declared + others > maxima.namespace_min_scale:
         raise NotReady(
             "NamespaceMinScale",
@@ -200,11 +202,12 @@ def check_min_scale(declared: int, granted: int, others: int, maxima: Maxima) ->
 def leads_back(
     destination: Destination, family: Family, namespace: str, broker: str, url: str | None = None
 ) -> bool:
-    """Whether a destination declared in `namespace` leads to the Broker or channel of this name;
-    `url` is the destination's address, if known."""
+    """Whether a destination declared in `namespace` is the Broker or channel of this name in that
+    namespace; `url` is the destination's resolved address (None: not known)."""
     if (ref := destination.ref) is not None:
-        where = ref.kind, ref.namespace or namespace, ref.name
-        if where == (family.broker, namespace, broker) and not destination.uri:
+        referenced = ref.kind, ref.namespace or namespace, ref.name
+        # With a `uri`, the address is another one than the Broker's own.
+        if referenced == (family.broker, namespace, broker) and not destination.uri:
             return True
     address = url or destination.uri or ""
     # A Broker's address has this path, at any host (KN-BRK-20).
@@ -228,9 +231,9 @@ def loop_condition(
         ("ReplyLeadsBack", family.reply_of(document), None),
         ("DeadLetterSinkLeadsBack", dead_letter_sink, sink_address),
     ):
-        url = None if address is None else address.url
         if destination is None:
             continue
+        url = None if address is None else address.url
         if leads_back(destination, family, namespace, trigger.spec.broker, url):
             own_kind = "Broker" if family is BROKERS else "channel"
             message = f"it is its own {own_kind}: {_LOOP_MESSAGES[reason]}"
@@ -254,10 +257,11 @@ def scaling_annotations(scaled: ScalingStatus | None) -> dict[str, str | None]:
 
 
 def delivering_condition(scaled: ScalingStatus) -> Condition:
-    """Return the condition `Delivering`, a warning or information that doesn't affect Ready."""
+    """Return the condition `Delivering`: True, or False with the first problem of the delivery. It
+    is a warning or information, which doesn't affect Ready."""
 
     def delivering_warning(reason: str, message: str) -> Condition:
-        """Return `Delivering` as a warning; a long message is cut."""
+        """Return `Delivering` as a warning; the message is cut to 1,000 characters."""
         return Condition(DELIVERING, Status.FALSE, reason, message[:1000], Severity.WARNING)
 
     if scaled.paused:

@@ -38,7 +38,7 @@ from knafka_operator.records.state import States, TriggerRecord, Watched
 log = logging.getLogger(__name__)
 
 MISSING_TOPIC_ROUNDS: Final = 12
-"""A missing topic is checked once in this many rounds."""
+"""Rounds of `check_topics` in which each missing topic is checked once."""
 TRIGGERS_AT_ONCE: Final = 20
 """Triggers handled before the event loop gets control."""
 MAX_DESCRIBED_TOPICS: Final = 5
@@ -67,27 +67,29 @@ class _DeadLetterTopic:
     """The topic's dead letters at the last count; None: not counted yet."""
     judgement: topics.JudgedTopic | None = None
     """Whether Knafka may alter the topic's retention; None: the topic wasn't described yet."""
-    judged_inputs: object = None
-    """The `inputs` of `judgement`; None: the topic is to be described."""
-    written: float = -math.inf
+    judged_inputs: tuple[str, float | None] | None = None
+    """The `judgement_inputs` of `judgement`; None: the topic must be described again."""
+    enqueued_at: float = -math.inf
     """When the Trigger was last enqueued to write its condition, by the event loop's clock."""
-    announced: bool = False
-    """Whether an Event was posted since the topic was last empty."""
+    is_announced: bool = False
+    """Whether the first dead letters since the topic was last empty were announced."""
 
-    def is_judged_by(self, settings: TopicSettings) -> bool:
-        """Whether the topic needs no new judgement: it was judged by these settings, or can't be
-        judged yet."""
+    def must_be_judged(self, settings: TopicSettings) -> bool:
+        """Whether the topic must be judged by `settings`: it wasn't yet, or its judgement depends
+        on something that has changed. False as long as offsets or the age of the oldest record
+        aren't known."""
         if self.waiting is None or self.starts is None:
-            return True
+            return False
         if self.waiting.records and self.waiting.oldest is None:
-            return True  # its oldest record may exceed the new retention
-        return self.judged_inputs == self.inputs(settings)
+            return False  # its oldest record may exceed the new retention
+        return self.judged_inputs != self.judgement_inputs(settings)
 
-    def inputs(self, settings: TopicSettings) -> tuple[str, float | None]:
-        """Return what the topic's judgement depends on: the declared retention, and the oldest
-        record if that prevents the change, so that it is judged again when that record is gone."""
-        blocked = self.judgement is not None and self.judgement.would_expire
-        oldest = self.waiting.oldest if blocked and self.waiting is not None else None
+    def judgement_inputs(self, settings: TopicSettings) -> tuple[str, float | None]:
+        """Return what the topic's judgement depends on: the declared retention, and the time of the
+        oldest record if that record prevents a change of the retention, so that the topic is judged
+        again once the record is gone."""
+        is_blocked = self.judgement is not None and self.judgement.would_expire
+        oldest = self.waiting.oldest if is_blocked and self.waiting is not None else None
         return settings.config[topics.RETENTION_MS], oldest
 
 
@@ -99,28 +101,29 @@ class DeadLetterMonitor:
     enqueue: Callable[[Key], None]
     """Makes an object due for reconciliation."""
     clock: Callable[[], float] = time.time
-    """Seconds since 1970."""
+    """Returns the time, in seconds since 1970."""
     on_first_dead_letters: Callable[[Document, str], None] = lambda document, message: None
     """Called with a Trigger that has its first dead letters, and a sentence with their number."""
     _topics: dict[Identity, _DeadLetterTopic] = field(default_factory=dict)
     """The dead-letter topic of each delivered Trigger."""
     _turn: int = 0
-    """Number of the round, by which missing topics are checked in turn."""
+    """Number of the round, below `MISSING_TOPIC_ROUNDS`, by which missing topics take turns."""
 
     def waiting(self, identity: Identity) -> WaitingDeadLetters | None:
-        """Return the waiting dead letters of a Trigger; None if it never had one, or isn't checked
-        yet."""
+        """Return the waiting dead letters of a Trigger; None: its topic was not found yet, as the
+        Trigger never had a dead letter or wasn't checked."""
         topic = self._topics.get(identity)
         return None if topic is None else topic.waiting
 
     def add_to_status(
         self, document: Document, conditions: ConditionSet, annotations: dict[str, str | None]
     ) -> None:
-        """Add the condition and annotations about a Trigger's dead letters to its status."""
+        """Add what is known about the dead letters of the Trigger `document` to the `conditions`
+        and `annotations` of its new status. As long as nothing is known, the stored condition
+        stays."""
         identity = Identity.of(document)
-        if (
-            condition := self._condition(identity) or deciding.stored_condition(document)
-        ) is not None:
+        condition = self._condition(identity) or deciding.stored_condition(document)
+        if condition is not None:
             conditions.set(condition)
         topic = self._topics.get(identity)
         judgement = None if topic is None else topic.judgement
@@ -146,33 +149,33 @@ class DeadLetterMonitor:
             del self._topics[identity]
         for number, (identity, record) in enumerate(watched_triggers, 1):
             if number % TRIGGERS_AT_ONCE == 0:
-                await asyncio.sleep(0)
-            if (watched := record.watched) is not None and self._is_check_due(identity, watched):
+                await asyncio.sleep(0)  # meanwhile a Trigger's delivery may end
+            if (watched := record.watched) is not None and self._note_if_due(identity, watched):
                 due.setdefault(watched.kafka, []).append((identity, record, watched))
         # Concurrently: a Kafka that doesn't answer delays no other one.
         await asyncio.gather(
             *(self._check_kafka(kafka, due_triggers) for kafka, due_triggers in due.items())
         )
 
-    def _is_check_due(self, identity: Identity, watched: Watched) -> bool:
-        """Return whether to check a Trigger's dead-letter topic in this round, and record how many
-        dead letters its dispatchers have reported. A topic that isn't known to exist is checked if
-        that number has changed, and every `MISSING_TOPIC_ROUNDS` rounds."""
+    def _note_if_due(self, identity: Identity, watched: Watched) -> bool:
+        """Record a Trigger's topic, and the number of dead letters that its dispatchers have
+        reported. Returns whether to check the topic in this round: always if it is known to exist,
+        else if that number has changed, and once in `MISSING_TOPIC_ROUNDS` rounds."""
         name, topic = watched.egress.dead_letter_topic, self._topics.get(identity)
         if topic is None or (topic.name, topic.kafka) != (name, watched.kafka):
             topic = self._topics[identity] = _DeadLetterTopic(name, watched.kafka)
         scaler_status = watched.kafka.scaler.status(self.states.family.trigger_id(identity))
         previously_reported = topic.reported
         topic.reported = scaler_status.counts.dead_lettered if scaler_status else 0
-        has_more = topic.reported != previously_reported
+        has_changed = topic.reported != previously_reported
         is_its_turn = hash(name) % MISSING_TOPIC_ROUNDS == self._turn
-        return topic.starts is not None or has_more or is_its_turn
+        return topic.starts is not None or has_changed or is_its_turn
 
     async def _check_kafka(
         self, kafka: KafkaCluster, due: list[tuple[Identity, TriggerRecord, Watched]]
     ) -> None:
-        """Check the due topics of one Kafka, and enqueue Triggers whose status is outdated; logs an
-        unreachable Kafka."""
+        """Check the topics of `due`, the Triggers of one Kafka, and enqueue those whose status is
+        outdated. If Kafka fails or takes longer than `TOPIC_CHECK_TIMEOUT`, that is logged."""
         topic_by_name = {
             watched.egress.dead_letter_topic: self._topics[identity] for identity, _, watched in due
         }
@@ -184,7 +187,7 @@ class DeadLetterMonitor:
                 )
                 for identity, record, _ in due:
                     if self._topics[identity].name not in ranges:
-                        await self._note_missing(self._topics[identity], record)
+                        await self._forget_if_gone(self._topics[identity], record)
                 await self._judge_topics(kafka, due)
         except (LogError, TimeoutError) as error:
             # The status of its Triggers and the scaler report that Kafka is away.
@@ -195,8 +198,8 @@ class DeadLetterMonitor:
     async def _update_waiting(
         self, kafka: KafkaCluster, topics_with_ranges: Iterable[tuple[_DeadLetterTopic, Range]]
     ) -> None:
-        """Update number and age of the topics' dead letters; the age is read only if the oldest
-        record has changed."""
+        """Update the number of each topic's dead letters, and the time of the oldest, which is only
+        read from Kafka if the oldest record has changed. Raises `LogError`."""
         undated = []
         for topic, range_ in topics_with_ranges:
             previous = topic.waiting
@@ -211,16 +214,17 @@ class DeadLetterMonitor:
             if range_.records and oldest is None:
                 undated.append(topic)
         if undated:
-            dates = await kafka.topics.first_timestamps([topic.name for topic in undated])
+            times = await kafka.topics.first_timestamps([topic.name for topic in undated])
             for topic in undated:
                 assert topic.waiting is not None
-                topic.waiting = replace(topic.waiting, oldest=dates.get(topic.name))
+                topic.waiting = replace(topic.waiting, oldest=times.get(topic.name))
 
     @staticmethod
-    async def _note_missing(topic: _DeadLetterTopic, record: TriggerRecord) -> None:
-        """Handle a topic without offsets: forget its dead letters if it is gone; keep them if it
-        only has no leader."""
+    async def _forget_if_gone(topic: _DeadLetterTopic, record: TriggerRecord) -> None:
+        """Forget the dead letters of a topic without offsets if it was deleted; keep them if it
+        only has no leader. `record` is its Trigger's. Raises `LogError`."""
         stored = deciding.stored_condition(record.document or {})
+        # By the stored condition an earlier operator has seen dead letters in it.
         existed = topic.starts is not None or (stored is not None and stored.status is Status.FALSE)
         if existed and await topic.kafka.topics.describe_topic(topic.name) is None:
             topic.waiting = WaitingDeadLetters(topic.name, 0)
@@ -237,15 +241,16 @@ class DeadLetterMonitor:
         self, kafka: KafkaCluster, due: list[tuple[Identity, TriggerRecord, Watched]]
     ) -> None:
         """Describe topics that are new or whose declared retention has changed, and alter the
-        retention of those that Knafka owns; at most `MAX_DESCRIBED_TOPICS` in one round."""
-        described = 0
+        retention of those that Knafka owns; at most `MAX_DESCRIBED_TOPICS` in one round. Raises
+        `LogError`."""
+        described_count = 0
         for identity, record, watched in due:
             topic, settings = self._topics.get(identity), watched.egress.dead_letter_settings
-            if topic is None or topic.is_judged_by(settings):
+            if topic is None or not topic.must_be_judged(settings):
                 continue
-            if described == MAX_DESCRIBED_TOPICS:
+            if described_count == MAX_DESCRIBED_TOPICS:
                 break
-            described += 1
+            described_count += 1
             description = await kafka.topics.describe_topic(topic.name)
             if description is not None:
                 claim = topics.Ownership.of(status_annotations(record.document or {}))
@@ -260,8 +265,9 @@ class DeadLetterMonitor:
         claim: topics.Ownership | None,
     ) -> None:
         """Judge a topic by its `description` in Kafka, and alter its retention to the one in
-        `settings` if Knafka owns it. `claim` is the one in the Trigger's status; None: there is
-        none."""
+        `settings` if Knafka owns it. `claim` is the ownership that the Trigger's status records;
+        None: the status records none. Raises a `LogError` that is `retriable`; any other is logged,
+        and the topic keeps its retention."""
         assert topic.waiting is not None
         owned = (topic.judgement.owned if topic.judgement is not None else None) or claim
         age = topic.waiting.oldest_age(self.clock())
@@ -277,7 +283,7 @@ class DeadLetterMonitor:
                 log.warning("%s does not get the retention.ms %s: %s", topic.name, retention, error)
                 judgement = topics.unaltered_topic(description)
         topic.judgement = judgement
-        topic.judged_inputs = topic.inputs(settings)
+        topic.judged_inputs = topic.judgement_inputs(settings)
         self._apply_retention(topic)
 
     def _announce_first(
@@ -287,19 +293,20 @@ class DeadLetterMonitor:
         document: Document,
         previous: Condition | None,
     ) -> None:
-        """Call `on_first_dead_letters` if dead letters wait in a topic where none did before, also
-        by the Trigger's `previous` condition."""
+        """Call `on_first_dead_letters` if dead letters wait in a topic that was empty before. If
+        `previous`, the Trigger's stored condition, is False, an earlier operator has announced
+        them."""
         if not waiting.records:
-            topic.announced = False
-        elif not topic.announced:
-            topic.announced = True
+            topic.is_announced = False
+        elif not topic.is_announced:
+            topic.is_announced = True
             if previous is None or previous.status is not Status.FALSE:
                 self.on_first_dead_letters(document, deciding.waiting_sentence(waiting))
 
     def _enqueue_if_changed(self, identity: Identity, record: TriggerRecord) -> None:
-        """Enqueue a Trigger whose condition or annotations about dead letters are outdated; if only
-        the condition's message is, at most once in `MESSAGE_INTERVAL` seconds. Also announce its
-        first dead letters."""
+        """Enqueue a Trigger whose condition or annotations about dead letters are outdated, and
+        announce its first dead letters. If only the condition's message is outdated, the Trigger is
+        enqueued at most once in `MESSAGE_INTERVAL` seconds. Entries of channels aren't enqueued."""
         topic, document = self._topics.get(identity), record.document
         current = self._condition(identity)
         if topic is None or document is None or current is None or is_entry(document):
@@ -318,7 +325,8 @@ class DeadLetterMonitor:
         lacks_annotations = (
             not desired_annotations.items() <= status_annotations(record.document or {}).items()
         )
-        is_message_due = previous != current and loop_time - topic.written >= MESSAGE_INTERVAL
+        seconds_since_last = loop_time - topic.enqueued_at
+        is_message_due = previous != current and seconds_since_last >= MESSAGE_INTERVAL
         if is_other_condition or lacks_annotations or is_message_due:
-            topic.written = loop_time
+            topic.enqueued_at = loop_time
             self.enqueue((self.states.family.trigger, *identity))

@@ -22,6 +22,7 @@ DEAD_LETTERS_TYPE: Final = "DeadLetters"
 WAIT: Final = "DeadLettersWait"
 EXPIRE: Final = "DeadLettersExpire"
 NOT_APPLIED: Final = "RetentionNotApplied"
+"""Type of the condition, and its reasons."""
 
 EXPIRY_SHARE: Final = 0.5
 """Share of the retention after which the oldest dead letter is reported as expiring: 15 of 30 days.
@@ -44,16 +45,18 @@ class WaitingDeadLetters:
     oldest at once."""
 
     def oldest_age(self, now: float) -> float:
-        """Return the age of the oldest dead letter in seconds; 0 if there is none."""
+        """Return the age of the oldest dead letter at `now` (seconds since 1970), in seconds; 0 if
+        there is none, or its age isn't known."""
         return max(0.0, now - self.oldest) if self.records and self.oldest is not None else 0.0
 
 
 def dead_letters_condition(waiting: WaitingDeadLetters, now: float) -> Condition:
-    """Return the condition `DeadLetters`: False, a warning, if dead letters wait. `now` is in
-    seconds since 1970."""
+    """Return the condition `DeadLetters` at `now` (seconds since 1970): True if no dead letter
+    waits, else False, as a warning."""
     if not waiting.records:
         return Condition(DEAD_LETTERS_TYPE, Status.TRUE, severity=Severity.WARNING)
-    retention, reason, message = waiting.retention, WAIT, waiting_sentence(waiting)
+    retention = waiting.retention
+    reason, message = WAIT, waiting_sentence(waiting)
     if waiting.would_expire:
         reason = NOT_APPLIED
         message += (
@@ -61,7 +64,7 @@ def dead_letters_condition(waiting: WaitingDeadLetters, now: float) -> Condition
             "be deleted at once: replay or purge them, or set the topic's retention.ms"
         )
     elif retention is not None and waiting.oldest_age(now) >= EXPIRY_SHARE * retention:
-        assert waiting.oldest is not None
+        assert waiting.oldest is not None  # else its age would be 0
         reason = EXPIRE
         message += (
             f"; Kafka may delete it from {kubernetes_timestamp(waiting.oldest + retention)} on"

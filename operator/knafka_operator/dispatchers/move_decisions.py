@@ -34,17 +34,19 @@ MAX_MOVES: Final = 5
 """Most moves of one Broker's Triggers in each direction within `MOVES_PERIOD`, since each creates
 or deletes a Knative Service and a pod."""
 MOVES_PERIOD: Final = 60.0
-"""Seconds."""
+"""Seconds within which a Broker's Triggers make at most `MAX_MOVES` moves."""
 
 ISOLATION_BY_ACTIVITY: Final = {Activity.BUSY: Isolation.OWN, Activity.QUIET: Isolation.SHARED}
+"""The dispatcher that an `auto` Trigger gets, by its activity."""
 
 
 @dataclass(slots=True)
 class History:
-    """Recent samples of one Trigger: with one every 5 s, 7 while it is shared, 121 while it isn't,
-    some 150 bytes each."""
+    """Recent samples of one Trigger. With one sample every 5 s there are 7 while the Trigger is in
+    a shared dispatcher, and 121 while it has its own, of some 150 bytes each."""
 
     state: ActivityState
+    """The Trigger's activity before these samples are judged."""
     samples: deque[Sample] = field(default_factory=deque)
     """In the order of time."""
 
@@ -71,13 +73,13 @@ class Move:
 
 
 def sample_of(status: ScalingStatus, now: float) -> Sample:
-    """Return a sample of a Trigger's status. The lag counts as unknown (None) while the subscriber
-    doesn't answer or the dispatcher fails, since another dispatcher wouldn't help; as 0 while the
-    filter passes nothing.
+    """Return a sample of a Trigger's status. While its filter passes nothing, its lag counts as 0.
+    While its subscriber doesn't answer or its dispatcher fails, the lag counts as unknown (None),
+    since another dispatcher wouldn't help.
     """
-    is_held_up = status.error is not None or status.counts.congestion is not None
     if status.scale.cause is Cause.FILTERED_OUT:
         return Sample(now, status.counts.delivered, 0)
+    is_held_up = status.error is not None or status.counts.congestion is not None
     return Sample(now, status.counts.delivered, None if is_held_up else status.lag)
 
 
@@ -85,36 +87,36 @@ def desired_move(
     trigger: Identity,
     broker: Identity,
     history: History,
-    threshold: int,
+    lag_threshold: int,
     limits: ActivityLimits = DEFAULT_LIMITS,
 ) -> Move | None:
-    """Return the move that a Trigger's history calls for; None: it should stay. `threshold` is the
-    Trigger's lag threshold, in events."""
-    new_state = judge_activity(history.state, history.samples, threshold, limits)
+    """Return the move that a Trigger's history calls for; None: it should stay. `lag_threshold` is
+    the Trigger's, in events."""
+    new_state = judge_activity(history.state, history.samples, lag_threshold, limits)
     if new_state.activity is history.state.activity:
         return None
     destination = ISOLATION_BY_ACTIVITY[new_state.activity]
-    load = relative_load(history.samples, threshold, limits)
-    return Move(
-        trigger, broker, destination, load, _move_reason(destination, history, threshold, limits)
-    )
+    load = relative_load(history.samples, lag_threshold, limits)
+    reason = _move_reason(destination, history, lag_threshold, limits)
+    return Move(trigger, broker, destination, load, reason)
 
 
 def _move_reason(
-    destination: Isolation, history: History, threshold: int, limits: ActivityLimits
+    destination: Isolation, history: History, lag_threshold: int, limits: ActivityLimits
 ) -> str:
-    """Return why a Trigger with this lag threshold moves to `destination`, in words for users."""
+    """Return why a Trigger moves to `destination`, in words for users. `lag_threshold` is the
+    Trigger's, in events."""
     if destination is Isolation.SHARED:
         return f"quiet for {limits.quiet_for:g} s"
-    waiting, limit = history.samples[-1].lag or 0, limits.busy_lag * threshold
-    if waiting > limit:
-        return f"{waiting} events waiting, more than {limit} for {limits.busy_for:g} s"
+    lag, max_lag = history.samples[-1].lag or 0, limits.busy_lag * lag_threshold
+    if lag > max_lag:
+        return f"{lag} events waiting, more than {max_lag} for {limits.busy_for:g} s"
     return f"more than {limits.busy_rate:g} events a second for {limits.busy_for:g} s"
 
 
 def choose_moves(moves: Iterable[Move], recent_moves: Collection[Move]) -> list[Move]:
-    """Return the moves to make now, busiest first: at most `MAX_MOVES` per Broker and direction,
-    together with `recent_moves`, which were made in the last `MOVES_PERIOD` seconds."""
+    """Return which of the `moves` to make now, the busiest Triggers first: at most `MAX_MOVES` per
+    Broker and direction, counting `recent_moves` of the last `MOVES_PERIOD` seconds too."""
     moves_so_far: dict[tuple[Identity, Isolation], int] = {}
     for move in recent_moves:
         moves_so_far[move.broker, move.to] = moves_so_far.get((move.broker, move.to), 0) + 1

@@ -32,8 +32,9 @@ TRIGGERS_AT_ONCE: Final = 20
 """Triggers sampled before the event loop gets control."""
 
 ACTIVITY_BY_ISOLATION: Final = {
-    needed: activity for activity, needed in deciding.ISOLATION_BY_ACTIVITY.items()
+    isolation: activity for activity, isolation in deciding.ISOLATION_BY_ACTIVITY.items()
 }
+"""The activity for which an `auto` Trigger has each kind of dispatcher."""
 
 
 @dataclass(eq=False)
@@ -44,12 +45,13 @@ class Moves:
     enqueue: Callable[[Key], None]
     """Makes an object due for reconciliation."""
     limits: ActivityLimits = DEFAULT_LIMITS
+    """Which Triggers count as busy and quiet."""
     on_move: Callable[[Document, str], None] = lambda document, message: None
     """Called with a Trigger that moves, and a sentence with destination and reason."""
     _histories: dict[Identity, History] = field(default_factory=dict)
     """Histories of delivered `auto` Triggers only."""
-    _made: deque[tuple[float, Move]] = field(default_factory=deque)
-    """The moves of the last `MOVES_PERIOD` seconds, each with its time by the event loop's
+    _recent_moves: deque[tuple[float, Move]] = field(default_factory=deque)
+    """The moves of the last `MOVES_PERIOD` seconds, each after its time by the event loop's
     clock."""
 
     async def move_triggers(self) -> None:
@@ -59,39 +61,39 @@ class Moves:
         for number, (identity, record) in enumerate(list(self.states.triggers.items()), 1):
             if number % TRIGGERS_AT_ONCE == 0:
                 await asyncio.sleep(0)
-            if (move := self._judge(identity, record, now)) is not None:
+            if (move := self._sample_and_judge(identity, record, now)) is not None:
                 desired_moves.append(move)
         for identity in self._histories.keys() - self.states.triggers.keys():
             del self._histories[identity]
-        while self._made and now - self._made[0][0] >= MOVES_PERIOD:
-            self._made.popleft()
-        for move in deciding.choose_moves(
-            desired_moves, [past_move for _, past_move in self._made]
-        ):
-            self._made.append((now, move))
+        while self._recent_moves and now - self._recent_moves[0][0] >= MOVES_PERIOD:
+            self._recent_moves.popleft()
+        recent_moves = [recent_move for _, recent_move in self._recent_moves]
+        for move in deciding.choose_moves(desired_moves, recent_moves):
+            self._recent_moves.append((now, move))
             self._move(move)
 
-    def _judge(self, identity: Identity, record: TriggerRecord, now: float) -> Move | None:
+    def _sample_and_judge(
+        self, identity: Identity, record: TriggerRecord, now: float
+    ) -> Move | None:
         """Sample a Trigger's activity, and return the move that it calls for. None: it stays, or it
-        isn't delivered as an `auto` Trigger now."""
+        can't move now; then its samples are forgotten."""
         needed, watched = record.needed, _movable_delivery(record)
-        scaled = None
+        scaling_status = None
         if watched is not None:
-            scaled = watched.kafka.scaler.status(self.states.family.trigger_id(identity))
-        if needed is None or record.broker is None or watched is None or scaled is None:
+            scaling_status = watched.kafka.scaler.status(self.states.family.trigger_id(identity))
+        if needed is None or record.broker is None or watched is None or scaling_status is None:
             self._histories.pop(identity, None)
             return None
-        history = self._histories.get(identity)
-        if history is None or history.state.activity is not ACTIVITY_BY_ISOLATION[needed]:
-            history = self._histories[identity] = History(
-                ActivityState(ACTIVITY_BY_ISOLATION[needed], now)
-            )
-        history.add(deciding.sample_of(scaled, now), self.limits)
-        threshold = watched.autoscaling.lag_threshold
-        return deciding.desired_move(identity, record.broker, history, threshold, self.limits)
+        history, activity = self._histories.get(identity), ACTIVITY_BY_ISOLATION[needed]
+        if history is None or history.state.activity is not activity:
+            history = self._histories[identity] = History(ActivityState(activity, now))
+        history.add(deciding.sample_of(scaling_status, now), self.limits)
+        lag_threshold = watched.autoscaling.lag_threshold
+        return deciding.desired_move(identity, record.broker, history, lag_threshold, self.limits)
 
     def _move(self, move: Move) -> None:
-        """Record the Trigger's new isolation, report the move, and enqueue the Trigger."""
+        """Record the Trigger's new isolation, report the move, and enqueue the Trigger, whose
+        reconciliation carries the move out."""
         record = self.states.triggers.get(move.trigger)
         if record is None:
             return  # the Trigger was deleted meanwhile

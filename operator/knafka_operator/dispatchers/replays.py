@@ -45,32 +45,34 @@ class Replays:
         self._cluster = cluster
         self._states = states
         self._followed: dict[Identity, Watched] = {}
-        """The delivery of each Trigger whose replayer runs, as the replayer was last applied."""
+        """The delivery of each Trigger whose replayer is scaled, as the replayer was last
+        applied."""
         self._busy: set[object] = set()
         """KafkaClusters being asked, and Triggers whose replays are being started or stopped."""
 
     async def run(self) -> None:
-        """Check for replay topics until cancelled."""
+        """Check for replay topics every `REPLAY_CHECK_INTERVAL` seconds, until cancelled."""
         async with asyncio.TaskGroup() as self._tasks:
             await run_repeatedly("looking for replays", self._check_kafkas, REPLAY_CHECK_INTERVAL)
 
     async def _check_kafkas(self) -> None:
         """Start a check of each Kafka in a task of its own, so that an unreachable Kafka delays no
         other."""
-        watched = {
-            identity: watched_trigger
+        deliveries = {
+            identity: delivery
             for identity in self._states.triggers
-            if (watched_trigger := self._current_delivery(identity))
+            if (delivery := self._current_delivery(identity))
         }
-        triggers: dict[KafkaCluster, list[Identity]] = {}
-        for identity, watched_trigger in (self._followed | watched).items():
-            triggers.setdefault(watched_trigger.kafka, []).append(identity)
-        for kafka, triggers_of_kafka in triggers.items():
-            self._start_once(kafka, self._check_kafka, kafka, triggers_of_kafka)
+        triggers_by_kafka: dict[KafkaCluster, list[Identity]] = {}
+        # Also those that are only followed, so that the replays of a deleted Trigger stop.
+        for identity, delivery in (self._followed | deliveries).items():
+            triggers_by_kafka.setdefault(delivery.kafka, []).append(identity)
+        for kafka, triggers in triggers_by_kafka.items():
+            self._start_once(kafka, self._check_kafka, kafka, triggers)
 
     async def _check_kafka(self, kafka: KafkaCluster, triggers: Collection[Identity]) -> None:
-        """Start or stop the replayers of these Triggers, by whether their replay topics exist in
-        this Kafka."""
+        """Start the replays of those of these Triggers whose replay topics exist in this Kafka,
+        update those that run, and stop all others."""
         topics = await _list_replay_topics(kafka)
         for identity in triggers:
             followed_delivery = self._followed.get(identity)
@@ -95,7 +97,8 @@ class Replays:
     def _start_once(
         self, subject: object, work: Callable[..., Awaitable[None]], *arguments: Any
     ) -> None:
-        """Start work on `subject` in a task, unless earlier work on it is still under way."""
+        """Call `work` with `arguments` in a task, unless earlier work on `subject` is still under
+        way."""
         if subject not in self._busy:
             self._busy.add(subject)
             self._tasks.create_task(self._run_logged(subject, partial(work, *arguments)))
@@ -115,7 +118,8 @@ class Replays:
             self._busy.discard(subject)
 
     async def _set_followed(self, identity: Identity, desired_delivery: Watched | None) -> None:
-        """Run the Trigger's replayer for `desired_delivery`, or remove it if that is None."""
+        """Run the Trigger's replayer for `desired_delivery`, or stop its replays if that is None.
+        One that moves to another Kafka is stopped first. Raises as `_follow` does."""
         followed_delivery = self._followed.get(identity)
         if followed_delivery is not None and (
             desired_delivery is None or desired_delivery.kafka is not followed_delivery.kafka
@@ -125,8 +129,9 @@ class Replays:
             await self._follow(identity, desired_delivery)
 
     async def _follow(self, identity: Identity, watched: Watched) -> None:
-        """Apply the Service of a Trigger's replayer, and have its replay topic scaled. Raises
-        `NotReady` and `ClusterError`."""
+        """Apply the Service of a Trigger's replayer, and begin to scale it by its replay topic;
+        does nothing if the Trigger is gone. Raises `NotReady`, `InvalidDocument` and
+        `ClusterError`."""
         record = self._states.triggers.get(identity)
         if record is None or record.document is None:
             return
@@ -168,7 +173,8 @@ class Replays:
 
 
 async def _list_replay_topics(kafka: KafkaCluster) -> Collection[str] | None:
-    """Return the names of a Kafka's replay topics; None: it doesn't answer."""
+    """Return the names of a Kafka's replay topics; None: they aren't known, after an error that is
+    logged."""
     try:
         topics = await kafka.topics.topics()
         return {topic for topic in topics if topic.startswith(names.REPLAYS)}
@@ -180,5 +186,5 @@ async def _list_replay_topics(kafka: KafkaCluster) -> Collection[str] | None:
 
 
 def _replay_topic(watched: Watched) -> str:
-    """Return the topic that the Trigger's replayer reads."""
+    """Return the topic that the replayer of a delivered Trigger reads."""
     return egresses.replay_topic(watched.egress)

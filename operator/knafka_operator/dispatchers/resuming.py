@@ -59,10 +59,10 @@ class ServingDispatcher:
 
     egress: Egress
     secret: tuple[str, str] | None
-    """Name and version of the Secret that its pods mount."""
+    """Name and version of the Secret that its pods mount; None: none."""
     partitions: int
-    """The Service's max-scale, in place of the topic's partitions, until the Trigger is
-    reconciled."""
+    """The Service's max-scale; it stands for the number of the topic's partitions until the Trigger
+    is reconciled."""
     min_scale: int
     """The Service's min-scale."""
 
@@ -72,8 +72,9 @@ class ServingShard:
     """A shard, as its Service describes it."""
 
     number: int
-    """The shard's number, unique among its Broker's."""
+    """The shard's number, unique among its Broker's shards."""
     shard: Shard
+    """The contract in the Service's environment."""
     kafka: KafkaCluster
     secret: tuple[str, str] | None
     """Name and version of the Secret that its pods mount; None: none."""
@@ -91,13 +92,15 @@ class Resuming:
         self._shards = shards
         self._secrets: dict[tuple[str, str], asyncio.Task[Document | None]] = {}
         """The reading of each Secret, by namespace and name, so that it is read once."""
-        self._at_once = asyncio.Semaphore(MAX_REQUESTS)
-        """Limits the concurrent requests to the API server."""
+        self._request_limit = asyncio.Semaphore(MAX_REQUESTS)
+        """Limits the concurrent requests for Revisions."""
 
     async def find_delivered_by_services(
         self, triggers: Iterable[Document], found_services: Iterable[Document]
     ) -> list[tuple[Document, Watched]]:
-        """Return the Triggers that one of `found_services` delivers, each with its delivery."""
+        """Return the Triggers that one of `found_services` delivers, each with its delivery.
+        Triggers that are being deleted are left out, and those whose look-up fails, with a log
+        line."""
         service_by_owner = {
             uid: service for service in found_services for uid in services.owner_uids(service)
         }
@@ -121,7 +124,7 @@ class Resuming:
         of its shards.
 
         A Trigger is delivered by the shard that has its record, else by its own Service. Empty if
-        the Broker's contract can't be read within `CONTRACT_TIMEOUT`.
+        the Broker's contract can't be read within `CONTRACT_TIMEOUT`, which is logged.
         """
         name = str(Identity.of(broker))
         try:
@@ -144,9 +147,8 @@ class Resuming:
         own_services: Iterable[Document],
         shards: Iterable[Document],
     ) -> list[tuple[Document, Watched]]:
-        """Return the delivered Triggers of one Broker, each with its delivery: by the contract of
-        its shared dispatchers, else by its own Service (`own_services`). Raises `KnafkaError` if
-        the contract can't be read."""
+        """Return what `find_delivered_with_shards` does. Raises `KnafkaError` if the contract can't
+        be read."""
         uid = broker["metadata"]["uid"]
         shard_lookups = [
             self._read_serving_shard(service)
@@ -160,10 +162,10 @@ class Resuming:
         }
         shared: dict[str, Watched] = {}
         for group, (egress, shard) in (await self._read_contract(broker, serving)).items():
-            # Reconciling replaces the number of partitions, which isn't known here.
             place = ShardPlacement(shard.number, shard.shard)
+            unknown_partitions = 1  # reconciling replaces it
             shared[group] = Watched(
-                shard.kafka, egress, DEFAULT_AUTOSCALING, 1, shard.secret, place
+                shard.kafka, egress, DEFAULT_AUTOSCALING, unknown_partitions, shard.secret, place
             )
         deliveries, unshared_triggers = [], []
         for trigger in triggers:
@@ -181,7 +183,8 @@ class Resuming:
         self, broker: Document, serving: Mapping[str, ServingShard]
     ) -> Mapping[str, tuple[Egress, ServingShard]]:
         """Return, for each consumer group in the Broker's contract, its Egress and the shard that
-        delivers it; `serving` are the running shards by name. Raises `LogError`."""
+        delivers it. `serving` are the running shards by their own group; Triggers of another shard
+        are left out. Raises `LogError`."""
         records = {}
         for kafka in {serving_shard.kafka for serving_shard in serving.values()}:
             contract = await self._shards.resume(broker, kafka)
@@ -191,8 +194,8 @@ class Resuming:
         return records
 
     async def _read_serving_shard(self, service: Document) -> ServingShard | None:
-        """Return the shard that a Service's Ready Revision serves; None if it has no Ready Revision
-        or no number."""
+        """Return the shard that a Service's Ready Revision serves; None: the Service has no Ready
+        Revision, or isn't a shard's. Raises `KnafkaError`."""
         template = await self._read_serving_template(service)
         number = shard_number(service)
         if template is None or number is None:
@@ -206,8 +209,8 @@ class Resuming:
         await asyncio.gather(*map(self._connect_logged, found_services))
 
     async def _connect_logged(self, service: Document) -> None:
-        """Connect to the Kafka that a dispatcher's Service uses, so that its client is ready; logs
-        errors."""
+        """Connect to the Kafka that the Service of a dispatcher or shard uses, so that the client
+        is ready; errors are logged."""
         try:
             template, namespace = service["spec"]["template"], service["metadata"]["namespace"]
             if shard_number(service) is not None:
@@ -272,7 +275,7 @@ class Resuming:
         if newest and status.get("observedGeneration") == metadata.get("generation"):
             template: Document = service["spec"]["template"]
             return template
-        async with self._at_once:
+        async with self._request_limit:
             return await self._cluster.get(SERVING, "Revision", metadata["namespace"], serving)
 
     async def _connect_kafka(
@@ -323,15 +326,16 @@ def read_dispatcher(template: Document) -> ServingDispatcher:
 
 
 async def _read_dispatcher(template: Document) -> ServingDispatcher:
-    """Parse the template or Revision of a dispatcher, a large one in a thread; raises
-    `InvalidDocument`."""
+    """Parse the template or Revision of a dispatcher as `read_dispatcher` does, a large one in a
+    thread. Raises `InvalidDocument`."""
     return await parse_off_loop(
         lambda: read_dispatcher(template), characters_of(template, LARGE_DOCUMENT)
     )
 
 
 def read_shard(template: Document) -> tuple[Shard, tuple[str, str] | None]:
-    """Parse the template or Revision of a shard, with its Secret; raises `InvalidDocument`."""
+    """Parse the template or Revision of a shard. Returns its contract, and name and version of its
+    mounted Secret (None: none). Raises `InvalidDocument`."""
     try:
         shard = parse(Shard, json.loads(_environment(template)[SHARD_VARIABLE]))
         return shard, _find_mounted_secret(template)
@@ -340,7 +344,8 @@ def read_shard(template: Document) -> tuple[Shard, tuple[str, str] | None]:
 
 
 def read_receiver(template: Document) -> tuple[Receiver, tuple[str, str] | None]:
-    """Parse the template of a channels' receiver, with its Secret; raises `InvalidDocument`."""
+    """Parse the template of a channels' receiver. Returns its contract, and name and version of its
+    mounted Secret (None: none). Raises `InvalidDocument`."""
     try:
         text = _environment(template)[services.RECEIVER_VARIABLE]
         return parse(Receiver, json.loads(text)), _find_mounted_secret(template)
@@ -355,16 +360,14 @@ def _environment(template: Document) -> Mapping[str, str]:
 
 
 def _find_mounted_secret(template: Document) -> tuple[str, str] | None:
-    """Return name and version of the Secret that a template mounts, None if there is none; raises
-    `KeyError`."""
+    """Return name and version of the first Secret that a template mounts; None: it mounts none.
+    Raises `KeyError`."""
     volumes = template["spec"].get("volumes") or ()
     secret_names = [volume["secret"]["secretName"] for volume in volumes if "secret" in volume]
+    if not secret_names:
+        return None
     annotations = template["metadata"].get("annotations") or {}
-    return (
-        (secret_names[0], str(annotations.get(services.SECRET_VERSION, "")))
-        if secret_names
-        else None
-    )
+    return secret_names[0], str(annotations.get(services.SECRET_VERSION, ""))
 
 
 def _read_autoscaling(annotations: Mapping[str, str], maxima: Maxima) -> Autoscaling:

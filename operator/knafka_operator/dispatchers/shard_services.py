@@ -55,14 +55,14 @@ class Shards:
     """Makes an object due for reconciliation."""
 
     async def load_contract(self, broker: Identity) -> SharedContractTopic | None:
-        """Return the contract topic of a Broker, after reading it unless memory is up to date. The
-        Broker must have its topic. None: no contract can be written in its Kafka, so it has no
-        shared dispatchers.
+        """Return the contract topic of a Broker that has its own topic, and read its records unless
+        those in memory are current. None: no contract can be written in the Broker's Kafka, so the
+        Broker has no shared dispatchers.
 
         Raises `LogError`, and `NotReady` if the Broker is being deleted.
         """
         record = self._record(broker)
-        assert record.state is not None
+        assert record.state is not None  # checked by `_record`
         if record.state.kafka.open_writer is None:
             return None
         contract = self.ensure_contract(record, broker, record.state.kafka)
@@ -86,8 +86,8 @@ class Shards:
     def ensure_contract(
         self, record: BrokerRecord, broker: Identity, kafka: KafkaCluster
     ) -> SharedContractTopic:
-        """Return a Broker's contract in one Kafka, created in memory if needed; its records may not
-        have been read yet."""
+        """Return the contract in `record`, the record of this Broker, for one Kafka; a missing one
+        is created in memory. Its records may not have been read yet."""
         contract = record.contracts.get(kafka.bootstrap_servers)
         if contract is None:
             own_identity = Identity(broker.namespace, self.states.family.own_name(broker.name))
@@ -100,7 +100,8 @@ class Shards:
         return contract
 
     async def resume(self, broker: Document, kafka: KafkaCluster) -> SharedContractTopic:
-        """Load the contract of a Broker that wasn't reconciled yet; raises `LogError`."""
+        """Load and return the contract of a Broker that wasn't reconciled yet; raises
+        `LogError`."""
         record = self.states.ensure_broker(broker)
         record.kafka = record.kafka or kafka
         contract = self.ensure_contract(record, Identity.of(broker), kafka)
@@ -108,9 +109,9 @@ class Shards:
         return contract
 
     def reserve(self, broker: Identity, watched: Watched) -> None:
-        """Count a Trigger among the members of the shard that delivers it. If no shard does, it is
-        no longer counted, unless the contract still has its record or a shard may not have read
-        that it was removed."""
+        """Count a Trigger among the members of the shard that delivers it, by its delivery
+        `watched`. A Trigger that no shard delivers is no longer counted, unless the contract still
+        has its record, or a shard may not have read the removal of the record yet."""
         record, group = self.states.brokers.get(broker), watched.egress.group
         if record is None or watched.kafka.open_writer is None:
             return
@@ -121,14 +122,15 @@ class Shards:
             contract.numbers.pop(group, None)
 
     async def withdraw(self, broker: Identity, groups: Collection[str]) -> None:
-        """Remove groups from a Broker's contract; returns when every process has stopped
-        delivering them.
+        """Remove Triggers' consumer groups from a Broker's contracts; returns when every process
+        has stopped delivering them. Does nothing for an unknown Broker.
 
         Raises `LogError`, and `NotReady` while a process still delivers one.
         """
         record = self.states.brokers.get(broker)
         if record is None:
             return
+        # After a restart, contracts in the present and the previous Kafka aren't in memory yet.
         for kafka in (None if record.state is None else record.state.kafka, record.kafka):
             if record.has_contract and kafka is not None and kafka.open_writer is not None:
                 self.ensure_contract(record, broker, kafka)
@@ -158,21 +160,21 @@ class Shards:
             await contract.ensure_created(topic)
 
     async def apply(self, identity: Identity, number: int, manifest: Manifest) -> None:
-        """Apply the Service of shard `number` of the Broker `identity`; raises `NotReady` while it
-        isn't Ready.
+        """Apply the Service of shard `number` of the Broker `identity`. Raises `NotReady` while it
+        isn't Ready, and `ClusterError`.
 
-        The Service is applied once for all its Triggers; later only the Broker's reconciliation
-        applies it again.
+        The same manifest is applied once for all Triggers, and again only if it wasn't Ready
+        `APPLY_RETRY_INTERVAL` seconds ago, or by the Broker's reconciliation (`maintain`).
         """
         record = self._record(identity)
-        assert record.state is not None
+        assert record.state is not None  # checked by `_record`
         broker, shard = record.state.broker, record.shards.setdefault(number, ShardRecord())
         async with shard.lock:
-            retry_due = (
+            previous_manifest = shard.manifest
+            is_retry_due = (
                 shard.problem is not None and _now() - shard.applied_at >= APPLY_RETRY_INTERVAL
             )
-            if shard.manifest != manifest or retry_due:
-                previous_manifest = shard.manifest
+            if previous_manifest != manifest or is_retry_due:
                 await self._apply(shard, manifest, broker)
                 if previous_manifest != manifest:
                     self.enqueue((self.states.family.broker, *identity))
@@ -180,8 +182,9 @@ class Shards:
             raise shard.problem
 
     async def _apply(self, shard: ShardRecord, manifest: Manifest, broker: Broker) -> None:
-        """Apply the Service of a shared dispatcher, and record the manifest and the problem, if it
+        """Apply the Service of a shared dispatcher, and record its manifest, and its problem if it
         isn't Ready. Raises `ClusterError`."""
+        # No manifest until it is applied: after an error the next caller applies it again.
         shard.manifest, shard.applied_at = None, _now()
         try:
             await apply_service(self.cluster, manifest, broker, self.states.rolls)
@@ -196,9 +199,13 @@ class Shards:
         shard.manifest = manifest
 
     async def maintain(self, broker: Broker) -> None:
-        """Apply a Broker's shards again, delete those without Triggers for `EMPTY_SHARD_SECONDS`,
-        and enqueue all Triggers if others have changed the contract. If Kafka fails, the rest is
-        left to the next call. Raises `ClusterError`."""
+        """Bring a Broker's shards up to date: enqueue all its Triggers if others have changed the
+        contract, remove records of deleted Triggers, apply the shards' Services again, and delete
+        the shards without Triggers for `EMPTY_SHARD_SECONDS`.
+
+        If the contract can't be read, that is logged, and the shards wait for the next call. Raises
+        `ClusterError`.
+        """
         identity = Identity(broker.metadata.namespace, broker.metadata.name)
         record = self.states.brokers[identity]
         if not record.has_contract or record.state is None:
@@ -214,7 +221,7 @@ class Shards:
         except (LogError, NotReady) as error:
             log.info("the contract of %s %s: %s", self.states.family.broker, identity, error)
             return
-        await self._list_services(record, broker)
+        await self._load_shards(record, broker)
         for number, shard in list(record.shards.items()):
             async with shard.lock:
                 if contract.group_count(number):
@@ -225,58 +232,58 @@ class Shards:
                     shard.empty_since = _now()
                 elif _now() - shard.empty_since >= EMPTY_SHARD_SECONDS:
                     await self._delete_service(broker, number)
-                    with suppress(LogError):  # then the group is deleted with its Broker
+                    with suppress(LogError):  # the next call tries again
                         await self._delete_members(contract, number, record.state.topic.name)
                         record.shards.pop(number, None)
 
     def services_of(self, broker: Identity) -> list[Identity]:
-        """Return namespace and name of the Services of a Broker's known shards."""
+        """Return namespace and name of the Services of a Broker's known shards; empty for an
+        unknown Broker."""
         record = self.states.brokers.get(broker)
-        return [self._service(broker, number) for number in (record.shards if record else ())]
+        shard_numbers = record.shards if record is not None else ()
+        return [self._service_identity(broker, number) for number in shard_numbers]
 
-    def _service(self, broker: Identity, number: int) -> Identity:
-        """Return namespace and name of a shard's Knative Service."""
+    def _service_identity(self, broker: Identity, number: int) -> Identity:
+        """Return namespace and name of the Knative Service of a Broker's shard `number`."""
         family = self.states.family
         namespace = services.function_namespace(family, broker, self.settings)
         return Identity(namespace, dispatcher_services.shard_name(family, broker, number))
 
     async def _delete_service(self, broker: Broker, number: int) -> None:
         """Delete a shard's Knative Service, if it exists. Raises `ClusterError`."""
-        namespace, name = self._service(services.identity_of(broker), number)
+        namespace, name = self._service_identity(services.identity_of(broker), number)
         await delete_service(self.cluster, name, broker, namespace)
 
     async def _delete_members(self, contract: SharedContractTopic, number: int, topic: str) -> None:
         """Delete the consumer group by which the processes of shard `number` read the Broker's
-        `topic`; raises `LogError` while it has members."""
+        `topic`; raises `LogError`, also while the group has members."""
         shard = names.shard_group(*contract.broker, number)
         await contract.kafka.topics.delete_group(names.shard_members(shard, topic))
 
     async def delete(self, broker: Broker) -> None:
-        """Delete the Services of all shards of a Broker; raises `ClusterError`."""
+        """Delete the Services of all shards of a known Broker; raises `ClusterError`."""
         identity = Identity(broker.metadata.namespace, broker.metadata.name)
         record = self.states.brokers[identity]
         if record.has_contract:
-            await self._list_services(record, broker)
+            await self._load_shards(record, broker)
             for number in record.shards:
                 await self._delete_service(broker, number)
 
     async def _withdraw_orphans(self, broker: Identity, contract: SharedContractTopic) -> None:
         """Remove from the contract the records of Triggers that were deleted without our finalizer.
         Raises `LogError`, `NotReady` and `ClusterError`."""
+        family = self.states.family
         for group, shared in list(contract.records.items()):
             identity = Identity(shared.egress.namespace, shared.egress.trigger)
-            if identity not in self.states.triggers:
-                kind = self.states.family.trigger
-                if (
-                    await self.cluster.get(self.states.family.trigger_version, kind, *identity)
-                    is None
-                ):
-                    log.warning("%s %s is gone and was still delivered", kind, identity)
-                    await contract.withdraw(group)
+            if identity in self.states.triggers:
+                continue
+            if await self.cluster.get(family.trigger_version, family.trigger, *identity) is None:
+                log.warning("%s %s is gone and was still delivered", family.trigger, identity)
+                await contract.withdraw(group)
 
-    async def _list_services(self, record: BrokerRecord, broker: Broker) -> None:
-        """Add to the record the shards whose Services an earlier operator has applied; lists them
-        only at the first call. Raises `ClusterError`."""
+    async def _load_shards(self, record: BrokerRecord, broker: Broker) -> None:
+        """Add to the record the shards whose Services an earlier operator has applied; lists the
+        Services only at the first call for a record. Raises `ClusterError`."""
         if record.shards_listed:
             return
         labels = {services.ROLE_LABEL: services.SHARD_ROLE}

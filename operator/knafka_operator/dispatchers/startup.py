@@ -22,7 +22,8 @@ SHARD_LABELS: Final = {services.ROLE_LABEL: services.SHARD_ROLE}
 
 
 async def connect_kafkas(cluster: Cluster, resuming: Resuming) -> None:
-    """List all dispatchers' Services, and connect to every Kafka that they use."""
+    """List all dispatchers' Services, and connect to every Kafka that they use. Raises
+    `ClusterError`; a Kafka that can't be connected is only logged."""
     service_lists = await asyncio.gather(
         cluster.list(SERVING, "Service", DISPATCHERS),
         cluster.list(SERVING, "Service", SHARD_LABELS),
@@ -38,10 +39,13 @@ async def resume_deliveries(
     dispatcher_services: Sequence[Document],
     resume: Callable[[Document, Watched], Awaitable[Any]],
 ) -> None:
-    """Call `resume` with each Trigger of these Brokers that is delivered now, and with its
-    delivery. `dispatcher_services` are the Services of Triggers' own dispatchers; those of shared
-    dispatchers are listed here, and their Brokers resumed concurrently, as each reads a contract
-    from Kafka. Raises `ClusterError`."""
+    """Call `resume` with each of the `triggers` that refers to one of the `brokers` and is
+    delivered now, and with its delivery. `dispatcher_services` are the Services of Triggers' own
+    dispatchers. Raises `ClusterError`.
+
+    The Services of shared dispatchers are listed here. Their Brokers are resumed concurrently, as
+    each reads a contract from Kafka.
+    """
     triggers_by_broker: dict[Identity, list[Document]] = {identity: [] for identity in brokers}
     for trigger in triggers:
         if (broker := broker_of(trigger)) in triggers_by_broker:
@@ -64,8 +68,8 @@ async def resume_deliveries(
     shards = await cluster.list(SERVING, "Service", SHARD_LABELS)
 
     async def resume_broker(identity: Identity, broker: Document) -> None:
-        """Resume the delivery of one Broker's Triggers that shared dispatchers serve, and of its
-        others."""
+        """Resume the deliveries of a Broker with a contract: those by shards, and those by
+        Triggers' own dispatchers."""
         delivered = await resuming.find_delivered_with_shards(
             broker, triggers_by_broker[identity], dispatcher_services, shards
         )

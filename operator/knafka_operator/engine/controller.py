@@ -41,20 +41,21 @@ class RetryPace:
     sooner."""
 
     not_ready: float | Literal[Verdict.BACK_OFF] = BACK_OFF
-    """Seconds until an object that isn't Ready is reconciled again."""
+    """Seconds until an object that isn't Ready is reconciled again; `BACK_OFF`: a delay that grows
+    with each failure."""
     deletion: float = 2.0
     """Seconds until a failed deletion is tried again."""
 
 
 class Store(Protocol):
-    """How the controller accesses stored objects, besides `Kind.get`."""
+    """The controller's access to stored objects, besides `Kind.get`."""
 
     def tracking(self, key: Key) -> AbstractContextManager[None]:
         """In this context, track which objects are read; their changes enqueue `key`."""
         ...
 
     def forget(self, key: Key) -> None:
-        """Stop tracking what an object has read, as it is gone."""
+        """Forget which objects were read for `key`, as its object is gone or not ours."""
         ...
 
     async def set_finalizers(
@@ -66,7 +67,7 @@ class Store(Protocol):
 
 
 WriteFailure: TypeAlias = Callable[[Document, Exception], Awaitable[object]]
-"""Writes an unexpected error, a bug, into an object's status."""
+"""Reports an unexpected error, a bug, in an object's status."""
 
 
 class _BugReported(Exception):
@@ -86,8 +87,9 @@ class Controller:
         post: Post,
         pace: RetryPace = RetryPace(),  # frozen
     ) -> None:
-        """`kinds` are reconcilers by the name of their kind; `write_failure` reports a bug in an
-        object's status; `post` posts Kubernetes Events."""
+        """`kinds` are reconcilers by the name of their kind; `queue` gets the objects that have
+        changed; `write_failure` reports a bug in an object's status; `post` posts Kubernetes
+        Events."""
         self.kinds = kinds
         self._queue = queue
         self._write_failure = write_failure
@@ -101,21 +103,22 @@ class Controller:
         """Namespaces that are being deleted, with all of their objects."""
 
     def on_change(self, kind: Kind, document: Document, *, gone: bool) -> None:
-        """Handle an object that has changed or, with `gone`, was deleted; enqueue the objects that
-        depend on it."""
+        """Handle an object of this kind that has changed or, with `gone`, was deleted; enqueue the
+        objects that must be reconciled."""
         if gone:
             self._gone[key_of(document)] = document
         for key in kind.on_change(document, gone=gone):
             self._queue.enqueue(key)
 
     async def reconcile(self, key: Key) -> Requeue:
-        """Reconcile or delete one object; returns when to reconcile it again (`work_queue`). Raises
-        `ClusterError`."""
+        """Handle the object of `key`, and return when to handle it again (`work_queue`). An object
+        of ours is reconciled; an object that is being deleted is finalized (`_finalize`); an object
+        that another implementation serves is handed over. Raises `ClusterError`."""
         kind, identity = self.kinds.get(key[0]), Identity(*key[1:])
         if kind is None:
             return GONE  # not our kind: it only owns a Knative Service
         if (gone := self._gone.pop(key, None)) is not None:
-            await kind.forget(gone)
+            await kind.forget(gone)  # before a new object of its name is read
         document = await kind.get(key)
         if (released := await kind.object_to_release(key, document)) is not None:
             await self._remove_finalizers(kind, released)
@@ -123,7 +126,7 @@ class Controller:
             self._store.forget(key)
             return await kind.on_absent(identity)
         if gone is not None:
-            kind.on_change(document, gone=False)  # a new object of the name
+            kind.on_change(document, gone=False)  # a new object of the name, forgotten above, too
         if (
             "deletionTimestamp" in document["metadata"]
             or identity.namespace in self.ending_namespaces
@@ -138,7 +141,8 @@ class Controller:
             with self._store.tracking(key):
                 marked = await self._ensure_finalizer(kind, document)
                 return GONE if marked is None else await self._reconcile(kind, key, marked)
-        except _BugReported:  # not inside `tracking`, which would forget what wasn't read again
+        # Outside of `tracking`: the error must leave that, so that earlier reads stay registered.
+        except _BugReported:
             return self._pace.not_ready
 
     async def _reconcile(self, kind: Kind, key: Key, document: Document) -> Requeue:
@@ -186,7 +190,8 @@ class Controller:
     # -- the finalizer
 
     async def _ensure_finalizer(self, kind: Kind, document: Document) -> Document | None:
-        """Add our finalizer to an object if it needs one; returns the object, None: it is gone."""
+        """Add our finalizer to an object if it needs one. Returns the object with its present
+        metadata; None: it is gone. Raises `ClusterError`."""
         finalizers = finalizers_of(document)
         if FINALIZER in finalizers or kind.has_ended(document.get("status") or {}):
             return document
@@ -211,7 +216,7 @@ class Controller:
         self, kind: Kind, document: Document, finalizers: Sequence[str]
     ) -> Document | None:
         """Replace an object's finalizers and return the stored object; None: the object is gone, or
-        is a channel's entry without a stored Subscription. Raises `ClusterError`."""
+        stands for a channel's entry, which has no finalizers. Raises `ClusterError`."""
         if await kind.drop_entry(document):
             return None
         return await self._store.set_finalizers(document, finalizers)

@@ -37,28 +37,28 @@ class Deletions:
         self._post = post
         self._settings = settings
         self.began: dict[Key, tuple[str, float]] = {}
-        """UID of each object whose deletion is being tried, and since when, by the event loop's
-        clock."""
+        """By key of each object whose deletion is being tried: its UID, and the time of the first
+        attempt, by the event loop's clock."""
 
     async def try_delete(
         self, key: Key, document: Document, deletion: Awaitable[object], leftovers: str
     ) -> bool:
-        """Await `deletion`, one attempt to delete what was made for an object. Returns whether it
-        is over: False if it failed and must be tried again later; True if it has succeeded, or is
-        given up after `Settings.deletion_timeout` seconds. Then an Event with the text `leftovers`
-        says what may still exist."""
+        """Await `deletion`, one attempt to delete what was made for an object. Returns False if the
+        attempt has failed and must be repeated later; True if it has succeeded, or if deletion is
+        given up: an attempt has failed `Settings.deletion_timeout` seconds after the first one.
+        Then an Event says, with the text `leftovers`, what may still exist."""
         now = asyncio.get_running_loop().time()
         uid = document["metadata"].get("uid", "")
-        previous_uid, began = self.began.get(key, (uid, now))
+        previous_uid, first_attempt = self.began.get(key, (uid, now))
         if previous_uid != uid:
-            began = now  # an earlier object of the name was never deleted
-        self.began[key] = uid, began
+            first_attempt = now  # an earlier object of the name was never deleted
+        self.began[key] = uid, first_attempt
         try:
             await deletion
         except Exception as error:  # bugs too: otherwise the object could never be deleted
             if not isinstance(error, KnafkaError):
                 log.exception("deleting %s", " ".join(key))
-            if now - began < self._settings.deletion_timeout:
+            if now - first_attempt < self._settings.deletion_timeout:
                 log.info("%s is not deleted yet: %s", " ".join(key), error)
                 return False
             message = f"{leftovers}: {error}"
@@ -67,5 +67,5 @@ class Deletions:
         return True
 
     def forget(self, key: Key) -> None:
-        """Forget since when an object is being deleted, as the object is gone."""
+        """Forget since when the deletion of an object is being tried, as the object is gone."""
         self.began.pop(key, None)

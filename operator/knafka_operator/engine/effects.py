@@ -63,12 +63,13 @@ class DeliveryEffects(Protocol):
 
     async def start_delivery(self, document: Document, watched: Any, *, replaces: bool) -> Any:
         """Start the drains of `watched`, the decided delivery; returns the scaler's status once
-        previous drains have ended. `replaces`: pods of the previous delivery may still drain by
-        themselves."""
+        previous drains have ended. `replaces`: whether pods of the previous delivery may still
+        drain without requests."""
         ...
 
     async def end_delivery(self, document: Document) -> None:
-        """End the object's drains and remove it from its shard; returns when they have ended."""
+        """End the object's drains and remove the object from its shard; returns when the drains
+        have ended."""
         ...
 
     async def leave_receiver(self, document: Document, receiver: str) -> None:
@@ -97,10 +98,11 @@ class Effects:
         kafka: KafkaCluster | None,
         delivery: DeliveryEffects,
     ) -> Any:
-        """Run one effect of the object in `observed`; returns the effect's result, if it has one.
+        """Run one effect of the object in `observed`; returns the effect's result, None for effects
+        without one.
 
-        `kafka` is the Kafka with the object's topics and group; `delivery` is the object's own
-        kind. Raises the errors in `decisions.status.EXPECTED`, and `ClusterError`.
+        `kafka` is the Kafka with the object's topics and group (None: not known); `delivery` is the
+        object's own kind. Raises the errors in `decisions.status.EXPECTED`, and `ClusterError`.
         """
         document, cluster = observed.document, self.cluster
         match effect:
@@ -185,8 +187,9 @@ class Effects:
     async def _apply(
         self, manifest: Manifest, refusal: Refusal | None, document: Document
     ) -> Document:
-        """Apply a manifest; return the stored object. Raises `NotReady`, also if the name belongs
-        to an object that Knafka didn't create."""
+        """Apply a manifest for the object `document`; return the stored object. Raises `NotReady`
+        by `refusal` if the API server refuses it, or if the name belongs to an object of another
+        owner; without a refusal, owners aren't checked. Raises `ClusterError`."""
         kind, (namespace, name) = manifest["kind"], Identity.of(manifest)
         if refusal is not None and refusal.not_ours and refusal.kind in (None, kind):
             existing = await self.cluster.get(manifest["apiVersion"], kind, namespace, name)
@@ -204,8 +207,9 @@ class Effects:
             raise NotReady(refusal.rejected, str(error)) from error
 
     async def _create(self, effect: Create) -> None:
-        """Create an object unless it exists. Raises `NotReady` if the API server refuses it, or if
-        an existing one was made for another owner."""
+        """Create an object unless it exists. Raises `NotReady` by the effect's refusal if the API
+        server refuses the object, or if an existing one was made for another owner; without a
+        refusal, owners aren't checked. Raises `ClusterError`."""
         manifest, refusal = effect.manifest, effect.refusal
         kind, (namespace, name) = manifest["kind"], Identity.of(manifest)
         try:
@@ -222,7 +226,8 @@ class Effects:
             raise _foreign_object_error(refusal, f"{kind} {name}")
 
     async def _delete(self, name: ObjectName, owner: Resource | None) -> None:
-        """Delete an object; with `owner`, only if that owns it. Raises `ClusterError`."""
+        """Delete an object if it exists, and, unless `owner` is None, if `owner` owns it. Raises
+        `ClusterError`."""
         if owner is not None:
             existing = await self.cluster.get(*name)
             if existing is None or not services.is_owned(existing, owner):
@@ -231,11 +236,13 @@ class Effects:
 
 
 def resource_of(document: Document) -> Resource:
-    """Return type and metadata of a stored object, even if its spec can't be parsed."""
+    """Return a stored object with only its type and metadata, even if its spec can't be parsed.
+    Raises `InvalidDocument` for invalid metadata."""
     return parse(Resource, {key: document[key] for key in ("apiVersion", "kind", "metadata")})
 
 
 def _foreign_object_error(refusal: Refusal, name: str) -> NotReady:
-    """Return the error for an existing object that Knafka didn't create."""
+    """Return the error for an existing object that was made for another owner; `name` is its kind
+    and name."""
     message = f"{name} exists and was not made for {refusal.owner}: delete or rename it"
     return NotReady(refusal.not_ours, message)

@@ -74,8 +74,8 @@ class Kind:
         return [key] if gone or previous != declared_document else []
 
     def remember(self, document: Document) -> object:
-        """Record what other objects must know about this one before it is reconciled. By default
-        nothing."""
+        """Record what other objects must know about this one before it is reconciled; by default
+        nothing. The result is ignored."""
         return None
 
     # Operations on one object.
@@ -85,8 +85,8 @@ class Kind:
         return await self.cluster.get(self.api_version, *key)
 
     def is_ours(self, document: Document) -> bool:
-        """Whether no other implementation serves the object. Kinds that others implement, too,
-        override it."""
+        """Whether Knafka serves the object, and no other implementation. Kinds that others
+        implement, too, override it."""
         return True
 
     async def needs_finalizer(self, document: Document) -> bool:
@@ -137,8 +137,9 @@ class Kind:
         return False
 
     def orphaned_finalizers(self, document: Document) -> tuple[Sequence[str], str]:
-        """Return an object's finalizers of other controllers: those whose controller is gone, and a
-        warning (empty: none) about one whose controller may be gone."""
+        """Return the finalizers of other controllers that are removed with ours, as their
+        controller is gone; and a warning for users (empty: none) about a finalizer that stays
+        although its controller may be gone. By default neither."""
         return (), ""
 
     # After a reconciliation.
@@ -174,17 +175,18 @@ class Neighbours(Protocol):
         """Forget an object that is gone; nothing in Kafka is deleted."""
         ...
 
-    def wake_triggers(self, broker: Identity) -> None:
+    def enqueue_triggers_and_sensors(self, broker: Identity) -> None:
         """Enqueue the Triggers and Sensors of a Broker."""
         ...
 
     async def stop_triggers(self, broker: Identity) -> None:
-        """End all delivery to the Triggers and Sensors of a Broker; raises `KnafkaError` while
+        """End the delivery of all Triggers and Sensors of a Broker; raises `KnafkaError` while
         drains go on."""
         ...
 
     async def delete_broker(self, document: Document) -> None:
-        """End all delivery from a Broker, and delete what was made for it."""
+        """End all delivery from a Broker or channel, and delete what was made for it; raises
+        `KnafkaError` until that succeeds."""
         ...
 
     async def suspend_absent(self, identity: Identity) -> Requeue:
@@ -210,7 +212,7 @@ class Decision(Protocol):
 S = TypeVar("S", bound=ObservedObject)
 D = TypeVar("D", bound=Decision)
 R = TypeVar("R")
-"""The type of an object's record in memory."""
+"""The types of what a kind observes, of its decisions, and of its objects' records in memory."""
 
 
 class Reconciler(Generic[S, D, R]):
@@ -219,7 +221,7 @@ class Reconciler(Generic[S, D, R]):
     cluster: Cluster
     effects: Effects
     now: Callable[[], Any]
-    """The time, by default as RFC 3339; a kind with another type overrides `timestamp`."""
+    """Returns the time, by default as RFC 3339; a kind with another type overrides `timestamp`."""
 
     def timestamp(self) -> str:
         """Return the current time, RFC 3339."""
@@ -244,8 +246,9 @@ class Reconciler(Generic[S, D, R]):
         return None
 
     async def follow_up(self, effect: Effect, observed: S, record: R) -> S:
-        """Read again what an effect has changed, and return `observed` with it; by default nothing
-        is read. Raises the errors of `Effects.run`, which then count as the effect's."""
+        """Read again what an effect has changed, and return `observed` with the new state; by
+        default nothing is read. Raises the errors of `Effects.run`, which count as the
+        effect's."""
         return observed
 
     async def start_delivery(self, document: Document, watched: Any, *, replaces: bool) -> Any:
@@ -274,14 +277,15 @@ class Reconciler(Generic[S, D, R]):
         return {**decision.status, "conditions": self.conditions(observed, conditions)}
 
     def conditions(self, observed: S, decided: ConditionSet) -> list[dict[str, Any]]:
-        """Return the list `status.conditions`: the `decided` ones and their summary, with
+        """Return the list `status.conditions`: the `decided` conditions and their summary, with
         transition times."""
         return decided.merge_into(
             self.stored_status(observed).get("conditions") or (), self.timestamp()
         )
 
     async def write(self, observed: S, status: Mapping[str, Any]) -> None:
-        """Write the changes of the object's status."""
+        """Write what `status` changes in the object's stored status; nothing if it changes nothing.
+        Raises `ClusterError`."""
         if patch := statuses.merge_patch(self.stored_status(observed), status):
             await self.cluster.write_status(observed.document, patch)
 
@@ -309,7 +313,8 @@ class Reconciler(Generic[S, D, R]):
         return status
 
     async def run_effects(self, effects: Iterable[Effect], observed: S, record: R) -> S:
-        """Run effects in order until one fails; returns what is observed after them."""
+        """Run effects in order until one fails by an `EXPECTED` error; returns what is observed
+        after them, with that error. Raises `ClusterError`."""
         for effect in effects:
             try:
                 result = await self.effects.run(
@@ -332,13 +337,14 @@ class BrokerReconciler(Reconciler[S, D, BrokerRecord], Kind):
 
     @property
     def handler(self) -> Handler | None:
-        """Return which controller reconciles the Triggers or Subscriptions of these objects; None:
-        not known yet."""
+        """Return which controller reconciles the Triggers or Subscriptions of these objects, by
+        default Knafka's; None: not known yet."""
         return Handler.OWN
 
     async def connect_without_config(self, document: Document) -> KafkaCluster | None:
-        """Return the Kafka of a stored object without its ConfigMap, which may be gone; None: only
-        a reconciliation can find it. Raises `NotReady`, `InvalidDocument`."""
+        """Return the Kafka of a stored object without reading its ConfigMap, which may be gone;
+        None, the default: only a reconciliation can find it. Raises `NotReady`,
+        `InvalidDocument`."""
         return None
 
     def ensure_record(self, document: Document) -> BrokerRecord:
@@ -355,8 +361,8 @@ class BrokerReconciler(Reconciler[S, D, BrokerRecord], Kind):
         return ()
 
     async def reconcile(self, document: Document) -> Mapping[str, Any] | None:
-        """Reconcile a Broker or channel; afterwards enqueue its Triggers, also after an error, if
-        what they are decided by has changed."""
+        """Reconcile a Broker or channel, and record that it was reconciled. Then, also after an
+        error, enqueue its Triggers and Sensors if what their decisions depend on has changed."""
         record = self.ensure_record(document)
         previous_inputs = record.inputs_of_triggers()
         try:
@@ -364,7 +370,7 @@ class BrokerReconciler(Reconciler[S, D, BrokerRecord], Kind):
         finally:
             record.reconciled = True
             if previous_inputs != record.inputs_of_triggers():
-                self.neighbours.wake_triggers(Identity.of(document))
+                self.neighbours.enqueue_triggers_and_sensors(Identity.of(document))
 
     async def delete(self, document: Document) -> None:
         """End all delivery from a Broker or channel, delete what was made for it, then call
@@ -374,7 +380,7 @@ class BrokerReconciler(Reconciler[S, D, BrokerRecord], Kind):
             self.on_deleted(document)
 
     async def forget(self, document: Document) -> None:
-        """Drop what the operator knows about a deleted Broker."""
+        """Drop what the operator knows about a deleted Broker or channel."""
         self.neighbours.forget(document)
 
 

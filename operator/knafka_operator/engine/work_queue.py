@@ -48,6 +48,7 @@ GONE: Final = Verdict.GONE
 Requeue: TypeAlias = float | Literal[Verdict.BACK_OFF, Verdict.GONE]
 """What follows a reconciliation: seconds until the next, or a verdict."""
 Reconcile: TypeAlias = Callable[[Key], Awaitable[Requeue]]
+"""Reconciles the object of a key; an error counts as `BACK_OFF`."""
 
 RECONCILE_SPACING: Final = 0.05
 """Seconds between two reconciliations of one object, however often it is enqueued."""
@@ -84,7 +85,7 @@ class _Item:
     """Makes the item due later; None: it is due, running or idle."""
 
 
-def back_off(failures: int) -> float:
+def back_off_seconds(failures: int) -> float:
     """Return the seconds to wait after `failures` (at least 1) in a row, without jitter: 1, 2, 4, …
     300."""
     return min(FIRST_BACK_OFF * 2.0 ** min(failures - 1, 16), MAX_BACK_OFF)
@@ -107,7 +108,7 @@ class WorkQueue:
         """Set when an object becomes due."""
 
     def enqueue(self, key: Key) -> None:
-        """Make an object due now, and forget its failures."""
+        """Make an object due now, or after its present reconciliation, and forget its failures."""
         item = self._items.get(key)
         if item is None:
             item = self._items[key] = _Item(key)
@@ -134,7 +135,7 @@ class WorkQueue:
 
     @property
     def is_busy(self) -> bool:
-        """Whether something is due, or being reconciled."""
+        """Whether an object is due, or being reconciled; objects that wait don't count."""
         return bool(self._due) or any(item.running for item in self._items.values())
 
     async def run(self, reconcile: Reconcile) -> None:
@@ -147,7 +148,7 @@ class WorkQueue:
                 place = _Place(self._places)
                 try:
                     item = await self._next_due()
-                except BaseException:
+                except BaseException:  # cancelled: the place is nobody's
                     place.leave()
                     raise
                 task = asyncio.create_task(self._reconcile(item, reconcile, place))
@@ -178,7 +179,7 @@ class WorkQueue:
         """Reconcile an item, log any error, and schedule the item again by the result. A
         reconciliation longer than `LONG_RECONCILE` seconds gives up its place before it ends."""
         loop = asyncio.get_running_loop()
-        handle = loop.call_later(LONG_RECONCILE, place.leave)
+        place_timer = loop.call_later(LONG_RECONCILE, place.leave)
         verdict: float | Verdict = BACK_OFF
         try:
             verdict = await reconcile(item.key)
@@ -187,7 +188,7 @@ class WorkQueue:
         except Exception:  # a bug: it must not stop other objects
             log.exception("%s", " ".join(item.key))
         finally:
-            handle.cancel()
+            place_timer.cancel()
             place.leave()
             item.running = False
             item.not_before = loop.time() + RECONCILE_SPACING
@@ -203,9 +204,9 @@ class WorkQueue:
             del self._items[item.key]
         elif verdict is BACK_OFF:
             item.failures += 1
-            pause = back_off(item.failures) * random.uniform(1 - JITTER, 1 + JITTER)
+            pause = back_off_seconds(item.failures) * random.uniform(1 - JITTER, 1 + JITTER)
             self._schedule_later(item, pause)
-        elif not isinstance(verdict, Verdict):
+        elif not isinstance(verdict, Verdict):  # seconds; asked only for the type checker
             item.failures = 0
             self._schedule_later(item, verdict)
 
@@ -219,15 +220,14 @@ class WorkQueue:
             self._make_due(item)
 
     def _schedule_later(self, item: _Item, seconds: float) -> None:
-        """Make the item due after these seconds; replaces an earlier timer."""
+        """Make the item due after these seconds, in place of the time set before."""
         if item.timer is not None:
             item.timer.cancel()
         loop = asyncio.get_running_loop()
         item.timer = loop.call_later(seconds, self._make_due, item)
 
     def _make_due(self, item: _Item) -> None:
-        """Append the item to its namespace's queue, unless it is queued already, and wake a waiting
-        worker."""
+        """Append the item to its namespace's queue, unless it is queued already, and wake `run`."""
         if item.timer is not None:
             item.timer.cancel()
             item.timer = None
@@ -246,7 +246,9 @@ class _Place:
     """One of the queue's places, released at most once."""
 
     def __init__(self, places: asyncio.Semaphore) -> None:
+        """`places` has been acquired for this place."""
         self._places: asyncio.Semaphore | None = places
+        """None: the place was released."""
 
     def leave(self) -> None:
         """Release the place, unless it was released before."""

@@ -51,7 +51,7 @@ class Rolls:
         self.at_most = at_most
         self._enqueue = enqueue
         self._rolling: dict[Identity, float] = {}
-        """Services that roll, and since when by the event loop's clock."""
+        """Since when each rolling Service rolls, by the event loop's clock."""
         self._stuck: set[Identity] = set()
         """Services whose roll took longer than `ROLL_TIMEOUT`; their namespaces get no further
         turns."""
@@ -59,19 +59,19 @@ class Rolls:
         """Services that weren't Ready when this operator began. They have a turn, but never become
         stuck."""
         self._waiting: dict[Identity, Key] = {}
-        """Services that wait, with the key to reconcile at their turn, in order."""
-        self._starting = asyncio.Lock()
-        """Held while `_load_unfinished` reads Services for the first time."""
-        self._started = False
-        """Whether `_load_unfinished` has read them."""
+        """By waiting Service, the one whose turn is next first: the key to enqueue at its turn."""
+        self._loading = asyncio.Lock()
+        """Held while `_load_unfinished` reads the Services."""
+        self._is_loaded = False
+        """Whether `_load_unfinished` has read the Services."""
 
     def __len__(self) -> int:
         """Return the number of functions that roll, are stuck or wait."""
         return len(self._rolling) + len(self._stuck) + len(self._waiting)
 
     async def request_turn(self, cluster: Cluster, service: Identity, key: Key) -> bool:
-        """Request a turn for a function; returns whether it may roll now. If not, `key` is enqueued
-        when a turn is free.
+        """Request a turn for a function; returns whether it may roll now. If not, it waits, and
+        `key` is enqueued when a turn is free: the caller then requests the turn again.
 
         A caller that gets a turn calls `end_turn` later. Raises `ClusterError`.
         """
@@ -86,7 +86,8 @@ class Rolls:
         return True
 
     def end_turn(self, service: Identity) -> None:
-        """End the turn or the waiting of a function that is Ready or gone."""
+        """End the turn or the waiting of a function that is Ready, refused or gone; the next
+        waiting function then gets a turn."""
         self._waiting.pop(service, None)
         was_stuck = service in self._stuck
         self._stuck.discard(service)
@@ -99,32 +100,34 @@ class Rolls:
         return service in self._waiting
 
     def add_condition(self, conditions: ConditionSet, *services: Identity) -> None:
-        """Add the condition `RolledOut` to an object one of whose functions waits for its turn."""
+        """Add the condition `RolledOut` to an object if one of its functions, `services`, waits for
+        its turn."""
         for service in services:
             if service in self._waiting:
                 conditions.set(deciding.roll_waits_condition(service, self._stuck, self.at_most))
                 return
 
-    async def end_turns(self, cluster: Cluster) -> None:
-        """End the turns of functions that are Ready, gone or too slow. Raises `ClusterError`."""
+    async def check_turns(self, cluster: Cluster) -> None:
+        """Check all turns: end those of functions that are Ready, gone or too slow, and give free
+        turns to waiting functions. Raises `ClusterError`."""
         for service in [*self._rolling, *self._stuck]:
             stored = await cluster.get(SERVING, "Service", *service)
             since = self._rolling.get(service)
-            elapsed = math.inf if since is None else _now() - since
+            elapsed = math.inf if since is None else _now() - since  # None: it is stuck
             # A function is also Ready before the change is applied, hence the minimum time.
             if stored is None or (_is_rolled_out(stored) and elapsed >= APPLY_SECONDS):
                 self.end_turn(service)
             elif since is not None and elapsed >= ROLL_TIMEOUT:
                 self._mark_stuck(service)
-        for service in list(self._waiting)[: self.at_most]:
+        for service in list(self._waiting)[: self.at_most]:  # only those that could roll next
             if await cluster.get(SERVING, "Service", *service) is None:
                 self._waiting.pop(service, None)
         self._enqueue_waiting()  # an object that was enqueued may not have requested its turn
 
     def _mark_stuck(self, service: Identity) -> None:
-        """End the turn of a function that rolls for too long: mark it as stuck, and enqueue the
-        waiting functions of its namespace, whose conditions report it. One that wasn't Ready when
-        the operator started only loses its turn."""
+        """End the turn of a function that has rolled for too long, and mark the function as stuck.
+        Enqueue the waiting functions of its namespace, whose conditions report the stuck one. A
+        function that wasn't Ready when the operator started only loses its turn."""
         del self._rolling[service]
         if service in self._inherited:
             self._inherited.discard(service)
@@ -136,10 +139,10 @@ class Rolls:
                 self._enqueue(key)
 
     async def _load_unfinished(self, cluster: Cluster) -> None:
-        """Read, once, which Services were rolling out when the operator started. Raises
-        `ClusterError`."""
-        async with self._starting:
-            if self._started:
+        """Give a turn to each Service that was rolling when the operator started; reads them at the
+        first call only. Raises `ClusterError`."""
+        async with self._loading:
+            if self._is_loaded:
                 return
             for service in await cluster.list(SERVING, "Service", FUNCTION_LABELS):
                 # A new function needs no turn, and has no earlier Ready Revision.
@@ -147,16 +150,16 @@ class Rolls:
                 if ready_revision and not _is_rolled_out(service):
                     self._rolling[Identity.of(service)] = _now()
                     self._inherited.add(Identity.of(service))
-            self._started = True
+            self._is_loaded = True
 
     def _enqueue_waiting(self) -> None:
         """Enqueue as many waiting functions as there are free turns."""
-        free = self.at_most - len(self._rolling)
+        free_turns = self.at_most - len(self._rolling)
         for service in list(self._waiting):
-            if free <= 0:
+            if free_turns <= 0:
                 return
             if deciding.may_roll(service, self._rolling, self._stuck, self.at_most):
-                free -= 1
+                free_turns -= 1
                 self._enqueue(self._waiting[service])
                 # Move it to the end, in case its object doesn't request the turn any more.
                 self._waiting[service] = self._waiting.pop(service)
@@ -182,17 +185,20 @@ async def apply_service(
     key: Key | None = None,
 ) -> str:
     """Apply a function's Knative Service; returns the name of its newest Revision. Raises
-    `NotReady` while that isn't Ready, or if a Service of that name has another owner.
+    `NotReady` while that isn't Ready, or if a Service of that name has another owner or is refused;
+    raises `ClusterError`.
 
-    `owner` None: the Service belongs to all KafkaChannels. `rolls` limits how many functions roll
-    at a time; without it the Service is applied at once. A Service that must wait for its turn only
-    gets its owner's edits, and `key` (by default its owner's) is reconciled at that turn.
+    `owner` None: the Service belongs to all KafkaChannels, and `key` is required. `rolls` limits
+    how many functions roll at a time; None: the Service is applied at once. A Service that must
+    wait for its turn only gets its owner's edits, and `key` (by default its owner's) is enqueued at
+    that turn.
     """
     manifest = deciding.with_template_digest(manifest)
-    service, stored = Identity.of(manifest), None
+    service = Identity.of(manifest)
     existing = await cluster.get(SERVING, "Service", *service)
     if existing is not None:
         _check_owner(existing, service, owner)
+    stored = None  # the Service in the cluster, once nothing is left to apply
     if (
         rolls is not None
         and existing is not None
@@ -229,8 +235,8 @@ def _check_owner(existing: Mapping[str, Any], service: Identity, owner: Resource
 
 
 async def _check_rolled_out(cluster: Cluster, service: Mapping[str, Any]) -> None:
-    """Check that a stored Service is Ready with its newest Revision. Raises `NotReady` with the
-    reason, transient unless the Service's `Ready` condition is False."""
+    """Check that a stored Service is Ready with its newest Revision. Otherwise raises `NotReady`
+    with the reason, which is transient unless the Service's `Ready` condition is False."""
     if _is_rolled_out(service):
         return
     conditions = (service.get("status") or {}).get("conditions") or ()
@@ -243,7 +249,8 @@ async def _check_rolled_out(cluster: Cluster, service: Mapping[str, Any]) -> Non
 async def _apply_manifest(
     cluster: Cluster, manifest: Mapping[str, Any], rolls: Rolls | None
 ) -> Mapping[str, Any]:
-    """Apply a Service; returns it as stored. Raises `NotReady` if it is refused."""
+    """Apply a Service; returns it as stored. Raises `NotReady` if it is refused, after ending its
+    turn in `rolls`, and `ClusterError`."""
     try:
         return await cluster.apply(manifest)
     except (Rejected, NotAllowed) as error:
@@ -270,7 +277,8 @@ async def _explain_newest_revision(cluster: Cluster, service: Mapping[str, Any])
 async def delete_service(
     cluster: Cluster, name: str, owner: Resource, namespace: str | None = None
 ) -> None:
-    """Delete a function's Service if it belongs to `owner`. `namespace` defaults to the owner's."""
+    """Delete a function's Service if it exists and belongs to `owner`. `namespace` None: the
+    owner's. Raises `ClusterError`."""
     namespace = namespace or owner.metadata.namespace
     existing = await cluster.get(SERVING, "Service", namespace, name)
     if existing is not None and services.is_owned(existing, owner):
@@ -280,11 +288,10 @@ async def delete_service(
 async def check_old_pods_gone(
     cluster: Cluster, namespace: str, service: str, revision: str | None
 ) -> None:
-    """Raise `NotReady` while pods of this Service run whose Revision isn't `revision`, the Ready
-    one: they go on delivering, though they get no more requests.
-
-    A terminating pod runs on for half a minute or more, as Knative waits for late requests.
-    """
+    """Check that all running pods of a Knative Service are of `revision`, the Ready one (None:
+    there is none, so every pod is old). An old pod goes on delivering without requests, for half a
+    minute or more, as Knative waits for late requests. Raises a transient `NotReady` while one
+    runs, and `ClusterError`."""
     labels = {"serving.knative.dev/service": service}
     old_revisions = {
         pod["metadata"]["labels"].get("serving.knative.dev/revision", "")

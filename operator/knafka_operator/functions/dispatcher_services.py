@@ -38,7 +38,7 @@ from knafka_operator.functions.services import (
     function_namespace,
     identity_of,
     knative_service,
-    one_pod_per_drain,
+    one_pod_per_drain_annotations,
     owned_metadata,
     owner_key,
     service_url,
@@ -52,7 +52,7 @@ from knafka_operator.model.resources import Broker, Trigger
 EGRESS_VARIABLE: Final = "KNAFKA_EGRESS"
 """Environment variable with a dispatcher's contract, as JSON."""
 SHARD_VARIABLE: Final = "KNAFKA_SHARD"
-"""Environment variable that tells a shared dispatcher its shard, as JSON."""
+"""Environment variable with a shared dispatcher's shard, as JSON."""
 SHARD_PODS: Final = 2
 """Most pods of a shard: the old and the new one during a roll. Only one drains, as only one request
 is held."""
@@ -74,7 +74,7 @@ def shard_name(family: Family, broker: Identity, number: int) -> str:
 
 
 def shard_number(service: Mapping[str, Any]) -> int | None:
-    """Return the shard number in the labels of a Service; None: it is no shard's."""
+    """Return the number in the labels of a shard's Service; None: the Service isn't a shard's."""
     text = (service["metadata"].get("labels") or {}).get(SHARD_NUMBER_LABEL, "")
     return int(text) if text.isdecimal() else None
 
@@ -90,12 +90,13 @@ def dispatcher_service(
     replays: bool = False,
     account: str | None = None,
 ) -> Manifest:
-    """Return the manifest of the Knative Service of a Trigger's dispatcher, or with `replays` of
-    its replayer, with one pod for each drain, and at most one for each of the topic's `partitions`.
+    """Return the manifest of the Knative Service of a Trigger's own dispatcher; `replays`: of its
+    replayer instead. There is one pod for each drain, so at most one for each of the topic's
+    `partitions`.
 
     `secret` is the name and version of the Secret for Kafka (None: none). `account` is the service
-    account that it runs as, to get tokens; None: it needs none. With min-scale, Knative keeps that
-    many pods, which drain from their start without a request; a replayer has none.
+    account that the pods run as, to get tokens; None: they need none. With min-scale, Knative keeps
+    that many pods, which drain from their start without a request; a replayer has no min-scale.
     """
     max_pods = max(1, min(autoscaling.max_scale, partitions))
     min_pods = 0 if replays else min(autoscaling.min_scale, max_pods)
@@ -121,13 +122,13 @@ def dispatcher_service(
                 BROKER_LABEL: family.label_value(Identity(egress.namespace, egress.broker)),
                 TRIGGER_LABEL: family.label_value(identity),
             },
-            annotations=one_pod_per_drain(min_pods, max_pods, settings),
+            annotations=one_pod_per_drain_annotations(min_pods, max_pods, settings),
             declared={"pods": [min_pods, max_pods]},
             environment=environment,
             secret=secret,
             credentials=family.credentials_volume_of(trigger),
             resources=settings.pods.dispatcher_resources,
-            tracing=settings.tracing.of(owner_key(trigger)),
+            tracing=settings.tracing.variables_of(owner_key(trigger)),
             concurrency=1,
             timeout=timeout,
             sends=True,
@@ -139,11 +140,11 @@ def dispatcher_service(
 
 
 def dispatcher_timeout(egress: Egress) -> int:
-    """Return the `timeoutSeconds` of a dispatcher's Service, which is also its pods' grace period.
+    """Return the `timeoutSeconds` of a dispatcher's Service, which is also its pods' grace period:
+    `TIMEOUT_SECONDS`, or more, so that an attempt of the declared delivery timeout can finish.
 
-    A declared delivery timeout gets enough time to finish an attempt. With the default timeout, an
-    attempt that takes longer than the usual grace period is repeated elsewhere; with at-most-once
-    semantics nothing is repeated, so every attempt gets its time.
+    With the default delivery timeout nothing is added: an attempt that takes longer is repeated
+    elsewhere. With at-most-once semantics nothing is repeated, so every attempt gets its time.
     """
     attempt = egress.delivery.timeout
     if attempt == Delivery().timeout and not egress.at_most_once:
@@ -175,7 +176,7 @@ def shard_service(
                 BROKER_LABEL: family.label_value(identity),
                 SHARD_NUMBER_LABEL: str(number),
             },
-            annotations=one_pod_per_drain(0, SHARD_PODS, settings),
+            annotations=one_pod_per_drain_annotations(0, SHARD_PODS, settings),
             declared={} if account is None else OIDC_DIGEST_INPUT,
             environment={
                 "FUNCTION_TARGET": "dispatch",
@@ -187,7 +188,7 @@ def shard_service(
             },
             secret=secret,
             resources=settings.pods.shard_resources,
-            tracing=settings.tracing.of(owner_key(broker)),
+            tracing=settings.tracing.variables_of(owner_key(broker)),
             concurrency=1,
             sends=True,
             oidc=account is not None,

@@ -6,6 +6,7 @@ be answered 404. Callers probe once per Revision, since a request starts a sleep
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Final
 
 import aiohttp
@@ -18,15 +19,14 @@ FUNCTION_PROBE_TIMEOUT: Final = 10.0
 
 
 async def probe(url: str) -> None:
-    """Request `url` once; returns if it has answered with 200. Raises `NotReady`, which is
-    transient, after any other answer or none."""
+    """Request `url` once; returns if it answers with 200. Raises a transient `NotReady` after any
+    other answer or none."""
     await _request("OPTIONS", url)
 
 
 async def wake(url: str) -> None:
-    """Start a pod of the dispatcher at `url`; returns when it runs. Raises `NotReady`. The
-    dispatcher that takes over a delivery then needs no start; Knative keeps the pod for a while.
-    """
+    """Start a pod of the dispatcher at `url`, so that a takeover of a delivery needn't wait for it;
+    returns when the pod runs. Knative keeps it for a while. Raises a transient `NotReady`."""
     await _request("GET", f"{url}/health/readiness")
 
 
@@ -42,5 +42,5 @@ async def _request(method: str, url: str) -> None:
     except (aiohttp.ClientError, TimeoutError) as error:
         message = f"{url} doesn't answer: {describe_request_error(error)}"
         raise NotReady("ProbeFailed", message, transient=True) from None
-    if status != 200:
+    if status != HTTPStatus.OK:
         raise NotReady("ProbeFailed", f"{url} answered {status}", transient=True)

@@ -48,6 +48,7 @@ PROBED: Final = "knafka.dev/probed"
 address. Kept there, since a probe wakes a receiver, and a restart of the operator should not wake
 them all."""
 CHANNELS_RECEIVER: Final = "kafka-channel-receiver"
+"""Name of the receiver of all KafkaChannels without a Secret."""
 CHANNELS_OWNER: Final = "kafka-channels"
 """Value of `OWNER_LABEL` on objects that belong to all KafkaChannels together."""
 DIRECT_LABEL: Final[Mapping[str, str]] = {f"{KNAFKA_PREFIX}direct": "true"}
@@ -58,6 +59,7 @@ _EVENT_TYPES_VARIABLE: Final[Mapping[bool, Mapping[str, str]]] = {
     True: {EVENT_TYPES: "enabled"},
     False: {},
 }
+"""A receiver's environment, by whether it reports new event types."""
 RECEIVER_SCALING: Final[Mapping[str, str]] = {
     "min-scale": "0",
     "max-scale": "10",
@@ -68,6 +70,7 @@ RECEIVER_SCALING: Final[Mapping[str, str]] = {
     # Requests pass the activator while there are one or two pods, as with Knative's own target.
     "target-burst-capacity": "1000",
 }
+"""Knative's autoscaling of a receiver, by key without `KNATIVE_AUTOSCALING`."""
 _DIRECT_SCALING: Final[Mapping[str, str]] = {
     **RECEIVER_SCALING,
     "min-scale": "1",  # nothing starts a pod for senders that bypass Knative
@@ -78,6 +81,7 @@ _DIRECT_SCALING: Final[Mapping[str, str]] = {
     # Requests never pass the activator.
     "target-burst-capacity": "0",
 }
+"""Likewise, of a receiver that senders reach past Knative's proxy."""
 
 
 def receiver_name(broker: Resource) -> str:
@@ -86,8 +90,8 @@ def receiver_name(broker: Resource) -> str:
 
 
 def declared_scaling(owner: Resource) -> dict[str, str]:
-    """Return the `autoscaling.knative.dev/...` annotations of a receiver's owner, which are copied
-    to the receiver."""
+    """Return the `autoscaling.knative.dev/...` annotations that a receiver's owner declares; they
+    are copied to the receiver."""
     annotations = owner.metadata.annotations
     return {key: value for key, value in annotations.items() if key.startswith(KNATIVE_AUTOSCALING)}
 
@@ -103,11 +107,13 @@ def receiver_service(
     direct: bool = False,
     event_types: bool = False,
 ) -> Manifest:
-    """Return the manifest of the Knative Service of a Broker's receiver. `secret` is the mounted
-    Secret's name and version. `oidc`: whether it verifies senders' tokens; `tls`: the Secret with
-    which it terminates TLS itself; `direct`: whether senders bypass Knative's proxy; `event_types`:
-    whether it reports new event types. The Broker's `autoscaling.knative.dev/...` annotations are
-    copied to it.
+    """Return the manifest of the Knative Service of a Broker's receiver, with the Broker's
+    `autoscaling.knative.dev/...` annotations.
+
+    `secret` is the mounted Secret's name and version (None: none). `oidc`: whether the receiver
+    verifies senders' tokens; `tls`: the Secret with which it terminates TLS itself (None: it
+    doesn't); `direct`: whether senders bypass Knative's proxy; `event_types`: whether it reports
+    new event types.
     """
     defaults = _DIRECT_SCALING if direct else RECEIVER_SCALING
     scaling = {KNATIVE_AUTOSCALING + key: value for key, value in defaults.items()}
@@ -140,7 +146,7 @@ def receiver_service(
             environment=environment,
             secret=secret,
             resources=settings.pods.receiver_resources,
-            tracing=settings.tracing.of(owner_key(broker)),
+            tracing=settings.tracing.variables_of(owner_key(broker)),
             oidc=oidc,
             tls=tls,
         ),
@@ -149,9 +155,8 @@ def receiver_service(
 
 
 def receiver_pods_service(broker: Resource, name: str, port: Mapping[str, Any]) -> Manifest:
-    """Return the manifest of a Kubernetes Service `name` for one port of the pods of a Broker's
-    receiver, which senders reach past Knative's proxy. `port` is an entry of the Service's
-    `spec.ports`."""
+    """Return the manifest of a Kubernetes Service `name` by which senders reach the pods of a
+    Broker's receiver past Knative's proxy. `port` is the entry of its `spec.ports`."""
     metadata = {
         "namespace": broker.metadata.namespace,
         "ownerReferences": [owner_reference(broker)],
@@ -162,16 +167,18 @@ def receiver_pods_service(broker: Resource, name: str, port: Mapping[str, Any]) 
 def channels_receiver_pods_service(
     receiver: str, name: str, port: Mapping[str, Any], settings: Settings
 ) -> Manifest:
-    """Return the manifest of a Kubernetes Service `name` for one port of the pods of `receiver`, a
-    receiver of KafkaChannels. `port` is an entry of the Service's `spec.ports`."""
+    """Return the manifest of a Kubernetes Service `name` by which senders reach the pods of
+    `receiver`, one that KafkaChannels share, past Knative's proxy. `port` is the entry of its
+    `spec.ports`."""
     return _pods_service(name, {"namespace": settings.namespace}, receiver, port)
 
 
 def _pods_service(
     name: str, metadata: Mapping[str, Any], receiver: str, port: Mapping[str, Any]
 ) -> Manifest:
-    """Return the manifest of a Kubernetes Service `name`, with this metadata, for one port of the
-    receiver pods whose `BROKER_LABEL` is `receiver`."""
+    """Return the manifest of a Kubernetes Service `name` that leads to one port of the receiver
+    pods whose `BROKER_LABEL` is `receiver`. `metadata` replaces or adds fields of the usual
+    metadata."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -189,7 +196,8 @@ def _pods_service(
 
 
 def channels_receiver_name(secret: str | None) -> str:
-    """Return the name of the receiver of all KafkaChannels with this Secret (CHN-11)."""
+    """Return the name of the receiver of all KafkaChannels with the Secret of this name; None: of
+    those without one (CHN-11)."""
     return CHANNELS_RECEIVER if secret is None else names.child(secret, f"-{CHANNELS_RECEIVER}")
 
 
@@ -201,10 +209,12 @@ def channels_receiver_service(
     oidc: bool = False,
     event_types: bool = False,
 ) -> Manifest:
-    """Return the manifest of the Knative Service of the receiver that KafkaChannels share (CHN-23);
-    it is never deleted. `secret` is the mounted Secret's name and version (None: none); `oidc`:
-    whether it verifies senders' tokens; `event_types`: whether it reports new event types. The
-    installation's setting says whether senders bypass Knative's proxy."""
+    """Return the manifest of the Knative Service of a receiver that KafkaChannels share (CHN-23),
+    which is never deleted. `Settings.direct` says whether senders bypass Knative's proxy.
+
+    `secret` is the mounted Secret's name and version (None: none). `oidc`: whether the receiver
+    verifies senders' tokens; `event_types`: whether it reports new event types.
+    """
     metadata = {"namespace": settings.namespace, "labels": {OWNER_LABEL: CHANNELS_OWNER}}
     name = channels_receiver_name(None if secret is None else secret[0])
     direct = settings.direct
@@ -248,8 +258,8 @@ _PODS: Final = frozenset({"minscale", "maxscale", "initialscale", "activationsca
 
 
 def min_receiver_pods(annotations: Mapping[str, str], default: int) -> int:
-    """Return the min-scale that a Broker's annotations declare for its receiver, `default` if they
-    declare none; 0 if it is no number, which Knative refuses."""
+    """Return the min-scale that a Broker's annotations declare for its receiver; `default` if they
+    declare none, and 0 for a text that is no number, which Knative refuses."""
     text = annotations.get(MIN_SCALE, str(default)).strip()
     return int(text) if text.isdecimal() else 0
 
@@ -265,5 +275,6 @@ def check_receiver_scaling(annotations: Mapping[str, str], maxima: Maxima) -> No
             continue
         digits = text.strip()
         if digits.isascii() and digits.isdigit():
+            # With ten or more digits it counts as the largest: int() refuses very long numbers.
             pods = int(digits) if len(digits) < len(str(LARGEST_INT32)) else LARGEST_INT32
             maxima.check_scale(pods, annotation_path(key))

@@ -46,11 +46,12 @@ _CONTRACTS: Final[Mapping[str, type[Model]]] = {
     RECEIVER: Receiver,
     SENSOR: SensorContract,
 }
+"""By environment variable of a function: the model of the contract that it holds as JSON."""
 
 
 def with_template_digest(manifest: Mapping[str, Any]) -> Manifest:
-    """Return a function's Service with a digest of its template, by which a later reconciliation
-    sees whether applying it would roll the function."""
+    """Return a function's Service with the annotation `TEMPLATE_DIGEST`, by which a later
+    reconciliation sees whether applying the Service would roll the function."""
     text = json.dumps(manifest["spec"]["template"], sort_keys=True, separators=(",", ":"))
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     return _with_annotations(manifest, {TEMPLATE_DIGEST: digest})
@@ -63,10 +64,11 @@ def is_up_to_date(stored: Mapping[str, Any], manifest: Mapping[str, Any]) -> boo
 
 def is_edited(stored: Mapping[str, Any], manifest: Mapping[str, Any]) -> bool:
     """Whether the owner or its configuration has changed since the stored Service was applied: the
-    manifest has another declaration or another contract.
+    manifest has another `DECLARED_DIGEST` or another contract. A stored Service of a release
+    without that digest counts as having the same.
 
-    Contracts are parsed before they are compared, so that fields unknown to an earlier release
-    count as unchanged. A stored contract that can't be parsed counts as unchanged, too.
+    Contracts are parsed before they are compared, so that a field that the stored one lacks counts
+    as having its default. A stored contract that can't be parsed counts as unchanged.
     """
     declared = _annotation(stored, DECLARED_DIGEST)
     if declared is not None and declared != _annotation(manifest, DECLARED_DIGEST):
@@ -87,8 +89,9 @@ def is_edited(stored: Mapping[str, Any], manifest: Mapping[str, Any]) -> bool:
 
 
 def with_running_image(stored: Mapping[str, Any], manifest: Mapping[str, Any]) -> Manifest:
-    """Return the manifest with the image of the stored Service, which runs now, for edits of a
-    function that may not roll to a new image yet. So an image that can't start delays no edits."""
+    """Return the manifest with the image of the stored Service, which runs now. It applies an
+    owner's edits to a function that may not roll to the new image yet, so that an image that can't
+    start delays no edits."""
     template = manifest["spec"]["template"]
     container = template["spec"]["containers"][0]
     image = stored["spec"]["template"]["spec"]["containers"][0]["image"]
@@ -110,9 +113,9 @@ def may_roll(
 
 
 def roll_waits_condition(service: Identity, stuck: Collection[Identity], at_most: int) -> Condition:
-    """Return the informational condition of an object whose function waits for its turn to roll.
-    `at_most` functions roll at a time. `stuck` are the functions whose roll takes too long; the
-    message names only those in the function's namespace."""
+    """Return the informational condition of an object whose function `service` waits for its turn
+    to roll. `at_most` functions roll at a time. `stuck` are the functions whose roll takes too
+    long; those in the same namespace are what it waits for, if there are any."""
     stuck_neighbours = sorted(
         stuck_service.name
         for stuck_service in stuck
@@ -142,7 +145,7 @@ def _annotation(service: Mapping[str, Any], name: str) -> str | None:
 
 
 def _with_annotations(manifest: Mapping[str, Any], annotations: Mapping[str, str]) -> Manifest:
-    """Return a copy of the manifest with further annotations."""
+    """Return a copy of the manifest with these annotations added or replaced."""
     metadata = manifest["metadata"]
-    annotations = {**metadata.get("annotations", {}), **annotations}
-    return {**manifest, "metadata": {**metadata, "annotations": annotations}}
+    merged = {**metadata.get("annotations", {}), **annotations}
+    return {**manifest, "metadata": {**metadata, "annotations": merged}}

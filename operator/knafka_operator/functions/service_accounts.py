@@ -45,6 +45,7 @@ _MAX_ACCOUNT_NAME: Final = 63
 _DIGEST_LENGTH: Final = 32
 """Characters of that digest."""
 _RBAC_GROUP: Final = RBAC.partition("/")[0]
+"""The API group of Roles, without the version."""
 
 OIDC_DISABLED: Final = Condition(OIDC_IDENTITY_CREATED, Status.TRUE, "OIDCFeatureDisabled")
 """The condition while OIDC is off, like upstream's."""
@@ -54,6 +55,7 @@ ACCOUNT_WAITS: Final = Condition(
     "Waiting",
     "it is created once its destinations are known",
 )
+"""The condition while it isn't known whether the account is needed."""
 
 
 def account_name(trigger: Resource) -> str:
@@ -68,15 +70,17 @@ def account_name(trigger: Resource) -> str:
 
 
 def sender_account(trigger: Trigger, document: Mapping[str, Any]) -> str:
-    """Return the service account that a Trigger sends as; `document` is the stored Trigger. If it
-    stands for a channel's entry, `trigger` has the name of the stored Subscription with the entry's
-    UID, whose account it is. Raises `NotReady` if there is no such Subscription, or if the entry
-    doesn't name its account."""
+    """Return the service account that a Trigger sends as; `document` is the stored Trigger. Raises
+    `NotReady` for a channel's entry that doesn't name the account of a stored Subscription with the
+    entry's UID."""
     name, metadata = account_name(trigger), document["metadata"]
-    if ENTRY not in metadata or metadata[SENDS_AS] == name:
+    if ENTRY not in metadata:
         return name
-    # Refuse any other account. Otherwise a user who may write a channel could have the tokens of
-    # any account sent to an address of their own.
+    # `trigger` has the name of the stored Subscription with the entry's UID. Any other account is
+    # refused: otherwise a user who may write a channel could have the tokens of any account sent to
+    # an address of their own.
+    if metadata[SENDS_AS] == name:
+        return name
     message = (
         "its entry in the channel's spec.subscribers must have the UID of a Subscription, and "
         f"{name} as auth.serviceAccountName"
@@ -85,8 +89,8 @@ def sender_account(trigger: Trigger, document: Mapping[str, Any]) -> str:
 
 
 def dispatcher_account(egress: Egress) -> str | None:
-    """Return the service account that an Egress's own dispatcher runs as; None: it needs no
-    tokens."""
+    """Return the service account that an Egress's own dispatcher runs as, which may request tokens
+    of the account that the Trigger sends as; None: no tokens are sent."""
     if egress.service_account is None:
         return None
     family = family_of(egress.kind)
@@ -96,7 +100,7 @@ def dispatcher_account(egress: Egress) -> str | None:
 
 
 def shard_account(broker: Resource) -> str:
-    """Return the service account that shared dispatchers of a Broker or channel run as."""
+    """Return the service account that the shared dispatchers of a Broker or channel run as."""
     if family_of(broker.kind) is CHANNELS:
         return CHANNEL_DISPATCHERS
     return names.child(broker.metadata.name, "-kn-shards")
@@ -112,8 +116,9 @@ def account_effects(
     shared: bool,
 ) -> tuple[Effect, ...]:
     """Return the effects that create the account that a Trigger sends as, and the accounts and
-    rights of the dispatchers that request its tokens. `document` is the stored Trigger; `shared`: a
-    shard delivers it. The account of a channel's entry is created by the entry's own controller.
+    rights of the dispatchers that request its tokens. `document` is the stored Trigger; `shared`:
+    whether a shard delivers it. The account that a channel's entry sends as isn't created here, but
+    by the controller that wrote the entry.
     """
     family = family_of(trigger.kind)
     effects: list[Effect] = []
@@ -138,8 +143,9 @@ def account_effects(
 
 
 def account_deletion(document: Mapping[str, Any], name: str) -> Delete:
-    """Return the effect that deletes a Trigger's accounts and rights once OIDC is off; objects that
-    the Trigger doesn't own stay. `name` is the account that it has sent as."""
+    """Return the effect that deletes the accounts and rights of a stored Trigger once OIDC is off;
+    objects that the Trigger doesn't own stay. `name` is the account that the Trigger has sent
+    as."""
     family, identity = family_of(document["kind"]), Identity.of(document)
     kinds = ((RBAC, "RoleBinding"), (RBAC, "Role"), (CORE, "ServiceAccount"))
     objects = [ObjectName(*kind, identity.namespace, name) for kind in kinds]
@@ -169,14 +175,15 @@ def _account_manifest(metadata: Manifest) -> Manifest:
 def _token_role_and_binding(
     metadata: Manifest, egress: Egress, broker: Broker, settings: Settings
 ) -> tuple[Manifest, Manifest]:
-    """Return the Role to request tokens of the Egress's account, and its RoleBinding to the
-    accounts of the Trigger's own dispatcher and of shards, as the Trigger may move between these.
-    """
+    """Return a Role that allows to request tokens of the account that an Egress sends as, and its
+    RoleBinding to the accounts that dispatchers run as: the Trigger's own dispatcher and its
+    Broker's shards, as the Trigger may move between them. Both objects have `metadata`."""
     account, family = egress.service_account, family_of(egress.kind)
     namespace = services.function_namespace(family, Identity(egress.namespace, ""), settings)
-    runs_as = dict.fromkeys((dispatcher_account(egress), shard_account(broker)))
+    # Without duplicates: a channel's dispatchers all run as one account.
+    dispatcher_accounts = dict.fromkeys((dispatcher_account(egress), shard_account(broker)))
     if family is SOURCES:  # no shard delivers a KafkaSource
-        runs_as = dict.fromkeys((dispatcher_account(egress),))
+        dispatcher_accounts = dict.fromkeys((dispatcher_account(egress),))
     rule = {
         "apiGroups": [""],
         "resources": ["serviceaccounts/token"],
@@ -190,7 +197,8 @@ def _token_role_and_binding(
         "metadata": metadata,
         "roleRef": {"apiGroup": _RBAC_GROUP, "kind": "Role", "name": account},
         "subjects": [
-            {"kind": "ServiceAccount", "namespace": namespace, "name": name} for name in runs_as
+            {"kind": "ServiceAccount", "namespace": namespace, "name": name}
+            for name in dispatcher_accounts
         ],
     }
     return role, binding

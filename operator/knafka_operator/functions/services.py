@@ -59,7 +59,7 @@ FULL_DUPLEX: Final[Mapping[str, str]] = {"features.knative.dev/http-full-duplex"
 Knative's proxy sometimes truncates such answers."""
 
 RECEIVER_VARIABLE: Final = "KNAFKA_RECEIVER"
-"""Environment variable that tells a receiver its Kafka and contract topic, as JSON."""
+"""Environment variable with a receiver's Kafka and contract topic, as JSON."""
 TIMEOUT_SECONDS: Final = 70
 """The `timeoutSeconds` of a function's Service, and so its pods' grace period. When a namespace is
 deleted, Kubernetes checks for remaining pods, checks again after half of their longest grace
@@ -68,7 +68,7 @@ period, and deletes other objects only when there are none. A pod's end takes 31
 56 s, with 600 s after five minutes). A drain's first request stays 45 s below this, as a pod's
 start may take that long (`holds.FIRST_BUDGET`)."""
 MAX_TIMEOUT_SECONDS: Final = 600
-"""Knative's default maximum."""
+"""The largest `timeoutSeconds` that Knative allows by default."""
 
 STOP_SECONDS: Final = 40
 """Seconds of the grace period before the function gets SIGTERM: Knative stops it 30 s after the
@@ -126,11 +126,14 @@ MIN_SCALE: Final = "autoscaling.knative.dev/min-scale"
 
 
 def function_namespace(family: Family, owner: Identity, settings: Settings) -> str:
-    """Return the namespace of an object's functions (CHN-22)."""
+    """Return the namespace in which the functions of `owner`, an object of this family, run
+    (CHN-22)."""
     return settings.namespace if family.centralized else owner.namespace
 
 
-def one_pod_per_drain(min_pods: int, max_pods: int, settings: Settings) -> Mapping[str, str]:
+def one_pod_per_drain_annotations(
+    min_pods: int, max_pods: int, settings: Settings
+) -> Mapping[str, str]:
     """Return Knative's autoscaling annotations for exactly one pod per drain, from `min_pods` to
     `max_pods`, with no delay at scale-down."""
     scaling = {
@@ -170,12 +173,12 @@ def owner_reference(owner: Resource) -> Manifest:
 
 
 def is_owned(service: Mapping[str, Any], owner: Resource) -> bool:
-    """Whether an object belongs to `owner`, by UID; objects of others must never be changed."""
+    """Whether a stored object belongs to `owner`, by UID; others' objects must not be changed."""
     return owner.metadata.uid in owner_uids(service)
 
 
 def owner_uids(service: Mapping[str, Any]) -> Sequence[str]:
-    """Return the UIDs of a Service's owners, from owner references and `OWNER_LABEL`."""
+    """Return the UIDs of a stored object's owners, from owner references and `OWNER_LABEL`."""
     metadata = service.get("metadata") or {}
     uids = [owner.get("uid", "") for owner in metadata.get("ownerReferences") or ()]
     label = (metadata.get("labels") or {}).get(OWNER_LABEL)
@@ -216,15 +219,15 @@ class FunctionService:
     environment: Mapping[str, str]
     """Names and values of its own environment variables, such as its contract."""
     secret: tuple[str, str] | None
-    """Name and version of the mounted Secret for Kafka."""
+    """Name and version of the mounted Secret for Kafka; None: none."""
     credentials: Mapping[str, Any] | None = None
-    """A volume to mount instead of the Secret."""
+    """A volume to mount in place of `secret`; None: that is mounted."""
     resources: Mapping[str, Any]
     """Requests and limits of its container."""
     tracing: Mapping[str, str]
     """Environment variables with the tracing of its owner."""
     concurrency: int = 0
-    """Requests that a pod gets at once; 0: any number."""
+    """Most requests that a pod gets at a time; 0: any number."""
     timeout: int = TIMEOUT_SECONDS
     """Seconds for a request, and the pod's grace period."""
     account: str | None = None
@@ -234,7 +237,7 @@ class FunctionService:
     sends: bool = False
     """Whether it sends events to destinations, and so needs the trust bundle."""
     tls: str | None = None
-    """The Secret with which it terminates TLS itself."""
+    """Name of the Secret with which it terminates TLS itself; None: it serves plain HTTP."""
 
 
 def knative_service(function: FunctionService, settings: Settings) -> Manifest:
@@ -297,7 +300,7 @@ def knative_service(function: FunctionService, settings: Settings) -> Manifest:
 
 
 def _function_environment(function: FunctionService, settings: Settings) -> Mapping[str, str]:
-    """Return a function's environment: its own, and what the installation's settings add."""
+    """Return a function's environment: its own variables, and those that the settings add."""
     url = service_url(function.name, function.ownership["namespace"], settings)
     environment = {
         **function.environment,
@@ -349,7 +352,7 @@ def mounts_trust_bundle(service: Mapping[str, Any]) -> bool:
 
 
 def with_common_labels(labels: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the labels `labels` with those that all of Knafka's objects have."""
+    """Return `labels` and those that all of Knafka's objects have."""
     return {
         "app.kubernetes.io/name": "knafka",
         "app.kubernetes.io/component": labels.get(ROLE_LABEL, "config"),
@@ -366,7 +369,7 @@ def compact_json(document: object) -> str:
 
 
 def _digest(value: object) -> str:
-    """Return a short digest of a value, taken from its JSON."""
+    """Return 16 hexadecimal digits that identify a value, from its JSON."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

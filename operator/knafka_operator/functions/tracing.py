@@ -35,6 +35,7 @@ TRACING: Final = "config-tracing"
 DEFAULT_RATE: Final = "0.1"
 """Default sampling rate of traces that begin in functions; Knative's default for config-tracing."""
 _OTLP_PATH: Final = "/v1/traces"
+"""Path of an OTLP endpoint that is declared without a path."""
 _DECIDED: Final = frozenset(
     {
         EXPORTER,
@@ -52,9 +53,9 @@ def tracing_environment(
     observability: Mapping[str, str], tracing: Mapping[str, str], namespace: str, domain: str
 ) -> Mapping[str, str]:
     """Return the tracing variables of every function; empty if tracing is off. `observability` and
-    `tracing` are the data of the two ConfigMaps, empty for a missing one. Zipkin without an address
-    is the Service `zipkin` of `namespace`, in the cluster's DNS `domain` (DSP-13). Raises
-    `InvalidDocument` whose path is the ConfigMap's name."""
+    `tracing` are the data of the two ConfigMaps, empty for a missing one. If Zipkin's endpoint
+    isn't declared, it is the Service `zipkin` of `namespace`, in the cluster's DNS `domain`
+    (DSP-13). Raises `InvalidDocument` whose path is the ConfigMap's name."""
     protocol = observability.get("tracing-protocol", "none").strip().lower()
     if protocol not in ("", "none"):
         try:
@@ -104,7 +105,7 @@ def _otlp_environment(protocol: str, data: Mapping[str, str]) -> Mapping[str, st
         EXPORTER: "otlp",
         OTLP_TRACES_ENDPOINT: endpoint,
         **protocol_variables,
-        **_sampler(rate),
+        **_sampler_variables(rate),
     }
 
 
@@ -122,17 +123,17 @@ def _zipkin_environment(data: Mapping[str, str], default_endpoint: str) -> Mappi
     rate = _parse_rate(data.get("sample-rate"), "sample-rate")
     if data.get("debug", "").strip().lower() == "true":
         rate = "1"
-    return {EXPORTER: "zipkin", ZIPKIN_ENDPOINT: endpoint, **_sampler(rate)}
+    return {EXPORTER: "zipkin", ZIPKIN_ENDPOINT: endpoint, **_sampler_variables(rate)}
 
 
-def _sampler(rate: str) -> Mapping[str, str]:
+def _sampler_variables(rate: str) -> Mapping[str, str]:
     """Return the variables by which functions sample the traces that begin in them at this rate."""
     return {SAMPLER: "parentbased_traceidratio", SAMPLER_ARG: rate}
 
 
 def _parse_rate(text: str | None, where: str) -> str:
-    """Return the sampling rate in `text`, from 0 to 1; the default if it is empty or None. Raises
-    `ValueError` for any other text; `where` names the key."""
+    """Return the sampling rate in `text`, a number from 0 to 1; `DEFAULT_RATE` if it is empty or
+    None. Raises `ValueError` for any other text, which names the ConfigMap's key by `where`."""
     rate = (text or "").strip() or DEFAULT_RATE
     if rate_of(rate) is None:
         raise ValueError(f"{where}: invalid value: {rate:.80}: want 0 to 1")
@@ -140,8 +141,8 @@ def _parse_rate(text: str | None, where: str) -> str:
 
 
 def _check_url(url: str, where: str) -> str:
-    """Return the URL. Raises `ValueError` unless it is an HTTP URL with a host; `where` names the
-    key."""
+    """Return the URL. Raises `ValueError` unless it is an HTTP URL with a host; the error names the
+    ConfigMap's key by `where`."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"{where}: invalid value: {url:.200}: want a URL")

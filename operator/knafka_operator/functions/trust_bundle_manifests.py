@@ -21,6 +21,7 @@ from knafka_operator.model.resources import CORE, are_certificates
 TRUST_BUNDLE_LABEL: Final = "networking.knative.dev/trust-bundle"
 """Knative's label of trust bundles; its value is `true`."""
 FILE: Final = "bundle.pem"
+"""The key of a copy, and so the name of the file that dispatchers read."""
 MAX_BUNDLE_BYTES: Final = 900_000
 """Most bytes of all certificates together: the API server refuses a ConfigMap above 1 MiB."""
 
@@ -43,10 +44,11 @@ def merge_certificates(config_maps: Iterable[Mapping[str, Any]]) -> Bundle:
     """Merge the certificates of ConfigMaps without duplicates, in the order of the ConfigMaps'
     names.
 
-    Invalid certificates are left out, and so are further ones beyond `MAX_BUNDLE_BYTES`. The result
-    names the problem of each ConfigMap that holds no certificate, or of which one is left out.
+    Invalid certificates are left out, and so are those that would exceed `MAX_BUNDLE_BYTES`. The
+    result has the problem of each ConfigMap that holds no certificate, or of which one is left out.
     """
-    merged, problems, size = dict[str, None](), dict[str, str](), 0
+    merged = dict[str, None]()  # an ordered set
+    problems, size = dict[str, str](), 0
     for document in sorted(config_maps, key=lambda config_map: str(config_map["metadata"]["name"])):
         name = str(document["metadata"]["name"])
         # The items of a list have no kind, so they are no parsed models, and `data` may be null.
@@ -78,7 +80,7 @@ def merge_certificates(config_maps: Iterable[Mapping[str, Any]]) -> Bundle:
 
 
 def bundle_config_map(namespace: str, bundle: Bundle) -> Mapping[str, Any]:
-    """Return the ConfigMap that dispatchers of this namespace mount."""
+    """Return the manifest of the ConfigMap that dispatchers of this namespace mount."""
     return {
         "apiVersion": CORE,
         "kind": "ConfigMap",
@@ -92,6 +94,5 @@ def bundle_config_map(namespace: str, bundle: Bundle) -> Mapping[str, Any]:
 
 
 def is_bundle(document: Mapping[str, Any]) -> bool:
-    """Whether a ConfigMap, of which the metadata is enough, has Knative's label of trust
-    bundles."""
+    """Whether a ConfigMap has Knative's label of trust bundles; its metadata is enough."""
     return (document["metadata"].get("labels") or {}).get(TRUST_BUNDLE_LABEL) == "true"

@@ -27,7 +27,9 @@ log = logging.getLogger(__name__)
 BUNDLE_CHECK_INTERVAL: Final = 300.0
 """Seconds after which the bundles are read again without an event, as a watch may miss one."""
 _MANAGED_BY_LABEL: Final = "app.kubernetes.io/managed-by", "knafka-operator"
+"""Key and value of a label that all copies have."""
 _COMPONENT: Final = "operator/deploy/trust-bundles"
+"""The manifests whose role allows to write copies, for messages."""
 
 
 class TrustBundleCopies:
@@ -39,18 +41,19 @@ class TrustBundleCopies:
         """The namespace of the installation's bundles; empty: nothing is copied."""
         self._cluster = cluster
         self._bundle: Bundle | None = None
-        """The merged bundle as last read."""
+        """The merged bundle as last read; None: not read yet."""
         self._names: frozenset[str] = frozenset()
         """Names of the ConfigMaps that were merged."""
         self._copied: dict[str, str] = {}
-        """The PEM text of each namespace's copy, by namespace."""
+        """By namespace: the PEM text of its copy."""
         self._changed = asyncio.Event()
         """Set when the bundles or a copy may have changed; wakes `run`."""
         self._lock = asyncio.Lock()
         """Held while copies are written, so that an older bundle never replaces a newer one."""
 
     def on_config_map(self, document: Document) -> None:
-        """Record that a ConfigMap has changed or was deleted, if it is a bundle or a copy."""
+        """Request an update of the copies if the ConfigMap `document`, which has changed or was
+        deleted, is a bundle or a copy."""
         namespace, name = document["metadata"]["namespace"], document["metadata"]["name"]
         is_source = namespace == self._source and (
             name in self._names or deciding.is_bundle(document)
@@ -63,8 +66,8 @@ class TrustBundleCopies:
         self._changed.set()
 
     async def ensure_copy(self, manifest: Mapping[str, Any]) -> None:
-        """Create or update the copy in a function's namespace, if the function mounts it. Raises
-        `NotReady` and `ClusterError`."""
+        """Create or update the copy in the namespace of a function's Service, `manifest`; does
+        nothing if the function mounts none. Raises `NotReady` and `ClusterError`."""
         if not self._source or not mounts_trust_bundle(manifest):
             return
         async with self._lock:
@@ -76,7 +79,8 @@ class TrustBundleCopies:
                 await self._copy(namespace, self._bundle)
 
     async def refresh_copies(self) -> None:
-        """Read the bundles and update every copy. Raises `ClusterError`."""
+        """Read the bundles and update every copy. A copy that can't be written is logged and
+        forgotten. Raises `ClusterError`."""
         async with self._lock:
             await self._read()
             assert self._bundle is not None
@@ -88,9 +92,9 @@ class TrustBundleCopies:
                     log.warning("trust bundles: %s", error)
 
     async def run(self) -> None:
-        """Update the copies whenever a bundle or a copy has changed, and every
-        `BUNDLE_CHECK_INTERVAL` seconds, until cancelled; an error is logged, and the update tried
-        again after a second."""
+        """Update the copies until cancelled: whenever a bundle or a copy has changed, and every
+        `BUNDLE_CHECK_INTERVAL` seconds. A `ClusterError` is logged, and the update is tried again
+        after a second."""
         while True:
             try:
                 async with asyncio.timeout(BUNDLE_CHECK_INTERVAL):
@@ -119,8 +123,8 @@ class TrustBundleCopies:
         self._names = frozenset(config_map["metadata"]["name"] for config_map in config_maps)
 
     async def _copy(self, namespace: str, bundle: Bundle) -> None:
-        """Write the copy in a namespace if it is outdated. Raises `NotReady`, also if Knafka didn't
-        create the existing ConfigMap."""
+        """Write the copy in a namespace if it is outdated. Raises `NotReady` if the API server
+        refuses it, or if Knafka didn't create the existing ConfigMap, and `ClusterError`."""
         desired_copy = deciding.bundle_config_map(namespace, bundle)
         existing_copy = await self._cluster.get(CORE, "ConfigMap", namespace, TRUST_BUNDLE)
         if existing_copy is not None:

@@ -43,12 +43,15 @@ _FIELD_TYPES: Final[Mapping[str, type]] = {
     **dict.fromkeys(("affinity", "nodeSelector"), dict),
     **dict.fromkeys(("priorityClassName", "runtimeClassName", "schedulerName"), str),
 }
+"""The type of each field that a pod may have."""
 _TYPE_NAMES: Final[Mapping[type, str]] = {
     list: "a list of objects",
     dict: "an object",
     str: "a string",
 }
+"""The types, as messages name them."""
 _RESOURCES: Final = ("requests", "limits")
+"""Fields of a container's resources."""
 
 DEFAULT_RESOURCES: Final[Mapping[str, Any]] = {
     "requests": {"cpu": "25m", "memory": "64Mi"},
@@ -95,9 +98,9 @@ class FunctionPods:
 
 
 def needed_features(message: str) -> str:
-    """Return which features to enable, if Knative Serving refused pod fields with `message`, such
-    as `must not set the field(s): spec.template.spec.tolerations`; empty if the message names none.
-    """
+    """Return a sentence that says which features to enable, if Knative Serving refused pod fields
+    with `message`, such as `must not set the field(s): spec.template.spec.tolerations`; empty for
+    any other message."""
     features = [
         feature for name, feature in POD_FIELD_FEATURES.items() if f"spec.{name}" in message
     ]
@@ -122,8 +125,8 @@ def _parse_resources(
     environment: Mapping[str, str], name: str, default: Mapping[str, Any] = DEFAULT_RESOURCES
 ) -> Mapping[str, Any]:
     """Parse an environment variable that holds a container's resources, as YAML; returns `default`
-    if it isn't set. Raises `InvalidDocument` for an unknown field, or for an amount that is neither
-    text nor a number."""
+    if the variable isn't set. Raises `InvalidDocument`: only `requests` and `limits` are known, and
+    an amount is text or a number."""
     if not environment.get(name, "").strip():
         return default
     resources = _parse_yaml_mapping(environment, name)
@@ -141,10 +144,11 @@ def _parse_resources(
 
 def _check_type(where: str, value: object, type_: type) -> None:
     """Check that a value has this type and isn't empty, and that a list contains only mappings.
-    Raises `InvalidDocument`; `where` names the variable or field."""
-    fits = isinstance(value, type_) and value
-    if fits and isinstance(value, list):
-        fits = all(isinstance(element, dict) for element in value)
-    # An empty variable counts as an empty object; an empty field is refused.
-    if not fits and not (value == {} and "." not in where):
+    `where` names the variable, or, after a dot, its field. Raises `InvalidDocument`."""
+    if value == {} and "." not in where:
+        return  # an empty variable counts as an empty object; an empty field is refused
+    has_type = isinstance(value, type_) and value
+    if has_type and isinstance(value, list):
+        has_type = all(isinstance(element, dict) for element in value)
+    if not has_type:
         raise InvalidDocument(where, f"invalid value: {value!s:.80}: want {_TYPE_NAMES[type_]}")

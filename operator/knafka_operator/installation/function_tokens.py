@@ -20,13 +20,14 @@ class FunctionTokens:
         """The installation's keys, newest first; without keys functions require no token."""
 
     def bearers(self, url: str) -> list[str]:
-        """Return the tokens to try at the function at `url`, the newest key's first: a function
-        that hasn't rolled since a key rotation accepts only an older one."""
+        """Return the tokens to try, in this order, at the function at `url`: one for each key, the
+        newest first. A function that hasn't rolled since a key rotation accepts only an older one.
+        Empty: the function requires no token."""
         return [token_of(key, url) for key in self.keys]
 
     def verifiers(self, url: str) -> str:
-        """Return the value of the environment variable `CALLERS` for the function at `url`, by
-        which it checks tokens; empty: it requires no token."""
+        """Return the value of the variable `CALLERS` (`knafka.core.tokens.caller_tokens`) by which
+        the function at `url` checks tokens; empty: it requires no token."""
         return verifiers_of(self.bearers(url))
 
 

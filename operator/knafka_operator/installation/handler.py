@@ -31,7 +31,8 @@ class Handler(StrEnum):
 
 
 def parse_handler(text: str, path: str) -> Handler:
-    """Parse a value of `KNAFKA_SUBSCRIPTIONS`. Raises `InvalidDocument` with this path."""
+    """Parse a value of `KNAFKA_SUBSCRIPTIONS`. Raises `InvalidDocument` with `path`, the variable's
+    name."""
     try:
         return Handler(text)
     except ValueError:
@@ -46,7 +47,7 @@ class Handling:
 
     declared: Handler = Handler.AUTO
     """The value of the setting."""
-    seen: bool | None = False
+    is_eventing_installed: bool | None = False
     """Whether Knative Eventing is installed; None: not known yet."""
 
     @property
@@ -55,18 +56,22 @@ class Handling:
         yet."""
         if self.declared is not Handler.AUTO:
             return self.declared
-        if self.seen is None:
+        if self.is_eventing_installed is None:
             return None
-        return Handler.EVENTING if self.seen else Handler.OWN
+        return Handler.EVENTING if self.is_eventing_installed else Handler.OWN
 
     @property
     def reason(self) -> str:
-        """Return a sentence for users about why that controller was chosen; empty if Knative
-        Eventing isn't installed, so that there was no choice."""
-        setting = f"KNAFKA_SUBSCRIPTIONS={self.declared}"
-        presence = "Knative Eventing is here" if self.seen else "Knative Eventing was not seen here"
-        if self.declared in (Handler.AUTO, Handler.OWN) and not self.seen:
+        """Return a sentence for users about why `handler` was chosen; empty if that is Knafka, and
+        Knative Eventing isn't installed (or not known to be), so that there was no choice."""
+        if self.declared in (Handler.AUTO, Handler.OWN) and not self.is_eventing_installed:
             return ""
+        setting = f"KNAFKA_SUBSCRIPTIONS={self.declared}"
+        presence = (
+            "Knative Eventing is here"
+            if self.is_eventing_installed
+            else "Knative Eventing was not seen here"
+        )
         controller = "Knafka" if self.handler is Handler.OWN else "Knative Eventing's controller"
         observed = f"{presence} (CustomResourceDefinition {EVENTING_DEFINITION})"
         return f"{controller} adds Subscriptions to spec.subscribers: {observed}, and {setting}"

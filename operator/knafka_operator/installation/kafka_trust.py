@@ -27,6 +27,7 @@ from knafka.core.kafka_settings.kafka_oauth import PROVIDERS, ROLE, TOKEN_ENDPOI
 
 AWS_SERVERS: Final = "KNAFKA_AWS_SERVERS"
 AWS_ROLES: Final = "KNAFKA_AWS_ROLES"
+"""Environment variables with the patterns of `KafkaTrust`."""
 
 _SERVER: Final = re.compile(r"[A-Za-z0-9.-]+:[0-9]{1,5}").fullmatch
 """Matches a plain `host:port`. Servers in another form match no pattern, since librdkafka may read
@@ -35,6 +36,7 @@ _SERVER_PATTERN: Final = re.compile(r"[A-Za-z0-9.*-]+:[0-9]{1,5}").fullmatch
 _ROLE_PATTERN: Final = re.compile(
     r"arn:aws[a-z-]*:iam::[0-9]{12}:role/[A-Za-z0-9+=.@_/*-]+"
 ).fullmatch
+"""These two match legal patterns of servers and roles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +52,16 @@ class KafkaTrust:
     """Patterns of ARNs: roles that the operator may assume for such a token."""
 
     def check(self, servers: str, secret: Mapping[str, str] | None) -> None:
-        """Refuse a user's Secret for these Kafka servers if it exceeds these limits; `secret` None:
-        none is used, which is allowed. Raises `InvalidDocument`."""
+        """Check that a user's Secret for the Kafka `servers` (`host:port`, comma-separated) stays
+        within these limits. `secret` is its decoded data; None: there is none, which is allowed.
+        Raises `InvalidDocument`."""
         if secret is None:
             return
         if secret.get(TOKEN_PROVIDER) in PROVIDERS:
             self._check_aws_token(servers, secret)
         elif not self.local_addresses and (host := endpoint_host(secret)):
             if (reason := addresses.refusal(host)) is not None:
-                raise refused_endpoint(reason)
+                raise refused_endpoint_error(reason)
 
     def _check_aws_token(self, servers: str, secret: Mapping[str, str]) -> None:
         """Check that these servers may get tokens of the operator's AWS identity, and that the
@@ -81,8 +84,8 @@ class KafkaTrust:
 
 
 def endpoint_host(secret: Mapping[str, str]) -> str:
-    """Return the host of a Secret's token endpoint; empty if the Secret names none or its URL is
-    invalid."""
+    """Return the host of a Secret's token endpoint; empty if the Secret names no endpoint or a
+    token provider instead, or if the endpoint's URL is invalid."""
     if secret.get(TOKEN_PROVIDER):
         return ""
     try:
@@ -91,9 +94,9 @@ def endpoint_host(secret: Mapping[str, str]) -> str:
         return ""
 
 
-def refused_endpoint(why: str) -> InvalidDocument:
-    """Return the error for a token endpoint at a local address; it says how to allow such
-    addresses."""
+def refused_endpoint_error(why: str) -> InvalidDocument:
+    """Return the error for a token endpoint at a local address, which is refused because of `why`;
+    its text says how to allow such addresses."""
     return InvalidDocument(
         TOKEN_ENDPOINT,
         f"not allowed: {why}; an administrator may allow these for everybody with "
@@ -102,9 +105,9 @@ def refused_endpoint(why: str) -> InvalidDocument:
 
 
 def parse_patterns(text: str, name: str) -> tuple[str, ...]:
-    """Return the patterns that a variable lists, separated by commas or white space. `name` is the
-    variable, `AWS_SERVERS` or `AWS_ROLES`, and decides their form; raises `InvalidDocument` with
-    it."""
+    """Return the patterns in `text`, separated by commas or white space; those of servers in lower
+    case. `name` is the variable that holds the text, `AWS_SERVERS` or `AWS_ROLES`. Raises
+    `InvalidDocument` with that name for a malformed pattern."""
     is_legal = _SERVER_PATTERN if name == AWS_SERVERS else _ROLE_PATTERN
     patterns = tuple(text.replace(",", " ").split())
     for pattern in patterns:

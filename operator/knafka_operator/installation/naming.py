@@ -26,15 +26,17 @@ from knafka.core import names
 from knafka.core.errors import InvalidDocument, KnafkaError
 
 MAX_TEMPLATE: Final = 500
-"""Characters."""
+"""Most characters of a template."""
 MAX_KNOWN: Final = 100
 """Most templates of one kind that are recorded; further ones are refused."""
 
 _LITERAL = re.compile(r"[A-Za-z0-9._-]*").fullmatch
+"""Matches the text of a template besides its placeholders."""
 
 
 class NameTaken(KnafkaError):
-    """Raised if another object has the name that a template gives to this one."""
+    """Another object has the name that a template gives to this one. `reason` is one CamelCase
+    word, for a condition."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -86,8 +88,8 @@ _RESERVED_PREFIXES: Final[Mapping[NameKind, tuple[str, ...]]] = {
 
 
 def normalize_template(kind: NameKind, text: str) -> str:
-    """Return the template with its placeholders in one spelling; raises `InvalidDocument`, whose
-    path is the key, for an invalid template."""
+    """Return the template with its placeholders in the spelling of `DEFAULTS`. Raises
+    `InvalidDocument`, whose path is the template's key, for an invalid template."""
     key = f"data.{kind.value}"
     if len(text) > MAX_TEMPLATE:
         raise InvalidDocument(key, f"want at most {MAX_TEMPLATE} characters")
@@ -117,14 +119,14 @@ def normalize_template(kind: NameKind, text: str) -> str:
     return template
 
 
-def rendered(template: str, named_object: NamedObject) -> str:
-    """Return the name that a template gives to an object; empty if the template needs a UID that
-    the object doesn't have yet."""
+def render_name(template: str, named_object: NamedObject) -> str:
+    """Return the name that a template gives to an object; empty if the template needs a UID and the
+    object has none yet."""
     return names.render_template(template, *named_object)
 
 
 class Naming:
-    """The current and earlier name templates; they may change at run time."""
+    """The current and earlier name templates of an installation, which may change at run time."""
 
     def __init__(self) -> None:
         self._current_templates = dict(DEFAULTS)
@@ -138,40 +140,40 @@ class Naming:
         """Return the template that names new topics or groups of this kind."""
         return self._current_templates[kind]
 
-    def known(self, kind: NameKind) -> tuple[str, ...]:
+    def known_templates(self, kind: NameKind) -> tuple[str, ...]:
         """Return all templates by which topics or groups of this kind may have got their names."""
         return self._known[kind]
 
     @property
-    def others(self) -> list[str]:
-        """Return all templates except upstream's defaults, by which objects may have got their
-        names."""
+    def custom_templates(self) -> list[str]:
+        """Return the known templates of all kinds, without duplicates and upstream's defaults."""
         known = (template for templates in self._known.values() for template in templates)
         defaults = DEFAULTS.values()
         return list(dict.fromkeys(template for template in known if template not in defaults))
 
     def remember(self, kind: NameKind, template: str) -> None:
-        """Accept the names that this template gives as objects' own names from now on. The template
-        has the form that `normalize_template` returns."""
+        """Add a template by which objects may have got their names, so that `is_own` accepts them.
+        The template has the form that `normalize_template` returns."""
         if template not in self._known[kind]:
             self._known[kind] += (template,)
 
     def set_current_template(self, kind: NameKind, template: str) -> None:
-        """Use this template, in the form that `normalize_template` returns, for new objects."""
+        """Use this template for new objects, and remember it. It has the form that
+        `normalize_template` returns."""
         self.remember(kind, template)
         self._current_templates[kind] = template
 
     def is_default(self, kind: NameKind) -> bool:
-        """Whether new objects get upstream's usual names."""
+        """Whether new topics or groups of this kind get upstream's usual names."""
         return self._current_templates[kind] == DEFAULTS[kind]
 
     def name(self, kind: NameKind, owner: NamedObject) -> str:
         """Return the name that the current template gives to a new topic or group of `owner`.
         Raises `InvalidDocument` if Kafka doesn't accept that name, or if it is reserved."""
-        template = self._current_templates[kind]
-        name = rendered(template, owner)
         if kind is NameKind.CHANNEL_TOPIC and self.is_default(kind):
-            return names.channel_topic(owner.namespace, owner.name)
+            return names.channel_topic(owner.namespace, owner.name)  # a long name is shortened
+        template = self._current_templates[kind]
+        name = render_name(template, owner)
         if not self.is_default(kind) and not names.is_topic(name):
             raise InvalidDocument(
                 kind.value,
@@ -185,8 +187,8 @@ class Naming:
         return name
 
     def is_own(self, kind: NameKind, name: str | None, owner: NamedObject) -> bool:
-        """Whether one of the known templates of this kind gives this name to `owner`; False if
-        there is no name."""
+        """Whether `owner` may have got this name: by one of the known templates of this kind, or by
+        a form that upstream or Knafka's defaults have used. False if there is no name."""
         if not name:
             return False
         if kind is NameKind.BROKER_TOPIC and names.is_broker_topic(
@@ -204,7 +206,7 @@ class Naming:
         ):
             return True
         return names.is_topic(name) and any(
-            name == rendered(template, owner) for template in self._known[kind]
+            name == render_name(template, owner) for template in self._known[kind]
         )
 
 
@@ -217,8 +219,9 @@ class AsRecorded(Naming):
     what the operator has written."""
 
     def is_own(self, kind: NameKind, name: str | None, owner: NamedObject) -> bool:
-        """Whether the name is legal in Kafka."""
+        """Whether the name is legal in Kafka, whoever `owner` is; False if there is no name."""
         return name is not None and names.is_topic(name)
 
 
 AS_RECORDED: Final = AsRecorded()
+"""The naming of read-only tools; this instance is never modified."""

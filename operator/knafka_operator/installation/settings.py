@@ -103,14 +103,18 @@ from knafka_operator.installation.tracing import FunctionTracing
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.isolation import Isolation, parse_isolation
 from knafka_operator.model.maxima import Maxima
-from knafka_operator.model.resources import BROKER_CLASSES, whole_number
+from knafka_operator.model.resources import BROKER_CLASSES, parse_whole_number
 
 FEATURES_CONFIG_MAP: Final = "knative-eventing/config-features"
 KAFKA_FEATURES: Final = "knative-eventing/config-kafka-features"
 BROKER_DEFAULTS: Final = "knative-eventing/config-br-defaults"
+"""Namespaces and names of ConfigMaps, by default."""
 SHARD_SIZE: Final = 250
+"""Most Triggers in one shared dispatcher, by default."""
 MAX_SHARD_SIZE: Final = 10_000
+"""The largest value of `KNAFKA_SHARD_SIZE`."""
 LEVELS: Final = ("debug", "info", "warning", "error")
+"""The values of `KNAFKA_LOG_LEVEL`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,9 +179,9 @@ class Settings:
     """Patterns of the servers that may get a token of the operator's AWS identity, and of the roles
     that it may assume for that (`installation.kafka_trust`)."""
     trusts_statuses: bool = False
-    """Whether a topic with records may be the object's own although its id in the status is empty:
-    in the local mode only Knafka writes statuses, and data may be older than the recording of
-    ids."""
+    """Whether a topic with records may be the object's own although its id in the status is empty.
+    True only in the local mode: there only Knafka writes statuses, and data may be older than the
+    recording of ids."""
     channels: bool = False
     """Whether KafkaChannels and Subscriptions are served."""
     channel_config: str = "kafka-channel-config"
@@ -197,7 +201,8 @@ class Settings:
     trace_url: str = ""
     """URL of a trace for users, with `{trace}` instead of its id; empty: not known."""
     allowed_servers: tuple[str, ...] = ("*",)
-    """Patterns of `host:port`, in lower case."""
+    """Patterns of the Kafka servers that may be connected to: `host:port` in lower case, with `*`
+    for any characters, or `*` for any server."""
     maxima: Maxima = field(default_factory=Maxima)
     """Limits of what one object and one namespace may declare."""
     installation: str = ""
@@ -208,8 +213,8 @@ class Settings:
     naming: Naming = field(default_factory=Naming)
     """Name templates of new topics and groups, updated from a ConfigMap (`runtime.naming`)."""
     tracing: FunctionTracing = field(default_factory=FunctionTracing)
-    """More environment variables of functions: from ConfigMaps (`functions.tracing`), whose changes
-    it follows."""
+    """Environment variables of functions about tracing, updated from ConfigMaps
+    (`runtime.tracing`)."""
 
     @property
     def features_config(self) -> Identity:
@@ -234,7 +239,7 @@ class Settings:
         variable's name."""
 
         def read_flag(name: str) -> bool:
-            """Return a variable that is `true` or `false` (the default). Raises
+            """Return the value of a variable that is `true` or, by default, `false`. Raises
             `InvalidDocument`."""
             text = environment.get(name, "false").strip().lower()
             if text not in ("true", "false"):
@@ -242,8 +247,8 @@ class Settings:
             return text == "true"
 
         def read_switch(name: str, default: str = "disabled") -> bool:
-            """Return whether a variable is `enabled`; it must be that or `disabled`. Raises
-            `InvalidDocument`."""
+            """Return whether a variable is `enabled`. Raises `InvalidDocument` if it is neither
+            that nor `disabled`."""
             text = environment.get(name, default).strip().lower()
             if text not in ("enabled", "disabled"):
                 requirement = "want enabled or disabled"
@@ -251,8 +256,8 @@ class Settings:
             return text == "enabled"
 
         def read_number(name: str, default: int) -> int:
-            """Return a variable that is a whole number. Raises `InvalidDocument`."""
-            return whole_number(environment.get(name, str(default)), name, 0, 2**31 - 1)
+            """Return the value of a variable that is a whole number. Raises `InvalidDocument`."""
+            return parse_whole_number(environment.get(name, str(default)), name, 0, 2**31 - 1)
 
         def read_required(name: str) -> str:
             """Return a variable's text. Raises `InvalidDocument` if it isn't set."""
@@ -276,23 +281,21 @@ class Settings:
         return cls(
             namespace=read_required("KNAFKA_NAMESPACE"),
             image=read_required("KNAFKA_IMAGE"),
-            identity=_identity(environment),
+            identity=_replica_identity(environment),
             broker_classes=classes,
             default_class=default_class,
             config=environment.get("KNAFKA_CONFIG", "kafka-broker-config"),
             broker_defaults=environment.get("KNAFKA_BROKER_DEFAULTS", BROKER_DEFAULTS),
             features=environment.get("KNAFKA_FEATURES", FEATURES_CONFIG_MAP),
             kafka_features=environment.get("KNAFKA_KAFKA_FEATURES", KAFKA_FEATURES),
-            trust_bundles=_trust_bundles_namespace(
-                environment.get("KNAFKA_TRUST_BUNDLES", "").strip()
-            ),
+            trust_bundles=_check_trust_bundles(environment.get("KNAFKA_TRUST_BUNDLES", "").strip()),
             project_secrets=read_flag("KNAFKA_PROJECT_SECRETS"),
             cluster_domain=environment.get("KNAFKA_CLUSTER_DOMAIN", "cluster.local"),
             pods=FunctionPods.from_environment(environment),
             isolation=parse_isolation(
                 environment.get("KNAFKA_ISOLATION", Isolation.OWN).strip(), "KNAFKA_ISOLATION"
             ),
-            shard_size=whole_number(
+            shard_size=parse_whole_number(
                 environment.get("KNAFKA_SHARD_SIZE", str(SHARD_SIZE)),
                 "KNAFKA_SHARD_SIZE",
                 1,
@@ -300,7 +303,7 @@ class Settings:
             ),
             record_position=read_switch("KNAFKA_RECORD_POSITION", "enabled"),
             initial_scale=read_number("KNAFKA_INITIAL_SCALE", 1),
-            max_rolls=whole_number(
+            max_rolls=parse_whole_number(
                 environment.get("KNAFKA_MAX_ROLLS", "2"), "KNAFKA_MAX_ROLLS", 1, 1000
             ),
             deletion_timeout=read_number("KNAFKA_DELETION_TIMEOUT", 60),
@@ -322,23 +325,25 @@ class Settings:
             sinks=read_switch("KNAFKA_SINKS"),
             sensors=read_switch("KNAFKA_SENSORS"),
             jobs_image=environment.get("KNAFKA_JOBS_IMAGE", "").strip(),
-            console_url=_console_url(environment.get("KNAFKA_CONSOLE_URL", "").strip()),
+            console_url=_check_console_url(environment.get("KNAFKA_CONSOLE_URL", "").strip()),
             trace_url=trace_url(environment),
             maxima=Maxima.from_environment(environment),
             allowed_servers=_parse_server_patterns(environment.get("KNAFKA_ALLOWED_SERVERS", "*")),
         )
 
 
-def _console_url(text: str) -> str:
-    """Return the console's URL, which may be empty. Raises `InvalidDocument`."""
+def _check_console_url(text: str) -> str:
+    """Return the value of `KNAFKA_CONSOLE_URL`. Raises `InvalidDocument` unless it is empty or an
+    HTTP URL without a query."""
     if text and re.fullmatch(r"https?://[^\s?#@<>\"']+", text) is None:
         requirement = "want http:// or https://, a host and maybe a path"
         raise InvalidDocument("KNAFKA_CONSOLE_URL", f"invalid value: {text:.200}: {requirement}")
     return text
 
 
-def _trust_bundles_namespace(text: str) -> str:
-    """Return the namespace of the trust bundles, which may be empty. Raises `InvalidDocument`."""
+def _check_trust_bundles(text: str) -> str:
+    """Return the value of `KNAFKA_TRUST_BUNDLES`. Raises `InvalidDocument` unless it is empty or a
+    legal name of a namespace."""
     if text and re.fullmatch(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?", text) is None:
         requirement = "want the name of a namespace, such as knative-eventing"
         raise InvalidDocument("KNAFKA_TRUST_BUNDLES", f"invalid value: {text:.80}: {requirement}")
@@ -364,8 +369,8 @@ def _parse_server_patterns(text: str) -> tuple[str, ...]:
     return patterns
 
 
-def _identity(environment: Mapping[str, str]) -> str:
-    """Return this replica's identity in the Lease: host name, and the pod's UID or a random
-    number."""
+def _replica_identity(environment: Mapping[str, str]) -> str:
+    """Return this replica's identity in the Lease: the host name, which is the pod's name, and the
+    pod's UID or a random text."""
     host = environment.get("HOSTNAME", "knafka")
     return f"{host}_{environment.get('KNAFKA_POD_UID') or uuid4().hex}"

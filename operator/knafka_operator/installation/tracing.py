@@ -18,29 +18,30 @@ class FunctionTracing:
     """The functions' tracing variables, which may change while the operator runs."""
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        """All owners begin with the variables in `environment`; None: with none."""
         self.desired: Mapping[str, str] = environment or {}
         """Names and values of the variables; empty: no traces."""
-        self._kept: dict[Owner, Mapping[str, str]] = {}
-        """The previous variables of owners that haven't been admitted to the new ones yet."""
+        self._previous: dict[Owner, Mapping[str, str]] = {}
+        """The variables of owners that haven't been admitted to the desired ones yet."""
 
-    def of(self, owner: Owner) -> Mapping[str, str]:
+    def variables_of(self, owner: Owner) -> Mapping[str, str]:
         """Return the tracing variables that an owner's Services have now."""
-        return self._kept.get(owner, self.desired)
+        return self._previous.get(owner, self.desired)
 
     def begin_rollout(self, desired: Mapping[str, str], owners: Iterable[Owner]) -> None:
-        """Set the desired variables; these owners keep their previous ones until `admit` is
-        called."""
-        previous_by_owner = {owner: self.of(owner) for owner in owners}
-        self._kept = {
+        """Set the desired variables; these owners keep their present ones until `admit` is called
+        for each. All other owners have the desired ones at once."""
+        previous_by_owner = {owner: self.variables_of(owner) for owner in owners}
+        self._previous = {
             owner: previous for owner, previous in previous_by_owner.items() if previous != desired
         }
         self.desired = desired
 
     def admit(self, owner: Owner) -> None:
-        """Give an owner the desired variables."""
-        self._kept.pop(owner, None)
+        """Give an owner the desired variables from now on."""
+        self._previous.pop(owner, None)
 
     @property
     def pending_owners(self) -> list[Owner]:
         """Return the owners that still have their previous variables."""
-        return list(self._kept)
+        return list(self._previous)

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from knafka_operator.decisions.field_errors import Problem, annotation_key, annotation_problems
+from knafka_operator.decisions.field_errors import (
+    Problem,
+    annotation_problems,
+    upstream_annotation_path,
+)
 from knafka_operator.kafka import dead_letter_topics, egresses, kafka_settings
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.maxima import Maxima
@@ -16,7 +20,7 @@ from knafka_operator.model.resources import (
     DELIVERY_ORDER,
     MAX_IN_FLIGHT,
     annotation_path,
-    whole_number,
+    parse_whole_number,
 )
 
 
@@ -30,7 +34,7 @@ def delivery_annotation_problems(
     if (text := annotations.get(MAX_IN_FLIGHT)) is not None:
         path = annotation_path(MAX_IN_FLIGHT)
         yield from annotation_problems(
-            lambda: whole_number(text, path, 1, egresses.MAX_MAX_IN_FLIGHT)
+            lambda: parse_whole_number(text, path, 1, egresses.MAX_MAX_IN_FLIGHT)
         )
     yield from annotation_problems(lambda: kafka_settings.check_trigger_settings(annotations))
     yield from annotation_problems(
@@ -46,4 +50,6 @@ def order_problems(annotations: Mapping[str, str]) -> Iterator[Problem]:
     order = annotations.get(DELIVERY_ORDER, "key")
     if order not in egresses.ORDERS_BY_ANNOTATION:
         requirement = f"want {', '.join(egresses.ORDERS_BY_ANNOTATION)}"
-        yield Problem(f"invalid value: {order:.80}", requirement, annotation_key(DELIVERY_ORDER))
+        yield Problem(
+            f"invalid value: {order:.80}", requirement, upstream_annotation_path(DELIVERY_ORDER)
+        )

@@ -47,7 +47,7 @@ from knafka_operator.model.resources import (
     ConfigMap,
     Resource,
     annotation_path,
-    whole_number,
+    parse_whole_number,
 )
 from knafka_operator.model.topics import REPLICATION_KEY, Topic
 
@@ -294,7 +294,7 @@ def max_record_bytes(topic: Topic) -> int:
 def _positive_count(data: Mapping[str, str], key: str, default: int, maximum: int) -> int:
     """Return the number under `key` of a ConfigMap's data, or `default`. Raises `InvalidDocument`
     unless it is from 1 to `maximum`."""
-    return whole_number(data[key], f"data.{key}", 1, maximum) if key in data else default
+    return parse_whole_number(data[key], f"data.{key}", 1, maximum) if key in data else default
 
 
 def _topic_config(data: Mapping[str, str]) -> Mapping[str, str]:

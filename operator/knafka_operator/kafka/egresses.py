@@ -27,7 +27,7 @@ from knafka_operator.model.resources import (
     Destination,
     Trigger,
     annotation_path,
-    whole_number,
+    parse_whole_number,
 )
 from knafka_operator.model.topics import Topic
 
@@ -227,4 +227,4 @@ def _max_in_flight(trigger: Trigger) -> int:
     declared = trigger.metadata.annotations.get(MAX_IN_FLIGHT)
     if declared is None:
         return MAX_IN_FLIGHT_DEFAULT
-    return whole_number(declared, annotation_path(MAX_IN_FLIGHT), 1, MAX_MAX_IN_FLIGHT)
+    return parse_whole_number(declared, annotation_path(MAX_IN_FLIGHT), 1, MAX_MAX_IN_FLIGHT)

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from knafka.core import addresses
-from knafka_operator.installation.kafka_trust import endpoint_host, refused_endpoint
+from knafka_operator.installation.kafka_trust import endpoint_host, refused_endpoint_error
 from knafka_operator.installation.settings import Settings
 
 RESOLVE_TIMEOUT: Final = 5.0
@@ -38,4 +38,4 @@ async def check_endpoint(secret: Mapping[str, str], settings: Settings) -> None:
         return
     for address_info in resolved:
         if (refusal := addresses.refusal(str(address_info[4][0]))) is not None:
-            raise refused_endpoint(f"{host} leads there: {refusal}")
+            raise refused_endpoint_error(f"{host} leads there: {refusal}")

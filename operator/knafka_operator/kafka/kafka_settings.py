@@ -32,7 +32,7 @@ from knafka_operator.model.resources import (
     SEMANTICS,
     START,
     annotation_path,
-    whole_number,
+    parse_whole_number,
 )
 
 CLEANUP: Final = "cleanup.policy"
@@ -161,7 +161,7 @@ def rate_limit(annotations: Mapping[str, str]) -> RateLimit | None:
             annotation_path(RATE_LIMIT),
             f"invalid value: {declared:.80}: want one as 10/Second, 10/Minute or 10/Hour",
         )
-    number = whole_number(count, annotation_path(RATE_LIMIT), 1, 2**31 - 1)
+    number = parse_whole_number(count, annotation_path(RATE_LIMIT), 1, 2**31 - 1)
     return RateLimit(unit=RateUnit(unit), requests_per_unit=number)
 
 

@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 
 async def ensure_topic(kafka: KafkaCluster, desired_topic: Topic) -> bool:
     """Create a topic unless it exists; returns whether it was created. If Kafka has too few brokers
-    for the topic's replicas, create `desired_topic.fewer` instead, a topic with fewer replicas.
-    Raises `LogError`, also if `fewer` is None."""
+    for its replicas, create `desired_topic.with_fewer_replicas` instead. Raises `LogError`, also if
+    the topic has none."""
     topic = desired_topic
     while True:
         try:
@@ -32,13 +32,13 @@ async def ensure_topic(kafka: KafkaCluster, desired_topic: Topic) -> bool:
         except LogError as error:
             if not error.too_few_brokers:
                 raise
-            if topic.fewer is None:
+            if topic.with_fewer_replicas is None:
                 raise LogError(
                     f"topic {topic.name} is to have a replication factor of {topic.replication}, "
                     f"which Kafka has too few brokers for ({error}): set {topic.replication_key}",
                     too_few_brokers=True,
                 ) from error
-            topic = topic.fewer
+            topic = topic.with_fewer_replicas
 
 
 async def ensure_own_topic(

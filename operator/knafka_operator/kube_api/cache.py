@@ -56,8 +56,10 @@ class _Reads:
     """The objects that one running reconciliation has read."""
 
     reader: Key
+    """The object that is reconciled."""
     objects: set[Reference] = field(default_factory=set)
     ended: bool = False
+    """Whether the reconciliation has ended; reads of tasks that outlive it don't count."""
 
 
 @dataclass(eq=False, slots=True)
@@ -66,14 +68,16 @@ class _WatchedObjects:
 
     selection: WatchSelection
     synced: bool = False
+    """Whether all objects of the selection are known, and their changes followed."""
     versions: dict[Identity, str] = field(default_factory=dict)
-    """The resourceVersion of each object of the selection; whole objects are in `documents`."""
+    """The resourceVersion of each object of the selection."""
     documents: dict[Identity, Document] = field(default_factory=dict)
+    """Whole objects: all, or of a metadata-only selection those that were read."""
     gone: dict[Identity, Document] = field(default_factory=dict)
     """Metadata of recently deleted objects, so that a late answer brings none of them back."""
 
     def current(self, identity: Identity) -> Document | None:
-        """Return the cached object if it is current; None: not known."""
+        """Return the cached object; None: it isn't cached, or may be outdated."""
         document = self.documents.get(identity)
         if document is None or not self.synced:
             return None
@@ -103,9 +107,10 @@ class _WatchedObjects:
         if len(self.gone) > MAX_GONE:
             del self.gone[next(iter(self.gone))]
 
-    def keep(self, document: Document) -> bool:
-        """Store an object, unless a newer version is known. Returns True if this version is new and
-        its readers must be notified now, as the watch's later report of it will notify nobody."""
+    def store(self, document: Document) -> bool:
+        """Store an object, unless a newer version is known. Returns True if the version is new, so
+        that its readers must be notified now: the watch's later report will notify nobody. Always
+        False for a metadata-only selection, as there the watch's report notifies the readers."""
         identity = _identity(document)
         previous = self.documents.get(identity)
         if previous is not None and _is_older(document, previous):
@@ -143,7 +148,7 @@ class CachedCluster:
         self, selection: WatchSelection, changed: Sequence[Document], gone: Sequence[Document]
     ) -> None:
         """Store the changed objects, drop the deleted ones, and notify their readers
-        (`watches.Listener`). Versions older than the known ones are ignored."""
+        (`watches.Listener`). A newer stored object isn't replaced by an older version."""
         watched = self._ensure_watched_objects(selection)
         for document in changed:
             identity = _identity(document)
@@ -152,7 +157,7 @@ class CachedCluster:
             if selection.metadata_only:
                 watched.versions[identity] = version
             else:
-                watched.keep(document)
+                watched.store(document)
             if known_version != version:
                 self.notify_readers((selection.api_version, selection.kind, *identity))
         for document in gone:
@@ -174,31 +179,29 @@ class CachedCluster:
     def _ensure_watched_objects(self, selection: WatchSelection) -> _WatchedObjects:
         """Return the cached objects of a selection; creates an empty cache for a new one."""
         watched_of_kind = self._watched.setdefault((selection.api_version, selection.kind), [])
-        watched = next(
-            (candidate for candidate in watched_of_kind if candidate.selection == selection), None
-        )
-        if watched is None:
-            watched = _WatchedObjects(selection)
-            watched_of_kind.append(watched)
-        return watched
+        for watched in watched_of_kind:
+            if watched.selection == selection:
+                return watched
+        watched_of_kind.append(_WatchedObjects(selection))
+        return watched_of_kind[-1]
 
     def _look_up(self, reference: Reference) -> Document | None:
-        """Return the cached object if it is current; None: not known."""
+        """Return the cached object; None: it isn't cached, or may be outdated."""
         watched_of_kind = self._watched.get(reference[:2], ())
         return next(
             filter(None, (watched.current(reference[2:]) for watched in watched_of_kind)), None
         )
 
     def keep(self, document: Document) -> None:
-        """Store an object that the API server has answered with, and notify its readers, except
-        the one whose reconciliation has written it."""
+        """Store an object from the API server's answer if a selection includes it, and notify its
+        readers, except the object whose reconciliation made the request."""
         kind = document["apiVersion"], document["kind"]
         for watched in self._watched.get(kind, ()):
             if (
                 watched.synced
                 and watched.selection.matches(document)
                 and not watched.is_gone(document)
-                and watched.keep(_without_managed_fields(document))
+                and watched.store(_without_managed_fields(document))
             ):
                 tracked = self._tracked.get()
                 writer = None if tracked is None else tracked.reader
@@ -228,12 +231,12 @@ class CachedCluster:
         self._referrers.setdefault(reference, set()).add(reads.reader)
 
     def forget(self, key: Key) -> None:
-        """Forget what an object has read, as it is gone."""
+        """Forget which objects were read for `key`, whose object is gone."""
         self._set_references(key, set())
 
     def _set_references(self, key: Key, new_references: set[Reference]) -> None:
-        """Replace the references of an object; objects to which no reference is left are dropped
-        from the cache unless they are watched."""
+        """Replace the references of `key`. An object to which no reference is left is dropped from
+        the cache if only its metadata is watched."""
         previous_references = self._references.pop(key, set())
         if new_references:
             self._references[key] = new_references
@@ -247,21 +250,19 @@ class CachedCluster:
                 self._drop_unread(reference)
 
     def _drop_unread(self, reference: Reference) -> None:
-        """Drop an object that nobody reads any more, if only its metadata is watched."""
+        """Drop an object without readers from the cache, if only its metadata is watched."""
         for watched in self._watched.get(reference[:2], ()):
             if watched.selection.metadata_only:
                 watched.documents.pop(reference[2:], None)
 
     def identities_in(self, selection: WatchSelection, namespace: str) -> list[Identity]:
         """Return namespace and name of each known object of a selection in a namespace."""
-        return [
-            identity
-            for identity in self._ensure_watched_objects(selection).versions
-            if identity[0] == namespace
-        ]
+        versions = self._ensure_watched_objects(selection).versions
+        return [identity for identity in versions if identity[0] == namespace]
 
     def notify_readers(self, reference: Reference, writer: Key | None = None) -> None:
-        """Call `changed` with every object that has read this one, except its `writer`."""
+        """Call `changed` with the key of every object whose reconciliation has read this one,
+        except `writer`, whose reconciliation wrote it (None: somebody else wrote it)."""
         for key in list(self._referrers.get(reference, ())):
             if key != writer:
                 self.changed(key)
@@ -303,13 +304,13 @@ class CachedCluster:
     async def apply(self, manifest: Document) -> Document:
         """Apply a manifest, with a request only if something differs; returns the stored object."""
         metadata = manifest["metadata"]
-        if "data" not in manifest:  # a Secret gets no digest, as that would be one of a password
+        if "data" not in manifest:  # a Secret gets no digest: it would be a digest of a password
             digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:32]
-            annotations = {**_annotations(manifest), APPLIED: digest}
+            annotations = {**(metadata.get("annotations") or {}), APPLIED: digest}
             manifest = {**manifest, "metadata": {**metadata, "annotations": annotations}}
         cached = self._look_up((manifest["apiVersion"], manifest["kind"], *_identity(manifest)))
-        # An equal digest means that no field was removed from the manifest; the comparison, that
-        # nobody has changed the object by hand.
+        # An equal digest (or equal `data`) shows that no field was removed from the manifest; the
+        # comparison, that nobody has changed the object by hand.
         if (
             cached
             and contains(cached, manifest)
@@ -352,7 +353,7 @@ def contains(stored: Any, desired: Any) -> bool:
 
 
 def changes_nothing(stored: Mapping[str, Any], patch: Mapping[str, Any]) -> bool:
-    """Whether a merge patch (RFC 7386) would change nothing."""
+    """Whether merging `patch` (RFC 7386) into `stored` would change nothing."""
     for key, value in patch.items():
         if value is None:
             if key in stored:
@@ -374,26 +375,25 @@ def _without_managed_fields(document: Document) -> Document:
     return {**document, "metadata": {k: v for k, v in metadata.items() if k != "managedFields"}}
 
 
-def _annotations(document: Document) -> Mapping[str, str]:
-    return document["metadata"].get("annotations") or {}
-
-
 def _identity(document: Document) -> Identity:
+    """Return an object's namespace and name; a cluster-scoped one has the namespace ""."""
     metadata = document["metadata"]
     return metadata.get("namespace", ""), metadata["name"]
 
 
 def _version(document: Document) -> str:
+    """Return an object's resourceVersion; "" if it has none."""
     return str(document["metadata"].get("resourceVersion", ""))
 
 
 def _uid(document: Document) -> str:
+    """Return an object's UID; "" if it has none."""
     return str(document["metadata"].get("uid", ""))
 
 
 def _is_older(document: Document, other_version: Document) -> bool:
-    """Whether a document is older than another one of its name, by resourceVersion. That increases
-    over all objects of a kind (KEP-5504), so also if the object was deleted and created again."""
+    """Whether a document is older than another one of its name, by resourceVersion: these numbers
+    increase over all objects of a kind (KEP-5504). False if a version isn't a number."""
     try:
         return int(_version(document)) < int(_version(other_version))
     except ValueError:

@@ -42,14 +42,14 @@ API_REQUEST_TIMEOUT: Final = 15.0
 API_THREADS: Final = 32
 """Most concurrent requests: twice as many as the work queue has places."""
 MAX_REQUESTS_PER_NAMESPACE: Final = 8
-"""Most concurrent requests for objects of one namespace, whose admission webhook may delay all of
-them."""
+"""Most concurrent requests for one namespace, whose admission webhook may delay all of them."""
 CONNECTIONS: Final = 64
 """Most open connections: one for each thread and each watch."""
 PAGE_SIZE: Final = 250
 """Objects per page of a list that precedes a watch; decoding a page blocks the event loop for some
 10 ms."""
 API_CONNECT_TIMEOUT: Final = 5.0
+"""Seconds to connect for a watch."""
 
 _METADATA_FORM: Final = ";g=meta.k8s.io;v=v1,application/json"
 """End of an Accept header that requests only metadata of objects."""
@@ -100,8 +100,8 @@ class ApiCluster:
         self.kinds = RestMapper(client)
         """Finds the REST path of each kind."""
         self._threads = ThreadPoolExecutor(API_THREADS, thread_name_prefix="kubernetes-api")
-        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-        """Limits concurrent requests, by namespace."""
+        self._request_limits: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        """Limits concurrent requests, by namespace; a limit exists only while requests use it."""
 
     @classmethod
     def from_environment(cls) -> ApiCluster:
@@ -147,8 +147,8 @@ class ApiCluster:
         labels: Mapping[str, str] | None = None,
         namespace: str | None = None,
     ) -> list[Document]:
-        """List the objects of a kind from the API server, by labels and namespace. Raises
-        `ClusterError`."""
+        """List the objects of a kind from the API server: those with all `labels`, in one
+        namespace or in all (None). Raises `ClusterError`."""
         selector = ",".join(f"{key}={value}" for key, value in (labels or {}).items())
 
         def ask() -> list[Document]:
@@ -207,11 +207,12 @@ class ApiCluster:
         return await self._run_in_thread(metadata.get("namespace", ""), action, ask)
 
     async def write_status(self, document: Document, status: Document) -> None:
-        """Merge `status` into the object's, as `patch_status` does."""
+        """Merge `status` into the object's stored status. Raises `ClusterError`."""
         await self.patch_status(document, status)
 
     async def patch_status(self, document: Document, status: Document) -> Document | None:
-        """Merge `status` into the object's; returns the stored object, None: it is gone."""
+        """Merge `status` into the object's stored status. Returns the stored object, None: it is
+        gone. Raises `ClusterError`."""
 
         def ask() -> Document | None:
             """Send the request and return the stored object; None: it is gone."""
@@ -263,7 +264,8 @@ class ApiCluster:
         )
 
     async def delete(self, api_version: str, kind: str, namespace: str, name: str) -> None:
-        """Delete an object, if it exists; a Job goes only after its pods. Raises `ClusterError`."""
+        """Delete an object, if it exists; a Job stays until its pods have ended. Raises
+        `ClusterError`."""
 
         def ask() -> None:
             """Send the request; a missing object or kind counts as deleted."""
@@ -271,7 +273,7 @@ class ApiCluster:
                 self._client_of_kind(api_version, kind).delete(
                     name=name,
                     namespace=namespace,
-                    # A Job stays until its last pod has ended; otherwise the pods would go on.
+                    # Without this, a Job's pods would go on after the Job is deleted.
                     propagation_policy="Foreground" if kind == "Job" else None,
                     _request_timeout=API_REQUEST_TIMEOUT,
                 )
@@ -340,10 +342,10 @@ class ApiCluster:
         return resource_api
 
     async def _run_in_thread(self, namespace: str, action: str, call: Callable[[], T]) -> T:
-        """Run a blocking request in a thread, with a limit for each namespace, and convert its
-        errors: `NotAllowed`, `Rejected`, `Conflict` or any other `ClusterError`. `action` names the
-        request in them."""
-        request_limit = self._turns.setdefault(
+        """Run a blocking request in a thread, within the limit of its namespace. Raises
+        `NotAllowed`, `Rejected`, `Conflict` or another `ClusterError`, whose message names the
+        request by `action`, such as "get Broker shop/default"."""
+        request_limit = self._request_limits.setdefault(
             namespace, asyncio.Semaphore(MAX_REQUESTS_PER_NAMESPACE)
         )
         try:

@@ -18,6 +18,7 @@ from knafka_operator.model.resources import CORE
 log = logging.getLogger(__name__)
 
 COMPONENT: Final = "knafka-operator"
+"""The program that an Event names as its reporter."""
 MAX_EVENT_MESSAGE: Final = 1000
 """Most characters of a message; the API server accepts 1,024."""
 MAX_WAITING: Final = 100
@@ -28,31 +29,32 @@ class Events:
     """Posts core/v1 Events; belongs to one event loop."""
 
     def __init__(self, cluster: Cluster, identity: str) -> None:
-        """`identity` names the reporting replica."""
+        """`identity` is the name of this replica, which its Events report."""
         self._cluster = cluster
         self._identity = identity
         self._posting: set[asyncio.Task[None]] = set()
-        """The Events that are being posted."""
+        """A task for each Event that is being posted."""
 
     def post(
         self, subject: Document, type_: Literal["Normal", "Warning"], reason: str, message: str
     ) -> None:
-        """Post an Event about an object in the background; never raises. It is dropped while
-        `MAX_WAITING` Events aren't posted yet."""
+        """Post an Event about the object `subject` in the background; never raises. `reason` is one
+        word in CamelCase. The Event is dropped if `MAX_WAITING` others are being posted."""
         if len(self._posting) < MAX_WAITING:
             task = asyncio.create_task(self._post(_event_manifest(subject, type_, reason, message)))
             self._posting.add(task)
             task.add_done_callback(self._posting.discard)
 
     async def close(self) -> None:
-        """Drop Events that aren't posted yet."""
+        """Drop the Events that aren't posted yet, and wait for their tasks to end."""
         for task in self._posting:
             task.cancel()
         if self._posting:
             await asyncio.wait(self._posting)
 
     async def _post(self, event: dict[str, object]) -> None:
-        """Create the Event; a refusal by the API server is only logged."""
+        """Add the reporter to an Event and create it; a `ClusterError` is only logged."""
+        # The API server accepts 128 characters.
         event |= {"reportingComponent": COMPONENT, "reportingInstance": self._identity[:128]}
         try:
             await self._cluster.create(event)

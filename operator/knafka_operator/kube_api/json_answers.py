@@ -18,6 +18,7 @@ MAX_JSON_DEPTH: Final = 100
 or writing a document takes a few stack frames for each level."""
 
 _STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[{]|[\]}]', re.DOTALL)
+"""Matches a whole string, or one opening or closing bracket."""
 
 
 def decode_json(text: bytes) -> Any:
@@ -25,15 +26,16 @@ def decode_json(text: bytes) -> Any:
     try:
         return from_json(text)
     except ValueError:
-        return json.loads(without_deep_levels(text))
+        return json.loads(replace_deep_levels(text))
 
 
-def without_deep_levels(text: bytes) -> bytes:
-    """Replace objects and lists deeper than `MAX_JSON_DEPTH` by null."""
+def replace_deep_levels(text: bytes) -> bytes:
+    """Return JSON in which null replaces the objects and lists deeper than `MAX_JSON_DEPTH`."""
     kept: list[bytes] = []
-    depth = begin = 0
+    depth = 0
+    begin = 0  # where the text begins that isn't in `kept` yet and isn't too deep
     for part in _STRING_OR_BRACKET.finditer(text):
-        match part[0]:
+        match part[0]:  # strings are matched only so that brackets in them don't count
             case b"{" | b"[":
                 depth += 1
                 if depth == MAX_JSON_DEPTH + 1:

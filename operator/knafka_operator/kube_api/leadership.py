@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
+from http import HTTPStatus
 from typing import Any, Final, NoReturn, Protocol
 
 import kubernetes
@@ -43,17 +44,21 @@ from knafka_operator.model.cluster import ClusterError
 log = logging.getLogger(__name__)
 
 LEASE_NAME: Final = "knafka-operator"
+"""Name of the Lease object."""
 LEASE_REQUEST_TIMEOUT: Final = (2.0, 3.5)
 """Seconds to connect, and for one response. An API server may take 3 s for each response; without
 responses, two attempts fit before the Lease is lost."""
 WATCHDOG_INTERVAL: Final = 0.1
+"""Seconds between two checks whether this replica still leads."""
 REARM_INTERVAL: Final = 1.0
+"""Seconds after which the watchdog sets the timer in C again."""
 STUCK_TIMEOUT: Final = 2.0
 """Seconds after the loss of the Lease at which a timer in C ends a process in which no Python code
 runs."""
 LOG_TIMEOUT: Final = 0.5
 """Seconds to log the reason; the reader of the log may have stopped."""
 STDERR: Final = 2
+"""The highest file descriptor that a restarted process keeps."""
 LOST_EXIT_STATUS: Final = 3
 """Exit status of a replica that lost the Lease and can't restart itself."""
 
@@ -65,7 +70,8 @@ class LeaseStore(Protocol):
         """Return the stored Lease; None: there is none."""
 
     async def write(self, lease: Lease) -> Lease | None:
-        """Replace the stored Lease of this version; returns it, None: it has changed meanwhile."""
+        """Replace the stored Lease if it has the version in `lease` (empty: if there is none).
+        Returns the new stored Lease; None: somebody else wrote it first."""
         ...
 
 
@@ -95,15 +101,15 @@ class Leadership:
         until = self._election.until
         return None if until is None else max(0.0, until - self._now())
 
-    async def hold(self, acquired: Callable[[], None]) -> None:
-        """Acquire the Lease, call `acquired`, and renew the Lease; returns once it is lost or
+    async def hold(self, on_acquired: Callable[[], None]) -> None:
+        """Acquire the Lease, call `on_acquired`, and renew the Lease; returns once it is lost or
         released."""
         await self.acquire()
-        acquired()
+        on_acquired()
         await self.keep_renewing()
 
     async def acquire(self) -> None:
-        """Wait until this replica leads; errors are logged, and the Lease tried again."""
+        """Try to claim the Lease until this replica leads; errors are only logged."""
         await self._try_to_claim()
         while not self.leads():
             await asyncio.sleep(self._election.seconds_to_retry(self._now()))
@@ -112,15 +118,14 @@ class Leadership:
     async def keep_renewing(self) -> None:
         """Renew the Lease every `LEASE_RENEW_INTERVAL` seconds, after a failure every
         `RENEW_RETRY_INTERVAL`; returns once it is lost or released."""
-        renewed, sent = True, self._now()
+        renewed, requested_at = True, self._now()
         while self.leads():
-            pause = (
-                max(RENEW_RETRY_INTERVAL, sent + LEASE_RENEW_INTERVAL - self._now())
-                if renewed
-                else RENEW_RETRY_INTERVAL
-            )
+            pause = RENEW_RETRY_INTERVAL
+            if renewed:
+                # Counted from the request, so that a slow answer doesn't delay the next renewal.
+                pause = max(pause, requested_at + LEASE_RENEW_INTERVAL - self._now())
             await asyncio.sleep(pause)
-            sent = self._now()
+            requested_at = self._now()
             renewed = await self._try_to_claim()
 
     async def release(self) -> None:
@@ -132,8 +137,8 @@ class Leadership:
                 await self._write(released)
 
     async def _try_to_claim(self) -> bool:
-        """Claim or renew the Lease if that is allowed; returns whether it was written. Errors are
-        logged."""
+        """Claim or renew the Lease if that is allowed and it wasn't released. Returns whether it
+        was written; False also after an error, which is logged."""
         async with self._writing:
             try:
                 return not self._is_leaving and await self._claim()
@@ -146,7 +151,7 @@ class Leadership:
     async def _claim(self) -> bool:
         """Renew the Lease, or take it over if its holder is late; returns whether that succeeded.
         Raises `ClusterError`."""
-        # The leader knows the stored version, unless somebody else wrote it.
+        # The leader writes without a read: it knows the version, unless somebody else wrote it.
         if self.leads() and await self._write(self._election.lease_to_claim()):
             return True
         self._election.observe(await self._leases.read(), self._now())
@@ -166,13 +171,13 @@ class Leadership:
 class LeaseThread:
     """Acquires and renews the Lease in a thread with its own event loop, started at once."""
 
-    def __init__(self, leadership: Leadership, acquired: Callable[[], None]) -> None:
-        """`acquired` is called in that thread once this replica leads."""
+    def __init__(self, leadership: Leadership, on_acquired: Callable[[], None]) -> None:
+        """`on_acquired` is called in the new thread once this replica leads."""
         self._leadership = leadership
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
         self._thread.start()
-        asyncio.run_coroutine_threadsafe(leadership.hold(acquired), self._loop)
+        asyncio.run_coroutine_threadsafe(leadership.hold(on_acquired), self._loop)
 
     async def release(self) -> None:
         """Release the Lease; call it when this replica has stopped acting. No effect if the thread
@@ -199,8 +204,8 @@ class Watchdog:
 
     def __init__(self, leadership: Leadership) -> None:
         self._leadership = leadership
-        self._over = threading.Event()
-        """Set when watching ends."""
+        self._exited = threading.Event()
+        """Set when the context ends, so that the thread ends too."""
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def __enter__(self) -> Watchdog:
@@ -211,23 +216,24 @@ class Watchdog:
 
     def __exit__(self, *_: object) -> None:
         """Stop watching, and cancel the timer."""
-        self._over.set()
+        self._exited.set()
         self._thread.join()
         faulthandler.cancel_dump_traceback_later()
 
     def _watch(self) -> None:
-        """Restart the process once it no longer leads; runs in the watchdog's thread, and re-arms
-        the timer in C."""
-        armed = time.monotonic()
-        while not self._over.wait(WATCHDOG_INTERVAL):
+        """Restart the process once this replica no longer leads; until then set the timer in C
+        again and again. Runs in the watchdog's thread."""
+        armed_at = time.monotonic()
+        while not self._exited.wait(WATCHDOG_INTERVAL):
             if not self._leadership.leads():
                 restart_process()
-            if time.monotonic() >= armed + REARM_INTERVAL:
+            if time.monotonic() >= armed_at + REARM_INTERVAL:
                 self._arm()
-                armed = time.monotonic()
+                armed_at = time.monotonic()
 
     def _arm(self) -> None:
-        """Set a timer in C that ends the process even if one long call holds Python's lock."""
+        """Set or postpone a timer in C that ends the process `STUCK_TIMEOUT` seconds after the loss
+        of the Lease, even while one long call holds Python's lock."""
         if (seconds_left := self._leadership.seconds_left()) is not None:
             faulthandler.dump_traceback_later(seconds_left + STUCK_TIMEOUT, exit=True)
 
@@ -236,12 +242,13 @@ def restart_process() -> NoReturn:
     """Replace this process by a new one (`exec`) at once, even if its log is blocked.
 
     All threads and connections end, as at the end of a process. But the container doesn't restart,
-    which Kubernetes would delay more each time and count as a crash.
+    which Kubernetes would delay more each time and count as a crash. If `exec` fails, the process
+    exits with `LOST_EXIT_STATUS`.
     """
-    last_words = threading.Thread(target=_log_loss, name="lease-lost", daemon=True)
-    last_words.start()
-    last_words.join(LOG_TIMEOUT)
-    with suppress(OSError):
+    logging_thread = threading.Thread(target=_log_loss, name="lease-lost", daemon=True)
+    logging_thread.start()
+    logging_thread.join(LOG_TIMEOUT)
+    with suppress(OSError):  # close connections and files at `exec`
         for descriptor in os.listdir("/proc/self/fd"):
             if int(descriptor) > STDERR:
                 with suppress(OSError):  # `listdir`'s own descriptor is closed by now
@@ -258,12 +265,11 @@ def _log_loss() -> None:
 
 
 class ApiLeaseStore:
-    """`LeaseStore` on the API server, with a thread of its own, as other threads may all be
-    busy."""
+    """`LeaseStore` on the API server. It has a client and a thread of its own, as those of
+    `ApiCluster` may all be busy."""
 
     def __init__(self, namespace: str) -> None:
-        """Use the Lease in this namespace, with a client of its own by the default
-        configuration."""
+        """Use the Lease in this namespace; the new client has the default configuration."""
         configuration = kubernetes.client.Configuration.get_default_copy()
         configuration.retries = False  # each retry would take as long again
         client = kubernetes.client.ApiClient(configuration)
@@ -273,29 +279,29 @@ class ApiLeaseStore:
 
     async def read(self) -> Lease | None:
         """Return the stored Lease; None: there is none. Raises `ClusterError`."""
-        return await self._ask(
-            "read", lambda **more: self._api.read_namespaced_lease(LEASE_NAME, **more)
+        return await self._request(
+            "read", lambda **options: self._api.read_namespaced_lease(LEASE_NAME, **options)
         )
 
     async def write(self, lease: Lease) -> Lease | None:
-        """Create the Lease, or replace the version that it was read as; returns the stored one,
-        None after a conflict. Raises `ClusterError`."""
+        """Replace the Lease of the version in `lease`, or create it if that is empty. Returns the
+        stored Lease; None: somebody else wrote it first. Raises `ClusterError`."""
         # Any: the client takes dictionaries, too, whatever its stubs say.
         body: Any = lease_manifest(lease, self._namespace, datetime.now(UTC))
 
-        def ask(**more: Any) -> Any:
+        def write_body(**options: Any) -> Any:
             """Replace the Lease of the version that was read, or create it if none was read."""
             if lease.version:
-                return self._api.replace_namespaced_lease(LEASE_NAME, body=body, **more)
-            return self._api.create_namespaced_lease(body=body, **more)
+                return self._api.replace_namespaced_lease(LEASE_NAME, body=body, **options)
+            return self._api.create_namespaced_lease(body=body, **options)
 
-        return await self._ask("write", ask)
+        return await self._request("write", write_body)
 
-    async def _ask(self, action: str, call: Callable[..., Any]) -> Lease | None:
-        """Run a request in the thread and return the Lease; None if it doesn't exist or a write
-        conflicts. Raises `ClusterError`."""
+    async def _request(self, action: str, call: Callable[..., Any]) -> Lease | None:
+        """Run `call`, a method of the client, in the thread and return the Lease; None if it
+        doesn't exist or a write conflicts. Raises `ClusterError`, which names the `action`."""
 
-        def ask() -> Lease | None:
+        def ask() -> Lease:
             """Send the request and return the Lease in its answer."""
             answer = call(
                 namespace=self._namespace,
@@ -307,7 +313,7 @@ class ApiLeaseStore:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, ask)
         except ApiException as error:
-            if error.status in (404, 409):
+            if error.status in (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT):
                 return None
             raise ClusterError(f"can't {action} it: {error.status} {error.reason}") from error
         except (HTTPError, OSError, ValueError) as error:
@@ -315,7 +321,8 @@ class ApiLeaseStore:
 
 
 def lease_manifest(lease: Lease, namespace: str, now: datetime) -> dict[str, Any]:
-    """Return the manifest of a Lease; `now` is only informational."""
+    """Return the manifest of a Lease. `now` becomes its `renewTime`, which people read; `lease`
+    doesn't use it."""
     version = {"resourceVersion": lease.version} if lease.version else {}
     return {
         "apiVersion": "coordination.k8s.io/v1",
@@ -331,7 +338,8 @@ def lease_manifest(lease: Lease, namespace: str, now: datetime) -> dict[str, Any
 
 
 def lease_of_document(document: Mapping[str, Any]) -> Lease:
-    """Parse a stored Lease; missing fields get defaults, the duration `DURATION`."""
+    """Parse a stored Lease; missing fields get defaults, the duration `DURATION`. Raises
+    `ValueError` if a field that is a number holds none."""
     spec = document.get("spec") or {}
     return Lease(
         str(spec.get("holderIdentity") or ""),

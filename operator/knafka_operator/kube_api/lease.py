@@ -57,10 +57,10 @@ class Election:
         self._me = me
         self._stored: Lease | None = None
         """The Lease as last observed; None: there is none."""
-        self._changed = 0.0
-        """When the stored Lease was last seen to change."""
+        self._changed_at = 0.0
+        """When the stored Lease was last seen to change (seconds, monotonic)."""
         self._until: float | None = None
-        """Until when this replica leads; None: it doesn't."""
+        """Until when this replica leads (seconds, monotonic); None: it doesn't."""
 
     @property
     def stored(self) -> Lease | None:
@@ -68,35 +68,39 @@ class Election:
         return self._stored
 
     def observe(self, stored: Lease | None, now: float) -> None:
-        """Record the stored Lease, read at `now`; None: there is none."""
+        """Record the stored Lease, read at `now`; None: there is none. If another replica holds it,
+        this one no longer leads."""
         if self._stored is None or stored is None or stored.version != self._stored.version:
-            self._stored, self._changed = stored, now
+            self._stored, self._changed_at = stored, now
         if stored is not None and stored.holder != self._me:
             self._until = None  # another replica has taken the Lease
 
     def may_claim(self, now: float) -> bool:
-        """Whether this replica may claim or renew the Lease."""
+        """Whether this replica may claim or renew the Lease at `now`: nobody else holds it, or its
+        holder counts as dead."""
         stored = self._stored
         if stored is None or stored.holder in ("", self._me):
             return True
-        return now >= self._changed + stored.duration
+        return now >= self._changed_at + stored.duration
 
     def seconds_to_retry(self, now: float) -> float:
         """Return the seconds, from `now`, until a replica that doesn't lead reads the Lease
         again."""
         if self._stored is None:
             return CLAIM_CHECK_INTERVAL
-        expires = self._changed + self._stored.duration - now
-        return min(CLAIM_CHECK_INTERVAL, expires) if expires > 0 else CLAIM_CHECK_INTERVAL
+        seconds_to_expiry = self._changed_at + self._stored.duration - now
+        if seconds_to_expiry <= 0:  # expired, and the claim just made has failed
+            return CLAIM_CHECK_INTERVAL
+        return min(CLAIM_CHECK_INTERVAL, seconds_to_expiry)
 
     def lease_to_claim(self) -> Lease:
-        """Return the Lease that this replica writes to become or remain its holder. Its `version`
-        is that of the stored Lease, which the write must replace; empty if none is stored."""
+        """Return the Lease that this replica writes to become or remain its holder. `version` is
+        that of the stored Lease, which the write must replace; empty: none is stored."""
         stored = self._stored
         if stored is None:
             return Lease(self._me, DURATION, 0, "")
-        changes = stored.transitions + (stored.holder != self._me)
-        return replace(stored, holder=self._me, duration=DURATION, transitions=changes)
+        transitions = stored.transitions + (1 if stored.holder != self._me else 0)
+        return replace(stored, holder=self._me, duration=DURATION, transitions=transitions)
 
     def lease_to_release(self) -> Lease | None:
         """Return the Lease to write to release it; None: this replica doesn't hold it."""
@@ -104,9 +108,9 @@ class Election:
         return None if stored is None or stored.holder != self._me else replace(stored, holder="")
 
     def on_written(self, stored: Lease, sent: float, now: float) -> None:
-        """Record that the Lease that was sent at `sent` was stored as `stored`, by `now`. This
-        replica leads for `RENEW_WITHIN` seconds from `sent`, not from the answer: other replicas
-        may have seen the Lease since then."""
+        """Record that a write was sent at `sent`, and answered at `now` with the Lease `stored`.
+        If it names this replica, the replica leads for `RENEW_WITHIN` seconds from `sent`, not from
+        the answer: other replicas may have seen the Lease since then."""
         self.observe(stored, now)
         self._until = None if stored.holder != self._me else sent + RENEW_WITHIN
 

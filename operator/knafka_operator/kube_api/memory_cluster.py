@@ -43,12 +43,12 @@ class WatchEvent:
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
-    """Requests that fail; None for kind or name matches any, for error means a `ClusterError`."""
+    """Which requests fail, and how; see `MemoryCluster.refuse`."""
 
     verb: str
-    kind: str | None
-    name: str | None
-    error: Exception | None
+    kind: str | None  # None: of any kind
+    name: str | None  # None: of any name
+    error: Exception | None  # None: a `ClusterError`
 
     def error_of(self, verb: str, kind: str, name: str) -> Exception | None:
         """Return the error of a request that this refusal matches; None: it doesn't match."""
@@ -66,9 +66,9 @@ class MemoryCluster:
         self.requests: Counter[str] = Counter()
         """How often each method of the Protocol was called."""
         self._refusals: list[_Refusal] = []
-        """Requests that fail, as `refuse` was called for them."""
+        """One for each call of `refuse` since the last `permit`."""
         self._applied: dict[Key, set[Path]] = {}
-        """The fields that our field manager owns, by object."""
+        """Paths of the fields that the last applied manifest of each object had."""
         self._watches: list[tuple[str, str, asyncio.Queue[WatchEvent]]] = []
         """apiVersion and kind of each watch, and the queue of its events."""
         self._version = 0
@@ -78,7 +78,7 @@ class MemoryCluster:
 
     async def get(self, api_version: str, kind: str, namespace: str, name: str) -> Document | None:
         """Return a copy of a stored object; None: it doesn't exist."""
-        await self._count_request("get", kind, name)
+        await self._begin_request("get", kind, name)
         stored = self.objects.get((api_version, kind, namespace, name))
         return None if stored is None else _copy_document(stored)
 
@@ -90,7 +90,7 @@ class MemoryCluster:
         namespace: str | None = None,
     ) -> list[Document]:
         """Return copies of the objects of a kind with these labels, in one or all namespaces."""
-        await self._count_request("list", kind, "")
+        await self._begin_request("list", kind, "")
         documents = self._select_stored(api_version, kind, labels)
         if namespace is not None:
             documents = [
@@ -102,16 +102,16 @@ class MemoryCluster:
 
     async def create(self, manifest: Document) -> bool:
         """Store a new object; returns False if one of its name exists already."""
-        await self._count_request("create", manifest["kind"], manifest["metadata"]["name"])
+        await self._begin_request("create", manifest["kind"], manifest["metadata"]["name"])
         if _key(manifest) in self.objects:
             return False
         self.put(manifest)
         return True
 
     async def apply(self, manifest: Document) -> Document:
-        """Merge a manifest into the stored object, as server-side apply does: fields that an
-        earlier manifest had and this one lacks are removed."""
-        await self._count_request("apply", manifest["kind"], manifest["metadata"]["name"])
+        """Merge a manifest into the stored object, as server-side apply does: fields that the last
+        manifest had and this one lacks are removed. Raises `Conflict`."""
+        await self._begin_request("apply", manifest["kind"], manifest["metadata"]["name"])
         key = _key(manifest)
         merged = _copy_document(self.objects.get(key, {}))
         self._check_version(manifest, merged)
@@ -126,19 +126,20 @@ class MemoryCluster:
 
     async def write_status(self, document: Document, status: Document) -> None:
         """Merge a status into the stored object's; does nothing if the object is gone."""
-        await self._count_request("write_status", document["kind"], document["metadata"]["name"])
+        await self._begin_request("write_status", document["kind"], document["metadata"]["name"])
         if (stored := self.objects.get(_key(document))) is not None:
             self._store({**stored, "status": _merge_patch(stored.get("status") or {}, status)})
 
     async def delete(self, api_version: str, kind: str, namespace: str, name: str) -> None:
         """Delete an object, if it exists, once it has no finalizers."""
-        await self._count_request("delete", kind, name)
+        await self._begin_request("delete", kind, name)
         self.remove(api_version, kind, namespace, name)
 
     async def watch(
         self, api_version: str, kind: str, labels: Mapping[str, str] | None = None
     ) -> AsyncIterator[WatchEvent]:
-        """Yield all objects of a kind in all namespaces, then every change, for ever."""
+        """Yield all objects of a kind that have these labels, in all namespaces; then yield every
+        change of such objects, for ever."""
         queue: asyncio.Queue[WatchEvent] = asyncio.Queue()
         for document in self._select_stored(api_version, kind, labels):
             queue.put_nowait(WatchEvent("ADDED", _copy_document(document)))
@@ -217,8 +218,8 @@ class MemoryCluster:
         """Return the stored objects of a kind, of any apiVersion; callers must not change them."""
         return (document for key, document in self.objects.items() if key[1] == kind)
 
-    async def _count_request(self, verb: str, kind: str, name: str) -> None:
-        """Count a request by verb, and raise the error that the test has set for it."""
+    async def _begin_request(self, verb: str, kind: str, name: str) -> None:
+        """Count a request by verb, and raise the error that `refuse` has set for it."""
         self.requests[verb] += 1
         await asyncio.sleep(0)  # let other tasks run, as during a real request
         for refusal in self._refusals:
@@ -226,7 +227,7 @@ class MemoryCluster:
                 raise error
 
     def _check_version(self, document: Document, stored: Document) -> None:
-        """Raise `Conflict` if a document names another version than the stored one."""
+        """Raise `Conflict` if a document has a resourceVersion, and the stored one another."""
         version = document["metadata"].get("resourceVersion")
         if version not in (None, stored.get("metadata", {}).get("resourceVersion")):
             raise Conflict(f"conflict: {document['kind']} has changed since version {version}")
@@ -319,8 +320,8 @@ class MemoryServing(MemoryCluster):
             self._serve(document)
 
     def _serve(self, service: dict[str, Any]) -> None:
-        """Act as Knative Serving: create a Revision for a changed template, and set the Service's
-        status."""
+        """Act as Knative Serving: create a Revision if the template has changed, and set the status
+        in `service`."""
         template = (service.get("spec") or {}).get("template")
         if template is None:
             return  # a subscriber's Service, whose status the test sets
@@ -366,7 +367,7 @@ def _key(document: Document) -> Key:
 
 
 def _has_labels(document: Document, labels: Mapping[str, str] | None) -> bool:
-    """Whether an object has all of these labels."""
+    """Whether an object has all `labels`; None: any object has."""
     return (labels or {}).items() <= (document["metadata"].get("labels") or {}).items()
 
 
@@ -412,7 +413,7 @@ def _set_field(document: dict[str, Any], path: Path, value: Any) -> None:
 
 
 def _remove_field(document: dict[str, Any], path: Path) -> None:
-    """Remove a field, and the objects around it that are empty then."""
+    """Remove the field at a path, and the objects around it that are empty then."""
     inner = document.get(path[0])
     if len(path) > 1 and isinstance(inner, dict):
         _remove_field(inner, path[1:])

@@ -38,12 +38,12 @@ _KIND = re.compile(r"[A-Za-z](?:[-A-Za-z0-9]{0,61}[A-Za-z0-9])?").fullmatch
 
 @dataclass(frozen=True, slots=True)
 class _Listed:
-    """The kinds of one apiVersion; empty if the version doesn't exist."""
+    """The answer to a look-up of one apiVersion."""
 
     at: float
-    """When they were listed, by the mapper's clock (seconds)."""
+    """When its kinds were listed, by the mapper's clock (seconds)."""
     kinds: Mapping[str, Any]
-    """The kinds' `kubernetes.dynamic` resources, by name."""
+    """The `kubernetes.dynamic` resource of each kind; empty if the apiVersion doesn't exist."""
     missing_kind_ttl: float = MISSING_KIND_TTL
     """Seconds until a kind that isn't listed is looked up again."""
 
@@ -59,12 +59,12 @@ class RestMapper:
         self._now = now
         self._lock = threading.Lock()
         self._listed: dict[str, _Listed] = {}
-        """The kinds of each apiVersion when it was last asked for."""
+        """The last answer, by apiVersion."""
 
     def find(self, api_version: str, kind: str, timeout: float) -> Any:
-        """Return the `kubernetes.dynamic` resource of a kind; None: there is no such kind. Blocks.
-        Raises the client's errors if the API server doesn't answer within `timeout` seconds, or
-        refuses.
+        """Return the `kubernetes.dynamic` resource of a kind; None: there is no such kind. Blocks
+        unless the answer is cached. Raises the client's errors if the API server doesn't answer
+        within `timeout` seconds, or refuses.
         """
         version = _API_VERSION(api_version)
         if version is None or _KIND(kind) is None:
@@ -81,32 +81,38 @@ class RestMapper:
         if cached is not None and cached.kinds.keys() == kinds.keys():
             missing_kind_ttl = min(2 * cached.missing_kind_ttl, MAX_MISSING_KIND_TTL)
         with self._lock:
-            # Drop outdated entries, so that misspelt kinds don't accumulate.
-            self._listed = {
-                name: cached_kinds
-                for name, cached_kinds in self._listed.items()
-                if now - cached_kinds.at
-                < (KINDS_TTL if cached_kinds.kinds else 2 * cached_kinds.missing_kind_ttl)
-            }
+            self._drop_outdated(now)
             self._listed[api_version] = _Listed(now, kinds, missing_kind_ttl)
         return kinds.get(kind)
 
+    def _drop_outdated(self, now: float) -> None:
+        """Drop outdated answers, so that misspelt apiVersions don't accumulate. An empty answer
+        stays for twice its time, so that the next look-up can double the time once more. The caller
+        holds the lock."""
+        self._listed = {
+            api_version: listed
+            for api_version, listed in self._listed.items()
+            if now - listed.at < (KINDS_TTL if listed.kinds else 2 * listed.missing_kind_ttl)
+        }
+
     def is_known(self, api_version: str, kind: str) -> bool:
-        """Whether the last look-up found this kind; makes no request."""
+        """Whether the last look-up of the apiVersion found this kind; False if there was none.
+        Makes no request."""
         with self._lock:
             listed = self._listed.get(api_version)
         return listed is not None and kind in listed.kinds
 
     def forget(self, group: str) -> None:
-        """Forget the kinds of an API group, as they have changed."""
+        """Forget the kinds of an API group, which have changed, so that `find` asks for them
+        again."""
         with self._lock:
             for api_version in list(self._listed):
                 if api_version.startswith(f"{group}/"):
                     del self._listed[api_version]
 
     def _list(self, group: str | None, version: str, timeout: float) -> dict[str, Any]:
-        """Ask the API server for the resources of a group and version (None: the core group), by
-        kind; empty if it has no such version."""
+        """Ask the API server for the kinds of a group (None: the core group) and version; returns
+        the resource of each kind, nothing if the version doesn't exist."""
         prefix = "api" if group is None else "apis"
         path = "/".join(filter(None, (prefix, group, version)))
         try:

@@ -17,7 +17,8 @@ import asyncio
 import logging
 import random
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from http import HTTPStatus
 from typing import Any, Final, Protocol
 
 from kubernetes.client.exceptions import ApiException
@@ -40,9 +41,9 @@ MAX_PAUSE: Final = 30.0
 REFUSED_PAUSE: Final = 120.0
 """Seconds to wait after a refusal; a change of our role is not announced."""
 
-EXPIRED: Final = 410
+EXPIRED: Final = HTTPStatus.GONE
 """HTTP status for a resourceVersion that is too old; then everything is listed again."""
-REFUSED_STATUSES: Final = frozenset({403, 405})
+REFUSED_STATUSES: Final = frozenset({HTTPStatus.FORBIDDEN, HTTPStatus.METHOD_NOT_ALLOWED})
 """HTTP statuses for a watch that is forbidden or impossible."""
 
 _FAILURES: Final = (
@@ -54,6 +55,7 @@ _FAILURES: Final = (
     ValueError,
     AttributeError,  # urllib3's, where another thread has closed the connection
 )
+"""Errors of a list or watch that are expected now and then: they are logged without a traceback."""
 
 Identity = tuple[str, str]
 """Namespace and name; the namespace of a cluster-scoped object is empty."""
@@ -100,13 +102,13 @@ class Watch:
         self._listener = listener
         self._loop = asyncio.get_running_loop()
         self._known: dict[Identity, Document] = {}
-        """The known objects' metadata; used by the thread only."""
+        """Type and metadata of the known objects; used by the thread only."""
         self._failures = 0
         """Failures in a row."""
         self._closed = threading.Event()
         """Set when the watch is closed; also ends a pause."""
-        self._open: Any = None
-        """The response that is being read."""
+        self._response: Any = None
+        """The response that is being read; None: none is."""
         self._thread = threading.Thread(
             target=self._run, name=f"watch {selection.kind}", daemon=True
         )
@@ -115,7 +117,7 @@ class Watch:
     def close(self) -> None:
         """Stop watching, without waiting for the thread."""
         self._closed.set()
-        response = self._open
+        response = self._response  # read once: the thread may set it to None
         if response is not None:
             try:
                 response.shutdown()  # this ends a read in another thread
@@ -125,7 +127,7 @@ class Watch:
     def _run(self) -> None:
         """List the objects and follow their changes until `close`; after an error, pause and
         continue. Runs in the watch's thread."""
-        version = ""
+        version = ""  # the resourceVersion to follow from; empty: all objects must be listed
         while not self._closed.is_set():
             try:
                 if not version:
@@ -167,7 +169,8 @@ class Watch:
         self._closed.wait(pause * random.uniform(0.8, 1.2))
 
     def _list(self) -> str:
-        """List all objects and report them; returns the version from which to watch."""
+        """List all objects and report them, and those that are gone since the last list; returns
+        the resourceVersion from which to watch."""
         listed: dict[Identity, Document] = {}
         after: str | None = None
         while True:
@@ -186,7 +189,8 @@ class Watch:
         return str(page["metadata"]["resourceVersion"])
 
     def _recreated_objects(self, items: Sequence[Document]) -> list[Identity]:
-        """Return the known objects that were deleted and created again under their names."""
+        """Return which of the listed objects are known with another UID: they were deleted, and
+        created again under their names."""
         uids = {_identity(item): item["metadata"].get("uid") for item in items}
         return [
             identity
@@ -195,9 +199,10 @@ class Watch:
         ]
 
     def _follow(self, version: str) -> str:
-        """Report changes until the API server ends the watch; returns the last version."""
+        """Report changes after the resourceVersion `version` until the API server ends the watch;
+        returns the last version seen. Raises `_WatchError`, and the errors of `open_watch`."""
         seconds = int(WATCH_SECONDS * random.uniform(0.8, 1.2))
-        response = self._open = self._api.open_watch(
+        response = self._response = self._api.open_watch(
             self.selection, version, seconds, WATCH_SILENCE_TIMEOUT
         )
         self._failures = 0
@@ -210,7 +215,7 @@ class Watch:
                 if event["type"] == "ERROR":
                     raise _WatchError(document)
                 version = str(document["metadata"]["resourceVersion"])
-                if event["type"] == "BOOKMARK":
+                if event["type"] == "BOOKMARK":  # only reports the version
                     continue
                 document = self._with_kind(document)
                 if event["type"] == "DELETED":
@@ -220,7 +225,7 @@ class Watch:
                     self._known[_identity(document)] = _reduce_to_identity(document)
                     self._report((document,), ())
         finally:
-            self._open = None
+            self._response = None
             response.close()
         return version
 
@@ -259,14 +264,15 @@ class _WatchError(ValueError):
     """The API server ended a watch with an error."""
 
     def __init__(self, status: Mapping[str, Any]) -> None:
+        """`status` is the event's object, a Kubernetes `Status` with `code` and `message`."""
         super().__init__(str(status.get("message", status)))
         self.status = status.get("code")
 
 
-def _yield_lines(answer: Any) -> Any:
-    """Yield the non-empty lines of a response as they arrive."""
+def _yield_lines(response: Any) -> Iterator[bytes]:
+    """Yield the non-empty lines of a `urllib3` response as they arrive."""
     incomplete_line = b""
-    for chunk in answer.stream(amt=None, decode_content=True):
+    for chunk in response.stream(amt=None, decode_content=True):
         *lines, incomplete_line = (incomplete_line + chunk).split(b"\n")
         yield from (line for line in lines if line.strip())
 

@@ -20,12 +20,13 @@ from knafka_operator.model.resources import (
     PAUSED_ANNOTATION,
     RATE_LIMIT,
     annotation_path,
-    whole_number,
+    parse_whole_number,
 )
 
 KEDA_CLASS: Final = "keda.autoscaling.knative.dev"
 """Upstream's default class: scale on lag by these annotations, as Knafka does."""
 DISABLED: Final = "disabled"
+"""The class of a Trigger that isn't scaled: it always has one drain."""
 
 _KEYS: Final[Mapping[str, tuple[str, int]]] = {
     "min-scale": ("min_scale", 0),
@@ -66,17 +67,18 @@ class Autoscaling:
         defaults: Autoscaling,
         maxima: Maxima = UNLIMITED_MAXIMA,
     ) -> Autoscaling:
-        """Return the autoscaling that a Trigger's annotations declare; `defaults` apply to absent
-        ones. The class `disabled` means exactly one drain, a rate limit at most one. Raises
-        `InvalidDocument` for an invalid value, or one above `maxima`.
+        """Return the autoscaling that a Trigger's annotations declare; absent annotations get the
+        value in `defaults`. With the class `disabled` there is exactly one drain, with a rate limit
+        at most one. Raises `InvalidDocument` for an invalid value, or one above `maxima`.
         """
         declared: dict[str, Any] = {}
         for key, (name, minimum) in _KEYS.items():
             if (text := annotations.get(AUTOSCALING + key)) is not None:
                 path = annotation_path(AUTOSCALING + key)
-                declared[name] = whole_number(text, path, minimum, 2**31 - 1)
+                declared[name] = parse_whole_number(text, path, minimum, 2**31 - 1)
                 if key in ("min-scale", "max-scale"):
                     maxima.check_scale(declared[name], path)
+        # A default above the maximum is lowered, not refused: the user didn't declare it.
         declared.setdefault("max_scale", min(defaults.max_scale, maxima.scale))
         autoscaling = replace(defaults, **declared, paused=_is_paused(annotations))
         if autoscaling.min_scale > autoscaling.max_scale:
@@ -85,13 +87,7 @@ class Autoscaling:
                 f"invalid value: {autoscaling.min_scale}: want at most max-scale, "
                 f"{autoscaling.max_scale}",
             )
-        scaled_by = annotations.get(AUTOSCALING + "class", KEDA_CLASS)
-        if scaled_by not in (KEDA_CLASS, DISABLED):
-            raise InvalidDocument(
-                annotation_path(AUTOSCALING + "class"),
-                f"invalid value: {scaled_by:.80}: want {KEDA_CLASS} or {DISABLED}",
-            )
-        if scaled_by == DISABLED:
+        if _is_disabled(annotations):
             return replace(autoscaling, min_scale=1, max_scale=1)
         if RATE_LIMIT in annotations:
             # Each drain would use the whole rate, so there is at most one.
@@ -99,8 +95,21 @@ class Autoscaling:
         return autoscaling
 
 
+def _is_disabled(annotations: Mapping[str, str]) -> bool:
+    """Whether the annotated class is `DISABLED`; False if it is `KEDA_CLASS` or absent. Raises
+    `InvalidDocument` for any other class."""
+    scaling_class = annotations.get(AUTOSCALING + "class", KEDA_CLASS)
+    if scaling_class not in (KEDA_CLASS, DISABLED):
+        raise InvalidDocument(
+            annotation_path(AUTOSCALING + "class"),
+            f"invalid value: {scaling_class:.80}: want {KEDA_CLASS} or {DISABLED}",
+        )
+    return scaling_class == DISABLED
+
+
 def _is_paused(annotations: Mapping[str, str]) -> bool:
-    """Whether the annotation `knafka.dev/paused` is "true". Raises `InvalidDocument`."""
+    """Whether the annotation `knafka.dev/paused` is "true"; False if it is absent. Raises
+    `InvalidDocument` for any value but "true" and "false"."""
     text = annotations.get(PAUSED_ANNOTATION, "false")
     if text not in ("true", "false"):
         raise InvalidDocument(

@@ -33,7 +33,7 @@ KAFKA_CHANNEL_VERSIONS: Final = ("messaging.knative.dev/v1beta1", "messaging.kna
 KAFKA_CHANNEL: Final = "KafkaChannel"
 SUBSCRIPTION: Final = "Subscription"
 CHANNEL: Final = "Channel"
-"""Knative Eventing's kind, whose controller creates a channel of another kind from a template."""
+"""The kind for which Knative Eventing creates a channel of another kind from a template."""
 
 SUBSCRIBABLE: Final = "messaging.knative.dev/subscribable"
 """Annotation of a KafkaChannel: the version of `spec.subscribers`, always `v1` (KN-CHN-07)."""
@@ -62,13 +62,16 @@ PEERS_CHANNEL_FINALIZER: Final = "kafkachannels.messaging.knative.dev"
 """The finalizer that eventing-kafka-broker puts on each KafkaChannel that it serves."""
 
 _OMITTED_IF_EMPTY: Final = ("channel", "subscriber", "reply")
+"""Fields of a Subscription's spec that count as missing if they hold an empty object."""
 
 
 class Auth(Observed):
-    """The service accounts as which events are sent, if OIDC is on; None and empty: none."""
+    """The service accounts whose tokens are sent with the events, if OIDC is on."""
 
     service_account_name: str | None = None
+    """The entry's own account; None: it has none."""
     service_account_names: tuple[str, ...] = ()
+    """The accounts of a sender that has several; empty: it has none."""
 
 
 class SubscriberSpec(Declared):
@@ -106,6 +109,8 @@ class SubscriberSpec(Declared):
 
 
 class KafkaChannelSpec(Declared):
+    """The spec of a KafkaChannel: its topic, and the Subscriptions that it delivers to."""
+
     num_partitions: Annotated[int, Field(gt=0, le=2**31 - 1, strict=True)] = (
         DEFAULT_CHANNEL_PARTITIONS
     )
@@ -127,6 +132,8 @@ class KafkaChannelSpec(Declared):
 
 
 class KafkaChannel(Resource):
+    """A KafkaChannel as declared."""
+
     spec: KafkaChannelSpec = KafkaChannelSpec()
 
 
@@ -140,6 +147,8 @@ class ChannelReference(KReference):
 
 
 class SubscriptionSpec(Declared):
+    """The spec of a Subscription: its channel, destinations and delivery options."""
+
     channel: ChannelReference
     subscriber: Destination
     reply: Destination | None = None
@@ -150,7 +159,8 @@ class SubscriptionSpec(Declared):
     @model_validator(mode="before")
     @classmethod
     def _drop_empty(cls, document: object) -> object:
-        """Drop empty objects, which count as missing, as upstream does."""
+        """Drop the fields `_OMITTED_IF_EMPTY` that hold an empty object, as upstream does. Anything
+        but a mapping is returned as it is, for the model to refuse."""
         if not isinstance(document, Mapping):
             return document
         return {
@@ -161,6 +171,8 @@ class SubscriptionSpec(Declared):
 
 
 class Subscription(Resource):
+    """A Subscription as declared."""
+
     spec: SubscriptionSpec
 
     @model_validator(mode="after")
@@ -175,7 +187,7 @@ class Subscription(Resource):
 
 
 def _is_empty(value: object) -> bool:
-    """Whether a value is a mapping whose members are all None."""
+    """Whether a value is a mapping without members, or with members that are all None."""
     return isinstance(value, Mapping) and not any(member is not None for member in value.values())
 
 
@@ -186,7 +198,7 @@ class ChannelEntry:
     declared: Mapping[str, Any] | None
     """The entry in `spec.subscribers`; None: the Subscription isn't delivered yet."""
     reported: Mapping[str, Any]
-    """The entry in `status.subscribers`."""
+    """The entry in `status.subscribers`; empty: there is none."""
 
 
 def is_entry(subscription: Mapping[str, Any]) -> bool:

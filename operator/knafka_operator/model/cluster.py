@@ -16,10 +16,11 @@ from typing import Any, Protocol, TypeAlias
 from knafka.core.errors import KnafkaError
 
 Document: TypeAlias = Mapping[str, Any]
+"""A Kubernetes object as decoded JSON."""
 
 
 def status_annotations(document: Document) -> Mapping[str, str]:
-    """Return the annotations of an object's status."""
+    """Return `status.annotations` of an object; empty if there are none."""
     return (document.get("status") or {}).get("annotations") or {}
 
 
@@ -65,7 +66,7 @@ class Cluster(Protocol):
     async def apply(self, manifest: Document) -> Document:
         """Apply a manifest (server-side apply, with one field manager); returns the stored object.
 
-        Raises `Conflict` if the manifest has a `resourceVersion` that isn't the stored one's.
+        Raises `Conflict` if the manifest has a `resourceVersion`, and the stored object another.
         """
         ...
 
@@ -80,8 +81,8 @@ class Cluster(Protocol):
 
 
 def decode_secret(secret: Document) -> Mapping[str, str]:
-    """Decode a Secret's values from base64 to text without surrounding white space; bytes that are
-    not UTF-8 are replaced."""
+    """Return a Secret's data, decoded from base64 to text without surrounding white space; bytes
+    that are not UTF-8 become replacement characters. Raises `ValueError` for invalid base64."""
     return {
         key: base64.b64decode(value).decode("utf-8", "replace").strip()
         for key, value in (secret.get("data") or {}).items()

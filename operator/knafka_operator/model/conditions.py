@@ -48,10 +48,12 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One condition of an object; True is always the good state (KN-CON-01, KN-CON-04).
+    """One condition of an object; the status True always means the good state (KN-CON-01,
+    KN-CON-04).
 
-    A condition that isn't True has a `reason` for machines and a `message` for people (KN-CON-03).
-    Raises `ValueError` otherwise, and for a type or reason that isn't one CamelCase word.
+    A condition that isn't True has a `reason` for machines and a `message` for people (KN-CON-03);
+    without them, or if type or reason isn't one CamelCase word, the constructor raises
+    `ValueError`.
     """
 
     type: str
@@ -74,8 +76,8 @@ class Condition:
 
 
 def summary_condition(conditions: Sequence[Condition], summary_type: str = READY) -> Condition:
-    """Return the summary of all conditions (KN-CON-02): like the first that is False, else like the
-    first that is Unknown, else True.
+    """Return the summary of all conditions (KN-CON-02). It repeats the first condition that is
+    False, else the first that is Unknown; if there is neither, it is True.
 
     Only conditions of error severity count. The caller orders them: causes before consequences.
     """
@@ -85,8 +87,8 @@ def summary_condition(conditions: Sequence[Condition], summary_type: str = READY
 
 
 def first_cause(conditions: Sequence[Condition]) -> Condition | None:
-    """Return the first condition that is False, else the first that is Unknown, which
-    `summary_condition` repeats; None: all are True. Only conditions of error severity count."""
+    """Return the condition that `summary_condition` repeats: the first that is False, else the
+    first that is Unknown; None: all are True. Only conditions of error severity count."""
     for status in (Status.FALSE, Status.UNKNOWN):
         for condition in conditions:
             if condition.severity is Severity.ERROR and condition.status is status:
@@ -129,8 +131,8 @@ def merge_conditions(
 
 
 def _condition_fields(condition: Condition, since: str) -> dict[str, str]:
-    """Return a condition as a dictionary for `status.conditions`, without empty fields; no severity
-    means error. `since` becomes its `lastTransitionTime`."""
+    """Return a condition as a dictionary for `status.conditions`, without empty fields (an error's
+    severity is empty). `since` becomes its `lastTransitionTime`."""
     fields = {
         "type": condition.type,
         "status": str(condition.status),

@@ -33,7 +33,7 @@ class Requirement(Observed):
                 return self.key not in labels or labels[self.key] not in self.values
             case "Exists":
                 return self.key in labels
-            case _:
+            case _:  # DoesNotExist
                 return self.key not in labels
 
 
@@ -55,10 +55,12 @@ class PolicySelector(Observed):
     match_expressions: tuple[Requirement, ...] = ()
 
     def selects(self, labels: Mapping[str, str]) -> bool:
-        """Whether the selector matches an object with these labels; an empty selector matches
-        all."""
-        equal = all(labels.get(name) == value for name, value in self.match_labels.items())
-        return equal and all(requirement.holds(labels) for requirement in self.match_expressions)
+        """Whether an object with these labels has all of `match_labels` and fulfils all of
+        `match_expressions`; an empty selector selects every object."""
+        has_labels = all(labels.get(name) == value for name, value in self.match_labels.items())
+        return has_labels and all(
+            requirement.holds(labels) for requirement in self.match_expressions
+        )
 
 
 class PolicyTarget(Observed):
@@ -79,6 +81,8 @@ class PolicySource(Observed):
 
 
 class EventPolicySpec(Observed):
+    """The spec of an EventPolicy: whom it admits to what."""
+
     to: tuple[PolicyTarget, ...] = ()
     """The policy's targets; empty: everything in its namespace."""
     from_: tuple[PolicySource, ...] = Field(default=(), alias="from")

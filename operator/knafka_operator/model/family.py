@@ -61,7 +61,7 @@ class Family:
     trigger_version: str
     """The apiVersion of the kind `trigger`."""
     trigger: str
-    """The kind that subscribes to them, such as Subscription."""
+    """The kind that subscribes to events, such as Subscription."""
     read_broker: Callable[[Document], Broker]
     """Parses a stored object of the kind `broker`. Raises `InvalidDocument`."""
     read_trigger: Callable[[Document], Trigger]
@@ -77,16 +77,17 @@ class Family:
     infix: str = ""
     """A part of functions' names, so that families may have objects of the same name."""
     centralized: bool = False
-    """Whether functions run in the operator's namespace, not in that of their owner (CHN-22)."""
+    """Whether functions run in the operator's namespace; False: in that of their owner (CHN-22)."""
     internal_name_of: Callable[[str], str] = str
-    """Returns the part of topic and group names that stands for a Broker; see `own_name`."""
+    """Returns the part of topic and group names that stands for a Broker of a name; by default
+    (`str`) the name itself. Call it through `own_name`."""
     egress_fields: Callable[[Trigger], Mapping[str, Any]] = lambda trigger: {}
     """Returns additional fields of a Trigger's Egress."""
     credentials_volume_of: Callable[[Trigger], Mapping[str, Any] | None] = lambda trigger: None
     """Returns the volume with a Trigger's credentials, if they aren't one Secret."""
     owns_group: bool = True
-    """Whether Knafka creates the consumer groups, so that a new Trigger may delete leftover
-    offsets."""
+    """Whether Knafka names the consumer groups, so that a new Trigger may delete leftover offsets.
+    False: the user names them, and their offsets are kept."""
 
     @property
     def short_name(self) -> str:
@@ -94,8 +95,8 @@ class Family:
         return self.broker.removeprefix("Kafka")
 
     def own_name(self, broker: str) -> str:
-        """Return the part of internal topic and group names that identifies this Broker or
-        channel."""
+        """Return the part of internal topic and group names that identifies the Broker or channel
+        of this name."""
         return self.internal_name_of(broker)
 
     def function_name_prefix(self, owner: Identity) -> str:
@@ -136,22 +137,21 @@ def is_of_kafka_channel(subscription: Document) -> bool:
     return isinstance(channel, Mapping) and channel.get("kind") == CHANNELS.broker
 
 
-def without_subscribers(channel: Document) -> Document:
-    """Return a KafkaChannel without the entries of its Subscriptions, so that an invalid entry
-    doesn't prevent parsing the channel."""
+def omit_subscribers(channel: Document) -> Document:
+    """Return a stored KafkaChannel without `spec.subscribers`, so that an invalid entry doesn't
+    prevent parsing the channel."""
     spec = channel.get("spec")
     if not isinstance(spec, Mapping) or "subscribers" not in spec:
         return channel
     return {**channel, "spec": {key: value for key, value in spec.items() if key != "subscribers"}}
 
 
-def _as_broker(document: Document) -> Broker:
-    """Parse a KafkaChannel as a Broker; fields that its Subscriptions change are left out. Raises
-    `InvalidDocument`."""
-    channel = parse(KafkaChannel, without_subscribers(document))
+def _parse_channel_as_broker(document: Document) -> Broker:
+    """Parse a KafkaChannel as a Broker, without what its Subscriptions change: generation, entries
+    and their annotations. Raises `InvalidDocument`."""
+    channel = parse(KafkaChannel, omit_subscribers(document))
     spec, resource_fields = BrokerSpec(delivery=channel.spec.delivery), _resource_fields(channel)
-    # Leave out what Subscriptions change: otherwise each change would reconcile all other
-    # Subscriptions.
+    # If a change of one Subscription changed the Broker, all others would be reconciled.
     metadata = channel.metadata.model_copy(update={"generation": 0})
     kept_annotations = {
         key: value
@@ -195,7 +195,7 @@ CHANNELS: Final = Family(
     "KafkaChannel",
     MESSAGING,
     "Subscription",
-    read_broker=_as_broker,
+    read_broker=_parse_channel_as_broker,
     read_trigger=lambda document: subscription_as_trigger(parse(Subscription, document)),
     broker_of=_channel_of,
     reply_of=lambda document: parse(Subscription, document).spec.reply,
@@ -206,14 +206,16 @@ CHANNELS: Final = Family(
 )
 
 
-def _source_as_broker(document: Document) -> Broker:
-    """Parse a KafkaSource's type, metadata and status as a Broker without a spec. Raises
+def _parse_source_as_broker(document: Document) -> Broker:
+    """Parse a KafkaSource's type, metadata and status as a Broker with the default spec. Raises
     `InvalidDocument`."""
+    # A field that is null is ignored, so that `Resource` doesn't refuse the source's spec.
     return Broker(**_resource_fields(parse(Resource, {**document, "spec": None})))
 
 
-def _as_source(trigger: Trigger) -> SourceTrigger:
-    """Return a Trigger of the family `SOURCES` with its actual type, for the type checker."""
+def _cast_to_source(trigger: Trigger) -> SourceTrigger:
+    """Return a Trigger of the family `SOURCES` as the `SourceTrigger` that it is; only for the type
+    checker."""
     assert isinstance(trigger, SourceTrigger)
     return trigger
 
@@ -223,15 +225,15 @@ SOURCES: Final = Family(
     KAFKA_SOURCE,
     SOURCES_VERSION,
     KAFKA_SOURCE,
-    read_broker=_source_as_broker,
+    read_broker=_parse_source_as_broker,
     read_trigger=parse_source_as_trigger,
     broker_of=Identity.of,
     reply_of=lambda document: None,
     peers_finalizer=PEERS_SOURCE_FINALIZER,
     infix="-source",
     internal_name_of=names.of_source,
-    egress_fields=lambda trigger: _as_source(trigger).egress_fields(),
-    credentials_volume_of=lambda trigger: _as_source(trigger).credentials_volume(),
+    egress_fields=lambda trigger: _cast_to_source(trigger).egress_fields(),
+    credentials_volume_of=lambda trigger: _cast_to_source(trigger).credentials_volume(),
     owns_group=False,
 )
 
@@ -239,7 +241,8 @@ FAMILIES: Final = (BROKERS, CHANNELS, SOURCES)
 
 
 def family_of(kind: str) -> Family:
-    """Return the family of the kind Broker, Trigger, KafkaChannel, Subscription or KafkaSource."""
+    """Return the family of the kind Broker, Trigger, KafkaChannel, Subscription or KafkaSource; any
+    other kind counts as one of Brokers."""
     if kind == SOURCES.trigger:
         return SOURCES
     return CHANNELS if kind in (CHANNELS.broker, CHANNELS.trigger) else BROKERS

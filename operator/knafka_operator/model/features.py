@@ -19,11 +19,11 @@ def is_enabled(config: ConfigMap | None, name: str) -> bool:
 
 
 def feature_value(config: ConfigMap | None, name: str, words: Sequence[str], default: str) -> str:
-    """Return the value of feature `name`, one of `words`, or `default` if it isn't set. Raises
-    `InvalidDocument` with the ConfigMap's name."""
+    """Return the value of feature `name`, or `default` if it isn't set. Raises `InvalidDocument`
+    with the ConfigMap's name if the value isn't one of `words`, which include the default."""
     word = ("" if config is None else config.data.get(name, "")).strip().lower() or default
     if word not in words:
-        assert config is not None
+        assert config is not None  # else the word would be the default
         where = f"ConfigMap {config.metadata.namespace}/{config.metadata.name}"
         requirement = f"want {', '.join(words)}"
         raise InvalidDocument("", f"{where}: data.{name}: invalid value: {word:.80}: {requirement}")

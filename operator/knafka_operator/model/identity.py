@@ -14,7 +14,7 @@ class Identity(NamedTuple):
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Identity:
-        """Return the identity of a stored object."""
+        """Return the identity of a stored object, which must have a namespace."""
         metadata = document["metadata"]
         return cls(metadata["namespace"], metadata["name"])
 

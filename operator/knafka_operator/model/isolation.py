@@ -14,6 +14,8 @@ from knafka_operator.model.resources import ISOLATION, annotation_path
 
 
 class Isolation(StrEnum):
+    """The kind of dispatcher that delivers a Trigger."""
+
     OWN = "own"
     """A Service of the Trigger's own, whose pods handle no other Trigger's events."""
     SHARED = "shared"
@@ -25,7 +27,8 @@ class Isolation(StrEnum):
 
 
 def parse_isolation(text: str, path: str) -> Isolation:
-    """Parse `own`, `shared` or `auto`. Raises `InvalidDocument` with this path."""
+    """Parse `own`, `shared` or `auto`. Raises `InvalidDocument` with the path of the field that
+    holds `text`."""
     try:
         return Isolation(text)
     except ValueError:

@@ -10,9 +10,10 @@ from dataclasses import dataclass, fields
 from typing import Final
 
 from knafka.core.errors import InvalidDocument
-from knafka_operator.model.resources import whole_number
+from knafka_operator.model.resources import parse_whole_number
 
 LARGEST_INT32: Final = 2**31 - 1
+"""The largest value of any maximum: Kafka and Kubernetes count in 32 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +35,10 @@ class Maxima:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Maxima:
-        """Read the maxima from the variables `KNAFKA_MAX_…`. Raises `InvalidDocument` with the
-        variable's name."""
+        """Read the maxima from the variables `KNAFKA_MAX_…`; one that isn't set has its default.
+        Raises `InvalidDocument` with the name of a variable whose value is invalid."""
         declared = {
-            maximum.name: whole_number(environment[variable], variable, 1, LARGEST_INT32)
+            maximum.name: parse_whole_number(environment[variable], variable, 1, LARGEST_INT32)
             for maximum in fields(cls)
             if (variable := f"KNAFKA_MAX_{maximum.name.upper()}") in environment
         }
@@ -63,7 +64,7 @@ class Maxima:
 UNLIMITED_MAXIMA: Final = Maxima(
     LARGEST_INT32, LARGEST_INT32, LARGEST_INT32, LARGEST_INT32, LARGEST_INT32, LARGEST_INT32
 )
-"""Maxima for checks outside of an installation."""
+"""Maxima for checks outside of an installation, all of them as large as possible."""
 
 
 def _refuse_above(declared: float, maximum: float, path: str, setting: str) -> None:

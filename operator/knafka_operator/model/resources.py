@@ -101,7 +101,7 @@ class Declared(Model):
     @model_validator(mode="before")
     @classmethod
     def _drop_nulls(cls, document: object) -> object:
-        """Leave out the fields whose value is null."""
+        """Return the document without fields whose value is null."""
         if isinstance(document, Mapping):
             return {name: value for name, value in document.items() if value is not None}
         return document
@@ -152,8 +152,9 @@ def are_certificates(pem: str) -> bool:
     return True
 
 
-def _certificates(pem: str | None) -> str | None:
-    """Return the PEM text. Raises a validation error if it holds no usable certificates."""
+def _check_certificates(pem: str | None) -> str | None:
+    """Return the PEM text; None or empty: no certificates are declared. Raises a validation error
+    if the text holds no usable certificates."""
     if pem and not are_certificates(pem):
         raise problem("invalid value: CA Cert provided is invalid")  # Knative's words
     return pem
@@ -173,7 +174,7 @@ class Destination(Declared):
 
     ref: AddressReference | None = None
     uri: str | None = None
-    ca_certs: Annotated[str | None, AfterValidator(_certificates)] = Field(
+    ca_certs: Annotated[str | None, AfterValidator(_check_certificates)] = Field(
         default=None, alias="CACerts"
     )
     """PEM certificates to trust in addition to the system's."""
@@ -349,9 +350,8 @@ RESOURCE_CLASSES: Final[Mapping[tuple[str, str], type[Broker | Trigger | ConfigM
 
 def parse_resource(document: object) -> Broker | Trigger | ConfigMap | Service | None:
     """Parse one declared document (decoded YAML or JSON); None if its kind isn't in
-    `RESOURCE_CLASSES`.
-
-    Raises `InvalidDocument` with the path of the field: `spec.delivery.retry`.
+    `RESOURCE_CLASSES`. Raises `InvalidDocument` with the path of the field that is wrong, such as
+    `spec.delivery.retry`.
     """
     if not isinstance(document, Mapping):
         raise InvalidDocument("", "a document is an object with apiVersion, kind and metadata")
@@ -375,18 +375,18 @@ def is_claimed_by_peer(document: Mapping[str, Any], finalizer: str = PEERS_FINAL
 def is_ours(broker: Broker, classes: Collection[str] = BROKER_CLASSES) -> bool:
     """Whether the Broker's class is one of `classes` (KN-BRK-04).
 
-    A Broker without a class has the class `""`: in a cluster the default class is added to it, and
-    with a single implementation `classes` may include `""`.
+    A Broker without a class counts as of class `""`. In a cluster each gets the default class;
+    where Knafka is the only implementation, `classes` may include `""`.
     """
     return broker.metadata.annotations.get(BROKER_CLASS, "") in classes
 
 
 def annotation_path(key: str) -> str:
-    """Return the path of an annotation for an `InvalidDocument`."""
+    """Return the path by which an `InvalidDocument` names the annotation `key`."""
     return f"metadata.annotations.{key}"
 
 
-def whole_number(text: str, path: str, minimum: int, maximum: int) -> int:
+def parse_whole_number(text: str, path: str, minimum: int, maximum: int) -> int:
     """Parse `text`, from an annotation or ConfigMap, as an integer between `minimum` and `maximum`.
     Raises `InvalidDocument` with this path."""
     digits = text.strip()

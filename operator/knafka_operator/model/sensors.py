@@ -51,10 +51,12 @@ _SECONDS_BY_GO_UNIT: Final = {
     "h": 3600.0,
 }
 _GO_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h)")
+"""Matches one number with its unit."""
 
 TRIGGER: Final = "trigger"
 CHANGELOG: Final = "changelog"
 ACTION: Final = "action"
+"""The uses of a Sensor's topics, keys of `TOPICS`."""
 TOPICS: Final[Mapping[str, tuple[str, str]]] = {
     TRIGGER: ("knafka.dev/trigger-topic", "knafka.dev/trigger-topic-id"),
     CHANGELOG: ("knafka.dev/changelog-topic", "knafka.dev/changelog-topic-id"),
@@ -63,23 +65,25 @@ TOPICS: Final[Mapping[str, tuple[str, str]]] = {
 """By use of a topic: the keys of `status.annotations` with the topic's name and id."""
 
 
-def go_seconds(text: str) -> float | None:
+def parse_go_duration(text: str) -> float | None:
     """Return the seconds of a duration in Go's form, such as `1m30s`; None if the text isn't
     one."""
     parts = _GO_DURATION_PART.findall(text)
+    # `findall` skips text that doesn't match, so the parts must make up the whole text.
     if not parts or "".join(number + unit for number, unit in parts) != text:
         return None
     return sum(float(number) * _SECONDS_BY_GO_UNIT[unit] for number, unit in parts)
 
 
-def _duration(text: str) -> str:
+def _check_go_duration(text: str) -> str:
     """Return a duration's text. Raises a validation error unless it has Go's form."""
-    if go_seconds(text) is None:
+    if parse_go_duration(text) is None:
         raise problem(f"invalid value: {text:.80}: want one as 10s or 1m30s")
     return text
 
 
-GoDuration: TypeAlias = Annotated[str, AfterValidator(_duration)]
+GoDuration: TypeAlias = Annotated[str, AfterValidator(_check_go_duration)]
+"""The text of a duration in Go's form."""
 
 
 class RetryStrategy(Declared):
@@ -101,6 +105,7 @@ class DeadLetterTrigger(Declared):
 
     subscriber: Destination
     at_least_once: Literal[True] = True
+    """Argo's field; only true is allowed."""
 
 
 class TriggerOfSensor(SensorTrigger, Declared):
@@ -136,12 +141,14 @@ class TriggerOfSensor(SensorTrigger, Declared):
 
 
 def delivery_of(trigger: TriggerOfSensor, declared: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the `spec.delivery` of the Knative Trigger for a Sensor's trigger. `declared` is that
-    trigger as stored: its `delivery` is copied, and Argo's `retryStrategy` and `dlqTrigger` are
-    translated into it."""
+    """Return the `spec.delivery` of the Knative Trigger for a Sensor's trigger. `declared` is the
+    same trigger as stored in the Sensor: its `delivery` is copied, and Argo's `retryStrategy` and
+    `dlqTrigger` are translated into the copy."""
     delivery = dict(declared.get("delivery") or {})
     if (retries := trigger.retry_strategy) is not None:
-        seconds = f"{go_seconds(retries.duration) or 0.0:.9f}".rstrip("0").rstrip(".")
+        duration = parse_go_duration(retries.duration)
+        assert duration is not None  # the model has checked it
+        seconds = f"{duration:.9f}".rstrip("0").rstrip(".")
         delivery["retry"] = retries.steps - 1
         delivery["backoffDelay"] = f"PT{seconds}S"
         delivery["backoffPolicy"] = "exponential" if retries.factor == 2 else "linear"
@@ -151,6 +158,8 @@ def delivery_of(trigger: TriggerOfSensor, declared: Mapping[str, Any]) -> Mappin
 
 
 class SensorSpec(Conditions, Declared):
+    """The spec of a Sensor: the bus that it reads, conditions, and the triggers that they fire."""
+
     broker: NonEmpty = "default"
     """The bus: a Broker of the Sensor's namespace."""
     channel: NonEmpty | None = None
@@ -163,7 +172,8 @@ class SensorSpec(Conditions, Declared):
     @model_validator(mode="before")
     @classmethod
     def _refuse_large_filters(cls, document: object) -> object:
-        """Refuse filters and conditions that are too large together, before they are parsed."""
+        """Refuse filters, conditions and correlations that are too large together, before they are
+        parsed. Raises a validation error."""
         dependencies, triggers = (
             _mappings_in(document, "dependencies"),
             _mappings_in(document, "triggers"),
@@ -208,6 +218,8 @@ def _mappings_in(document: object, name: str) -> list[Mapping[str, Any]]:
 
 
 class Sensor(Resource):
+    """A Sensor as declared."""
+
     spec: SensorSpec
 
     @property
@@ -231,7 +243,8 @@ class Bus(NamedTuple):
 
 
 def bus_of(sensor: Mapping[str, Any]) -> Bus:
-    """Return the bus of a Sensor's document, which is not parsed and may lack defaults."""
+    """Return the bus that a stored Sensor names, by default the Broker `default`; the document
+    needn't be valid."""
     spec, namespace = sensor.get("spec") or {}, sensor["metadata"]["namespace"]
     if channel := spec.get("channel"):
         return Bus(CHANNELS, Identity(namespace, str(channel)))

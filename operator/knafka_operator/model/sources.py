@@ -39,6 +39,7 @@ from knafka_operator.model.resources import (
 _GENERATED_GROUP: Final = re.compile(
     rf"{names.SOURCES}[0-9a-f]{{8}}(-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}"
 ).fullmatch
+"""Matches group names that the webhook or `consumer_group_of` has made of a UID."""
 SOURCES_VERSION: Final = "sources.knative.dev/v1"
 KAFKA_SOURCE: Final = "KafkaSource"
 KEY_TYPE: Final = "kafkasources.sources.knative.dev/key-type"
@@ -61,25 +62,31 @@ DEFAULT_ORDER: Final = "ordered"
 
 
 class SecretKey(Observed):
+    """One key of a Secret in the source's namespace."""
+
     name: NonEmpty
+    """Name of the Secret."""
     key: NonEmpty
 
 
 class SecretValue(Observed):
-    """A value from a key of a Secret in the source's namespace."""
+    """A value that is stored under a key of a Secret."""
 
     secret_key_ref: SecretKey | None = None
+    """None: no value is declared."""
 
 
 def _require_secret_keys(credentials: Declared, *fields: str) -> None:
-    """Raise a validation error if one of these fields names no Secret. Upstream notices it only
-    when it connects."""
+    """Raise a validation error if one of these fields of `credentials` names no Secret. Upstream
+    notices a missing one only when it connects."""
     values = [(name, getattr(credentials, name)) for name in fields]
     if missing := [name for name, value in values if value.secret_key_ref is None]:
         raise problem("missing field(s)", *(f"{name}.secretKeyRef" for name in missing))
 
 
 class Sasl(Declared):
+    """How the source authenticates to Kafka by SASL."""
+
     enable: bool = False
     user: SecretValue = SecretValue()
     password: SecretValue = SecretValue()
@@ -95,6 +102,8 @@ class Sasl(Declared):
 
 
 class SourceTls(Declared):
+    """How the source encrypts its connections to Kafka."""
+
     enable: bool = False
     cert: SecretValue = SecretValue()
     key: SecretValue = SecretValue()
@@ -117,7 +126,7 @@ class Net(Declared):
     tls: SourceTls = SourceTls()
 
 
-def _extension(name: str) -> str:
+def _check_extension_name(name: str) -> str:
     """Return the name of an extension attribute. Raises a validation error if it isn't one, or if
     CloudEvents defines it."""
     if not is_attribute_name(name) or name in CORE:
@@ -125,7 +134,7 @@ def _extension(name: str) -> str:
     return name
 
 
-def _extension_value(value: str) -> str:
+def _check_extension_value(value: str) -> str:
     """Return the value of an extension attribute. Raises a validation error for characters that
     CloudEvents forbids, such as the line break at the end of a YAML block: with them no event of
     the source would be valid."""
@@ -138,7 +147,8 @@ class CloudEventOverrides(Declared):
     """Extension attributes that each event of the source gets."""
 
     extensions: dict[
-        Annotated[str, AfterValidator(_extension)], Annotated[str, AfterValidator(_extension_value)]
+        Annotated[str, AfterValidator(_check_extension_name)],
+        Annotated[str, AfterValidator(_check_extension_value)],
     ] = Field(default_factory=dict)
 
 
@@ -167,9 +177,9 @@ def check_user_topic(topic: str) -> str:
 
 
 def refuse_taken_topics(topics: Iterable[str], is_taken: Callable[[str], bool], path: str) -> None:
-    """Raise `InvalidDocument` with this path if one of the topics belongs to a Broker, KafkaChannel
-    or Sensor. Names of Sensors, and those made by an installation's template, have no known prefix,
-    so `is_taken` looks them up."""
+    """Raise `InvalidDocument` with this path if `is_taken` is true of one of the topics: it belongs
+    to a Broker, KafkaChannel or Sensor. `check_user_topic` can't see that where the topic's name
+    has no known prefix, as with Sensors' and an installation's own templates."""
     for topic in filter(is_taken, topics):
         raise InvalidDocument(path, _internal_topic_message(topic))
 
@@ -198,14 +208,17 @@ def _check_group(group: str) -> str:
 
 
 def _default_if_empty(default: str) -> BeforeValidator:
-    """Return a validator that replaces an empty text by `default`, as upstream does."""
+    """Return a pydantic validator that replaces an empty text by `default`, as upstream does."""
     return BeforeValidator(lambda text: default if text == "" else text)
 
 
 _Texts: TypeAlias = Annotated[tuple[NonEmpty, ...], Field(min_length=1)]
+"""One or more texts that aren't empty."""
 
 
 class KafkaSourceSpec(Declared):
+    """The spec of a KafkaSource: the topics that it reads, and where it sends their records."""
+
     topics: Annotated[_Texts, AfterValidator(_check_topics)]
     """The topics, without duplicates."""
     bootstrap_servers: _Texts
@@ -230,6 +243,8 @@ class KafkaSourceSpec(Declared):
 
 
 class KafkaSource(Resource):
+    """A KafkaSource as declared."""
+
     spec: KafkaSourceSpec
 
     @model_validator(mode="after")
@@ -250,18 +265,18 @@ class SourceTrigger(Trigger):
     source: KafkaSource
 
     def egress_fields(self) -> Mapping[str, Any]:
-        """Return the fields of the source's Egress that other Triggers don't have."""
+        """Return the fields of the source's Egress that differ from those of other Triggers."""
         spec, metadata = self.source.spec, self.metadata
-        source = f"/apis/v1/namespaces/{metadata.namespace}/kafkasources/{metadata.name}"
+        event_source = f"/apis/v1/namespaces/{metadata.namespace}/kafkasources/{metadata.name}"
         conversion = {
-            "source": source,
+            "source": event_source,
             "keyType": metadata.labels.get(KEY_TYPE, KEY_TYPES[0]),
             "extensions": spec.ce_overrides.extensions,
         }
         return {
             "kind": KAFKA_SOURCE,
             "group": consumer_group_of(self.source),
-            "more_topics": spec.topics[1:],
+            "more_topics": spec.topics[1:],  # the first is the Egress's `topic`
             "conversion": parse(Conversion, conversion),
             # The topics are the user's, and their other readers aren't known.
             "shares_topic": False,
@@ -301,8 +316,8 @@ def has_generated_group(source: KafkaSource) -> bool:
 
 
 def required_credentials(net: Net) -> Iterator[Credential]:
-    """Yield the credentials that a source declares for SASL and TLS, as far as these are
-    enabled."""
+    """Yield the credentials that a source declares for SASL, if that is enabled, and for TLS, if
+    that is."""
     sasl, tls = net.sasl, net.tls
     for is_enabled, name, path, value in (
         (sasl.enable, "user", "sasl.user", sasl.user),
@@ -331,6 +346,7 @@ def parse_source_as_trigger(document: Mapping[str, Any]) -> SourceTrigger:
     `InvalidDocument`."""
     source = parse(KafkaSource, document)
     spec, annotations = source.spec, dict(source.metadata.annotations)
+    # The source's own annotations about order and scaling win; those about start and pause don't.
     annotations[START] = spec.initial_offset
     annotations.setdefault(DELIVERY_ORDER, spec.ordering)
     if spec.consumers:

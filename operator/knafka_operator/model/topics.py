@@ -28,14 +28,16 @@ class Topic:
     its partitions and replicas aren't known here."""
     replication_key: str = REPLICATION_KEY
     """Name of the field that declares the replication, for error messages."""
-    fewer: Topic | None = None
-    """The same topic with fewer replicas, created instead if Kafka has too few brokers; None: the
-    topic isn't created then."""
+    with_fewer_replicas: Topic | None = None
+    """The same topic with fewer replicas, created instead if Kafka has too few brokers; None: in
+    that case no topic is created."""
 
 
 class TopicRefused(KnafkaError):
-    """An object can't have its topic; `reason` is one CamelCase word for its condition."""
+    """An object can't have its topic. `reason` is one CamelCase word, for the object's
+    condition."""
 
     def __init__(self, reason: str, message: str) -> None:
+        """`message` says why, for users."""
         super().__init__(message)
         self.reason = reason

@@ -88,7 +88,7 @@ def _contract_topic(receiver: Receiver, replication: int, fewer: Topic | None) -
     config = dict(COMPACTED)
     if replication >= 3:
         config[MIN_IN_SYNC] = "2"
-    return Topic(receiver.contract_topic, 1, replication, config, fewer=fewer)
+    return Topic(receiver.contract_topic, 1, replication, config, with_fewer_replicas=fewer)
 
 
 def entry_digest(topic: str, ingress: Ingress) -> str:

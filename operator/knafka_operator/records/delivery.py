@@ -40,7 +40,7 @@ class BrokerState(Generic[K]):
     ready: str
     """Status of the Broker's `Ready` condition: True, False or Unknown."""
     why_not: str = ""
-    """Reason and message of a `Ready` condition that isn't True; empty if it is."""
+    """Reason and message of the Broker's `Ready` condition; empty if that is True."""
     oidc: bool = False
     """Whether dispatchers send tokens (`authentication-oidc`)."""
 
@@ -61,23 +61,24 @@ class Watched(Generic[K]):
     """The shard that delivers the Trigger; None: its own Service does."""
 
     def offsets_key(self) -> tuple[str, tuple[str, ...], str]:
-        """Return what identifies the offsets of this delivery: Kafka servers, topics and group."""
+        """Return Kafka servers, topics and group, which identify the offsets of this delivery."""
         return offsets_key(self.egress)
 
     @property
     def isolation(self) -> Isolation | None:
-        """How the Trigger is delivered; None: it is paused."""
+        """The kind of dispatcher that delivers the Trigger, `own` or `shared`; None: it is
+        paused."""
         if self.autoscaling.paused:
             return None
         return Isolation.OWN if self.place is None else Isolation.SHARED
 
     @property
     def drains_without_requests(self) -> bool:
-        """Whether pods of min-scale in the Trigger's own dispatcher drain without drain
-        requests."""
+        """Whether pods drain without drain requests: those of the min-scale of the Trigger's own
+        dispatcher do."""
         return self.place is None and bool(self.autoscaling.min_scale)
 
 
 def offsets_key(egress: Egress) -> tuple[str, tuple[str, ...], str]:
-    """Return what identifies an Egress's offsets: Kafka servers, topics and group."""
+    """Return Kafka servers, topics and group, which identify an Egress's offsets."""
     return egress.kafka.bootstrap_servers, egress.topics, egress.group

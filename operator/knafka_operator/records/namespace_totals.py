@@ -11,7 +11,8 @@ from knafka_operator.records.state import States
 
 
 def min_scale_of_others(states: States, trigger: Identity) -> int:
-    """Return the sum of min-scale of the other Triggers in a Trigger's namespace."""
+    """Return the sum of the min-scales of the Triggers in a Trigger's namespace, without its
+    own."""
     return sum(
         record.watched.autoscaling.min_scale
         for identity, record in states.triggers.items()
@@ -22,7 +23,8 @@ def min_scale_of_others(states: States, trigger: Identity) -> int:
 
 
 def partitions_of_others(states: States, broker: Identity) -> int:
-    """Return the number of partitions of the other Brokers' topics in a Broker's namespace."""
+    """Return the number of partitions of all Brokers' topics in a Broker's namespace, without its
+    own."""
     return sum(
         record.state.partitions
         for identity, record in states.brokers.items()

@@ -54,15 +54,16 @@ class TopicOwnership:
     async def claim_if_proved(
         self, document: Document, record: BrokerRecord, taken: Container[str]
     ) -> None:
-        """Claim the topic in a Broker's status although another Broker has claimed it, if Kafka's
-        id of the topic is the one in this status. `taken` are the topics that others have claimed;
-        does nothing for a topic that isn't among them. Raises `LogError`."""
+        """Take the topic in a Broker's status over from another Broker that has claimed it, if the
+        topic has in Kafka the id that this status records. `taken` are the topics that others have
+        claimed; any other topic is left alone. `record` is this Broker's, and has its Kafka. Raises
+        `LogError`."""
         topic = topic_in_status(document)
         if topic is None or topic not in taken:
             return
-        named = NamedObject.of(document)
+        broker = NamedObject.of(document)
         recorded_id = status_annotations(document).get(TOPIC_ID)
-        if not recorded_id or not self.states.naming.is_own(NameKind.BROKER_TOPIC, topic, named):
+        if not recorded_id or not self.states.naming.is_own(NameKind.BROKER_TOPIC, topic, broker):
             return
         assert record.kafka is not None
         existing = await record.kafka.topics.describe_topic(topic)
@@ -70,9 +71,10 @@ class TopicOwnership:
             self.states.claim_topic(record, topic)
 
     async def is_claimed(self, identity: Identity, topic: str) -> bool:
-        """Whether another Broker's status names this topic, too. Raises `ClusterError`."""
-        kind = BROKERS.broker_version, BROKERS.broker
-        return await _is_claimed(self.cluster, kind, names.BROKERS, identity, TOPIC_STATUS, topic)
+        """Whether the status of another Broker than `identity` names this topic. Raises
+        `ClusterError`."""
+        kind, key = (BROKERS.broker_version, BROKERS.broker), TOPIC_STATUS
+        return await _is_named_by_others(self.cluster, kind, names.BROKERS, identity, key, topic)
 
 
 @dataclass(eq=False, slots=True)
@@ -89,9 +91,9 @@ class GroupOwnership:
         taken: Container[str],
         broker: BrokerState,
     ) -> None:
-        """Claim the consumer group in a Trigger's status although another Trigger has claimed it,
-        if the group has offsets on the topic of this Trigger's Broker. `taken` are the groups that
-        others have claimed."""
+        """Take the consumer group in a Trigger's status over from another Trigger that has claimed
+        it, if the group has offsets on the topic of this Trigger's Broker, or Kafka doesn't answer.
+        `taken` are the groups that others have claimed; any other group is left alone."""
         group = group_in_status(document, self.states.naming)
         if group is None or group not in taken:
             return
@@ -104,9 +106,12 @@ class GroupOwnership:
 
     async def find_foreign_groups(self, document: Document, broker: BrokerState) -> frozenset[str]:
         """Return the group name that the installation's template gives to a new Trigger, if a group
-        of that name exists without offsets on the Broker's topic: it belongs to an application and
-        must not be deleted. Empty with upstream's template, whose names only Triggers have, and if
-        Kafka doesn't answer: the effect that creates the group then reports the error."""
+        of that name exists without offsets on the Broker's topic: the group belongs to an
+        application and must not be deleted.
+
+        Empty if no such group exists, if the status names a group already, if the template is
+        upstream's, whose names only Triggers have, and if Kafka doesn't answer.
+        """
         kind, naming = NameKind.TRIGGER_GROUP, self.states.naming
         if self.states.family is CHANNELS or naming.is_default(kind):
             return frozenset()
@@ -123,19 +128,20 @@ class GroupOwnership:
         return frozenset() if is_own_group else frozenset({group})
 
     async def is_claimed(self, trigger: Identity, group: str) -> bool:
-        """Whether another Trigger's status names this group, too. Raises `ClusterError`."""
+        """Whether the status of another Trigger than `trigger` names this group. Raises
+        `ClusterError`."""
         family = self.states.family
         if family is CHANNELS:
             return False  # a Subscription's group name contains its UID
-        kind = family.trigger_version, family.trigger
-        return await _is_claimed(self.cluster, kind, names.TRIGGERS, trigger, GROUP_STATUS, group)
+        kind, key = (family.trigger_version, family.trigger), GROUP_STATUS
+        return await _is_named_by_others(self.cluster, kind, names.TRIGGERS, trigger, key, group)
 
 
-async def _is_claimed(
+async def _is_named_by_others(
     cluster: Cluster, kind: tuple[str, str], prefix: str, identity: Identity, key: str, name: str
 ) -> bool:
-    """Whether the status of another object of this kind names the topic or group `name` under
-    `key`. Raises `ClusterError`.
+    """Whether the status of an object of this kind (apiVersion and kind), other than `identity`,
+    names the topic or group `name` under `key`. Raises `ClusterError`.
 
     Reads stored objects, since the claims in memory depend on the order after a restart. Only a few
     objects can have an upstream name, which begins with `prefix`; any object can have another name.
@@ -162,9 +168,9 @@ class SensorOwnership:
     async def is_group_foreign(
         self, record: SensorRecord, annotations: Mapping[str, str], kafka: KafkaCluster
     ) -> bool:
-        """Whether a consumer group of the Sensor's usual name exists that isn't proved to be the
-        Sensor's; `annotations` are those of its status. Once it is proved, Kafka isn't asked again.
-        Raises `LogError`."""
+        """Whether the Sensor would use a consumer group of the usual name that exists without proof
+        that the group is the Sensor's. `annotations` are those of the Sensor's status. Records a
+        proof, so that Kafka isn't asked again. Raises `LogError`."""
         usual_group, recorded_group = _usual_group(record), annotations.get(GROUP_STATUS)
         if record.group_is_proved or recorded_group not in (None, usual_group):
             return False
@@ -176,9 +182,9 @@ class SensorOwnership:
         return not record.group_is_proved
 
     async def may_delete(self, record: SensorRecord, group: str, kafka: KafkaCluster) -> bool:
-        """Whether the group in a Sensor's status is the Sensor's own, so that it may be deleted
-        with it. Only if the group's name and the claims of others don't tell, `kafka` is asked.
-        Raises `LogError`."""
+        """Whether `group`, which a Sensor's status names, may be deleted with the Sensor, as it is
+        the Sensor's own. `kafka` is only asked if the name and the claims of others don't decide
+        that. Raises `LogError`."""
         if group != _usual_group(record):
             return True  # no other owner is possible: the name ends in the Sensor's digest
         if self.is_claimed(record, group):
@@ -192,23 +198,25 @@ class SensorOwnership:
         kafka: KafkaCluster,
         record: SensorRecord,
     ) -> frozenset[str]:
-        """Return the topics that the Sensor's status (`annotations`) names without an id, although
-        they have records or another Sensor's status names them, too: they may be somebody else's.
-        `topics` has the existing topics by name. Empty if `topics` is an error. Raises
-        `LogError`."""
+        """Return the topics that may be somebody else's: they exist, the Sensor's status
+        (`annotations`) names them without an id, and they have records or another Sensor's status
+        names them, too. `topics` has the existing topics by name, or the error of reading them,
+        for which the result is empty. Raises `LogError`."""
         if isinstance(topics, KnafkaError):
             return frozenset()
         topics_without_id = [
             topic
-            for name, id_ in TOPICS.values()
-            if (topic := annotations.get(name)) and not annotations.get(id_) and topics.get(topic)
+            for name_key, id_key in TOPICS.values()
+            if (topic := annotations.get(name_key))
+            and not annotations.get(id_key)
+            and topics.get(topic)
         ]
         claimed = {topic for topic in topics_without_id if self.is_claimed(record, topic)}
         used = {topic for topic in topics_without_id if await has_records(kafka.topics, topic)}
         return frozenset(claimed | used)
 
     def is_claimed(self, record: SensorRecord, name: str) -> bool:
-        """Whether another Sensor's status validly names this topic or group."""
+        """Whether another Sensor's status names this topic or group as its own (`kept_names`)."""
         others = (other for other in self.states.sensors.values() if other.uid != record.uid)
         return any(name in kept_names(other.document) for other in others)
 
@@ -220,19 +228,21 @@ def _usual_group(record: SensorRecord) -> str:
 
 
 async def _is_group_proved(kafka: KafkaCluster, group: str, annotations: Mapping[str, str]) -> bool:
-    """Whether a group has offsets on the Sensor's trigger topic, which proves that it is the
-    Sensor's. The topic is identified by its id. Raises `LogError`."""
-    name, id_ = TOPICS[TRIGGER]
-    if not (topic := annotations.get(name)):
+    """Whether a group has offsets on a Sensor's trigger topic, which proves that it is the
+    Sensor's. `annotations` are those of the Sensor's status; False unless Kafka's topic has the id
+    in them. Raises `LogError`."""
+    name_key, id_key = TOPICS[TRIGGER]
+    if not (topic := annotations.get(name_key)):
         return False
     description = await kafka.topics.describe_topic(topic)
-    if description is None or description.id != annotations.get(id_):
+    if description is None or description.id != annotations.get(id_key):
         return False
     return await kafka.topics.has_committed(group, topic)
 
 
 def kept_names(document: Document) -> set[str]:
-    """Return the topics and the group in a Sensor's status whose names can be its own."""
+    """Return the topics and the group that a Sensor's status names, as far as the Sensor can have
+    such names."""
     annotations = status_annotations(document)
     identity, bus = Identity.of(document), bus_of(document)
     own_name = bus.family.own_name(bus.identity.name)
@@ -247,5 +257,5 @@ def kept_names(document: Document) -> set[str]:
 
 
 def may_have_group(name: str, bus: Bus, sensor: Identity) -> bool:
-    """Whether a Sensor on this bus can have this consumer group."""
+    """Whether a Sensor on this bus can have a consumer group of this name."""
     return names.is_sensor_group(name, sensor.namespace, bus.family.own_name(sensor.name))

@@ -35,6 +35,7 @@ from knafka_operator.records import delivery
 from knafka_operator.senders.policies import Policies
 
 Document: TypeAlias = Mapping[str, Any]
+"""A stored object as decoded JSON."""
 BrokerState: TypeAlias = delivery.BrokerState[KafkaCluster]
 Watched: TypeAlias = delivery.Watched[KafkaCluster]
 
@@ -45,10 +46,10 @@ class BrokerRecord:
 
     uid: str = ""
     state: BrokerState | None = None
-    """The Broker as last observed; kept if a later observation fails."""
+    """The Broker as last observed, kept if a later observation fails; None: it has no topic yet."""
     reconciled: bool = False
-    """Whether the Broker was reconciled since the operator started; until then a missing state says
-    nothing."""
+    """Whether the Broker was reconciled since the operator started; if not, `state` None doesn't
+    mean that the Broker has no topic."""
     stopped: str | None = None
     """Why the Broker may not use its external topic, so that its Triggers don't deliver; None: it
     may."""
@@ -66,12 +67,13 @@ class BrokerRecord:
     url_keys: set[str] = field(default_factory=set)
     """Keys of the Broker's shards in `States.urls`: their groups."""
     shards: dict[int, ShardRecord] = field(default_factory=dict)
-    """Shards by number, whose Services were applied or found."""
+    """The shards whose Services were applied or found, by number."""
     shards_listed: bool = False
-    """Whether the shards' Services that an earlier operator applied were listed."""
+    """Whether `shards` includes those whose Services an earlier operator applied."""
 
     def inputs_of_triggers(self) -> tuple[object, ...]:
-        """Return everything in the record that its Triggers' decisions depend on."""
+        """Return everything in the record that decisions about its Triggers depend on, to compare
+        it with a later result."""
         problems = {number: str(shard.problem) for number, shard in self.shards.items()}
         return self.state, self.stopped, self.reconciled, problems
 
@@ -81,6 +83,7 @@ class ShardRecord:
     """What the operator keeps in memory about a shard's Service."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while the Service is applied or deleted."""
     manifest: Mapping[str, Any] | None = None
     """The Service as last applied; None: not known."""
     problem: NotReady | None = None
@@ -97,13 +100,14 @@ class TriggerRecord:
     """What the operator keeps in memory about one Trigger, Subscription or KafkaSource."""
 
     document: Document | None = None
-    """The latest document from the watch; None: the object was deleted."""
+    """The latest document from the watch; None: not known yet, or the object was deleted."""
     uid: str = ""
     broker: Identity | None = None
+    """The Broker or channel that `document` refers to; None: there is no document."""
     watched: Watched | None = None
     """The running delivery; None: nothing is delivered."""
     replaced: bool = False
-    """Whether pods of an older Revision may still drain by themselves."""
+    """Whether pods of an older Revision may still drain without requests."""
     kafka: KafkaCluster | None = None
     """The Kafka with the Trigger's group; kept because its Broker may be deleted first, and a later
     Trigger of the same name would use a group that stayed."""
@@ -114,11 +118,12 @@ class TriggerRecord:
     published: tuple[object, float] = (None, -math.inf)
     """The published scaling state, and when it was published by the event loop's clock."""
     needed: Isolation | None = None
-    """The isolation that it needs, if declared `auto` (`dispatchers.moves`)."""
+    """`own` or `shared`: what a Trigger needs that declares `auto` (`dispatchers.moves`); None: it
+    doesn't, or that isn't decided yet."""
     checked: Document | None = None
     """The document for which `published` was last checked."""
     subscribed: ChannelEntry | None = None
-    """A Subscription's entry in its channel."""
+    """A Subscription's entries in its channel; None: not known, or no Subscription."""
     gone: bool = False
     """Whether the object was deleted; the record is dropped once its drains have ended."""
 
@@ -151,7 +156,7 @@ class States:
     """The records of a family's objects, and the indexes to find them."""
 
     def __init__(self, family: Family, rolls: Rolls, naming: Naming) -> None:
-        """`rolls` is shared by all families."""
+        """`rolls` and `naming` are shared by all families."""
         self.family = family
         self.naming = naming
         self.rolls = rolls
@@ -186,7 +191,8 @@ class States:
         shard by its group."""
 
     def ensure_broker(self, document: Document) -> BrokerRecord:
-        """Return the record of a Broker, created if there is none for its UID."""
+        """Return the record of a Broker, created if there is none for its UID. The record of an
+        earlier object of its name is dropped."""
         identity, uid = Identity.of(document), document["metadata"].get("uid", "")
         record = self.brokers.get(identity)
         if record is not None and record.uid not in ("", uid):
@@ -200,26 +206,29 @@ class States:
         return record
 
     def broker_state(self, identity: Identity) -> BrokerState | None:
-        """Return the state of a Broker; None: it has no topic yet."""
+        """Return the state of a Broker; None: the Broker is unknown, or has no topic yet."""
         record = self.brokers.get(identity)
         return None if record is None else record.state
 
     def track_receiver_pod(self, pod: Document, *, gone: bool) -> BrokerState | None:
-        """Record that a receiver's pod exists or, with `gone`, was deleted; returns its Broker's
-        state, None if that isn't known."""
+        """Record that a receiver's pod exists or, with `gone`, was deleted. Returns the state of
+        the receiver's Broker; None: it isn't known, or the receiver isn't a Broker's."""
         metadata = pod["metadata"]
-        label = metadata["namespace"], (metadata.get("labels") or {}).get(services.BROKER_LABEL, "")
+        uid, labels = metadata.get("uid", ""), metadata.get("labels") or {}
+        label = metadata["namespace"], labels.get(services.BROKER_LABEL, "")
         pods = self.receivers.setdefault(label, set())
-        update = pods.discard if gone else pods.add
-        update(metadata.get("uid", ""))
+        if gone:
+            pods.discard(uid)
+        else:
+            pods.add(uid)
         if not pods:
             del self.receivers[label]
         broker = self.brokers_by_label.get(label)
         return None if broker is None else self.broker_state(broker)
 
     def unwritten_topics(self, kafka: KafkaCluster) -> set[str]:
-        """Return the Brokers' own topics in a Kafka that get no events now, as the Broker has no
-        receiver pod."""
+        """Return the names of Brokers' own topics in a Kafka that get no events now, as the Broker
+        has no receiver pod; empty until all pods are known."""
         if not self.receivers_known:
             return set()
         return {
@@ -232,7 +241,7 @@ class States:
         }
 
     def claim_topic(self, record: BrokerRecord, topic: str) -> None:
-        """Reserve a topic name for this Broker."""
+        """Reserve a topic name for the Broker of `record`, even if another one has claimed it."""
         self.topics[topic] = record.uid
         record.topics.add(topic)
 
@@ -255,8 +264,8 @@ class States:
                 self.urls.pop(group, None)
 
     def ensure_trigger(self, document: Document) -> TriggerRecord:
-        """Return the record of a Trigger, created if needed; release the group names of an earlier
-        object of the same name."""
+        """Return the record of a Trigger, created if needed. An earlier object's record is taken
+        over, as that object's drains must still end, but its group names are released."""
         identity, uid = Identity.of(document), document["metadata"].get("uid", "")
         record = self.triggers.get(identity)
         if record is None:
@@ -267,10 +276,10 @@ class States:
         return record
 
     def store_trigger(self, document: Document) -> TriggerRecord:
-        """Update a Trigger's record from its stored document, and claim the group in its status;
-        returns the record."""
+        """Update a Trigger's record from its stored document, and claim the group in its status if
+        no other Trigger has; returns the record."""
         identity, record = Identity.of(document), self.ensure_trigger(document)
-        self._unlist(identity, record)
+        self._remove_from_broker(identity, record)
         record.document, record.broker, record.gone = document, broker_of(document), False
         self.triggers_by_broker.setdefault(record.broker, set()).add(identity)
         group = group_in_status(document, self.naming)
@@ -279,16 +288,17 @@ class States:
         return record
 
     def triggers_of(self, broker: Identity) -> list[Identity]:
-        """Return the Triggers of a Broker."""
+        """Return namespace and name of each Trigger of a Broker."""
         return list(self.triggers_by_broker.get(broker, ()))
 
     def claim_group(self, record: TriggerRecord, group: str) -> None:
-        """Reserve a group name for this Trigger."""
+        """Reserve a group name for the Trigger of `record`, even if another one has claimed it."""
         self.groups[group] = record.uid
         record.groups.add(group)
 
     def add_reference(self, trigger: Identity, referenced: Identity) -> None:
-        """Record that a Trigger refers to an object, whose changes then wake it."""
+        """Record that a known Trigger refers to an object, whose changes then enqueue the
+        Trigger."""
         record = self.triggers.get(trigger)
         if record is not None:
             record.references.add(referenced)
@@ -306,11 +316,12 @@ class States:
             record.references.clear()
 
     def mark_trigger_gone(self, identity: Identity) -> None:
-        """Record that a Trigger was deleted; its record stays until its drains have ended."""
+        """Record that a Trigger was deleted. Its record stays until its drains have ended; without
+        drains it is dropped."""
         record = self.triggers.get(identity)
         if record is None:
             return
-        self._unlist(identity, record)
+        self._remove_from_broker(identity, record)
         record.document, record.gone = None, True
         if record.watched is None:
             self.drop_trigger(identity)
@@ -321,7 +332,7 @@ class States:
         record = self.triggers.pop(identity, None)
         self.urls.pop(self.family.trigger_id(identity), None)
         if record is not None:
-            self._unlist(identity, record)
+            self._remove_from_broker(identity, record)
             self._release_groups(record)
 
     def ensure_sensor(self, document: Document, bus: Bus) -> SensorRecord:
@@ -333,17 +344,18 @@ class States:
             scaled = self.drop_sensor(identity)  # its drains end before those of the new one begin
             record = self.sensors[identity] = SensorRecord(uid, bus, document, scaled=scaled)
         if record.bus != bus:
-            self._unlist_sensor(identity, record)
+            self._remove_from_bus(identity, record)
         self.sensors_by_bus.setdefault(bus, set()).add(identity)
         record.bus, record.document = bus, document
         return record
 
     def sensors_on(self, bus: Bus) -> list[Identity]:
-        """Return the Sensors that read a bus."""
+        """Return namespace and name of each Sensor that reads a bus."""
         return list(self.sensors_by_bus.get(bus, ()))
 
     def claim_sensor_names(self, record: SensorRecord, claimed_names: Collection[str]) -> None:
-        """Reserve those of the topic and group names for this Sensor that no other Sensor has."""
+        """Reserve topic and group names for the Sensor of `record`, except those that another
+        Sensor has claimed."""
         for name in claimed_names:
             if self.sensor_uid_by_name.setdefault(name, record.uid) == record.uid:
                 record.names.add(name)
@@ -353,14 +365,14 @@ class States:
         is still scaled, None if it isn't scaled. Nothing in Kafka is deleted."""
         if (record := self.sensors.pop(identity, None)) is None:
             return None
-        self._unlist_sensor(identity, record)
+        self._remove_from_bus(identity, record)
         self.urls.pop(record.id, None)
         for name in record.names:
             del self.sensor_uid_by_name[name]
         return record.scaled
 
-    def _unlist_sensor(self, identity: Identity, record: SensorRecord) -> None:
-        """Remove a Sensor from the Sensors of its bus."""
+    def _remove_from_bus(self, identity: Identity, record: SensorRecord) -> None:
+        """Remove a Sensor from the Sensors of the bus in its record."""
         sensors = self.sensors_by_bus[record.bus]
         sensors.discard(identity)
         if not sensors:
@@ -370,8 +382,8 @@ class States:
         """Return the KafkaClusters that any record uses."""
         brokers, triggers = self.brokers.values(), self.triggers.values()
         states = (broker.state for broker in brokers)
-        watched = (trigger.watched for trigger in triggers)
-        kafka_users = (*states, *brokers, *watched, *triggers, *self.sensors.values())
+        deliveries = (trigger.watched for trigger in triggers)
+        kafka_users = (*states, *brokers, *deliveries, *triggers, *self.sensors.values())
         kafka_clusters = {user.kafka for user in kafka_users if user is not None}
         return {kafka for kafka in kafka_clusters if kafka is not None}
 
@@ -382,8 +394,8 @@ class States:
                 del self.groups[group]
         record.groups.clear()
 
-    def _unlist(self, trigger: Identity, record: TriggerRecord) -> None:
-        """Remove a Trigger from the Triggers of its Broker, if its record names one."""
+    def _remove_from_broker(self, trigger: Identity, record: TriggerRecord) -> None:
+        """Remove a Trigger from the Triggers of the Broker in its record, if that has one."""
         if record.broker is None:
             return
         triggers = self.triggers_by_broker[record.broker]
@@ -399,7 +411,8 @@ def broker_of(trigger: Document) -> Identity:
 
 
 def without_status(document: Document) -> Document:
-    """Return an object without its status and version, to compare its declaration."""
+    """Return an object with its status, resourceVersion and managed fields set to None, to compare
+    its declaration."""
     metadata = {**document["metadata"], "resourceVersion": None, "managedFields": None}
     return {**document, "metadata": metadata, "status": None}
 
@@ -410,14 +423,15 @@ def has_contract(broker: Document) -> bool:
 
 
 def topic_in_status(broker: Document) -> str | None:
-    """Return the topic in a Broker's status, which may be another owner's; None: there is none."""
+    """Return the topic that a Broker's status names, which may be another owner's; None: it names
+    none."""
     topic = status_annotations(broker).get(TOPIC_STATUS)
     return topic if isinstance(topic, str) and topic else None
 
 
 def group_in_status(trigger: Document, naming: Naming) -> str | None:
-    """Return the consumer group in a Trigger's status; None if there is none, or one that can't be
-    the Trigger's own."""
+    """Return the consumer group that a Trigger's status names; None: it names none, or one that
+    can't be the Trigger's own."""
     group = status_annotations(trigger).get(GROUP_STATUS)
     if trigger["kind"] == CHANNELS.trigger:
         uid = trigger["metadata"].get("uid", "")

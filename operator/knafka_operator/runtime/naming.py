@@ -152,7 +152,7 @@ class FollowedNaming:
             current = template if name_kind is kind else naming.current_template(name_kind)
             lines = [
                 current,
-                *(earlier for earlier in naming.known(name_kind) if earlier != current),
+                *(earlier for earlier in naming.known_templates(name_kind) if earlier != current),
             ]
             data[name_kind.value] = "\n".join(lines)
         manifest = {
@@ -174,7 +174,7 @@ def declared_template(kind: NameKind, data: Mapping[str, Any]) -> str:
 def _check_known_limit(kind: NameKind, template: str, naming: Naming) -> None:
     """Refuse a template that isn't known yet if `MAX_KNOWN` of its kind are recorded already.
     Raises `InvalidDocument`."""
-    known = naming.known(kind)
+    known = naming.known_templates(kind)
     if template not in known and len(known) >= MAX_KNOWN:
         raise InvalidDocument(
             f"data.{kind.value}",

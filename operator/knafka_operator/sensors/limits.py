@@ -9,7 +9,12 @@ from typing import Final
 from knafka.core.contract import MAX_RECORD_BYTES
 from knafka.core.documents import Model
 from knafka.core.sensor.contract import MAX_HELD_BYTES, MAX_HELD_KEYS, Conditions
-from knafka_operator.model.resources import KNAFKA_PREFIX, Resource, annotation_path, whole_number
+from knafka_operator.model.resources import (
+    KNAFKA_PREFIX,
+    Resource,
+    annotation_path,
+    parse_whole_number,
+)
 
 MAX_HELD_KEYS_ANNOTATION: Final = f"{KNAFKA_PREFIX}max-held-keys"
 MAX_HELD_BYTES_ANNOTATION: Final = f"{KNAFKA_PREFIX}max-held-bytes"
@@ -39,7 +44,9 @@ def held_limits(sensor: Resource) -> HeldLimits:
         outside minimum and maximum."""
         text = declared.get(name)
         return (
-            default if text is None else whole_number(text, annotation_path(name), minimum, maximum)
+            default
+            if text is None
+            else parse_whole_number(text, annotation_path(name), minimum, maximum)
         )
 
     return HeldLimits(

@@ -69,7 +69,7 @@ def sink_receiver_service(
             environment={"FUNCTION_TARGET": "receive", INGRESSES: text},
             secret=secret,
             resources=settings.pods.receiver_resources,
-            tracing=settings.tracing.of(services.owner_key(sink)),
+            tracing=settings.tracing.variables_of(services.owner_key(sink)),
             oidc=oidc,
         ),
         settings,

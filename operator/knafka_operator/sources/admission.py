@@ -18,11 +18,11 @@ from knafka_operator.decisions.field_errors import (
     Problem,
     annotations_of,
     changed_values,
-    default_sink_namespace,
     mapping_at,
     namespace_of,
     refuse_problems,
     schema_problems,
+    set_default_sink_namespace,
     with_reference_namespace,
 )
 from knafka_operator.kafka.admission import delivery_annotation_problems
@@ -54,7 +54,7 @@ def with_source_defaults(
     namespace = namespace_of(document)
     if isinstance(sink := spec.get("sink"), Mapping):
         spec["sink"] = with_reference_namespace(sink, namespace)
-    default_sink_namespace(spec, namespace)
+    set_default_sink_namespace(spec, namespace)
     return {**document, "spec": spec}
 
 

@@ -16,16 +16,16 @@ from knafka.core.filters import never_true
 from knafka_operator.decisions.field_errors import (
     IMMUTABLE_FIELDS,
     Problem,
-    annotation_key,
     annotation_problems,
     annotations_of,
     as_json,
     changed_values,
-    default_sink_namespace,
     mapping_at,
     namespace_of,
     refuse_problems,
     schema_problems,
+    set_default_sink_namespace,
+    upstream_annotation_path,
     with_reference_namespace,
 )
 from knafka_operator.dispatchers.conditions import DEPENDENCY, dependency_problems
@@ -54,7 +54,7 @@ def with_trigger_defaults(document: Document) -> dict[str, Any]:
         spec["filter"] = {}
     if isinstance(subscriber := spec.get("subscriber"), Mapping):
         spec["subscriber"] = with_reference_namespace(subscriber, namespace)
-    default_sink_namespace(spec, namespace)
+    set_default_sink_namespace(spec, namespace)
     metadata = mapping_at(document, "metadata")
     # Don't set the label if the Broker's name can't be a label value: the check then refuses the
     # name, with a better message.
@@ -114,13 +114,13 @@ def _injection_problems(injection: str, broker: str) -> Iterator[Problem]:
     `default`. The words are upstream's."""
     if injection not in ("enabled", "disabled"):
         message = 'The provided injection annotation value can only be "enabled" or "disabled", not'
-        yield Problem(f"{message} {as_json(injection)}", "", annotation_key(INJECTION))
+        yield Problem(f"{message} {as_json(injection)}", "", upstream_annotation_path(INJECTION))
     elif broker != "default":
         message = (
             "The provided injection annotation is only used for default broker, but non-default "
             f"broker specified here: {as_json(broker)}"
         )
-        yield Problem(message, "", annotation_key(INJECTION))
+        yield Problem(message, "", upstream_annotation_path(INJECTION))
 
 
 def _immutable_trigger_changes(old: Document, new: Document) -> Iterator[Problem]:

@@ -12,7 +12,7 @@ from typing import Final
 
 from knafka.core.contract import Sink
 from knafka.core.errors import InvalidDocument, KnafkaError, LogError
-from knafka_operator.decisions.resolving import not_allowed
+from knafka_operator.decisions.resolving import not_allowed_error
 from knafka_operator.decisions.sink_addresses import observe_sink
 from knafka_operator.decisions.status import NotReady
 from knafka_operator.dispatchers.conditions import declared_dependency
@@ -146,4 +146,4 @@ class TriggerObserver:
         try:
             return await self.cluster.get(*location)
         except NotAllowed:
-            return not_allowed(*location)
+            return not_allowed_error(*location)
