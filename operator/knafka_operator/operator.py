@@ -141,7 +141,7 @@ class Operator(OperatorParts):
         if is_broker:
             self.on_broker(document, gone=gone)
         elif self.sensors is not None:
-            if (sensor := self.sensors.sensor_to_wake(document, gone=gone)) is not None:
+            if (sensor := self.sensors.note_trigger(document, gone=gone)) is not None:
                 self.queue.enqueue(sensor)
         if self.entries is None:
             if not is_broker:
@@ -233,7 +233,7 @@ class Operator(OperatorParts):
         # A Trigger that was seen before its Broker counted as ours. Now it may turn out that
         # another implementation serves the Broker.
         if self._enqueue_if_changed(document, gone=gone) and (gone or not is_ours):
-            self.wake_triggers(identity)
+            self.enqueue_triggers_and_sensors(identity)
 
     def on_trigger(self, document: Document, *, gone: bool) -> None:
         """Handle a Trigger that has changed or, with `gone`, was deleted; enqueue it unless only
@@ -306,7 +306,7 @@ class Operator(OperatorParts):
         if state is not None and new and not gone:
             state.kafka.scaler.prewarm(state.topic.name, PREWARM_LIMIT)
 
-    def wake_triggers(self, broker: Identity) -> None:
+    def enqueue_triggers_and_sensors(self, broker: Identity) -> None:
         """Enqueue the Triggers and Sensors of a Broker; opens no drains."""
         for identity in self.states.triggers_of(broker):
             self.queue.enqueue((self.family.trigger, *identity))

@@ -174,7 +174,7 @@ class Neighbours(Protocol):
         """Forget an object that is gone; nothing in Kafka is deleted."""
         ...
 
-    def wake_triggers(self, broker: Identity) -> None:
+    def enqueue_triggers_and_sensors(self, broker: Identity) -> None:
         """Enqueue the Triggers and Sensors of a Broker."""
         ...
 
@@ -364,7 +364,7 @@ class BrokerReconciler(Reconciler[S, D, BrokerRecord], Kind):
         finally:
             record.reconciled = True
             if previous_inputs != record.inputs_of_triggers():
-                self.neighbours.wake_triggers(Identity.of(document))
+                self.neighbours.enqueue_triggers_and_sensors(Identity.of(document))
 
     async def delete(self, document: Document) -> None:
         """End all delivery from a Broker or channel, delete what was made for it, then call

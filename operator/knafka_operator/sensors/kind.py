@@ -88,11 +88,13 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
     def __post_init__(self) -> None:
         self._own = SensorOwnership(self.states)
         self._seen_triggers: dict[Key, tuple[Document, str]] = {}
-        """What each Sensor's Triggers declare, and why they aren't Ready, when last seen."""
+        """For each Trigger that a Sensor made: what it declared when last seen, and why it wasn't
+        Ready (empty: it was)."""
 
-    def sensor_to_wake(self, trigger: Document, *, gone: bool) -> Key | None:
-        """Return the key of the Sensor that made a Trigger, if the Trigger was changed or deleted
-        (`gone`), or became Ready or not Ready; else None.
+    def note_trigger(self, trigger: Document, *, gone: bool) -> Key | None:
+        """Note a Trigger that was seen or, with `gone`, deleted. Returns the key of the Sensor that
+        made it, for it to be enqueued, if the Trigger has changed or become Ready or not; else
+        None.
 
         A Sensor lists its Triggers, and the cache doesn't reconcile objects that list others when
         these change.
@@ -133,7 +135,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         return record
 
     def ensure_record(self, document: Document) -> SensorRecord:
-        """Return the Sensor's record, created or updated as by `remember`."""
+        """Return the Sensor's record, created or updated (`remember`), before it is observed."""
         return self.remember(document)
 
     def decide(self, observed: Observed, record: SensorRecord) -> SensorDecision:
@@ -152,7 +154,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
     def status_of(
         self, observed: Observed, decision: SensorDecision, record: SensorRecord
     ) -> Mapping[str, Any]:
-        """Return the status of the last decision, with the condition of a waiting roll."""
+        """Return the last decision's status, with the condition of a roll-out that waits."""
         self.states.rolls.add_condition(decision.conditions, self._function_identity(record))
         return super().status_of(observed, decision, record)
 
@@ -251,19 +253,19 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
     # Observe.
 
     async def observe(self, document: Document, record: SensorRecord) -> Observed:
-        """Read the Sensor's bus, topics, function and Triggers."""
+        """Read the Sensor's bus, topics, function and Triggers, and note its Kafka in the record.
+        Raises `ClusterError`."""
         annotations = status_annotations(document)
         try:
             sensor = await parse_off_loop(lambda: parse(Sensor, document), spec_size(document))
         except InvalidDocument as error:
             return ObservedSensor(document, error)
-        stored_service = await self.cluster.get(
-            SERVING, "Service", *self._function_identity(record)
-        )
+        service = await self.cluster.get(SERVING, "Service", *self._function_identity(record))
+        has_function = service is not None and services.is_owned(service, sensor)
         observed: Observed = ObservedSensor(
             document,
             sensor,
-            stands=stored_service is not None and services.is_owned(stored_service, sensor),
+            function_exists=has_function,
             triggers=await self._list_triggers(sensor, record.bus.family),
             scaling=self.scaling_status(Identity.of(document)),
         )
@@ -327,10 +329,8 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         }
 
     async def _find_kafka(self, document: Document, record: SensorRecord) -> KafkaCluster:
-        """Return the Kafka with a Sensor's topics, even if its bus was deleted first.
-
-        Raises `NotReady`, `InvalidDocument`.
-        """
+        """Return the Kafka with a Sensor's topics, even if its bus was deleted first. Raises
+        `NotReady`, `InvalidDocument`."""
         bus, bus_record = record.bus, self._bus_record(record.bus)
         known_kafka = (
             bus_record.state.kafka if bus_record is not None and bus_record.state else record.kafka
@@ -380,7 +380,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
     async def start_delivery(
         self, document: Document, watched: WatchedSensor, *, replaces: bool
     ) -> ScalingStatus | None:
-        """Begin to scale by `watched`, ignoring `replaces`; returns the status, None: unknown."""
+        """Begin to scale by `watched`, whatever `replaces` says; returns the scaler's status."""
         await self._start_scaling(watched, self.states.sensors[Identity.of(document)])
         return self.scaling_status(Identity.of(document))
 
