@@ -30,5 +30,5 @@ def set_kafka_sink_defaults(patch: kopf.Patch, **_: Any) -> None:
 
 
 def check_kafka_sink(body: kopf.Body, memo: kopf.Memo, old: Any = None, **_: Any) -> None:
-    """Refuse an invalid KafkaSink."""
+    """Refuse an invalid KafkaSink, or a forbidden change. Raises `kopf.AdmissionError`."""
     check_admission(check_sink, body, memo, old)
