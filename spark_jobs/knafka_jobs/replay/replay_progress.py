@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 NOTE_INTERVAL: Final = 15.0
 """Seconds between two notes of a replay, at least."""
 NOTES: Final = 50
-"""Divides the time of this run so far: the result is the interval between two notes, if it is longer
-than `NOTE_INTERVAL`. Each note is a commit to the table, so a long replay notes less often."""
+"""Number by which a run's time so far is divided: the result is the interval between two notes, if
+it exceeds `NOTE_INTERVAL`. Each note is a commit to the table, so a long run notes less often."""
 
 Progress: TypeAlias = Callable[[str], None]
 """Called with one line of progress."""
