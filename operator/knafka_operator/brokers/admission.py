@@ -53,6 +53,7 @@ CLASS_SIMILARITY: Final = 0.75
 `KAFKA`, `Kakfa` and `knafka` count, `KafkaNamespaced` doesn't."""
 
 _IMMUTABLE_ANNOTATIONS: Final = "Immutable annotations changed (-old +new)"
+"""Message of the problem of a changed class, in upstream's words."""
 
 
 def with_broker_defaults(

@@ -35,6 +35,7 @@ SENSOR_PAUSED: Final = Condition(
     "events wait in Kafka",
     Severity.INFO,
 )
+"""The condition of a paused Sensor."""
 
 
 def sensor_autoscaling(sensor: Resource, maxima: Maxima) -> Autoscaling:

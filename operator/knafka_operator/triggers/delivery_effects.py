@@ -93,13 +93,14 @@ def delivery_effects(
             _owned_deletion(Step.DELETE_FUNCTIONS, own_services(observed.document, settings))
         )
     effects.append(ClaimGroup(egress.group))
-    if running is None:
+    if running is None:  # the group has no members, so its offsets can be written
         effects += _offset_effects(trigger, broker, watched, observed)
     if watched.place is not None:
         effects += _shared_effects(
             trigger, broker, watched, contract, observed, settings, servers_change=servers_change
         )
     else:
+        # With other servers, the shard that goes on may be in another contract than `contract`.
         takes_over = shard_goes_on or (
             servers_change and running is not None and running.place is not None
         )

@@ -203,37 +203,36 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
             raise observed_after.failure
 
     async def delete(self, document: Document) -> None:
-        """Delete a Trigger's functions and consumer group; its dead letters stay. The group also
-        stays if another object's status names it, or if its Kafka can't be found because the Broker
-        is gone.
-
-        Raises `LogError` while drains go on, and `NotReady` while the Broker exists and its Kafka
-        isn't known.
-        """
-        identity, family = Identity.of(document), self.states.family
+        """Delete a Trigger's functions and consumer group (`_delete_group`); its dead letters stay.
+        Raises `LogError` while drains go on, and the errors of `_delete_group`."""
+        identity = Identity.of(document)
         await self.stop_delivery(identity)
         # Delete functions before the group: pods of min-scale drain without requests, and are
         # members until they end. Functions in the operator's namespace have no owner that deletes
         # them.
         await self._delete_functions(document)
         if group := group_in_status(document, self.states.naming):
-            broker = broker_of(document)
-            # The contract may have its record even though it was never delivered, after a crash of
-            # the operator.
-            await self.shards.withdraw(broker, [group])
-            kafka = self._known_kafka(identity, broker)
-            kind = family.broker_version, family.broker
-            stored = None if kafka else await self.cluster.get(*kind, *broker)
-            if stored is not None:
-                kafka = await self.brokers.connect_without_config(stored)
-            if await self.own.is_claimed(identity, group):
-                log.warning("group %s is not deleted: another status names it, too", group)
-            elif kafka is not None:
-                await kafka.topics.delete_group(group)
-            elif stored is not None:
-                message = f"{family.broker} {broker.name} has no topic yet"
-                raise NotReady(f"{family.short_name}NotConfigured", message)
+            await self._delete_group(group, identity, broker_of(document))
         self.drop(document)
+
+    async def _delete_group(self, group: str, trigger: Identity, broker: Identity) -> None:
+        """Delete a Trigger's consumer group. It stays if another object's status names it, or if
+        its Kafka can't be found because the Broker is gone. Raises `LogError`, and `NotReady` while
+        the Broker exists and its Kafka isn't known."""
+        # After a crash of the operator, a Trigger that was never delivered may be in the contract.
+        await self.shards.withdraw(broker, [group])
+        family, kafka = self.states.family, self._known_kafka(trigger, broker)
+        kind = family.broker_version, family.broker
+        stored = None if kafka else await self.cluster.get(*kind, *broker)
+        if stored is not None:
+            kafka = await self.brokers.connect_without_config(stored)
+        if await self.own.is_claimed(trigger, group):
+            log.warning("group %s is not deleted: another status names it, too", group)
+        elif kafka is not None:
+            await kafka.topics.delete_group(group)
+        elif stored is not None:
+            message = f"{family.broker} {broker.name} has no topic yet"
+            raise NotReady(f"{family.short_name}NotConfigured", message)
 
     def _known_kafka(self, trigger: Identity, broker: Identity) -> KafkaCluster | None:
         """Return the Kafka with a Trigger's group, from the records in memory: by its Broker's

@@ -17,7 +17,9 @@ from knafka_operator.webhooks.handlers import WEBHOOK, check_admission, replace_
 # These cover both versions of KafkaChannel: the webhooks' matchPolicy Equivalent converts v1beta1
 # to v1.
 KAFKA_CHANNELS: Final = ("messaging.knative.dev", "v1", "kafkachannels")
+"""API group, version and plural name, as kopf's decorators take them."""
 SUBSCRIPTIONS: Final = ("messaging.knative.dev", "v1", "subscriptions")
+"""API group, version and plural name of Subscriptions."""
 
 
 def register(registry: kopf.OperatorRegistry) -> None:

@@ -23,7 +23,9 @@ from knafka_operator.triggers import admission as trigger_admission
 log = logging.getLogger(__name__)
 
 BROKER_RESOURCE: Final = ("eventing.knative.dev", "v1", "brokers")
+"""API group, version and plural name, as kopf's decorators take them."""
 TRIGGER_RESOURCE: Final = ("eventing.knative.dev", "v1", "triggers")
+"""API group, version and plural name of Triggers."""
 
 DOMAIN: Final = "knafka.dev"
 """Domain of the names that Knafka gives."""

@@ -28,6 +28,7 @@ REGISTER_INTERVAL: Final = 10.0
 version that registers by kopf."""
 
 REGISTRATION: Final = "admissionregistration.k8s.io/v1"
+"""apiVersion of the configuration objects."""
 CONFIGURATION_KINDS: Final[Mapping[str, str]] = {
     "mutating": "MutatingWebhookConfiguration",
     "validating": "ValidatingWebhookConfiguration",

@@ -31,6 +31,7 @@ SERVICE: Final = "knafka-webhook"
 WEBHOOK_SECRET: Final = "knafka-webhook-certificate"
 """Name of the Secret with the webhooks' certificate."""
 WEBHOOK_PORT: Final = 9443
+"""The port at which each replica serves its webhooks."""
 
 VALID_FOR: Final = timedelta(days=3650)
 """How long a new certificate is valid."""

@@ -15,6 +15,7 @@ from knafka_operator.sinks.admission import check_sink, with_sink_defaults
 from knafka_operator.webhooks.handlers import WEBHOOK, check_admission, replace_document
 
 KAFKA_SINKS: Final = ("eventing.knative.dev", "v1alpha1", "kafkasinks")
+"""API group, version and plural name, as kopf's decorators take them."""
 
 
 def register(registry: kopf.OperatorRegistry) -> None:

@@ -16,6 +16,7 @@ from knafka_operator.sources.admission import check_source, with_source_defaults
 from knafka_operator.webhooks.handlers import WEBHOOK, check_admission, replace_document
 
 KAFKA_SOURCES: Final = ("sources.knative.dev", "v1", "kafkasources")
+"""API group, version and plural name, as kopf's decorators take them."""
 
 
 def register(registry: kopf.OperatorRegistry) -> None:
