@@ -91,6 +91,7 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
     def __post_init__(self) -> None:
         self.api_version = self.states.family.broker_version
         self._own = TopicOwnership(self.cluster, self.states)
+        """Decides which topics are a Broker's own."""
 
     @property
     def states_with_topic(self) -> Mapping[Identity, BrokerState]:
@@ -233,8 +234,8 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
     def status_of(
         self, observed: ObservedBroker, decision: AddressableDecision, record: BrokerRecord
     ) -> Mapping[str, Any]:
-        """Return the status of the last decision; also update the record for the Broker's
-        Triggers."""
+        """Return the last decision's status; also update the state in the record, by which the
+        Broker's Triggers are reconciled."""
         identity = Identity.of(observed.document)
         receiver = _receiver_identity(resource_of(observed.document))
         functions = receiver, *self.shards.services_of(identity)
@@ -244,7 +245,7 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
         return status
 
     async def finish(self, observed: ObservedBroker, record: BrokerRecord) -> None:
-        """Maintain the Broker's shards."""
+        """Maintain the shards of a Broker that has its topic (`Shards.maintain`)."""
         if record.state is not None:
             await self.shards.maintain(record.state.broker)
 
@@ -349,9 +350,9 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
         defaults = desired.defaults_with_config(configured.config, Defaults(kafka=servers))
         bootstrap_servers = defaults.kafka.bootstrap_servers
         if secret is None:
-            return BrokerConnection(configured.config, defaults), self.kafkas.ensure_cluster(
-                bootstrap_servers, None
-            )
+            kafka = self.kafkas.ensure_cluster(bootstrap_servers, None)
+            return BrokerConnection(configured.config, defaults), kafka
+        # Whether an administrator wrote the Secret; a user's Secret may only name allowed hosts.
         is_own = configured.is_installations or Identity.of(secret)[0] == self.settings.namespace
         if not is_own:
             await check_endpoint(decode_secret(secret), self.settings)

@@ -19,6 +19,7 @@ class Policies:
     """All EventPolicies of the cluster."""
 
     def __init__(self) -> None:
+        """Begin without policies, and as if there were none; a watch of them changes that."""
         self.is_known = True
         """Whether all policies are known; set by the policies' watch."""
         self._by_namespace: dict[str, dict[Identity, Document]] = {}

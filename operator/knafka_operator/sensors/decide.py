@@ -144,6 +144,7 @@ class _SensorSteps(Generic[K]):
     """The decision of one Sensor while its steps are taken."""
 
     def __init__(self, observed: ObservedSensor[K], settings: Settings) -> None:
+        """Begin without effects, and with all conditions Unknown."""
         family = bus_of(observed.document).family
         types = SENSOR_CONDITIONS if family is BROKERS else SENSOR_ON_CHANNEL_CONDITIONS
         # The first and the last condition have other names on a channel than on a Broker.

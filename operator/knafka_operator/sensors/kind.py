@@ -113,7 +113,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         return None if record is None or scaled is None else scaled[0].scaler.status(record.id)
 
     def scaled_sensors(self) -> Mapping[Identity, tuple[ScalingStatus, Mapping[Cause, int]]]:
-        """Return the scaler's status of each scaled Sensor, and its number of wakes by cause."""
+        """Return for each scaled Sensor the scaler's status, and how often it woke by cause."""
         return {
             identity: (status, record.scaled[0].scaler.wakes(record.id))
             for identity, record in self.states.sensors.items()

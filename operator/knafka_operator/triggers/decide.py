@@ -80,6 +80,7 @@ class _TriggerSteps(Generic[K]):
     far."""
 
     def __init__(self, observed: ObservedTrigger[K]) -> None:
+        """Begin with a status in which no address is known."""
         self.observed = observed
         self.conditions = ConditionSet(TRIGGER_CONDITIONS)
         self.status: dict[str, Any] = {
@@ -170,19 +171,19 @@ def _decide(
 
 def _check_broker_and_dependency(trigger: Trigger, steps: _TriggerSteps[K]) -> None:
     """Decide `BrokerReady` and `DependencyReady`."""
-    observed = steps.observed
+    observed, family = steps.observed, family_of(trigger.kind)
     with steps.conditions.step(BROKER_READY):
         if observed.unreachable is not None:
             raise observed.unreachable
-        broker_reference = family_of(trigger.kind), trigger.spec.broker
-        check_broker(*broker_reference, observed.stopped, observed.broker, observed.stored_broker)
+        name, stored_broker = trigger.spec.broker, observed.stored_broker
+        check_broker(family, name, observed.stopped, observed.broker, stored_broker)
     with steps.conditions.step(DEPENDENCY_READY):
         check_dependency(trigger, value_or_raise(observed.dependency))
 
 
 def _resolve_subscriber(steps: _TriggerSteps[K]) -> tuple[Sink | None, Sink | None]:
     """Decide `SubscriberResolved`. Returns the subscriber (None: it has no address) and the
-    destination of its replies (None: the Broker)."""
+    declared destination of its replies (None: the Broker, or for a Subscription nobody)."""
     subscriber = reply = None
     with steps.conditions.step(SUBSCRIBER_RESOLVED):
         subscriber = value_or_raise(steps.observed.subscriber)

@@ -323,9 +323,14 @@ def _account_effects(
     OIDC."""
     if not broker.oidc:
         return ()
-    shared = watched.place is not None
-    account_arguments = trigger, observed.document, broker.broker, watched.egress
-    return service_accounts.account_effects(*account_arguments, settings, shared=shared)
+    return service_accounts.account_effects(
+        trigger,
+        observed.document,
+        broker.broker,
+        watched.egress,
+        settings,
+        shared=watched.place is not None,
+    )
 
 
 def stop_effects(document: Mapping[str, Any], settings: Settings) -> tuple[Effect, ...]:

@@ -75,6 +75,7 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
     def __post_init__(self) -> None:
         self.api_version = self.states.family.trigger_version
         self.own = GroupOwnership(self.cluster, self.states)
+        """Decides which consumer groups are a Trigger's own."""
 
     @property
     def watched(self) -> dict[Identity, Watched]:
@@ -261,11 +262,11 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         await self.deliver(Identity.of(trigger), watched)
 
     async def deliver(self, identity: Identity, watched: Watched) -> None:
-        """Start the delivery `watched` of a Trigger; returns once the previous drains have
-        ended."""
+        """Start the delivery `watched` of a Trigger, unless it was deleted; returns once the
+        previous drains have ended."""
         record = self.states.triggers.get(identity)
         if record is None:
-            return  # the Trigger was deleted meanwhile
+            return
         place, family = watched.place, self.states.family
         trigger_id = family.trigger_id(identity)
         if place is not None:
