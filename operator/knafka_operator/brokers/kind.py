@@ -352,7 +352,7 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
         if secret is None:
             kafka = self.kafkas.ensure_cluster(bootstrap_servers, None)
             return BrokerConnection(configured.config, defaults), kafka
-        # Whether an administrator wrote the Secret; a user's Secret may only name allowed hosts.
+        # Whether an administrator wrote the Secret; a user's Secret is checked more strictly.
         is_own = configured.is_installations or Identity.of(secret)[0] == self.settings.namespace
         if not is_own:
             await check_endpoint(decode_secret(secret), self.settings)
