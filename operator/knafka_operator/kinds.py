@@ -29,8 +29,8 @@ from knafka_operator.sinks.model import KAFKA_SINK
 
 
 def kinds_of(operator: Operator) -> Mapping[str, Kind]:
-    """Return the reconcilers of all families of an operator, by the name of their kind; only those
-    of kinds that the installation enables."""
+    """Return the reconciler of each kind that the installation enables, by the kind's name.
+    `operator` is the one of Brokers; those of other families are beside it."""
     table: dict[str, Kind] = {}
     for family_operator in operator.all_operators:
         family = family_operator.family

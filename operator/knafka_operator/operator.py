@@ -42,7 +42,7 @@ class Operator(OperatorParts):
 
     async def resume(self) -> int:
         """Resume the drains of every Trigger whose delivery has begun, as its dispatcher's Service
-        or its Broker's contract shows; returns the number of these Triggers.
+        or its Broker's contract shows. Returns the number of these Triggers.
 
         Called before anything is reconciled, so that waiting events are delivered at once. Raises
         `ClusterError`.
@@ -65,11 +65,12 @@ class Operator(OperatorParts):
         return len(self.triggers.watched)
 
     async def prepare(self) -> None:
-        """Prepare for `resume`: list all Services, and connect to every Kafka that they use."""
+        """Prepare for `resume`: list all Services, and connect to every Kafka that they use. Raises
+        `ClusterError`."""
         await connect_kafkas(self.cluster, self._new_resuming())
 
     def _new_resuming(self) -> Resuming:
-        """Return what finds the running deliveries, for one pass."""
+        """Return a new finder of running deliveries; each pass over the Services needs its own."""
         return Resuming(self.cluster, self._kafkas, self._shards, self.settings)
 
     def remember_class(self, broker: Document, *, gone: bool) -> None:
@@ -85,7 +86,8 @@ class Operator(OperatorParts):
         return self.brokers.is_ours(broker) and "deletionTimestamp" not in broker["metadata"]
 
     def may_be_ours(self, trigger: Mapping[str, Any]) -> bool:
-        """Whether no other implementation is known to serve the Trigger's Broker."""
+        """Whether no other implementation is known to serve the Broker of a stored Trigger
+        (`Triggers.is_ours`)."""
         return self.triggers.is_ours(trigger)
 
     async def stop_triggers(self, broker: Identity) -> None:
@@ -106,7 +108,8 @@ class Operator(OperatorParts):
                 raise failure
 
     async def delete_broker(self, document: Document) -> None:
-        """End all delivery from a Broker, and delete its topic and groups; raises `KnafkaError`."""
+        """End all delivery from a Broker or channel, and delete its topic and the groups that read
+        the topic. Raises `KnafkaError`."""
         identity = Identity.of(document)
         # First: without this, a Trigger that is being reconciled now would begin to drain again.
         self.states.ensure_broker(document).state = None
@@ -134,16 +137,17 @@ class Operator(OperatorParts):
             self._enqueue_channel(broker_of(document))
 
     def on_change(self, document: Document, *, gone: bool) -> None:
-        """Handle a Broker or Trigger that has changed or, with `gone`, was deleted. It is enqueued
-        unless only its status has changed, and so are the objects that depend on it. Among
-        channels, a change also affects the Subscriptions that `entries` shows."""
+        """Handle a Broker or Trigger that has changed or, with `gone`, was deleted: enqueue it
+        unless only its status has changed, and the objects that depend on it. A change of a channel
+        or Subscription may change the Subscriptions that `entries` shows; these are handled, too.
+        """
         is_broker = document["kind"] == self.family.broker
         if is_broker:
             self.on_broker(document, gone=gone)
         elif self.sensors is not None:
-            if (sensor := self.sensors.sensor_to_wake(document, gone=gone)) is not None:
+            if (sensor := self.sensors.note_trigger(document, gone=gone)) is not None:
                 self.queue.enqueue(sensor)
-        if self.entries is None:
+        if self.entries is None:  # the family is Brokers
             if not is_broker:
                 self.on_trigger(document, gone=gone)
             return
@@ -160,21 +164,22 @@ class Operator(OperatorParts):
         if self.entries is not None and channel in self.states.brokers:
             self.queue.enqueue((self.family.broker, *channel))
 
-    def on_eventing(self, seen: bool | None) -> None:
-        """Handle whether Knative Eventing is installed (None: not known); enqueue all objects if
-        that changes who handles Subscriptions."""
+    def on_eventing(self, installed: bool | None) -> None:
+        """Handle whether Knative Eventing is installed (None: not known). If that changes who
+        handles Subscriptions, enqueue all channels and the Sensors on them. Does nothing for
+        Brokers."""
         if self.entries is None:
             return
         previous_handler = self.entries.handling.handler
-        self._on_subscriptions_changed(self.entries.on_handling(seen))
+        self._on_subscriptions_changed(self.entries.on_handling(installed))
         if self.entries.handling.handler is not previous_handler:
             for broker in self.states.brokers:
                 self.queue.enqueue((self.family.broker, *broker))
                 self._enqueue_sensors(broker)
 
     def _on_subscriptions_changed(self, changed: Collection[Identity]) -> None:
-        """Handle Subscriptions whose document may differ now, or which are no longer shown: the
-        latter are enqueued, so that their delivery ends."""
+        """Handle Subscriptions that `entries` may show differently now. Those that are no longer
+        shown are enqueued, so that their delivery ends."""
         assert self.entries is not None
         for identity in changed:
             if (subscription := self.entries.known(identity)) is not None:
@@ -188,7 +193,7 @@ class Operator(OperatorParts):
     ) -> float | Literal[Verdict.BACK_OFF, Verdict.GONE]:
         """End the delivery of a Subscription that doesn't exist, temporarily or for good. Returns
         the seconds until it counts as deleted; `BACK_OFF` while its delivery goes on, `GONE` if
-        there is nothing left to do.
+        there is nothing left to do, as always for a Trigger.
 
         Its consumer group stays for a while (`channels.entry_cluster`). Raises `ClusterError`.
         """
@@ -199,7 +204,7 @@ class Operator(OperatorParts):
             if record is not None:
                 await self.triggers.suspend(identity)
         except statuses.EXPECTED as error:
-            log.info("%s %s is delivered still: %s", self.family.trigger, identity, error)
+            log.info("%s %s is still delivered: %s", self.family.trigger, identity, error)
             return BACK_OFF
         self._enqueue_after_suspension(identity)
         if record is not None and record.broker is not None:
@@ -208,8 +213,8 @@ class Operator(OperatorParts):
         return GONE if requeue_after is None else requeue_after
 
     def _enqueue_after_suspension(self, identity: Identity) -> None:
-        """Enqueue the Subscriptions that waited until the delivery of `identity` ended, and the
-        Subscription `identity` itself if it was recreated."""
+        """Enqueue the Subscriptions that waited for the name `identity` until its delivery ended,
+        and the Subscription `identity` itself if it was recreated. Does nothing for Triggers."""
         if self.entries is None:
             return
         for waiting in self.entries.release_name(identity):
@@ -255,16 +260,13 @@ class Operator(OperatorParts):
 
     def _enqueue_if_changed(self, document: Document, *, gone: bool) -> bool:
         """Enqueue an object if more than its status has changed, or if it is `gone`; returns
-        whether it was."""
-        key, current = (
-            (document["kind"], *Identity.of(document)),
-            None if gone else without_status(document),
-        )
+        whether it was enqueued."""
+        key = document["kind"], *Identity.of(document)
         previous = self.states.declared.pop(key, None)
-        if current is not None:
-            self.states.declared[key] = current
-        if current is not None and current == previous:
-            return False
+        if not gone:
+            current = self.states.declared[key] = without_status(document)
+            if current == previous:
+                return False
         self.queue.enqueue(key)
         return True
 
@@ -283,25 +285,27 @@ class Operator(OperatorParts):
         self._enqueue_receivers_owners(lambda broker: broker.namespace in namespaces)
 
     def on_policies_known(self, known: bool) -> None:
-        """Record whether all EventPolicies are known; once they are, enqueue all owners of
+        """Record whether all EventPolicies are known. When they become known, enqueue all owners of
         receivers."""
-        if self.states.policies.is_known != known:
-            self.states.policies.is_known = known
-            self._enqueue_receivers_owners(lambda broker: known)
+        if self.states.policies.is_known == known:
+            return
+        self.states.policies.is_known = known
+        if known:
+            self._enqueue_receivers_owners(lambda broker: True)
 
     def _enqueue_receivers_owners(self, is_affected: Callable[[Identity], bool]) -> None:
         """Enqueue the Brokers, channels and KafkaSinks for which `is_affected` is true."""
         for family_operator in self.all_operators:
             for identity in filter(is_affected, list(family_operator.states.brokers)):
                 self.queue.enqueue((family_operator.family.broker, *identity))
-        for identity in filter(
-            is_affected, list(self.sinks.records) if self.sinks is not None else ()
-        ):
+        sinks = list(self.sinks.records) if self.sinks is not None else []
+        for identity in filter(is_affected, sinks):
             self.queue.enqueue((KAFKA_SINK, *identity))
 
     def on_receiver(self, pod: Document, *, new: bool = True, gone: bool = False) -> None:
-        """Record that a receiver's pod exists or, with `gone`, was deleted. If the pod is `new`, an
-        event is on its way: open drains of up to `PREWARM_LIMIT` of the Broker's Triggers."""
+        """Record that a receiver's pod exists or, with `gone`, was deleted. If the pod is `new`
+        (not one that existed when the operator started), an event is on its way: open drains of up
+        to `PREWARM_LIMIT` of the Broker's Triggers."""
         state = self.states.track_receiver_pod(pod, gone=gone)
         if state is not None and new and not gone:
             state.kafka.scaler.prewarm(state.topic.name, PREWARM_LIMIT)

@@ -66,17 +66,17 @@ class OperatorClients:
     """What an operator calls besides the API server."""
 
     connect: Callable[[Mapping[str, Any]], LogAdmin]
-    """Returns the admin client of a Kafka for a configuration of librdkafka."""
+    """Opens the admin client of a Kafka, by a configuration of librdkafka."""
     open_writer: Callable[[Mapping[str, Any]], LogWriter]
-    """Returns a writer, for contracts."""
+    """Opens the writer of contract topics in a Kafka, by a configuration of librdkafka."""
     drains: Drains | None = None
-    """Opens drains on dispatchers; None: over HTTP."""
+    """Opens drains on dispatchers; None: they are opened over HTTP."""
     probe: Callable[[str], Awaitable[None]] = probe
     """Requests an address; raises `NotReady` if it doesn't answer."""
     wake: Callable[[str], Awaitable[None]] = wake
     """Starts a pod of a dispatcher; raises `NotReady` if it doesn't answer."""
     positions: ReplicaPositions | None = None
-    """Returns how far replicas of receivers have read their contract; None: asks the pods."""
+    """Returns how far replicas of receivers have read their contract; None: the pods are asked."""
 
 
 class SharedParts:
@@ -107,8 +107,8 @@ class SharedParts:
         self.trust_bundles = TrustBundleCopies(settings, cluster)
 
     def states_of(self, family: Family, settings: Settings) -> States:
-        """Return the states of a family; all families share functions' addresses, policies and
-        roll-outs."""
+        """Return the states of a family: the one `States` of Brokers, or new ones for each call.
+        All families share functions' addresses, policies and roll-outs."""
         if family is BROKERS:
             return self._broker_states
         states = States(family, self.rolls, settings.naming)
@@ -148,8 +148,8 @@ class DeliveryParts:
     def arguments(
         self, brokers: Brokers | Channels, is_ours: Callable[[Document], bool]
     ) -> tuple[Any, ...]:
-        """Return the arguments of the kind's reconciler, a `Triggers`. `is_ours` returns whether
-        Knafka serves a Broker or channel."""
+        """Return the arguments of the kind's reconciler, a `Triggers`, in their order. `brokers` is
+        the reconciler of its Brokers or channels; `is_ours` returns whether Knafka serves one."""
         actions = partial(observe_actions, self._settings, self._cluster)
         observer = TriggerObserver(
             self._settings, self._cluster, is_ours, self.shards, self._states, actions
@@ -160,11 +160,12 @@ class DeliveryParts:
         )
 
     def make_publishing(self, triggers: Triggers) -> Publishing:
-        """Return the writer of the scaler's view of the kind's objects into their statuses."""
+        """Create the part that writes the scaler's view of the kind's objects into the statuses."""
         return Publishing(self._cluster, self._states, triggers, self._queue, rfc3339_now)
 
     def tasks(self, publishing: Publishing, owner: str = "") -> list[Coroutine[Any, Any, None]]:
-        """Return the periodic tasks of the kind; `owner` names it in log lines."""
+        """Return the periodic tasks of the kind, not yet started; `owner` precedes what they do in
+        log lines, such as `sources' `."""
         check = self.dead_letters.check_topics
         return [
             run_repeatedly(f"publishing {owner}lags", publishing.publish_lags, PUBLISH_INTERVAL),
@@ -193,10 +194,10 @@ class OperatorParts(Neighbours):
         beside: Self | None = None,
     ) -> None:
         """Create the parts and start the periodic tasks. `activity` has the limits between busy and
-        quiet `auto` Triggers; every `move_interval` seconds it is checked which of them move.
+        quiet `auto` Triggers; every `move_interval` seconds it is checked which Triggers move.
 
-        An operator with `beside`, the operator of Brokers, reconciles KafkaChannels and
-        Subscriptions, and shares its queue and connections; None: it is the operator of Brokers.
+        `beside` None: this is the operator of Brokers. Else `beside` is that one; this operator
+        reconciles KafkaChannels and Subscriptions, and uses the queue and connections of `beside`.
         """
         self.settings = settings
         self._clients = clients
@@ -232,7 +233,8 @@ class OperatorParts(Neighbours):
         self._shards = parts.shards
         self.brokers = self._new_brokers()
         self.sensors: Sensors | None = None
-        """The reconciler of Sensors, shared by both families, as either may have a Sensor's bus."""
+        """The reconciler of Sensors, shared by both families, as either may have a Sensor's bus;
+        None: Sensors aren't served."""
         if beside is not None:
             self.sensors = beside.sensors
         elif settings.sensors:
@@ -254,8 +256,9 @@ class OperatorParts(Neighbours):
         ask_pods = PodEventTypes(partial(bearers_of, settings))
         self.event_types = EventTypes(settings, cluster, self.states, self._receivers, ask_pods)
         self.sinks: KafkaSinks | None = None
+        """The reconciler of KafkaSinks; None: they aren't served, or by the operator `beside`."""
         self.sources: KafkaSources | None = None
-        """The reconciler of KafkaSources; None: they aren't served."""
+        """The reconciler of KafkaSources; None: they aren't served, or by the operator `beside`."""
         make_types = self.event_types.create_new_types
         running = [
             *parts.tasks(self.publishing),
@@ -283,9 +286,9 @@ class OperatorParts(Neighbours):
         return Channels(*arguments, self.entries.handling)
 
     def _pod_positions(self) -> PodPositions:
-        """Return what asks receivers' pods for their positions. A Service's URL stands in for pods
-        only of Brokers: channels' receivers are in the operator's namespace, where no mesh or
-        NetworkPolicy blocks them."""
+        """Create the part that asks receivers' pods for their positions. If no pod answers, it asks
+        a Broker's Service instead. Channels' receivers need no such way: they are in the operator's
+        namespace, where no mesh or NetworkPolicy blocks their pods."""
         url_of = partial(services.service_url, settings=self.settings)
         return PodPositions(
             self.cluster,
@@ -294,8 +297,8 @@ class OperatorParts(Neighbours):
         )
 
     def _create_other_kinds(self) -> list[Coroutine[Any, Any, None]]:
-        """Create the reconcilers of KafkaSinks and KafkaSources; returns their periodic tasks, and
-        the tasks that serve all families together."""
+        """Create the reconcilers of KafkaSinks and KafkaSources, if they are served. Returns their
+        periodic tasks and those that serve all families together, not yet started."""
         settings, shared = self.settings, self._shared
         check_turns = partial(shared.rolls.check_turns, self.cluster)
         running: list[Coroutine[Any, Any, None]] = []
@@ -330,7 +333,7 @@ class OperatorParts(Neighbours):
         )
 
     def _used_kafkas(self) -> set[KafkaCluster]:
-        """Return the Kafka clusters that any object uses now; the others' clients may be closed."""
+        """Return the Kafka clusters that any object uses now; clients of others may be closed."""
         used = set[KafkaCluster]().union(
             *(reconciler.states.kafkas() for reconciler in self.delivering_kinds)
         )
@@ -338,18 +341,18 @@ class OperatorParts(Neighbours):
 
     @property
     def delivering_kinds(self) -> Sequence[Triggers]:
-        """Return the reconcilers of all kinds that deliver events: Triggers, Subscriptions,
-        KafkaSources."""
+        """The reconcilers of the kinds that deliver events: Trigger, Subscription, KafkaSource."""
         triggers = [family_operator.triggers for family_operator in self.all_operators]
         return triggers if self.sources is None else [*triggers, self.sources]
 
     @property
     def all_operators(self) -> Sequence[Self]:
-        """Return this operator and the operators of other families beside it."""
+        """This operator and the operators of other families that share its parts."""
         return [self, *self._beside]
 
     async def close(self) -> None:
-        """End all tasks and drain requests, and wait for that; the drains themselves go on."""
+        """End all tasks and drain requests, also those of the operators beside this one, and wait
+        for that; the drains themselves go on. The operator of Brokers closes the shared clients."""
         for family_operator in self._beside:
             await family_operator.close()
         for task in self._tasks:

@@ -49,10 +49,11 @@ from knafka_operator.model.resources import (
 )
 
 CLASS_SIMILARITY: Final = 0.75
-"""Ratio of `difflib` from which a class counts as a misspelling of Knafka's: `KAFKA`, `Kakfa` and
-`knafka` do, `KafkaNamespaced` doesn't."""
+"""Least similarity (`difflib`'s ratio) of a class that counts as a misspelling of one of Knafka's:
+`KAFKA`, `Kakfa` and `knafka` count, `KafkaNamespaced` doesn't."""
 
 _IMMUTABLE_ANNOTATIONS: Final = "Immutable annotations changed (-old +new)"
+"""Message of the problem of a changed class, in upstream's words."""
 
 
 def with_broker_defaults(
@@ -61,9 +62,12 @@ def with_broker_defaults(
     *,
     default_class: str = "",
 ) -> dict[str, Any]:
-    """Return the Broker with upstream's defaults (KN-BRK-04); `default_class` is the
-    installation's. Class and config can't change, so an update that omits them keeps those of
-    `old`, whatever the default is now. Idempotent.
+    """Return the Broker with upstream's defaults (KN-BRK-04). Idempotent. A document whose `spec`
+    is no mapping is returned as it is; `check_broker` refuses that.
+
+    `old` is the Broker before an update, None: it is being created. Class and config can't change,
+    so an update that omits them keeps those of `old`, whatever the default is now. `default_class`
+    is the installation's; empty: none is set.
     """
     if not isinstance(document.get("spec"), Mapping | None):
         return dict(document)
@@ -84,8 +88,10 @@ def with_broker_defaults(
 def check_broker(
     new: Document, old: Document | None = None, maxima: Maxima = UNLIMITED_MAXIMA
 ) -> None:
-    """Refuse an invalid Broker, or a forbidden change (KN-BRK-05, KN-BRK-06, KN-DLV-06). `maxima`
-    are the installation's. Raises `InvalidDocument` with all problems, and the path of the first.
+    """Refuse an invalid Broker, or a forbidden change (KN-BRK-05, KN-BRK-06, KN-DLV-06). `old` is
+    the Broker before an update, whose own problems are accepted; None: it is being created, or
+    there is no webhook. `maxima` are the installation's. Raises `InvalidDocument` with all
+    problems, and the path of the first.
     """
 
     def problems(document: Document) -> Iterator[Problem]:
@@ -98,14 +104,12 @@ def check_broker(
 
 
 def class_warnings(document: Document, classes: Set[str]) -> list[str]:
-    """Return a warning if the class of a Broker that Knafka doesn't serve is missing or looks like
-    a misspelling of `classes`, those that Knafka serves; else an empty list. All mutating webhooks
-    have run by now, so no implementation serves a Broker without a class."""
+    """Return a warning if the class of a Broker that Knafka doesn't serve is missing, or looks like
+    a misspelling of one of `classes`, which Knafka serves; else an empty list. All mutating
+    webhooks have run by now, so no implementation serves a Broker without a class."""
     knafka_classes = " or ".join(sorted(classes - {""}))
-    declared_class, path = (
-        annotations_of(document).get(BROKER_CLASS, ""),
-        annotation_path(BROKER_CLASS),
-    )
+    declared_class = annotations_of(document).get(BROKER_CLASS, "")
+    path = annotation_path(BROKER_CLASS)
     remedy = "A class never changes: delete the Broker and make it anew"
     if not declared_class.strip():
         return [

@@ -66,7 +66,9 @@ from knafka_operator.senders.encryption import (
 )
 
 TLS_REFUSAL: Final = Refusal("this Broker", "ServiceNotOurs", "TLSServiceRejected")
+"""The errors if the Service of the receiver's TLS port can't be applied."""
 BROKER_DIRECT_REFUSAL: Final = Refusal("this Broker", "ServiceNotOurs", "DirectServiceRejected")
+"""The errors if the Service that leads past Knative's proxy can't be applied."""
 RECEIVER_CONTRACT: Final = "knafka.dev/receiver-contract"
 """Key of `status.annotations`: the contract topic that has, or may have, the Broker's entry."""
 
@@ -90,7 +92,7 @@ class ObservedBroker(ObservedObject):
 
     broker: Broker | InvalidDocument
     connection: BrokerConnection | KnafkaError | None = None
-    """The Broker's Kafka configuration; None: the Broker can't be read."""
+    """The Broker's Kafka configuration; None: not read, as the Broker is invalid."""
     dead_letter_sink: Sink | KnafkaError | None = None
     """Where the Broker sends dead letters; None: it declares no sink."""
     refused: str | None = None
@@ -164,7 +166,8 @@ class _BrokerEntry:
 
 
 def decide(observed: ObservedBroker, settings: Settings) -> AddressableDecision:
-    """Decide a Broker's conditions, status and next effects, which keep `BROKER_ORDER`."""
+    """Decide a Broker's conditions, status and next effects; the effects are in the order in which
+    they must run (`BROKER_ORDER`)."""
     no_receiver = NotReady("NoReceiver", "no receiver has been Ready yet", transient=True)
     steps = AddressableSteps(observed, BROKER_CONDITIONS, no_receiver)
     steps.status |= NO_DEAD_LETTER_SINK
@@ -233,8 +236,9 @@ def decide(observed: ObservedBroker, settings: Settings) -> AddressableDecision:
 def _read_configuration(
     observed: ObservedBroker, steps: AddressableSteps
 ) -> _BrokerConfiguration | None:
-    """Decide `ConfigParsed` and `DeadLetterSinkResolved`, and refuse an external topic that isn't
-    allowed. Returns None if something can't be read."""
+    """Decide `ConfigParsed` and `DeadLetterSinkResolved`, and fail `TopicReady` for an external
+    topic that isn't allowed. Returns the configuration; None: something needed for it can't be
+    read."""
     broker: Broker | None = None
     configuration: _BrokerConfiguration | None = None
     with steps.conditions.step(CONFIG_PARSED):
@@ -255,8 +259,8 @@ def _read_configuration(
 def _project_secret(
     observed: ObservedBroker, configuration: _BrokerConfiguration, steps: AddressableSteps
 ) -> bool:
-    """Copy the Broker's Secret to its namespace if its pods need a copy; returns whether they can
-    mount the Secret."""
+    """Request that the Broker's Secret is copied to the Broker's namespace, if the pods need a copy
+    and there is none yet. Returns whether the pods can mount the Secret, or need none."""
     mount = configuration.connection.mount
     if mount is None or mount.projected is None or observed.projected:
         return True
@@ -268,8 +272,9 @@ def _project_secret(
 def _decide_receiver(
     observed: ObservedBroker, entry: _BrokerEntry, settings: Settings, steps: AddressableSteps
 ) -> bool:
-    """Decide `DataPlaneAvailable`: apply the receiver's Service unless it was. Returns whether
-    senders reach the receiver past Knative's proxy."""
+    """Decide `DataPlaneAvailable`: request that the receiver's Service is applied, unless it was.
+    Returns whether senders reach the receiver past Knative's proxy; False if that isn't known, as
+    the annotation is invalid."""
     broker, rules = entry.configuration.broker, entry.configuration.rules
     mount = entry.configuration.connection.mount
     direct = False
@@ -298,9 +303,9 @@ def _decide_receiver(
 def _decide_tls_service(
     observed: ObservedBroker, broker: Broker, steps: AddressableSteps
 ) -> Https | NotReady | None:
-    """Apply the Service of the receiver's own TLS port if it has one. Returns the receiver's https
-    address, or the error that explains why it has none, which also explains a Broker without an
-    address; None: https is off."""
+    """Request that the Service of the receiver's own TLS port is applied, if the receiver has such
+    a port. Returns the receiver's https address, or the error that explains why it has none; None:
+    https is off. The error also becomes the reason if the Broker gets no address at all."""
     https = observed.https
     if isinstance(https, Https) and https.secret is not None and not observed.tls_served:
         try:
@@ -324,21 +329,22 @@ def _set_address(
 ) -> None:
     """Set the Broker's addresses, and decide `ProbeSucceeded`.
 
-    The direct address is set once the Service has answered a probe, and stays while the receiver is
-    replaced.
+    `is_direct_way`: the address is to be the direct one, past Knative's proxy. It is set once its
+    Service has answered a probe, and stays while the receiver is replaced; until then the address
+    is Knative's.
     """
     service, path = entry.service, entry.ingress.path
     broker, rules = entry.configuration.broker, entry.configuration.rules
     url = services.service_url(service.name, service.namespace, settings) + path
     has_answered = observed.revision in (steps.annotations.get(PROBED), observed.probed)
-    probed = direct_url(broker, settings) + path if is_direct_way else url
-    if has_answered or steps.stored_address.get("url") == probed:
-        url = probed
+    probed_url = direct_url(broker, settings) + path if is_direct_way else url
+    if has_answered or steps.stored_address.get("url") == probed_url:
+        url = probed_url
     steps.set_addresses(url, entry.ingress, https, rules, broker)
     with steps.conditions.step(PROBE_SUCCEEDED):
         assert observed.revision is not None
         if not has_answered:
-            steps.needed.run_first(Probe(probed, observed.revision))
+            steps.needed.run_first(Probe(probed_url, observed.revision))
         steps.annotations[PROBED] = observed.revision
 
 

@@ -22,6 +22,7 @@ from knafka.core.errors import InvalidDocument
 from knafka_operator.model.resources import BROKER_CLASS, Broker, ConfigMap, DeliverySpec
 
 DEFAULTS_KEY: Final = "default-br-config"
+"""Key of the ConfigMap `config-br-defaults`, whose value is YAML."""
 _CONFIG_FIELDS: Final = frozenset({"apiVersion", "kind", "name", "namespace", "delivery"})
 """An entry that has one of these fields configures its `brokerClass`."""
 
@@ -39,8 +40,9 @@ def default_class(namespace: str, defaults: ConfigMap | None) -> str:
 
 
 def with_default_delivery(broker: Broker, defaults: ConfigMap | None) -> Broker:
-    """Return the Broker with the default delivery of its namespace and class, unless it declares
-    its own or there is none. Raises `InvalidDocument` with the ConfigMap's name."""
+    """Return the Broker with the default delivery of its namespace and class. It is unchanged if it
+    declares a delivery, or if there is no default. Raises `InvalidDocument` with the ConfigMap's
+    name."""
     if broker.spec.delivery.is_set or defaults is None:
         return broker
     class_ = broker.metadata.annotations.get(BROKER_CLASS, "")
@@ -57,8 +59,8 @@ def with_default_delivery(broker: Broker, defaults: ConfigMap | None) -> Broker:
 
 
 def _parse_entries(defaults: ConfigMap | None) -> Mapping[str, Any]:
-    """Return the parsed YAML with `clusterDefault` and `namespaceDefaults`; empty without a
-    ConfigMap. Raises `InvalidDocument`."""
+    """Return the parsed YAML with `clusterDefault` and `namespaceDefaults`; empty if there is no
+    ConfigMap or the YAML is no mapping. Raises `InvalidDocument` if it is no YAML."""
     if defaults is None:
         return {}
     try:
@@ -76,7 +78,8 @@ def _find_class_entry(
     defaults: Mapping[str, Any], namespace: str, class_: str
 ) -> Mapping[str, Any]:
     """Return the default entry of a class, looked up as upstream does: the namespace's, else the
-    cluster's; the cluster's own entry if neither has one for the class."""
+    cluster's. If neither has one for the class, return `clusterDefault` itself (empty without one).
+    """
     namespace_entry = _mapping(_mapping(defaults.get("namespaceDefaults")).get(namespace))
     if namespace_entry.get("brokerClass") == class_:
         if _CONFIG_FIELDS & namespace_entry.keys():

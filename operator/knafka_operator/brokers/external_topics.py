@@ -21,8 +21,9 @@ from typing import Final
 from knafka.core import names
 
 EXTERNAL_TOPICS: Final = "external.topics"
-"""Key of the installation's ConfigMap."""
+"""Key of the installation's ConfigMap: the patterns of allowed topics."""
 NAMESPACE: Final = "{namespace}"
+"""Stands in a pattern for the Broker's namespace."""
 
 _RESERVED: Final = {
     names.BROKERS: "are the topics of Brokers",
@@ -32,19 +33,21 @@ _RESERVED: Final = {
 }
 """Reserved prefixes of topics, with a description of the topics."""
 
-_SENSOR_TOPIC = re.compile(r".+-.+-.+-(?:trigger|changelog|action)").fullmatch
+_match_sensor_topic = re.compile(r".+-.+-.+-(?:trigger|changelog|action)").fullmatch
 """Matches names of the form that `names.sensor_topic` builds."""
-_LEGAL_PATTERN = re.compile(r"(?:[A-Za-z0-9._*-]|\{namespace\})+").fullmatch
-_LEGAL_NAMESPACE = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?").fullmatch
+_match_legal_pattern = re.compile(r"(?:[A-Za-z0-9._*-]|\{namespace\})+").fullmatch
+_match_legal_namespace = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?").fullmatch
 _NO_SEPARATOR: Final = r"(?:[-a-z0-9]|\{namespace\})*"
-_AMBIGUOUS = re.compile(
+"""Any text of a pattern without a character that no namespace has, such as `.` or `_`."""
+_find_ambiguity = re.compile(
     rf"\{{namespace\}}{_NO_SEPARATOR}\*|\*{_NO_SEPARATOR}\{{namespace\}}"
 ).search
+"""Finds `{namespace}` and `*` without a separator between them, in either order."""
 
 
 def reserved_reason(topic: str) -> str | None:
-    """Return why no Broker may use a topic of this name, even if a pattern allows it; None: it
-    isn't reserved. Brokers' and KafkaChannels' own topics are reserved.
+    """Return why no Broker may declare a topic of this name as its external topic, even if a
+    pattern allows it; None: the name isn't reserved.
     """
     for prefix, description in _RESERVED.items():
         if topic.startswith(prefix):
@@ -53,9 +56,9 @@ def reserved_reason(topic: str) -> str | None:
 
 
 def is_sensor_topic(topic: str, sensor_names: Container[str]) -> bool:
-    """Whether a topic is a Sensor's; `sensor_names` has all names that Sensors have claimed, also
-    those of their consumer groups."""
-    return topic in sensor_names and _SENSOR_TOPIC(topic) is not None
+    """Whether a topic is a Sensor's. `sensor_names` has all names that Sensors have claimed. Some
+    are names of consumer groups, so the form of the topic's name is checked, too."""
+    return topic in sensor_names and _match_sensor_topic(topic) is not None
 
 
 def external_topic_refusal(
@@ -77,15 +80,13 @@ def external_topic_refusal(
         reason = "it is another Broker's own"
     if reason is not None:
         return f"external topic {topic:.300} is not allowed: {reason}"
-    patterns = [
-        pattern_text.strip() for pattern_text in re.split(r"[,\n]", allowed) if pattern_text.strip()
-    ]
+    patterns = [text.strip() for text in re.split(r"[,\n]", allowed) if text.strip()]
     unusable = []
     for pattern in patterns:
         if (reason := _pattern_problem(pattern)) is not None:
             unusable.append(f"{pattern:.300} ({reason})")
         elif _matches(pattern, topic, namespace):
-            if "*" not in pattern or _SENSOR_TOPIC(topic) is None:
+            if "*" not in pattern or _match_sensor_topic(topic) is None:
                 return None
             unusable.append(f"{pattern:.300} (a name like those of Sensors' topics wants no '*')")
     return (
@@ -96,19 +97,20 @@ def external_topic_refusal(
 
 
 def _pattern_problem(pattern: str) -> str | None:
-    """Return why a pattern is invalid or unsafe; None: it is usable."""
-    if _LEGAL_PATTERN(pattern) is None:
+    """Return why a pattern is invalid, or could give a namespace the topics of another one; None:
+    it is usable."""
+    if _match_legal_pattern(pattern) is None:
         return f"want A-Z, a-z, 0-9, '.', '_', '-', '*' and {NAMESPACE} only"
-    if _AMBIGUOUS(pattern):
+    if _find_ambiguity(pattern):
         # `{namespace}-*` would give the namespace `team` the topics of `team-a`.
         return f"want a '.' or '_' between {NAMESPACE} and '*', as a namespace may have a '-'"
     return None
 
 
 def _matches(pattern: str, topic: str, namespace: str) -> bool:
-    """Return whether the topic's name matches a pattern in which `NAMESPACE` stands for the
+    """Whether the topic's name matches a usable pattern, in which `NAMESPACE` stands for the given
     namespace."""
-    if _LEGAL_NAMESPACE(namespace) is None:
+    if _match_legal_namespace(namespace) is None:
         return False
     # Neither a legal pattern nor a namespace has any of fnmatch's other special characters.
     return fnmatchcase(topic, pattern.replace(NAMESPACE, namespace))

@@ -91,6 +91,7 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
     def __post_init__(self) -> None:
         self.api_version = self.states.family.broker_version
         self._own = TopicOwnership(self.cluster, self.states)
+        """Decides which topics are a Broker's own."""
 
     @property
     def states_with_topic(self) -> Mapping[Identity, BrokerState]:
@@ -102,16 +103,17 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
         """Whether the Broker's class is one of ours (KN-BRK-04), and no other implementation serves
         it (docs/decisions/0046)."""
         annotations = document["metadata"].get("annotations") or {}
-        # In the local mode there is no other, whatever an exported document says.
+        # In the local mode there is no other implementation, whatever an exported document says.
         if is_claimed_by_peer(document) and not self.settings.trusts_statuses:
             return False
         return annotations.get(BROKER_CLASS, "") in self.settings.broker_classes
 
     async def hand_over(self, document: Document) -> None:
         """Hand over a Broker to the other implementation that has claimed it: delete its functions
-        and contracts, but keep its topic and its Triggers' groups.
+        and contracts, but keep its topic and its Triggers' groups. Does nothing if the status has
+        no annotations of Knafka's.
 
-        Its annotations are removed last, so that a failed attempt is repeated. Raises
+        These annotations are removed last, so that a failed attempt is repeated. Raises
         `KnafkaError`.
         """
         knafka_annotations = [
@@ -121,7 +123,7 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
             return
         broker, identity = parse(Broker, document), Identity.of(document)
         record = self.states.ensure_broker(document)
-        record.state = None  # a Trigger under reconciliation would drain again
+        record.state = None  # else a Trigger that is being reconciled would drain again
         await self.remember_kafka(document)
         await self.neighbours.stop_triggers(identity)
         await delete_service(self.cluster, receiver_services.receiver_name(broker), broker)
@@ -140,7 +142,9 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
         await self.cluster.write_status(document, patch)
 
     async def delete_topic(self, document: Document, groups: Collection[str]) -> None:
-        """Delete a Broker's receiver, then its topic and `groups`, which read it.
+        """Delete a Broker's receiver and shards, then its topic, the `groups` that read the topic,
+        and its dead letters' and contracts' topics. Topic and groups stay if the topic is external
+        or wasn't created for this Broker.
 
         Raises `LogError`, also while one of the groups has members, and `ClusterError`.
         """
@@ -167,9 +171,9 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
         self.drop(document)
 
     async def _withdraw_entry(self, broker: Resource, topic: str, kafka: KafkaCluster) -> None:
-        """Remove a Broker's entry from `topic`, the contract topic in its status, once its receiver
-        is gone. Delete the topic with its last entry, unless it is that of the installation's
-        Secret. Raises `LogError`."""
+        """Remove a Broker's entry from `topic`, the contract topic that its status names, once its
+        receiver is gone. With its last entry, also delete the topic, unless it belongs to the
+        installation's Secret. Raises `LogError`."""
         namespace = broker.metadata.namespace
         if not receivers.may_hold_brokers_of(topic, namespace, self.settings):
             return  # somebody else wrote this name into the status: don't read that topic
@@ -181,7 +185,8 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
             await self.receivers.delete_contract(receiver)
 
     async def remember_kafka(self, document: Document) -> None:
-        """Remember the Kafka of a Broker that wasn't reconciled yet, if it has a contract topic."""
+        """Note the Kafka of a Broker that has a contract topic and wasn't reconciled yet, in its
+        record, so that Triggers can be withdrawn from the contract."""
         record = self.states.ensure_broker(document)
         if record.has_contract and record.kafka is None:
             record.kafka = await self._find_kafka(parse(Broker, document))
@@ -229,8 +234,8 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
     def status_of(
         self, observed: ObservedBroker, decision: AddressableDecision, record: BrokerRecord
     ) -> Mapping[str, Any]:
-        """Return the status of the last decision; also update the record for the Broker's
-        Triggers."""
+        """Return the last decision's status; also update the state in the record, by which the
+        Broker's Triggers are reconciled."""
         identity = Identity.of(observed.document)
         receiver = _receiver_identity(resource_of(observed.document))
         functions = receiver, *self.shards.services_of(identity)
@@ -240,7 +245,7 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
         return status
 
     async def finish(self, observed: ObservedBroker, record: BrokerRecord) -> None:
-        """Maintain the Broker's shards."""
+        """Maintain the shards of a Broker that has its topic (`Shards.maintain`)."""
         if record.state is not None:
             await self.shards.maintain(record.state.broker)
 
@@ -250,10 +255,10 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
         self, document: Document, record: BrokerRecord
     ) -> tuple[str | None, str | None]:
         """Return two texts: why a Broker may not use the external topic that it declares (None: it
-        may), and why its receiver must stop (None: it may go on).
+        may), and why its receiver must stop (None: it may go on). It must stop if the declared
+        topic, or one that it has used until now, isn't allowed.
 
-        The receiver also stops if the topic that it has used until now is no longer allowed. Reads
-        the stored document, since a Broker that can't be parsed keeps running. Raises
+        Reads the stored document, since a Broker that can't be parsed keeps running. Raises
         `ClusterError`.
         """
         identity = Identity.of(document)
@@ -282,7 +287,8 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
             for topic in sorted(topics_to_check)
         }
         declared_refusal = refusals.get(declared or "")
-        return declared_refusal, declared_refusal or next(filter(None, refusals.values()), None)
+        used_refusal = next(filter(None, refusals.values()), None)
+        return declared_refusal, declared_refusal or used_refusal
 
     async def _observe_without_topic(
         self, document: Document, record: BrokerRecord
@@ -344,9 +350,9 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
         defaults = desired.defaults_with_config(configured.config, Defaults(kafka=servers))
         bootstrap_servers = defaults.kafka.bootstrap_servers
         if secret is None:
-            return BrokerConnection(configured.config, defaults), self.kafkas.ensure_cluster(
-                bootstrap_servers, None
-            )
+            kafka = self.kafkas.ensure_cluster(bootstrap_servers, None)
+            return BrokerConnection(configured.config, defaults), kafka
+        # Whether an administrator wrote the Secret; a user's Secret is checked more strictly.
         is_own = configured.is_offered or Identity.of(secret)[0] == self.settings.namespace
         if not is_own:
             await check_endpoint(decode_secret(secret), self.settings)
@@ -366,8 +372,8 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
     async def _observe_topic(
         self, observed: ObservedBroker, record: BrokerRecord
     ) -> ObservedTopic | KnafkaError | None:
-        """Claim the name of a Broker's topic and describe the topic; None: the Kafka isn't
-        known."""
+        """Claim the name of a Broker's topic, and return the topic as declared and as it exists, or
+        the error of reading it. None: the Broker is invalid, or its Kafka isn't known."""
         if isinstance(observed.broker, InvalidDocument) or not isinstance(
             observed.connection, BrokerConnection
         ):
@@ -404,8 +410,9 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
         return ObservedTopic(desired_topic, existing_topic, partitions_of_other_brokers, disputed)
 
     async def _observe_entry(self, observed: ObservedBroker, kafka: KafkaCluster) -> ObservedBroker:
-        """Add the Broker's entry in its receiver's contract (docs/decisions/0024), and whether
-        every replica has read it; nothing after a `LogError`. Raises `ClusterError`."""
+        """Return `observed` with the Broker's entry in its receiver's contract
+        (docs/decisions/0024), and whether every replica has read that; unchanged after a
+        `LogError`. Raises `ClusterError`."""
         assert isinstance(observed.broker, Broker)
         assert isinstance(observed.connection, BrokerConnection)
         contract = deciding.receiver_contract(observed.broker, observed.connection, self.settings)
@@ -414,12 +421,13 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
             receiver = await self.receivers.ensure_receiver(service, kafka, contract.contract_topic)
             await self.receivers.check_contract(receiver, identity)
         except LogError:
-            return observed  # its topic can't be read either, or the write reports the error
+            return observed  # reading the Broker's topic, or writing the entry, reports the error
         ingress, accepted = receiver.entry(f"/{identity}", observed.document)
         return replace(observed, ingress=ingress, accepted=accepted)
 
     async def _find_kafka(self, broker: Broker) -> KafkaCluster:
-        """Return the Kafka with a Broker's topic, even if its ConfigMap was deleted first."""
+        """Return the Kafka with a Broker's topic, even if its ConfigMap was deleted first. Raises
+        the errors in `EXPECTED` if the Kafka isn't known."""
         try:
             return (await self._connect(broker))[1]
         except (NotReady, InvalidDocument):
@@ -445,7 +453,8 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
         return None if stored is None else parse(ConfigMap, stored)
 
     async def _stop_receiver(self, reason: str, document: Document, record: BrokerRecord) -> None:
-        """Delete a Broker's receiver, so that no event is accepted; raises `ClusterError`."""
+        """Delete a Broker's receiver, so that no event is accepted, and note the reason in the
+        record. Raises `ClusterError`."""
         broker = resource_of(document)
         record.stopped, record.state = reason, None
         await delete_service(self.cluster, receiver_services.receiver_name(broker), broker)
@@ -462,8 +471,9 @@ def _update_state(
     record: BrokerRecord,
     conditions: list[dict[str, Any]],
 ) -> None:
-    """Update the record's state, by which the Broker's Triggers are reconciled, with its new
-    `conditions`. The state stays unchanged if the Broker's topic or connection was not found."""
+    """Update the state in a Broker's record, by which its Triggers are reconciled; `conditions` are
+    those of its new status. The state stays as it is if the Broker has no topic or no connection
+    now."""
     topic, connection = decision.topic, observed.connection
     if topic is None or topic.existing is None or not isinstance(connection, BrokerConnection):
         return

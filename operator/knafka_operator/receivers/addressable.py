@@ -1,7 +1,7 @@
 """Addressable: the steps that the decisions of Brokers, channels and KafkaSinks share. Pure.
 
 Each of these objects has an address at a receiver and a topic behind it. A kind's `decide` makes
-`AddressableSteps`, takes its steps one after the other, and returns `decision` at the first one
+`AddressableSteps`, takes the steps one after the other, and returns `decision` at the first step
 that can't be taken yet.
 
 Not here: the receiver's Service and the entry in its contract, which each kind has in its own way.
@@ -64,7 +64,8 @@ class SenderRules:
     encryption: Encryption
 
     def in_contract(self, ingress: Ingress, resource: Resource) -> Ingress:
-        """Return an object's contract entry with these rules."""
+        """Return the contract entry `ingress` of a Broker, channel or KafkaSink with these rules
+        added."""
         return self.encryption.with_encryption_rule(
             self.authentication.with_sender_rules(ingress, resource)
         )
@@ -76,12 +77,12 @@ class AddressableSteps:
     def __init__(
         self, observed: ObservedObject, condition_types: Sequence[str], no_address: NotReady
     ) -> None:
-        """Begin with the stored address, which stays while a receiver is replaced, as the old one
-        still accepts events (KN-BRK-01). `no_address` is the error of an object without an
-        address."""
+        """Begin with the stored address, which stays while a receiver is replaced, as the old
+        receiver still accepts events (KN-BRK-01). `condition_types` are those of the kind;
+        `no_address` is the error to report while there is no address."""
         self._previous_status = observed.document.get("status") or {}
         self.no_address = no_address
-        """Why there is no address, as long as there is none."""
+        """The error to report while there is no address; a step may replace it by a better one."""
         self.conditions = ConditionSet(condition_types)
         self.needed = Needed(observed.failed)
         """The effects that must run before the decision can go on."""
@@ -101,7 +102,7 @@ class AddressableSteps:
 
     def decision(self, topic: ObservedTopic | None = None) -> AddressableDecision:
         """Decide `Addressable` by the address set so far, and return the decision with the effects
-        and status of the steps taken."""
+        and status of the steps taken. `topic` is the object's topic; None: not known yet."""
         with self.conditions.step(ADDRESSABLE):
             if self.status["address"] is None:
                 raise self.no_address
@@ -110,9 +111,9 @@ class AddressableSteps:
     def resolve_dead_letter_sink(
         self, delivery: DeliverySpec, sink: Sink | KnafkaError | None
     ) -> None:
-        """Decide `DeadLetterSinkResolved`, with the sink's address in the status (KN-BRK-03,
+        """Decide `DeadLetterSinkResolved`, and write the sink's address into the status (KN-BRK-03,
         KN-CHN-04). `sink` is the resolved dead letter sink that `delivery` declares, or the error
-        of resolving it; None: it declares none."""
+        of resolving it; None: `delivery` declares none."""
         with self.conditions.step(DEAD_LETTER_SINK_RESOLVED):
             if delivery.dead_letter_sink is None:
                 self.conditions.set(no_dead_letter_sink_condition())
@@ -129,10 +130,11 @@ class AddressableSteps:
         *,
         accepts_records: bool = False,
     ) -> tuple[ObservedTopic, TopicDescription] | None:
-        """Decide `TopicReady`: create the topic in `observed` if it is missing, within `maxima`.
-        Returns the topic, and its description in Kafka. None: it doesn't exist yet, or `observed`
-        is an error. `recorded` are annotations to write before the topic is created;
-        `accepts_records`: a topic that somebody else creates meanwhile may have records."""
+        """Decide `TopicReady`: request that the topic in `observed` is created within `maxima` if
+        it is missing. Returns the topic, and its description in Kafka. None: it doesn't exist yet,
+        or `observed` is an error. `recorded` are annotations to write before the topic is created;
+        `accepts_records`: whether a topic that somebody else creates meanwhile is used even if it
+        has records."""
         with self.conditions.step(TOPIC_READY):
             topic = value_or_raise(observed)
             assert topic is not None
@@ -150,8 +152,8 @@ class AddressableSteps:
     def ensure_direct_service(
         self, manifest: Manifest, refusal: Refusal, *, is_applied: bool
     ) -> bool:
-        """Apply the Service that leads past Knative's proxy unless `is_applied`, and return
-        `is_applied`; a failure is reported in `DataPlaneAvailable`."""
+        """Request that the Service that leads past Knative's proxy is applied, unless it was.
+        Returns `is_applied`, whether it was. A failure is reported in `DataPlaneAvailable`."""
         with self.conditions.step(DATA_PLANE_AVAILABLE):
             if not is_applied:
                 self.needed.run_first(Apply(Step.APPLY_DIRECT_SERVICE, (manifest,), refusal))
@@ -166,13 +168,13 @@ class AddressableSteps:
         resource: Resource,
     ) -> None:
         """Set the addresses in the status, and the conditions of TLS and EventPolicies where these
-        are on. `url` is the address by http; `https` is the receiver's https address, or the error
-        that explains why it has none, and None if https is off."""
+        are on. `url` is the http address; `https` is the receiver's https address, or the error
+        that explains why it has none; None: https is off."""
         authentication, encryption = rules.authentication, rules.encryption
         if isinstance(https, NotReady):
             self.no_address = https
         addresses = encryption.addresses(http_address(url, ingress.audience), ingress.path, https)
-        self.status["address"] = addresses[-1] if addresses else None
+        self.status["address"] = addresses[-1] if addresses else None  # the preferred one is last
         self.status.update(
             addresses_status(addresses, self._previous_status)
             | authentication.policies_status(resource, self._previous_status)

@@ -20,7 +20,7 @@ from knafka_operator.model.identity import Identity
 from knafka_operator.model.topics import Topic
 
 COMPACTED: Final = {CLEANUP: "compact"}
-"""Setting of a contract's topic, so that the last record of each entry is kept for ever."""
+"""Setting of a contract topic: the last record of each entry is kept for ever."""
 ACCEPTED_ANNOTATION: Final = "knafka.dev/accepted"
 """Key of `status.annotations`: the `entry_digest` of the entry that all replicas have read. Kept in
 the status, so that a starting operator needn't ask all replicas again."""
@@ -34,20 +34,21 @@ def contract_for_secret(
     path: str | None = None,
 ) -> Receiver:
     """Return the configuration of a receiver of these kinds that reaches this Kafka with this
-    Secret; None: it needs none. `path` is the path of the only Ingress that it serves, None: it
-    serves all. The contract topic is named after the Secret."""
+    Secret (None: Kafka needs none). `path` is the path of the only Ingress that the receiver
+    serves; None: it serves all. The contract topic is named after the Secret."""
     namespace, name = (settings.namespace, None) if secret is None else secret
-    # Two clusters with one Kafka mustn't serve or remove each other's entries.
+    # With the installation in the name, two clusters with one Kafka don't serve or remove each
+    # other's entries.
     parts = (kinds, name, settings.installation[:8])
     topic = names.contract_topic(namespace, "-".join(part for part in parts if part))
     return Receiver(kafka=kafka, contract_topic=topic, path=path)
 
 
 def is_of_namespace_secret(topic: str, namespace: str, settings: Settings) -> bool:
-    """Whether a contract topic is named after a Secret of this namespace.
+    """Whether a contract topic of Brokers is named after a Secret of this namespace.
 
-    The name comes from a status, which others may write, so its digest is checked. False for names
-    that were shortened.
+    The topic's name comes from a status, which others may write, so the name is built again from
+    its parts and compared. False for a name that was shortened, as its parts aren't known.
     """
     installation = settings.installation[:8]
     prefix = f"{names.CONTRACTS}{namespace}-Brokers-"
@@ -75,7 +76,7 @@ def contract_topic(receiver: Receiver, defaults: Defaults) -> Topic:
     if defaults.declares_replication:
         return _contract_topic(receiver, replication, None)
     # The topic is Knafka's own, so an undeclared replication may be reduced to what Kafka's brokers
-    # allow.
+    # allow: each topic in this chain names the one with a replica fewer.
     topic = _contract_topic(receiver, 1, None)
     for replicas in range(2, replication + 1):
         topic = _contract_topic(receiver, replicas, topic)

@@ -29,14 +29,17 @@ DIRECT: Final = f"{KNAFKA_PREFIX}direct"
 FUNCTION_PORT: Final = 8080
 """The port at which functions listen on Knative."""
 HTTP_PORT: Final = {"name": "http", "port": 80, "targetPort": FUNCTION_PORT}
+"""The port of a Service that leads directly to functions' pods."""
 _BOOLEANS: Final = {"true": True, "false": False}
+"""Values of the annotation `DIRECT`."""
 
 
 def is_direct(broker: Resource, settings: Settings) -> bool:
     """Whether a Broker's senders bypass Knative's proxy.
 
-    Its annotation decides; without one, the installation's setting, except for a Broker that may
-    scale to zero. Raises `InvalidDocument`.
+    The Broker's annotation `DIRECT` decides. Without it the installation's setting does, but a
+    receiver that may scale to zero needs the proxy. Raises `InvalidDocument` for an invalid
+    annotation, or for `true` at a receiver that may scale to zero.
     """
     direct = _declared_direct(broker)
     may_sleep = min_receiver_pods(broker.metadata.annotations, 1) < 1
@@ -49,7 +52,9 @@ def is_direct(broker: Resource, settings: Settings) -> bool:
 
 
 def is_direct_channel(channel: Resource, settings: Settings) -> bool:
-    """Whether a KafkaChannel's senders bypass Knative's proxy. Raises `InvalidDocument`."""
+    """Whether a KafkaChannel's senders bypass Knative's proxy: the channel's annotation `DIRECT`
+    may only switch off the installation's setting. Raises `InvalidDocument` if it is invalid or
+    would switch it on."""
     direct = _declared_direct(channel)
     if direct and not settings.direct:
         problem = "its receiver serves other channels, too: set the operator's KNAFKA_DIRECT"

@@ -23,8 +23,9 @@ EVENT_TYPE_VERSION: Final = "eventing.knative.dev/v1beta2"
 """The version that eventing-kafka-broker creates; Knative Eventing also serves newer ones."""
 EVENT_TYPE: Final = "EventType"
 MAX_TYPE_TEXT: Final = 512
-"""Most characters of a type, a source or a schema."""
+"""Most characters of a path, a type, a source or a schema that a receiver reports."""
 DESCRIPTION: Final = "Event Type auto-created by controller"
+"""Description of each EventType; the text is upstream's."""
 
 
 class ReportedType(NamedTuple):
@@ -34,13 +35,14 @@ class ReportedType(NamedTuple):
     """Path of the Broker or channel at the receiver."""
     type: str
     source: str
+    """The events' `source`."""
     schema: str | None = None
     """The events' `dataschema`; None: they have none."""
 
 
 def reported_types(answer: bytes) -> list[ReportedType]:
-    """Parse the event types in a receiver's answer, without invalid ones. Raises `ValueError` if
-    the answer itself is invalid."""
+    """Parse the event types in a receiver's answer, and leave out malformed ones. Raises
+    `ValueError` if the answer isn't JSON with a list `eventTypes`."""
     document = json.loads(answer)
     entries = document.get("eventTypes") if isinstance(document, dict) else None
     if not isinstance(entries, list):
@@ -50,7 +52,8 @@ def reported_types(answer: bytes) -> list[ReportedType]:
 
 
 def _parse_reported_type(entry: object) -> ReportedType | None:
-    """Parse an event type in a receiver's answer; None if it is malformed."""
+    """Parse one event type in a receiver's answer; None: it is malformed. A malformed schema is
+    only left out."""
     if not isinstance(entry, dict):
         return None
     path, type_, source = (entry.get(name) for name in ("path", "type", "source"))
@@ -69,15 +72,16 @@ def _is_text(value: object) -> TypeGuard[str]:
 
 
 def event_type_name(owner: Identity, reported_type: ReportedType) -> str:
-    """Return the name of an EventType, the same as upstream's, so that existing ones are
-    recognised."""
+    """Return the name of the EventType of `owner`, a Broker or KafkaChannel. It is the same as
+    upstream's, so that EventTypes that upstream has created are recognised."""
     text = f"{reported_type.type}{reported_type.source}{owner.namespace}{owner.name}"
     suffix = hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
     return f"et-{owner.name}-{suffix}".lower()[:MAX_OBJECT_NAME]
 
 
 def event_type(owner: Document, reported_type: ReportedType) -> Mapping[str, Any]:
-    """Return the manifest of an EventType, which its Broker or KafkaChannel owns."""
+    """Return the manifest of an EventType; `owner` is the stored Broker or KafkaChannel, which owns
+    the EventType."""
     identity = Identity.of(owner)
     reference = {"apiVersion": owner["apiVersion"], "kind": owner["kind"], "name": identity.name}
     spec = {

@@ -56,8 +56,11 @@ MAX_PER_OWNER: Final = 20
 MAX_PER_ROUND: Final = 200
 """Most EventTypes created in a round; each is a write to etcd."""
 MAX_CONCURRENT_RECEIVERS: Final = 20
+"""Most receivers that are asked at the same time."""
 ASK_TIMEOUT: Final = 2.0
+"""Seconds for a pod's answer."""
 ANSWER_BYTES: Final = 128 * 1024
+"""Most bytes of a pod's answer."""
 
 AskEventTypes = Callable[[Identity, Sequence[str]], Awaitable[list[ReportedType]]]
 """A receiver's Service and its pods' addresses -> the types that they report; pods that don't
@@ -78,12 +81,15 @@ class EventTypes:
     """By Broker or KafkaChannel: its UID, and the hashes of its EventTypes' names."""
 
     async def create_new_types(self) -> None:
-        """Ask all running receivers for new types, and create EventTypes. Raises `ClusterError`."""
+        """Ask all running receivers for new types, and create the EventTypes that are missing. Does
+        nothing while the feature is off. Raises `ClusterError`, and `InvalidDocument` if the
+        feature's ConfigMap can't be parsed."""
         if not self.states.brokers or not await makes_event_types(self.cluster, self.settings):
             self._known.clear()
             return
         for deleted_owner in self._known.keys() - self.states.brokers.keys():
             del self._known[deleted_owner]
+        # The keys of the inner dict are an ordered set: several pods may report the same type.
         new_types: dict[Identity, dict[ReportedType, None]] = defaultdict(dict)
         for service, reported_types in (await self._ask_receivers()).items():
             for reported_type in reported_types:
@@ -92,7 +98,8 @@ class EventTypes:
         await self._create_types(new_types)
 
     async def _ask_receivers(self) -> Mapping[Identity, list[ReportedType]]:
-        """Ask the running receivers for their types; returns these by the receiver's Service."""
+        """Ask the running receivers for their types; returns the types by the receiver's Service.
+        Raises `ClusterError`."""
         addresses: dict[Identity, list[str]] = defaultdict(list)
         namespace = self.settings.namespace if self.states.family.centralized else None
         labels = {services.ROLE_LABEL: services.RECEIVER_ROLE}
@@ -117,7 +124,7 @@ class EventTypes:
 
     def _find_owner(self, service: Identity, path: str) -> Identity | None:
         """Return the Broker or KafkaChannel whose events the receiver `service` accepts at this
-        path; None: the receiver doesn't serve it."""
+        path; None: there is no such object, or the receiver doesn't serve it."""
         owner = identity_at_path(path)
         record = self.states.brokers.get(owner)
         if record is None or record.state is None:
@@ -133,7 +140,7 @@ class EventTypes:
         self, new_types: Mapping[Identity, Mapping[ReportedType, None]]
     ) -> None:
         """Create the EventTypes that owners lack, at most `MAX_PER_ROUND` in all and
-        `MAX_PER_OWNER` for each; logs errors."""
+        `MAX_PER_OWNER` for each owner. An error is logged, and the other owners go on."""
         remaining, owners = MAX_PER_ROUND, list(new_types)
         random.shuffle(owners)  # else the same owners would always be last
         for owner in owners:
@@ -149,8 +156,8 @@ class EventTypes:
     async def _create_types_of(
         self, owner: Identity, reported: Mapping[ReportedType, None], at_most: int
     ) -> int:
-        """Create the EventTypes in `reported` that the owner lacks, at most `at_most`; returns how
-        many. Raises `ClusterError`."""
+        """Create the EventTypes in `reported` that the owner lacks, at most `at_most`; returns
+        their number, including those that the API server rejected. Raises `ClusterError`."""
         family = self.states.family
         unknown = [
             reported_type for reported_type in reported if not self._is_known(owner, reported_type)
@@ -175,7 +182,7 @@ class EventTypes:
                 break
             try:
                 await self.cluster.create(deciding.event_type(document, reported_type))
-            except Rejected as error:  # it would be rejected again
+            except Rejected as error:  # counts as created, as it would be rejected again
                 log.info("%s", error)
             name_hashes.add(name_hash)
             created += 1
@@ -188,8 +195,9 @@ class EventTypes:
         return len(name_hashes) >= MAX_TYPES or _name_hash(owner, reported_type) in name_hashes
 
     async def _ensure_name_hashes(self, owner: Identity, document: Document) -> set[int]:
-        """Return the hashes of the names of an owner's EventTypes; lists these at the first call
-        for its UID. Raises `ClusterError`."""
+        """Return the hashes of the names of an owner's EventTypes, a set that the caller may add
+        to. The EventTypes are listed at the first call for the owner's UID. Raises
+        `ClusterError`."""
         uid = str(document["metadata"].get("uid", ""))
         uid_and_hashes = self._known.get(owner)
         if uid_and_hashes is None or uid_and_hashes[0] != uid:
@@ -232,8 +240,8 @@ class PodEventTypes:
 async def _request_types(
     session: aiohttp.ClientSession, address: str, bearers: Sequence[str]
 ) -> list[ReportedType]:
-    """Return the event types that one pod reports; empty if it doesn't answer or answers something
-    else."""
+    """Return the event types that one pod reports; empty if it doesn't answer, or if its answer is
+    invalid."""
     try:
         answer = await get_answer(session, f"{address}/event-types", bearers, ANSWER_BYTES)
         # None: the pod started before the feature was on.

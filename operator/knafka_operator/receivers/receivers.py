@@ -45,14 +45,14 @@ from knafka_operator.scale.http_sessions import open_checked_session
 log = logging.getLogger(__name__)
 
 APPLY_RETRY_INTERVAL: Final = 1.0
-"""Seconds before a Service that isn't Ready is applied again; all its channels request that."""
+"""Seconds until a Service that isn't Ready is applied again, however many channels request that."""
 CONTRACT_READ_TIMEOUT: Final = 10.0
-"""Seconds for every replica to read an entry; after that its object isn't Ready."""
-REPLICA_POLL_INTERVAL: Final = 0.1
+"""Seconds for every replica to read an entry; after that the entry's object isn't Ready."""
+REPLICA_POLL_INTERVAL: Final = 0.1  # seconds
 CONTRACT_CHECK_INTERVAL: Final = 30.0
 """Seconds between two checks of a contract topic for changes by others."""
-CONTRACT_PORT: Final = 8080
-ASK_TIMEOUT: Final = 2.0
+CONTRACT_PORT: Final = 8080  # a pod answers there at `/contract`
+ASK_TIMEOUT: Final = 2.0  # seconds
 POSITION_BYTES: Final = 256
 """Most bytes of a pod's answer at `/contract`: a position, as JSON."""
 
@@ -68,7 +68,7 @@ class ReceiverRecord:
     service: Identity
     contract: ContractTopic[Ingress]
     times_read: int = 0
-    """The contract's `times_read` for which the positions below are valid."""
+    """The contract's `times_read` for which `read_position` and `written` are valid."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     manifest: Mapping[str, Any] | None = None
     """The Service as it was last applied."""
@@ -77,11 +77,11 @@ class ReceiverRecord:
     problem: NotReady | None = None
     applied_at: float = -math.inf
     """When the Service was last applied, by the event loop's clock."""
-    read: int = 0
+    read_position: int = 0
     """Position to which every replica is known to have read; replicas that start later read all.
     0 after the topic was read again, as it may have been recreated."""
     written: dict[str, int] = field(default_factory=dict)
-    """Position after the last write of each path."""
+    """By path: the position after the last write of its entry by this operator."""
     asking_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     asked_at: float = -math.inf
     """When replicas were last asked, by the event loop's clock."""
@@ -89,15 +89,16 @@ class ReceiverRecord:
     """The replicas' last answers."""
 
     async def write(self, path: str, ingress: Ingress | None) -> None:
-        """Write an entry, or with None remove it; raises `LogError`."""
+        """Write the entry at a path, or remove it if `ingress` is None. Raises `LogError`."""
         await self.contract.write(path, ingress)
         self.written[path] = self.contract.position
 
     def has_read(self, path: str) -> bool:
-        """Whether every replica has confirmed that it has read the last write of a path."""
-        return self.read >= self.written.get(path, self.contract.position)
+        """Whether every replica has told this operator that it has read the last write of a path,
+        or all of the contract if this operator hasn't written there."""
+        return self.read_position >= self.written.get(path, self.contract.position)
 
-    def was_read(self, path: str, document: Document) -> bool:
+    def is_read_by_status(self, path: str, document: Document) -> bool:
         """Whether the status in `document` records that every replica has read the entry at `path`,
         as an earlier operator noted; replicas that started later read all entries."""
         entry = self.contract.records.get(path)
@@ -111,14 +112,14 @@ class ReceiverRecord:
         """Return the entry at a path (None: there is none), and whether every replica has read
         it."""
         ingress = self.contract.records.get(path)
-        accepted = self.has_read(path) or self.was_read(path, document)
+        accepted = self.has_read(path) or self.is_read_by_status(path, document)
         return ingress, ingress is not None and accepted
 
     def reset_if_reread(self) -> None:
         """Forget the replicas' positions if the topic was read again, as it may be a new one."""
         if self.times_read != self.contract.times_read:
             self.times_read = self.contract.times_read
-            self.read = 0
+            self.read_position = 0
             self.written.clear()
 
 
@@ -138,8 +139,8 @@ class Receivers:
     async def ensure_receiver(
         self, service: Identity, kafka: KafkaCluster, topic: str
     ) -> ReceiverRecord:
-        """Return the record of the receiver with this Knative Service, created if needed, and read
-        its contract `topic` unless memory matches it; raises `LogError`."""
+        """Return the record of the receiver with this Knative Service, created if needed, after its
+        contract `topic` was read, unless memory is up to date. Raises `LogError`."""
         key = kafka.bootstrap_servers, topic
         if (contract := self.contracts.get(key)) is None:
             contract = self.contracts[key] = ContractTopic(
@@ -158,7 +159,7 @@ class Receivers:
         return record
 
     def forget(self, service: Identity) -> None:
-        """Forget a receiver, and its contract if no other receiver follows that."""
+        """Forget a receiver, and its contract if no other receiver follows that contract."""
         if (record := self.records.pop(service, None)) is not None:
             contract = record.contract
             if not any(other_record.contract is contract for other_record in self.records.values()):
@@ -174,10 +175,9 @@ class Receivers:
             await record.contract.delete_if_empty()
 
     async def check_contract(self, record: ReceiverRecord, requester: Identity) -> None:
-        """Check a contract at most every `CONTRACT_CHECK_INTERVAL` seconds: if others have changed
-        its topic, enqueue all Brokers or channels but the `requester`; remove entries of objects
-        that are gone.
-        """
+        """Check a contract, at most every `CONTRACT_CHECK_INTERVAL` seconds: if others have changed
+        its topic, enqueue all Brokers or channels but the `requester`. Also remove entries of
+        objects that are gone. Raises `LogError`, `ClusterError`."""
         contract, now = record.contract, _now()
         if now - contract.checked_at < CONTRACT_CHECK_INTERVAL:
             return
@@ -200,11 +200,9 @@ class Receivers:
     async def apply(
         self, record: ReceiverRecord, topic: Topic, manifest: Mapping[str, Any], requester: Identity
     ) -> str:
-        """Create a contract's topic and apply the receiver's Service; returns its Ready Revision.
-
-        The Service is applied once for all channels, and again every `APPLY_RETRY_INTERVAL` seconds
-        while it isn't Ready. Raises `NotReady` and `LogError`.
-        """
+        """Create a contract's topic and apply the receiver's Service for the channel `requester`;
+        returns the Ready Revision. The Service is applied once for all channels, and again every
+        `APPLY_RETRY_INTERVAL` seconds while it isn't Ready. Raises `NotReady` and `LogError`."""
         async with record.lock:
             await record.contract.ensure_created(topic)
             is_lost = await self._is_service_lost(record)
@@ -243,16 +241,16 @@ class Receivers:
         desired_position = record.written.get(path, record.contract.position)
         try:
             async with asyncio.timeout(CONTRACT_READ_TIMEOUT):
-                while record.read < desired_position:
+                while record.read_position < desired_position:
                     async with record.asking_lock:
                         if (
                             _now() - record.asked_at >= REPLICA_POLL_INTERVAL
-                            and record.read < desired_position
+                            and record.read_position < desired_position
                         ):
                             await self._ask_replicas(record)
                     if record.contract.checked_at == -math.inf:  # others may have written there
                         await self.check_contract(record, identity_at_path(path))
-                    if record.read < desired_position:
+                    if record.read_position < desired_position:
                         await asyncio.sleep(REPLICA_POLL_INTERVAL)
         except TimeoutError:
             answers = record.replicas.items()
@@ -270,7 +268,7 @@ class Receivers:
             ) from None
 
     async def _ask_replicas(self, record: ReceiverRecord) -> None:
-        """Ask every replica for its position, and update the record."""
+        """Ask every replica for its position in the contract, and update the record."""
         end, record.asked_at = record.contract.position, _now()
         answers = await self.positions(*record.service)
         if any(
@@ -287,13 +285,13 @@ class Receivers:
         # Compare with the current end, so that the next waiter needs no request. Positions never go
         # back: a replica that starts later begins with all records.
         positions = (0 if position is None else position for position in answers.values())
-        record.read = max(record.read, min(positions, default=end))
+        record.read_position = max(record.read_position, min(positions, default=end))
         record.replicas = answers
 
 
 async def _keep_compacted(contract: ContractTopic[Ingress]) -> None:
-    """Set an existing contract topic to be compacted. A topic created by somebody else may delete
-    old records, and a receiver that starts later would serve nothing."""
+    """Set an existing contract topic to be compacted; an error is logged. A topic created by
+    somebody else may delete old records, and a receiver that starts later would serve nothing."""
     topics = contract.kafka.topics
     description = await topics.describe_topic(contract.topic) if contract.exists else None
     if description is None or "compact" in description.config.get(CLEANUP, ""):
@@ -310,7 +308,7 @@ async def _keep_compacted(contract: ContractTopic[Ingress]) -> None:
 
 
 def identity_at_path(path: str) -> Identity:
-    """Return the Broker or channel whose entry has this path."""
+    """Return namespace and name of the Broker or channel whose entry has this path."""
     namespace, _, name = path[1:].partition("/")
     return Identity(namespace, name)
 
@@ -340,9 +338,9 @@ class PodPositions:
         port: int = CONTRACT_PORT,
         bearers: Callable[[str, str], Sequence[str]] = lambda name, namespace: (),
     ) -> None:
-        """`url_of` gives the Service's URL, which is asked if no pod answers, as a mesh or
-        NetworkPolicy may block them; its answer stands for all pods. `bearers` gives the tokens
-        that pods accept, by the Service's name and namespace."""
+        """`url_of` returns a Service's URL by its name and namespace. It is asked if no pod
+        answers, as a mesh or NetworkPolicy may block them, and its answer stands for all pods.
+        `bearers` returns the tokens that a Service's pods accept, by its name and namespace."""
         self._cluster = cluster
         self._url_of = url_of
         self._port = port
@@ -372,8 +370,8 @@ class PodPositions:
 async def _request_position(
     session: aiohttp.ClientSession, url: str, bearers: Sequence[str]
 ) -> int | None:
-    """Return the position in the contract topic that a receiver reports; None if it doesn't answer
-    or answers something else."""
+    """Return the position in the contract topic that a receiver reports; None if it doesn't answer,
+    or if its answer is invalid."""
     try:
         answer = await get_answer(session, f"{url}/contract", bearers, POSITION_BYTES)
         return None if answer is None else int(json.loads(answer)["position"])
@@ -397,4 +395,5 @@ def takes_requests(pod: Document) -> bool:
 
 
 def _now() -> float:
+    """Return the event loop's time, in seconds."""
     return asyncio.get_running_loop().time()

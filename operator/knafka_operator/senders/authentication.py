@@ -24,7 +24,9 @@ from knafka_operator.senders.event_policies import (
 )
 
 OIDC: Final = "authentication-oidc"
+"""Key of ConfigMap `config-features`: whether senders must send a token."""
 AUTHORIZATION_MODE_FEATURE: Final = "default-authorization-mode"
+"""Key of ConfigMap `config-features`: who may send where no policy applies."""
 _AUTHORIZATION_MODES: Final[tuple[str, ...]] = get_args(AuthorizationMode)
 
 
@@ -36,14 +38,14 @@ class Authentication:
     is_on: bool = False
     """Whether senders must send a token."""
     mode: AuthorizationMode = "allow-same-namespace"
-    """Upstream's default."""
+    """Who may send where no policy applies; this is upstream's default."""
     policies: tuple[Mapping[str, Any], ...] = ()
     """All EventPolicies of the namespace."""
 
     @classmethod
     def of(cls, features: ConfigMap | None) -> Authentication:
-        """Parse ConfigMap `config-features`; None: it doesn't exist. Raises `InvalidDocument` with
-        its name."""
+        """Parse ConfigMap `config-features` (None: it doesn't exist), without any policies. Raises
+        `InvalidDocument` with the ConfigMap's name."""
         if not is_enabled(features, OIDC):
             return NO_AUTHENTICATION
         mode = feature_value(
@@ -52,13 +54,13 @@ class Authentication:
         return cls(True, cast(AuthorizationMode, mode))
 
     def applied_policies_of(self, resource: Resource) -> tuple[AppliedPolicy, ...]:
-        """Return the policies that apply to a Broker, channel or sink; none if authentication is
-        off."""
+        """Return the policies that apply to a Broker, channel or sink; empty if authentication is
+        off, or if no policy applies."""
         return applied_policies(self.policies, resource) if self.is_on else ()
 
     def with_sender_rules(self, ingress: Ingress, resource: Resource) -> Ingress:
-        """Return the contract entry with the audience and policies that the receiver enforces on
-        senders."""
+        """Return the contract entry of a Broker, channel or sink with the audience, policies and
+        mode that the receiver enforces on senders; unchanged if authentication is off."""
         if not self.is_on:
             return ingress
         return ingress.model_copy(
@@ -72,7 +74,9 @@ class Authentication:
     def policies_status(
         self, resource: Resource, previous_status: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return the patch of `status.policies`; null removes it from a status that had it."""
+        """Return the patch of `status.policies`: the policies that apply and are ready. If
+        authentication is off, None removes the field from a status that had it, and an empty patch
+        leaves one that had none."""
         if self.is_on:
             return {"policies": policies_status(self.applied_policies_of(resource))}
         return {"policies": None} if "policies" in previous_status else {}
@@ -99,7 +103,8 @@ def audience_of(resource: Resource) -> str:
 
 
 def http_address(url: str, audience: str | None) -> Mapping[str, Any]:
-    """Return a `status.address` with this URL."""
+    """Return an http address in the form of `status.address`; `audience` None: senders need no
+    token."""
     return {"name": "http", "url": url, **({} if audience is None else {"audience": audience})}
 
 
@@ -107,7 +112,7 @@ def addresses_status(
     addresses: Sequence[Mapping[str, Any]], previous_status: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the patch of `status.addresses`. The field lists all addresses if one of them is https
-    or has an audience. Otherwise `status.address` says everything: null removes the field from a
+    or has an audience. Otherwise `status.address` says everything: None removes the field from a
     status that had it, and an empty patch leaves one that had none."""
     if any(address["name"] != "http" or address.keys() - {"name", "url"} for address in addresses):
         return {"addresses": list(addresses)}

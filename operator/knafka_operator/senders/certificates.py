@@ -30,7 +30,8 @@ def https_of_secret(
 ) -> Https:
     """Return the https address of a Broker's receiver that terminates TLS itself, with the
     certificate in the Secret `name`. `secret` has the decoded values of that Secret, None: it
-    doesn't exist. Raises `NotReady` if clients couldn't connect to the receiver with it."""
+    doesn't exist; `now` is the time at which the certificate must be valid. Raises `NotReady` if
+    clients couldn't connect with this certificate, or if the receiver may scale to zero."""
     host, namespace = tls_host(broker, settings), broker.metadata.namespace
     where = f"Secret {namespace}/{name:.253}"
     if secret is None:
@@ -78,7 +79,8 @@ def _invalid_secret(where: str, problem: str) -> NotReady:
 
 
 def _certificate_hosts(certificate: x509.Certificate) -> Sequence[str]:
-    """Return the DNS names for which a certificate is valid; empty if it names none."""
+    """Return the DNS names for which a certificate is valid; empty if it names none. Raises
+    `ValueError` if its extensions are malformed."""
     try:
         alternative_names = certificate.extensions.get_extension_for_class(
             x509.SubjectAlternativeName
@@ -95,7 +97,8 @@ def _matches_host(name: str, host: str) -> bool:
 
 
 def _key_problem(certificate: x509.Certificate, key: str) -> str:
-    """Return what is wrong with a certificate's private key in PEM form; empty if it fits."""
+    """Return what is wrong with `key`, the certificate's private key in PEM form; empty: it fits
+    the certificate."""
     try:
         private = load_pem_private_key(key.encode(), None)
     except (ValueError, TypeError):

@@ -28,14 +28,18 @@ from knafka_operator.model.features import feature_value
 from knafka_operator.model.resources import KNAFKA_PREFIX, ConfigMap, Resource, are_certificates
 
 ENCRYPTION: Final = "transport-encryption"
+"""Key of ConfigMap `config-features`: the encryption mode."""
 EncryptionMode: TypeAlias = Literal["disabled", "permissive", "strict"]
+"""`disabled`: http; `permissive`: https and http; `strict`: only https."""
 _ENCRYPTION_MODES: Final[tuple[str, ...]] = get_args(EncryptionMode)
 
 TLS_SECRET: Final = f"{KNAFKA_PREFIX}tls-secret"
 """Annotation of a Broker: the Secret of its namespace, in cert-manager's form, with which its
 receiver terminates TLS itself."""
 RECEIVER_TLS_PORT: Final = 8443
+"""The port of a receiver that terminates TLS itself."""
 NO_HTTPS: Final = "HttpsNotServed"
+"""Reason of a condition: Knative has no https address for a receiver."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,6 @@ class Encryption:
     """Transport encryption, which is one setting for all Brokers and KafkaChannels."""
 
     mode: EncryptionMode = "disabled"
-    """`disabled`: http; `permissive`: https and http; `strict`: only https."""
 
     @classmethod
     def of(cls, features: ConfigMap | None) -> Encryption:
@@ -79,19 +82,26 @@ class Encryption:
     def addresses(
         self, http: Mapping[str, Any], path: str, https: Https | NotReady | None
     ) -> list[Mapping[str, Any]]:
-        """Return all addresses of a receiver: `http`, its address by http, and the https address at
-        `path`, as the mode requires. The last one becomes `status.address`, as upstream's. Without
-        https, `https` is None or the error that explains why."""
+        """Return all addresses of a receiver that the mode allows: its https address at `path`, if
+        it has one, then `http`, its http address. The last one becomes `status.address`, as
+        upstream's. Empty: the mode is `strict`, and there is no https address.
+
+        `https` is None if https is off, or an error that explains why there is no https address.
+        """
         all_addresses: list[Mapping[str, Any]] = []
         if isinstance(https, Https):
-            address = {**http, "name": "https", "url": https.url + path}
-            ca_certs = {} if https.ca_certs is None else {"CACerts": https.ca_certs}
-            all_addresses.append({**address, **ca_certs})
-        return all_addresses if self.mode == "strict" else [*all_addresses, http]
+            https_address = {**http, "name": "https", "url": https.url + path}
+            if https.ca_certs is not None:
+                https_address["CACerts"] = https.ca_certs
+            all_addresses.append(https_address)
+        if self.mode != "strict":
+            all_addresses.append(http)
+        return all_addresses
 
     def encrypted_condition(self, https: Https | NotReady | None) -> Condition | None:
-        """Return the condition `TransportEncrypted`; None: encryption is off. It is informational
-        unless the mode is `strict`."""
+        """Return the condition `TransportEncrypted`; None: encryption is off. The condition is
+        informational unless the mode is `strict`. `https` is the receiver's https address, or the
+        error that explains why there is none."""
         if not self.is_on:
             return None
         severity = Severity.ERROR if self.mode == "strict" else Severity.INFO
@@ -106,8 +116,9 @@ NO_ENCRYPTION: Final = Encryption()
 
 
 def https_of_service(service: Mapping[str, Any] | None, name: str) -> Https:
-    """Return the https address that Knative gives a function's Service. Raises `NotReady` if it has
-    none."""
+    """Return the https address that Knative gives a function. `service` is the function's stored
+    Knative Service, None: it doesn't exist; `name` is its name. Raises `NotReady` if there is no
+    https address."""
     address = ((service or {}).get("status") or {}).get("address") or {}
     url = str(address.get("url") or "")
     if not url:
@@ -119,10 +130,10 @@ def https_of_service(service: Mapping[str, Any] | None, name: str) -> Https:
             "cluster-local-domain-tls: Enabled in ConfigMap knative-serving/config-network, or, "
             f"for a Broker, annotate it {TLS_SECRET}: SECRET, with which its receiver ends TLS",
         )
-    trusted = address.get("CACerts")
-    if trusted and not are_certificates(str(trusted)):
-        trusted = None
-    return Https(url.rstrip("/"), str(trusted) if trusted else None)
+    ca_certs = address.get("CACerts")
+    if ca_certs and not are_certificates(str(ca_certs)):
+        ca_certs = None
+    return Https(url.rstrip("/"), str(ca_certs) if ca_certs else None)
 
 
 def tls_service_name(broker: Resource) -> str:

@@ -25,6 +25,7 @@ from knafka_operator.model.event_policies import POLICIES_VERSION, EventPolicySp
 from knafka_operator.model.resources import Resource
 
 NOBODY: Final = Policy()
+"""A policy that admits no sender."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class AppliedPolicy:
 
     name: str
     policy: Policy
+    """The senders that it admits, in the form of the contract."""
     is_ready: bool = True
     """False: the policy's senders aren't known, so it admits no sender."""
 
@@ -59,14 +61,14 @@ def policies_ready_condition(applied: tuple[AppliedPolicy, ...], mode: str) -> C
 
 
 def policies_status(applied: tuple[AppliedPolicy, ...]) -> list[dict[str, str]]:
-    """Return `status.policies`: the policies that are ready."""
+    """Return the value of `status.policies`: those of the applying policies that are ready."""
     ready = (policy for policy in applied if policy.is_ready)
     return [{"apiVersion": POLICIES_VERSION, "name": policy.name} for policy in ready]
 
 
 def _applied_policy(document: Mapping[str, Any], resource: Resource) -> AppliedPolicy | None:
-    """Return an EventPolicy as it applies to `resource`; None if it doesn't. A policy that is
-    invalid, or whose senders aren't known yet, admits nobody."""
+    """Return the stored EventPolicy `document` as it applies to `resource`; None: it doesn't apply.
+    A policy that is invalid, or whose senders aren't known yet, admits nobody."""
     name = str(document["metadata"]["name"])
     try:
         spec = parse(EventPolicySpec, document.get("spec") or {})
@@ -84,15 +86,14 @@ def _applied_policy(document: Mapping[str, Any], resource: Resource) -> AppliedP
 
 
 def _is_target(target: PolicyTarget, resource: Resource) -> bool:
-    """Return whether an EventPolicy's target means this object, by name or by labels."""
-    metadata = resource.metadata
-    if (ref := target.ref) is not None and _is_kind(ref.api_version, ref.kind, resource):
-        if ref.name.lower() == metadata.name.lower():
+    """Whether an EventPolicy's target means this object, by name or by labels."""
+    ref, selector = target.ref, target.selector
+    if ref is not None and _is_kind(ref.api_version, ref.kind, resource):
+        if ref.name.lower() == resource.metadata.name.lower():
             return True
-    selector = target.selector
     if selector is None or not _is_kind(selector.api_version, selector.kind, resource):
         return False
-    return selector.selects(metadata.labels)
+    return selector.selects(resource.metadata.labels)
 
 
 def _is_kind(api_version: str, kind: str, resource: Resource) -> bool:
@@ -107,7 +108,8 @@ def _is_kind(api_version: str, kind: str, resource: Resource) -> bool:
 
 
 def _senders_in_status(status: object) -> tuple[str, ...] | None:
-    """Return the senders in a policy's status; None: the policy isn't Ready."""
+    """Return the senders in `status`, the status of a stored policy; None: the policy isn't Ready,
+    or its status is malformed."""
     if not isinstance(status, Mapping):
         return None
     conditions = status.get("conditions")

@@ -43,7 +43,8 @@ class Features:
 async def observe_features(
     cluster: Cluster, settings: Settings, policies: Policies, namespace: str
 ) -> Features:
-    """Read the features of a namespace. Raises `ClusterError`."""
+    """Read the features of a namespace. `policies` has all EventPolicies of the cluster. Raises
+    `ClusterError`."""
     try:
         config = await _read_config(cluster, settings)
     except InvalidDocument as error:
@@ -65,18 +66,20 @@ async def observe_features(
 
 
 async def makes_event_types(cluster: Cluster, settings: Settings) -> bool:
-    """Whether EventTypes are created from events. Raises `ClusterError`, `InvalidDocument`."""
+    """Whether EventTypes are created from events, by the ConfigMap `config-features`. Raises
+    `ClusterError`, and `InvalidDocument` if that can't be parsed."""
     return is_enabled(await _read_config(cluster, settings), EVENT_TYPES_FEATURE)
 
 
 async def _read_config(cluster: Cluster, settings: Settings) -> ConfigMap | None:
-    """Return the ConfigMap; None if it doesn't exist. Raises `ClusterError`, `InvalidDocument`."""
+    """Return the ConfigMap `config-features`; None: it doesn't exist. Raises `ClusterError`, and
+    `InvalidDocument` if it can't be parsed."""
     stored = await cluster.get(CORE, "ConfigMap", *settings.features_config)
     return None if stored is None else parse(ConfigMap, stored)
 
 
 def _value_or_error(read: Callable[[], T]) -> T | KnafkaError:
-    """Return what `read` returns, or an expected error that it raises."""
+    """Call `read`, and return its result, or the error if it raises one of those in `EXPECTED`."""
     try:
         return read()
     except EXPECTED as error:
@@ -84,8 +87,8 @@ def _value_or_error(read: Callable[[], T]) -> T | KnafkaError:
 
 
 def is_authentication_on(authentication: Authentication | KnafkaError) -> bool:
-    """Whether tokens are sent and required. True if that can't be read: destinations that require
-    tokens still get them."""
+    """Whether tokens are sent and required. True if `authentication` is the error of reading that:
+    destinations that require tokens then still get them."""
     return isinstance(authentication, KnafkaError) or authentication.is_on
 
 

@@ -19,16 +19,19 @@ class Policies:
     """All EventPolicies of the cluster."""
 
     def __init__(self) -> None:
+        """Begin without policies, and as if there were none; a watch of them changes that."""
         self.is_known = True
         """Whether all policies are known; set by the policies' watch."""
         self._by_namespace: dict[str, dict[Identity, Document]] = {}
+        """The stored policies by namespace, which has at least one, and identity."""
 
     def __len__(self) -> int:
         """Return the number of policies in memory."""
         return sum(map(len, self._by_namespace.values()))
 
     def update(self, changed: Sequence[Document], gone: Sequence[Document]) -> set[str]:
-        """Update the policies that have changed or were deleted; returns their namespaces."""
+        """Store the policies that have `changed`, drop those that are `gone`, and return the
+        namespaces of all of them."""
         for document in changed:
             identity = Identity.of(document)
             self._by_namespace.setdefault(identity.namespace, {})[identity] = document

@@ -9,7 +9,7 @@ firings of the Sensor's trigger from whose name its own name is built.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from knafka.core import names
@@ -21,6 +21,7 @@ from knafka_operator.records.delivery import BrokerState
 from knafka_operator.sensors.topics import desired_topics, recorded_topic
 
 K = TypeVar("K")
+"""The type of a connection to Kafka, which is never used here."""
 
 
 def sensor_name_of(trigger: Mapping[str, Any]) -> str | None:
@@ -47,8 +48,8 @@ def actions_for_trigger(
     *,
     enabled: bool,
 ) -> SensorActions:
-    """Return the topic and the Sensor's trigger whose actions a Trigger delivers. Raises `NotReady`
-    if it may not deliver them.
+    """Return which actions a Trigger delivers: those in the Sensor's action topic that one of the
+    Sensor's triggers fired. Raises `NotReady` if it may not deliver them.
 
     `sensor` is the Sensor that the Trigger's annotation names (None: it doesn't exist), `broker`
     the state of the Trigger's Broker; `enabled`: whether the installation serves Sensors.
@@ -75,24 +76,19 @@ def actions_for_trigger(
         message = f"Sensor {sensor_name} has no trigger whose actions {trigger_name} could deliver"
         raise NotReady("SensorNotOurs", message)
     annotations = sensor.status.annotations
-    name = recorded_topic(sensor, ACTION, annotations)
-    if name is None:
+    if recorded_topic(sensor, ACTION, annotations) is None:
         message = f"Sensor {sensor_name} has no topics yet"
         raise NotReady("SensorNotReady", message, transient=True)
+    # Neither existing topics nor other Sensors' names matter, as the status records the name.
     topic = desired_topics(sensor, broker, annotations, {}, frozenset())[ACTION]
     return SensorActions(topic, fired_by[0])
 
 
 def _controlling_sensor(trigger: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the owner reference to the Sensor that controls a Trigger; None: it has none."""
-    for owner_reference in trigger["metadata"].get("ownerReferences") or ():
-        if owner_reference.get("controller") and (
-            owner_reference.get("apiVersion"),
-            owner_reference.get("kind"),
-        ) == (
-            KNAFKA,
-            SENSOR,
-        ):
-            sensor_reference: Mapping[str, Any] = owner_reference
-            return sensor_reference
+    owner_references: Sequence[Mapping[str, Any]] = trigger["metadata"].get("ownerReferences") or ()
+    for owner_reference in owner_references:
+        owner_kind = owner_reference.get("apiVersion"), owner_reference.get("kind")
+        if owner_reference.get("controller") and owner_kind == (KNAFKA, SENSOR):
+            return owner_reference
     return None

@@ -60,10 +60,11 @@ from knafka_operator.sensors import topics as sensor_topics
 from knafka_operator.sensors.function_contract import function_contract
 
 BUS: Final = "knafka.dev/bus"
-"""Key of `status.annotations`: the bus's topic on which the Sensor's group got its first
-offsets."""
+"""Key of `status.annotations`: name of the bus's topic. It is written once the Sensor's group has
+its first offsets on that topic."""
 
 K = TypeVar("K")
+"""The type of a connection to Kafka, which is passed on but never used here."""
 
 
 class WatchedSensor(NamedTuple):
@@ -100,7 +101,7 @@ class ObservedSensor(ObservedObject, Generic[K]):
     have records or are also named by another Sensor's status."""
     is_group_foreign: bool = False
     """Whether a consumer group of the usual name exists that isn't proved to be the Sensor's."""
-    stands: bool = False
+    function_exists: bool = False
     """Whether the Sensor's Knative Service exists."""
     scaling: ScalingStatus | None = None
     """The scaler's status of the Sensor; None: it isn't scaled yet."""
@@ -116,11 +117,11 @@ class ObservedSensor(ObservedObject, Generic[K]):
         observed = super().after(effect, result)
         match effect:
             case Delete(Step.DELETE_FUNCTIONS):
-                return replace(observed, stands=False)
+                return replace(observed, function_exists=False)
             case CreateTopic(topic) if isinstance(observed.topics, Mapping):
                 return replace(observed, topics={**observed.topics, topic.name: result})
             case ApplyService():
-                return replace(observed, stands=True)
+                return replace(observed, function_exists=True)
             case StartDelivery():
                 return replace(observed, scaled=True, scaling=result)
             case Apply(Step.APPLY_TRIGGERS):
@@ -143,9 +144,10 @@ class _SensorSteps(Generic[K]):
     """The decision of one Sensor while its steps are taken."""
 
     def __init__(self, observed: ObservedSensor[K], settings: Settings) -> None:
+        """Begin without effects, and with all conditions Unknown."""
         family = bus_of(observed.document).family
         types = SENSOR_CONDITIONS if family is BROKERS else SENSOR_ON_CHANNEL_CONDITIONS
-        # The names of these two conditions depend on the family.
+        # The first and the last condition have other names on a channel than on a Broker.
         self.bus_ready, _, _, self.triggers_ready = types
         self.observed = observed
         self.settings = settings
@@ -164,8 +166,8 @@ class _SensorSteps(Generic[K]):
         return SensorDecision(tuple(self.needed.effects), self.conditions, status)
 
     def delete_function(self) -> NoReturn:
-        """Request the end of the Sensor's drains and of its function; group and topics stay.
-        Raises what `Needed.run_first` raises."""
+        """Request that the Sensor's drains are ended and its function is deleted; group and topics
+        stay. Always raises, as `Needed.run_first` does."""
         family = bus_of(self.observed.document).family
         function = sensor_manifests.function_identity(
             family, Identity.of(self.observed.document), self.settings
@@ -177,7 +179,8 @@ class _SensorSteps(Generic[K]):
 def decide(
     observed: ObservedSensor[K], names_of_others: Container[str], settings: Settings
 ) -> SensorDecision:
-    """Decide a Sensor's conditions, status and next effects, which keep `SENSOR_ORDER`.
+    """Decide a Sensor's conditions, status and next effects; the effects are in the order in which
+    they must run (`SENSOR_ORDER`).
 
     `names_of_others` has the topics and consumer groups of other Sensors.
     """
@@ -190,7 +193,7 @@ def decide(
         check_bus(sensor, observed)
     if broker is None or observed.stopped is not None:
         with steps.conditions.step(FUNCTION_READY):
-            if observed.stands and _is_bus_gone(observed):
+            if observed.function_exists and _is_bus_gone(observed):
                 steps.delete_function()
             bus_kind = bus_of(observed.document).family.broker
             message = f"it has no {bus_kind} whose events it could read"
@@ -236,28 +239,37 @@ def _ensure_topics(
         }
         sensor_topics.check_partitions(desired_topics, existing_topics)
         steps.conditions.set(sensor_topics.as_declared_condition(desired_topics, existing_topics))
-        bus = broker.topic.name
-        if annotations.get(BUS) != bus:
-            if observed.stands:
-                # While the function runs, its group has members and accepts no offsets on another
-                # topic.
-                steps.delete_function()
-            steps.needed.run_first(
-                # Its own topic first: an offset there proves that the group is the Sensor's.
-                CommitOffsets(group, desired_topics[TRIGGER].name, "earliest"),
-                CommitOffsets(group, bus, "latest"),
-                Annotate(Step.PROMISE_SENSOR, {**ids, BUS: bus}),
+        if annotations.get(BUS) != broker.topic.name:
+            _commit_first_offsets(
+                group, desired_topics[TRIGGER].name, broker.topic.name, ids, steps
             )
         annotations.update(ids)
         return desired_topics
     return None
 
 
+def _commit_first_offsets(
+    group: str, trigger_topic: str, bus: str, ids: Mapping[str, str], steps: _SensorSteps[K]
+) -> NoReturn:
+    """Request the first offsets of the Sensor's group on its trigger topic and on the topic `bus`,
+    and then a record of them in the status, with the topics' `ids`. A running function is deleted
+    first. Always raises, as `Needed.run_first` does."""
+    if steps.observed.function_exists:
+        # While the function runs, its group has members and accepts no offsets on another topic.
+        steps.delete_function()
+    steps.needed.run_first(
+        # The trigger topic first: an offset there proves that the group is the Sensor's.
+        CommitOffsets(group, trigger_topic, "earliest"),
+        CommitOffsets(group, bus, "latest"),
+        Annotate(Step.PROMISE_SENSOR, {**ids, BUS: bus}),
+    )
+
+
 def _decide_function(
     sensor: Sensor, broker: BrokerState[K], trigger_partitions: int, steps: _SensorSteps[K]
 ) -> None:
     """Decide `FunctionReady`: request that the Sensor's function is applied as declared, and
-    scaled. A paused Sensor has no function: its drains and its function are ended.
+    scaled. A paused Sensor has no function: its drains are ended and its function is deleted.
     `trigger_partitions` is the number of partitions of its trigger topic."""
     observed, settings = steps.observed, steps.settings
     with steps.conditions.step(FUNCTION_READY):
@@ -271,7 +283,7 @@ def _decide_function(
             if condition is not None:
                 steps.conditions.set(condition)
         if autoscaling.paused:
-            if observed.stands:
+            if observed.function_exists:
                 # Without the Service no pod of min-scale drains, and no drain goes on by itself.
                 steps.delete_function()
         elif observed.revision is None:
@@ -336,7 +348,8 @@ def check_subscriptions_handler(handler: Handler | None) -> None:
 
 
 def check_trigger(document: Mapping[str, Any]) -> None:
-    """Check that a Trigger of the Sensor is Ready; raises `NotReady`."""
+    """Check that a stored Trigger or Subscription of the Sensor is Ready. Raises `NotReady`, which
+    is transient unless the object's condition Ready is False."""
     if not is_ready(document):
         kind = document["kind"]
         message = f"{kind} {document['metadata']['name']}: {why_not_ready(document)}"
@@ -345,7 +358,8 @@ def check_trigger(document: Mapping[str, Any]) -> None:
 
 
 def _is_bus_gone(observed: ObservedSensor[K]) -> bool:
-    """Whether the Sensor's bus is gone or may not be read; False while that isn't known yet."""
+    """Whether the Sensor's bus is gone, or its topic may not be read. False while its Broker exists
+    and only has no topic yet."""
     stored = observed.stored_broker
     is_being_deleted = stored is None or "deletionTimestamp" in stored["metadata"]
     return observed.stopped is not None or not observed.ours or is_being_deleted
@@ -358,16 +372,17 @@ def _consumer_group(
     *,
     foreign: bool,
 ) -> str:
-    """Return a Sensor's consumer group: the one in its status, whose `annotations` these are, else
-    one of the usual name (BUS-S14), or a distinct one if another owner has that. `foreign`: a group
-    of the usual name isn't proved to be the Sensor's. Raises `NotReady` if that is the one in the
-    status."""
+    """Return the name of a Sensor's consumer group: the recorded one, else the usual one (BUS-S14),
+    or a distinct one if somebody else has the usual one. `annotations` are those of the Sensor's
+    status; `foreign`: whether a group of the usual name exists that isn't proved to be the
+    Sensor's. Raises `NotReady` if the Sensor has used that very group by its status."""
     name_parts = sensor.metadata.namespace, sensor.bus.family.own_name(sensor.metadata.name)
     recorded_group, usual_group = annotations.get(GROUP_STATUS), names.sensor_group(*name_parts)
+    is_recorded_foreign = foreign and recorded_group == usual_group
     if (
         recorded_group is not None
         and names.is_sensor_group(recorded_group, *name_parts)
-        and not (recorded_group == usual_group and foreign)
+        and not is_recorded_foreign
     ):
         return recorded_group
     if recorded_group == usual_group and annotations.get(BUS):
@@ -377,8 +392,6 @@ def _consumer_group(
             f"consumer group {usual_group} has no offset on {topic}, so it isn't known to be this "
             "Sensor's: delete the group if nobody needs it, or give the Sensor another name",
         )
-    return (
-        names.distinct_sensor_group(*name_parts)
-        if foreign or usual_group in names_of_others
-        else usual_group
-    )
+    if foreign or usual_group in names_of_others:
+        return names.distinct_sensor_group(*name_parts)
+    return usual_group

@@ -1,4 +1,5 @@
-"""The contract of a Sensor's function: what it reads, where it writes, and when it fires. Pure."""
+"""Function contract: builds the contract of a Sensor's function, which says what the function
+reads, where it writes, and when it fires. Pure."""
 
 from __future__ import annotations
 
@@ -15,16 +16,19 @@ from knafka_operator.records.delivery import BrokerState
 from knafka_operator.sensors import limits as sensor_limits
 
 K = TypeVar("K")
+"""The type of a connection to Kafka, which is never used here."""
 
 
 def function_contract(
     sensor: Sensor, broker: BrokerState[K], annotations: Mapping[str, str]
 ) -> contract.SensorContract:
-    """Return the contract of a Sensor's function; `annotations` of its status name topics and
-    group. Raises `InvalidDocument` for an invalid annotation of the Sensor."""
+    """Return the contract of the function of a Sensor on the bus `broker`. `annotations` are those
+    of the Sensor's status, and must name its topics and its group. Raises `InvalidDocument` for an
+    invalid annotation of the Sensor."""
     limits = sensor_limits.held_limits(sensor)
     kafka: Kafka = broker.defaults.kafka
     namespace, bus = sensor.metadata.namespace, sensor.bus.family.own_name(sensor.bus.identity.name)
+    # The declared triggers have more fields, such as a subscriber, which the function doesn't need.
     trigger_fields = contract.SensorTrigger.model_fields
     return contract.SensorContract(
         namespace=namespace,
@@ -55,7 +59,7 @@ def function_contract(
         dedupe=sensor.spec.dedupe,
         dependencies=sensor.spec.dependencies,
         triggers=tuple(
-            contract.SensorTrigger(**{name: getattr(trigger, name) for name in trigger_fields})
+            contract.SensorTrigger(**{field: getattr(trigger, field) for field in trigger_fields})
             for trigger in sensor.spec.triggers
         ),
     )

@@ -41,11 +41,7 @@ from knafka_operator.model.sensors import (
     Sensor,
     bus_of,
 )
-from knafka_operator.records.ownership import (
-    SensorOwnership,
-    kept_names,
-    may_have_group,
-)
+from knafka_operator.records.ownership import SensorOwnership, kept_names, may_have_group
 from knafka_operator.records.state import (
     BrokerRecord,
     BrokerState,
@@ -88,11 +84,13 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
     def __post_init__(self) -> None:
         self._own = SensorOwnership(self.states)
         self._seen_triggers: dict[Key, tuple[Document, str]] = {}
-        """What each Sensor's Triggers declare, and why they aren't Ready, when last seen."""
+        """For each Trigger that a Sensor made: what it declared when last seen, and why it wasn't
+        Ready (empty: it was)."""
 
-    def sensor_to_wake(self, trigger: Document, *, gone: bool) -> Key | None:
-        """Return the key of the Sensor that made a Trigger, if the Trigger was changed or deleted
-        (`gone`), or became Ready or not Ready; else None.
+    def note_trigger(self, trigger: Document, *, gone: bool) -> Key | None:
+        """Note a Trigger that was seen or, with `gone`, deleted. Returns the key of the Sensor that
+        made it, for it to be enqueued, if the Trigger has changed or become Ready or not; else
+        None.
 
         A Sensor lists its Triggers, and the cache doesn't reconcile objects that list others when
         these change.
@@ -115,7 +113,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         return None if record is None or scaled is None else scaled[0].scaler.status(record.id)
 
     def scaled_sensors(self) -> Mapping[Identity, tuple[ScalingStatus, Mapping[Cause, int]]]:
-        """Return the scaler's status of each scaled Sensor, and its number of wakes by cause."""
+        """Return for each scaled Sensor the scaler's status, and how often it woke by cause."""
         return {
             identity: (status, record.scaled[0].scaler.wakes(record.id))
             for identity, record in self.states.sensors.items()
@@ -133,7 +131,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         return record
 
     def ensure_record(self, document: Document) -> SensorRecord:
-        """Return the Sensor's record, created or updated as by `remember`."""
+        """Return the Sensor's record, created or updated (`remember`), before it is observed."""
         return self.remember(document)
 
     def decide(self, observed: Observed, record: SensorRecord) -> SensorDecision:
@@ -152,7 +150,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
     def status_of(
         self, observed: Observed, decision: SensorDecision, record: SensorRecord
     ) -> Mapping[str, Any]:
-        """Return the status of the last decision, with the condition of a waiting roll."""
+        """Return the last decision's status, with the condition of a roll-out that waits."""
         self.states.rolls.add_condition(decision.conditions, self._function_identity(record))
         return super().status_of(observed, decision, record)
 
@@ -180,37 +178,40 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         return groups
 
     async def delete(self, document: Document) -> None:
-        """Delete a Sensor's Triggers, function, group and topics, in that order.
-
-        Raises `NotReady` while one of the Triggers still exists, `LogError`, also while the group
-        has members, and `ClusterError`.
-        """
+        """Delete a Sensor's Triggers, function, group and topics, in that order. Raises `NotReady`
+        while one of the Triggers still exists, `ClusterError`, and the errors of
+        `_delete_group_and_topics`."""
         record, sensor = self.remember(document), resource_of(document)
         family = record.bus.family
+        kind, namespace = (family.trigger_version, family.trigger), sensor.metadata.namespace
         triggers = await self._list_triggers(sensor, family)
         for name, trigger in triggers.items():
             if "deletionTimestamp" not in trigger["metadata"]:
-                await self._delete_trigger(family, sensor.metadata.namespace, name)
+                await self.cluster.delete(*kind, namespace, name)
         await self._delete_function(record)
         if remaining_triggers := sorted(await self._list_triggers(sensor, family)):
             message = f"{family.trigger}s {', '.join(remaining_triggers)} are being deleted"
             raise NotReady("Waiting", message, transient=True)
-        annotations = status_annotations(document)
-        if any(name in annotations for name, _ in TOPICS.values()):
-            kafka = await self._find_kafka(document, record)
-            topics, group = kafka.topics, annotations.get(GROUP_STATUS)
-            if group is not None and group in kept_names(document):
-                if await self._own.may_delete(record, group, kafka):
-                    await topics.delete_group(group)
-            for name, id_ in TOPICS.values():
-                topic = annotations.get(name)
-                if topic not in kept_names(document):
-                    continue
-                recorded_id, claimed = annotations.get(id_), self._own.is_claimed(record, topic)
-                own = await find_topic_to_delete(topics, topic, recorded_id, claimed=claimed)
-                if own is not None:
-                    await topics.delete_topic(topic)
+        if any(name_key in status_annotations(document) for name_key, _ in TOPICS.values()):
+            await self._delete_group_and_topics(document, record)
         await self.forget(document)
+
+    async def _delete_group_and_topics(self, document: Document, record: SensorRecord) -> None:
+        """Delete the group and the topics that a Sensor's status names, if they are the Sensor's
+        own. Raises `LogError`, also while the group has members, `NotReady`, `InvalidDocument`."""
+        annotations, own_names = status_annotations(document), kept_names(document)
+        kafka, group = await self._find_kafka(document, record), annotations.get(GROUP_STATUS)
+        if group is not None and group in own_names:
+            if await self._own.may_delete(record, group, kafka):
+                await kafka.topics.delete_group(group)
+        for name_key, id_key in TOPICS.values():
+            topic = annotations.get(name_key)
+            if topic not in own_names:
+                continue
+            recorded_id, claimed = annotations.get(id_key), self._own.is_claimed(record, topic)
+            own = await find_topic_to_delete(kafka.topics, topic, recorded_id, claimed=claimed)
+            if own is not None:
+                await kafka.topics.delete_topic(topic)
 
     async def forget(self, document: Document) -> None:
         """End the drains of a Sensor that is gone, and forget it; nothing in Kafka is deleted."""
@@ -251,19 +252,18 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
     # Observe.
 
     async def observe(self, document: Document, record: SensorRecord) -> Observed:
-        """Read the Sensor's bus, topics, function and Triggers."""
-        annotations = status_annotations(document)
+        """Read the Sensor's bus, topics, function and Triggers, and note its Kafka in the record.
+        Raises `ClusterError`."""
         try:
             sensor = await parse_off_loop(lambda: parse(Sensor, document), spec_size(document))
         except InvalidDocument as error:
             return ObservedSensor(document, error)
-        stored_service = await self.cluster.get(
-            SERVING, "Service", *self._function_identity(record)
-        )
+        service = await self.cluster.get(SERVING, "Service", *self._function_identity(record))
+        has_function = service is not None and services.is_owned(service, sensor)
         observed: Observed = ObservedSensor(
             document,
             sensor,
-            stands=stored_service is not None and services.is_owned(stored_service, sensor),
+            function_exists=has_function,
             triggers=await self._list_triggers(sensor, record.bus.family),
             scaling=self.scaling_status(Identity.of(document)),
         )
@@ -284,12 +284,17 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         if state is None:
             return observed
         record.kafka = state.kafka
-        topics = await self._describe_topics(sensor, annotations, state)
+        return await self._with_topics(observed, sensor, state, record)
+
+    async def _with_topics(
+        self, observed: Observed, sensor: Sensor, bus: BrokerState, record: SensorRecord
+    ) -> Observed:
+        """Return `observed` with the Sensor's topics, and whose they and the group are."""
+        annotations = status_annotations(observed.document)
+        topics = await self._describe_topics(sensor, annotations, bus)
         try:
-            disputed = await self._own.find_disputed_topics(
-                annotations, topics, state.kafka, record
-            )
-            is_group_foreign = await self._own.is_group_foreign(record, annotations, state.kafka)
+            disputed = await self._own.find_disputed_topics(annotations, topics, bus.kafka, record)
+            is_group_foreign = await self._own.is_group_foreign(record, annotations, bus.kafka)
         except EXPECTED as error:
             return replace(observed, topics=error)
         return replace(
@@ -327,10 +332,8 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         }
 
     async def _find_kafka(self, document: Document, record: SensorRecord) -> KafkaCluster:
-        """Return the Kafka with a Sensor's topics, even if its bus was deleted first.
-
-        Raises `NotReady`, `InvalidDocument`.
-        """
+        """Return the Kafka with a Sensor's topics, even if its bus was deleted first. Raises
+        `NotReady`, `InvalidDocument`."""
         bus, bus_record = record.bus, self._bus_record(record.bus)
         known_kafka = (
             bus_record.state.kafka if bus_record is not None and bus_record.state else record.kafka
@@ -380,7 +383,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
     async def start_delivery(
         self, document: Document, watched: WatchedSensor, *, replaces: bool
     ) -> ScalingStatus | None:
-        """Begin to scale by `watched`, ignoring `replaces`; returns the status, None: unknown."""
+        """Begin to scale by `watched`, whatever `replaces` says; returns the scaler's status."""
         await self._start_scaling(watched, self.states.sensors[Identity.of(document)])
         return self.scaling_status(Identity.of(document))
 
@@ -393,7 +396,3 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         await self._stop_scaling(record)
         namespace, name = self._function_identity(record)
         await delete_service(self.cluster, name, resource_of(record.document), namespace)
-
-    async def _delete_trigger(self, family: Family, namespace: str, name: str) -> None:
-        """Delete a Trigger or Subscription of a Sensor. Raises `ClusterError`."""
-        await self.cluster.delete(family.trigger_version, family.trigger, namespace, name)

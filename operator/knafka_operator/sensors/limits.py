@@ -17,14 +17,19 @@ from knafka_operator.model.resources import (
 )
 
 MAX_HELD_KEYS_ANNOTATION: Final = f"{KNAFKA_PREFIX}max-held-keys"
+"""Annotation of a Sensor: `HeldLimits.keys`."""
 MAX_HELD_BYTES_ANNOTATION: Final = f"{KNAFKA_PREFIX}max-held-bytes"
+"""Annotation of a Sensor: `HeldLimits.bytes`."""
 MOST_HELD_KEYS: Final = 100_000_000
+"""Largest value of `MAX_HELD_KEYS_ANNOTATION`."""
 MIN_BYTES: Final = MAX_RECORD_BYTES
-"""Smallest limit, so that one event of the largest size can be held."""
+"""Smallest value of `MAX_HELD_BYTES_ANNOTATION`: one event of the largest size can be held."""
 MOST_HELD_BYTES: Final = 2**33
+"""Largest value of `MAX_HELD_BYTES_ANNOTATION`."""
 
 ACTION_EVENTS: Final = 16
-"""Events of the largest size for which an action topic has room (`topics`)."""
+"""Number of events of the largest size that one record of an action topic has room for
+(`topics`)."""
 
 
 class HeldLimits(Model):
@@ -35,13 +40,13 @@ class HeldLimits(Model):
 
 
 def held_limits(sensor: Resource) -> HeldLimits:
-    """Return the limits that a Sensor's annotations declare, or the defaults; raises
-    `InvalidDocument`."""
+    """Return the limits that a Sensor's annotations declare, or the defaults. Raises
+    `InvalidDocument` for an annotation that is no whole number or out of range."""
     declared = sensor.metadata.annotations
 
     def read_number(name: str, default: int, minimum: int, maximum: int) -> int:
-        """Return the whole number in an annotation, or the default. Raises `InvalidDocument`
-        outside minimum and maximum."""
+        """Return the whole number in the annotation `name`, or the default without that annotation.
+        Raises `InvalidDocument` if it isn't between minimum and maximum, both included."""
         text = declared.get(name)
         return (
             default
@@ -56,9 +61,9 @@ def held_limits(sensor: Resource) -> HeldLimits:
 
 
 def oversized_firings(conditions: Conditions) -> Iterator[tuple[int, str]]:
-    """Yield the index of each of a Sensor's triggers whose firings may be too large for the action
-    topic, with a sentence about it for users."""
-    for number, rule in enumerate(conditions.rules()):
+    """Yield a Sensor's triggers whose firings may be too large for the action topic: the trigger's
+    index in the Sensor's spec, with a warning for users."""
+    for index, rule in enumerate(conditions.rules()):
         event_count = sum(rule.condition.wanted.values())
         if event_count > ACTION_EVENTS:
             bytes_per_event = ACTION_EVENTS * MAX_RECORD_BYTES // event_count
@@ -67,4 +72,4 @@ def oversized_firings(conditions: Conditions) -> Iterator[tuple[int, str]]:
                 f"{ACTION_EVENTS} of the largest: of more than {bytes_per_event:,} bytes each, as "
                 "JSON, it is dead-lettered"
             )
-            yield number, warning
+            yield index, warning

@@ -39,8 +39,9 @@ from knafka_operator.model.resources import (
 from knafka_operator.model.sensors import SENSOR_NAME_KEY, Sensor, TriggerOfSensor, delivery_of
 
 SENSOR_ROLE: Final = "sensor"
+"""Value of `ROLE_LABEL` for Sensors' functions."""
 ORDER_ANNOTATIONS: Final = {"key": "key", "partition": "ordered", "unordered": "unordered"}
-"""Values of the annotation `delivery.order` by a trigger's order."""
+"""Value of a Trigger's annotation `DELIVERY_ORDER`, by the `order` of a Sensor's trigger."""
 
 
 def function_name(family: Family, sensor: Identity) -> str:
@@ -70,10 +71,7 @@ def function_service(
     request.
     """
     family, identity = sensor.bus.family, services.identity_of(sensor)
-    name, namespace = (
-        function_name(family, identity),
-        services.function_namespace(family, identity, settings),
-    )
+    namespace, name = function_identity(family, identity, settings)
     max_pods = max(1, min(autoscaling.max_scale, partitions))
     min_pods = min(autoscaling.min_scale, max_pods)
     environment = {
@@ -106,8 +104,8 @@ def function_service(
 
 
 def trigger_manifests(sensor: Sensor, document: Mapping[str, Any]) -> tuple[Manifest, ...]:
-    """Return the manifests of a Sensor's Triggers or Subscriptions. `document` is the stored
-    Sensor, whose subscribers and delivery options are copied.
+    """Return the manifests of a Sensor's Triggers or Subscriptions, one for each trigger of the
+    Sensor. `document` is the stored Sensor, whose subscribers and delivery options are copied.
 
     A Trigger delivers the Sensor's actions only if both its annotation and its owner name the
     Sensor (`actions`).
@@ -132,18 +130,23 @@ def _trigger_manifest(
 ) -> Manifest:
     """Return the manifest of the Trigger or Subscription that delivers the actions of `trigger`,
     one of the Sensor's; `declared` is that trigger as stored."""
-    semantics = {} if trigger.at_least_once else {SEMANTICS: AT_MOST_ONCE}  # BUS-5, BUS-S7
-    delivery = delivery_of(trigger, declared)
-    payload = {PAYLOAD: BATCH_PAYLOAD} if trigger.payload == BATCH_PAYLOAD else {}
-    rate = {}
-    if (limit := trigger.rate_limit) is not None:
-        rate = {RATE_LIMIT: f"{limit.requests_per_unit}/{limit.unit}"}
-    family = sensor.bus.family
-    order = {}
+    family, delivery = sensor.bus.family, delivery_of(trigger, declared)
+    annotations = {
+        SENSOR_NAME_KEY: sensor.metadata.name,
+        START: "earliest",
+        # A Trigger that reads another topic than its Broker's can't share a dispatcher.
+        ISOLATION: Isolation.OWN.value,
+    }
     if trigger.order is not None:
-        order = {DELIVERY_ORDER: ORDER_ANNOTATIONS[trigger.order]}
+        annotations[DELIVERY_ORDER] = ORDER_ANNOTATIONS[trigger.order]
     elif family is not BROKERS:
-        order = {DELIVERY_ORDER: "key"}  # as on a Broker
+        annotations[DELIVERY_ORDER] = "key"  # the default of a Trigger, but not of a Subscription
+    if not trigger.at_least_once:
+        annotations[SEMANTICS] = AT_MOST_ONCE  # BUS-5, BUS-S7
+    if (limit := trigger.rate_limit) is not None:
+        annotations[RATE_LIMIT] = f"{limit.requests_per_unit}/{limit.unit}"
+    if trigger.payload == BATCH_PAYLOAD:
+        annotations[PAYLOAD] = BATCH_PAYLOAD
     return {
         "apiVersion": family.trigger_version,
         "kind": family.trigger,
@@ -151,16 +154,7 @@ def _trigger_manifest(
             "namespace": sensor.metadata.namespace,
             "name": names.sensor_trigger(sensor.metadata.name, trigger.name),
             "labels": {**services.with_common_labels({}), SENSOR_NAME_KEY: sensor_label(sensor)},
-            "annotations": {
-                SENSOR_NAME_KEY: sensor.metadata.name,
-                START: "earliest",
-                # A Trigger that reads another topic than its Broker's can't share a dispatcher.
-                ISOLATION: Isolation.OWN.value,
-                **order,
-                **semantics,
-                **rate,
-                **payload,
-            },
+            "annotations": annotations,
             "ownerReferences": [services.owner_reference(sensor)],
         },
         "spec": {
@@ -173,8 +167,8 @@ def _trigger_manifest(
 
 
 def _trigger_source(sensor: Sensor, trigger: TriggerOfSensor) -> Mapping[str, Any]:
-    """Return the spec fields that name the bus: a channel, or a Broker and a filter by trigger
-    name."""
+    """Return the spec fields that say which events come: those of a channel, or those of a Broker
+    that pass a filter by the name of the Sensor's `trigger`."""
     family, identity = sensor.bus
     if family is CHANNELS:
         channel_kind = {"apiVersion": family.broker_version, "kind": family.broker}

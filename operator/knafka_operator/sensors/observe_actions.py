@@ -27,7 +27,7 @@ async def observe_actions(
         return None
     enabled, sensor = settings.sensors, None
     try:
-        if enabled and name:
+        if enabled and name:  # without a name, `actions_for_trigger` refuses the Trigger
             location = KNAFKA, SENSOR, document["metadata"]["namespace"], name
             stored = await cluster.get(*location)
             if stored is not None:

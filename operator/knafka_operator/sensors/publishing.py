@@ -44,7 +44,8 @@ class SensorPublishing:
     states: States
     queue: WorkQueue
     _published: dict[str, tuple[object, float]] = field(default_factory=dict)
-    """By Sensor UID: the published state, and when it was published by the event loop's clock."""
+    """By Sensor UID: the state that was published last (whether drains are open, and whether the
+    lag is unknown), and when, by the event loop's clock."""
 
     async def run(self) -> None:
         """Publish until cancelled."""
@@ -53,8 +54,8 @@ class SensorPublishing:
         )
 
     async def publish_all(self) -> None:
-        """Write the scaler's view into the status of each Sensor: at once if drains begin or end,
-        else every `LAG_INTERVAL` seconds."""
+        """Write the scaler's view into the status of each Sensor whose view is due (`_publish`). An
+        error is logged, and the next round tries again."""
         uids = {record.uid for record in self.states.sensors.values()}
         self._published = {uid: state for uid, state in self._published.items() if uid in uids}
         for identity, record in list(self.states.sensors.items()):
@@ -65,9 +66,9 @@ class SensorPublishing:
                 log.warning("%s %s: %s", SENSOR, identity, error)
 
     async def _publish(self, identity: Identity, record: SensorRecord) -> None:
-        """Write the scaler's view of a Sensor into its status if drains began or ended, or if
-        `LAG_INTERVAL` seconds have passed; also enqueue the Sensor if a condition is outdated.
-        Raises `ClusterError`."""
+        """Write the scaler's view of a Sensor into its status if drains began or ended, the lag
+        became known or unknown, or `LAG_INTERVAL` seconds have passed; also enqueue the Sensor if a
+        condition is outdated. Raises `ClusterError`."""
         if record.scaled is None:
             return
         kafka, sensor = record.scaled
@@ -95,8 +96,8 @@ class SensorPublishing:
 
 
 def _is_published(stored_status: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
-    """Whether the stored status has the annotations and waiting events of `status`, which is to be
-    written, already."""
+    """Whether the stored status already has the annotations and waiting events of `status`, the
+    status to write."""
     annotations = stored_status.get("annotations") or {}
     return all(annotations.get(key) == text for key, text in status["annotations"].items()) and (
         "waiting" not in status or stored_status.get("waiting") == status["waiting"]

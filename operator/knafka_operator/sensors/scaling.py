@@ -25,6 +25,7 @@ DEFAULT_SENSOR_AUTOSCALING: Final = Autoscaling(lag_threshold=10_000)
 and each further process takes over partitions together with all events that are held in them."""
 
 IN_ORDER: Final = "InOrder"
+"""Type of the condition that no event came too late for its order."""
 
 SENSOR_PAUSED: Final = Condition(
     DELIVERING,
@@ -34,11 +35,12 @@ SENSOR_PAUSED: Final = Condition(
     "events wait in Kafka",
     Severity.INFO,
 )
+"""The condition of a paused Sensor."""
 
 
 def sensor_autoscaling(sensor: Resource, maxima: Maxima) -> Autoscaling:
-    """Return the autoscaling that a Sensor's annotations declare, which are the same as a
-    Trigger's; `maxima` are the installation's. Raises `InvalidDocument`."""
+    """Return the autoscaling that a Sensor's annotations declare; a Sensor has the same annotations
+    as a Trigger. `maxima` are the installation's. Raises `InvalidDocument` for an invalid one."""
     return Autoscaling.from_annotations(
         sensor.metadata.annotations, DEFAULT_SENSOR_AUTOSCALING, maxima
     )
@@ -47,10 +49,12 @@ def sensor_autoscaling(sensor: Resource, maxima: Maxima) -> Autoscaling:
 def sensor_delivering_condition(
     declared: Autoscaling, scaled: ScalingStatus | None
 ) -> Condition | None:
-    """Return the condition `Delivering`: whether the Sensor handles events. `declared` is its
-    autoscaling, `scaled` the scaler's status of it (None: it isn't scaled). None: not known yet."""
+    """Return the condition `Delivering`, which says whether the Sensor handles events; None: that
+    isn't known yet. `declared` is the Sensor's autoscaling, `scaled` the scaler's status of it
+    (None: it isn't scaled)."""
     if declared.paused:
         return SENSOR_PAUSED
+    # The scaler doesn't know yet that the Sensor was resumed: don't report it as paused.
     return None if scaled is None or scaled.paused else delivering_condition(scaled)
 
 

@@ -1,6 +1,6 @@
 """Sensor topics: decides the names and settings of a Sensor's topics, their records in its status,
-and which to create. Names of topics and group are recorded in the status before they are created,
-so that a deletion finds them. Pure.
+and which topics to create. Names of topics and group are recorded in the status before topics and
+group are created, so that a deletion finds them. Pure.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ MAX_ACTION_BYTES: Final = 64 * 1024 * 1024
 """Largest `max.message.bytes` of an action topic, unless one event of the bus needs more."""
 
 K = TypeVar("K")
+"""The type of a connection to Kafka, which is never used here."""
 
 
 def desired_topics(
@@ -129,8 +130,9 @@ def annotations_to_record(
     existing_topics: Mapping[str, TopicDescription | None],
 ) -> Mapping[str, str]:
     """Return the annotations that name the topics and the consumer `group`, to write to the status
-    before topics are created; empty if those in it, `annotations`, are up to date. Raises
-    `TopicRefused` for a topic that somebody else created."""
+    before topics are created. Empty: `annotations`, those of the status, are up to date. Raises
+    `TopicRefused` for a topic that exists though the status doesn't name it: somebody else created
+    it."""
     annotations_to_write = {} if annotations.get(GROUP_STATUS) == group else {GROUP_STATUS: group}
     for use, topic in topics_by_use.items():
         name, id_ = TOPICS[use]
@@ -141,8 +143,9 @@ def annotations_to_record(
                 f"topic {topic.name} exists and was not made for this object: delete it, or "
                 "give this one another name",
             )
-        # Also if the topic was deleted: a new one gets another id.
-        if not is_recorded or (existing_topics[topic.name] is None and annotations.get(id_)):
+        was_deleted = existing_topics[topic.name] is None and bool(annotations.get(id_))
+        # A topic that was deleted is created again with another id, so its recorded id is cleared.
+        if not is_recorded or was_deleted:
             annotations_to_write |= {name: topic.name, id_: ""}
     if annotations_to_write:
         annotations_to_write[desired.PARTITIONS_KEY] = str(topics_by_use[TRIGGER].partitions)
@@ -177,8 +180,8 @@ def topics_to_create(
 def check_partitions(
     topics_by_use: Mapping[str, Topic], existing_topics: Mapping[str, TopicDescription | None]
 ) -> None:
-    """Check that trigger topic and changelog have equally many partitions, since those of one
-    number belong together. Raises `TopicRefused`."""
+    """Check that trigger topic and changelog, which exist, have equally many partitions, since
+    partitions of the same number belong together. Raises `TopicRefused`."""
     counts = [
         description.partitions
         for use in (TRIGGER, CHANGELOG)
@@ -196,7 +199,8 @@ def check_partitions(
 def as_declared_condition(
     topics_by_use: Mapping[str, Topic], existing_topics: Mapping[str, TopicDescription | None]
 ) -> Condition:
-    """Return the condition `TopicAsDeclared` of a Sensor's topics: a warning if one differs."""
+    """Return the condition `TopicAsDeclared` of a Sensor's topics: a warning if one differs. If no
+    number of replicas is desired (-1), every number is right."""
     return all_as_declared_condition(
         (
             replace(topic, replication=existing.replication) if topic.replication < 0 else topic,
@@ -208,6 +212,6 @@ def as_declared_condition(
 
 
 def topic_id(existing: TopicDescription | None) -> str:
-    """Return Kafka's id of an existing topic."""
+    """Return Kafka's id of a topic that must exist."""
     assert existing is not None
     return existing.id

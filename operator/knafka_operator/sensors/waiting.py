@@ -22,13 +22,14 @@ MAX_OLDEST_KEYS: Final = 3
 """Most keys shown of each trigger."""
 
 Shown = list[dict[str, Any]]
+"""The value of `status.waiting`: an entry for each shown trigger."""
 
 
 def waiting_status(sensor: SensorContract, held: Iterable[Waiting]) -> Shown:
     """Return `status.waiting`: which events each of a Sensor's triggers holds and waits for, and
     since when. `held` are the held events, as drains report them. Triggers without held events are
-    left out, and so are those beyond `MAX_SHOWN_TRIGGERS` that have waited for the shortest
-    time."""
+    left out. Of the others the `MAX_SHOWN_TRIGGERS` are shown that have waited for the longest
+    time, the longest first."""
     rules = {rule.name: rule for rule in sensor.rules()}
     held_by_trigger: dict[str, list[Waiting]] = {}
     for waiting in held:
@@ -43,7 +44,8 @@ def waiting_status(sensor: SensorContract, held: Iterable[Waiting]) -> Shown:
 
 
 def waiting_lines(shown: Iterable[Mapping[str, Any]]) -> Sequence[str]:
-    """Return `shown`, a status's `waiting`, as text for users, a line for each trigger and key."""
+    """Return `shown`, the value of a status's `waiting`, as text for users: a line for each shown
+    key of a trigger, and one with the number of the trigger's other keys."""
     lines = []
     for trigger_status in shown:
         for oldest in trigger_status["oldest"]:
@@ -60,8 +62,9 @@ def waiting_lines(shown: Iterable[Mapping[str, Any]]) -> Sequence[str]:
 
 
 def _trigger_status(rule: Rule, held: Sequence[Waiting]) -> dict[str, Any]:
-    """Return the status entry of a trigger that holds events (`held`, at least one): how many keys,
-    since when, and the `MAX_OLDEST_KEYS` oldest."""
+    """Return the status entry of a trigger that holds events (`held`, at least one): the number of
+    keys with held events, the oldest keys (at most `MAX_OLDEST_KEYS`), and since when the oldest
+    waits."""
     oldest = sorted(held, key=lambda waiting: waiting.since)[:MAX_OLDEST_KEYS]
     return {
         "trigger": rule.name,
@@ -72,8 +75,8 @@ def _trigger_status(rule: Rule, held: Sequence[Waiting]) -> dict[str, Any]:
 
 
 def _key_status(rule: Rule, waiting: Waiting) -> dict[str, Any]:
-    """Return the status entry of one key: which dependencies have events, and which the trigger
-    waits for (`!NAME`: that none comes)."""
+    """Return the status entry of one key: which dependencies have events, and for which the trigger
+    waits. `!NAME`: it waits for the time to pass in which an event of NAME would cancel it."""
     condition = rule.condition
     missing = sorted(condition.wanted.keys() - set(waiting.has))
     # A complete condition waits for the end of the time in which the unwanted events may arrive.
@@ -84,4 +87,4 @@ def _key_status(rule: Rule, waiting: Waiting) -> dict[str, Any]:
 
 def _since(waiting: Waiting) -> str:
     """Return since when a key's events wait, as text (RFC 3339)."""
-    return kubernetes_timestamp(waiting.since // 1000)
+    return kubernetes_timestamp(waiting.since // 1000)  # `since` is in ms

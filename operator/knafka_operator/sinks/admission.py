@@ -33,7 +33,8 @@ IMMUTABLE_SPEC_FIELDS: Final = ("topic", "numPartitions", "replicationFactor")
 
 
 def with_sink_defaults(document: Document) -> dict[str, Any]:
-    """Return the KafkaSink with upstream's defaults. Idempotent."""
+    """Return the KafkaSink with upstream's defaults. Idempotent. A document whose `spec` is no
+    mapping is returned as it is; `check_sink` refuses that."""
     if not isinstance(document.get("spec"), Mapping | None):
         return dict(document)
     spec = mapping_at(document, "spec")
@@ -45,8 +46,9 @@ def with_sink_defaults(document: Document) -> dict[str, Any]:
 def check_sink(
     new: Document, old: Document | None = None, maxima: Maxima = UNLIMITED_MAXIMA
 ) -> None:
-    """Refuse an invalid KafkaSink, or a forbidden change. `maxima` are the installation's. Raises
-    `InvalidDocument` with all problems, and the path of the first.
+    """Refuse an invalid KafkaSink, or a forbidden change. `old` is the KafkaSink before an update,
+    whose own problems are accepted; None: it is being created, or there is no webhook. `maxima` are
+    the installation's. Raises `InvalidDocument` with all problems, and the path of the first.
     """
     refuse_problems(partial(_sink_problems, maxima=maxima), new, old, _immutable_sink_changes)
 
@@ -60,7 +62,8 @@ def _sink_problems(document: Document, maxima: Maxima) -> Iterator[Problem]:
 
 
 def _immutable_sink_changes(old: Document, new: Document) -> Iterator[Problem]:
-    """Yield a problem if an immutable field of a KafkaSink has changed."""
+    """Yield one problem that names all immutable fields of a KafkaSink that have changed; none if
+    none has."""
     old_fields, new_fields = (
         {f"spec.{name}": spec[name] for name in IMMUTABLE_SPEC_FIELDS if spec.get(name) is not None}
         for spec in (mapping_at(old, "spec"), mapping_at(new, "spec"))

@@ -74,9 +74,10 @@ class ObservedSink(ObservedObject):
     taken: bool = False
     """Whether another sink has created a topic of this name, or is about to."""
     disputed: bool = True
-    """Whether the topic has records, so that an empty id in the status doesn't prove ownership."""
+    """Whether an empty id in the status doesn't prove that the topic was created for the sink. It
+    proves that only if the topic has no records. True if that wasn't read."""
     others: int = 0
-    """Number of partitions of the namespace's other topics."""
+    """Number of partitions of the other topics that were created for objects of the namespace."""
     authentication: Authentication | KnafkaError = NO_AUTHENTICATION
     """How senders are authenticated."""
     encryption: Encryption | KnafkaError = NO_ENCRYPTION
@@ -99,7 +100,8 @@ class ObservedSink(ObservedObject):
 
 
 def decide(observed: ObservedSink, settings: Settings) -> AddressableDecision:
-    """Decide a KafkaSink's conditions, status and next effects, which keep `BROKER_ORDER`."""
+    """Decide a KafkaSink's conditions, status and next effects; the effects are in the order in
+    which they must run (`BROKER_ORDER`)."""
     no_receiver = NotReady("NoReceiver", "no receiver has been Ready yet", transient=True)
     steps = AddressableSteps(observed, SINK_CONDITIONS, no_receiver)
     with steps.conditions.step(CONFIG_PARSED):
@@ -146,9 +148,9 @@ def decide(observed: ObservedSink, settings: Settings) -> AddressableDecision:
 def _ensure_topic(
     observed: ObservedSink, sink: KafkaSink, settings: Settings, steps: AddressableSteps
 ) -> TopicDescription:
-    """Check or create the sink's topic, and record in the annotations whose it is; returns the
-    topic as it exists in Kafka. Raises `NotReady` while the topic is created, and any other
-    `KnafkaError`, such as `TopicRefused`."""
+    """Check the sink's topic, or request that it is created, and record in the annotations whose
+    topic it is. Returns the topic as it exists in Kafka. Raises `NotReady` while the topic is being
+    created, `TopicRefused` if it can't be, and the error of reading it."""
     existing, annotations = value_or_raise(observed.topic), steps.annotations
     topic_to_make = topic_to_create(sink)
     is_own = topic_to_make is not None and is_made_for(sink, existing, annotations, observed)
@@ -162,7 +164,7 @@ def _ensure_topic(
         message = f"topic {sink.spec.topic} is being made for another KafkaSink"
         raise NotReady("TopicNotOurs", message, transient=True)
     if topic_to_make is None or (existing is not None and not is_own):
-        # The topic existed before, or was recreated by somebody else: it isn't changed.
+        # The topic existed before the sink, or was recreated by somebody else: don't change it.
         for key in (TOPIC_STATUS, TOPIC_ID):
             annotations.pop(key, None)
         annotations[TOPIC_OWNER] = EXTERNAL
@@ -186,8 +188,8 @@ def _ensure_topic(
 
 
 def topic_to_create(sink: KafkaSink) -> Topic | None:
-    """Return the topic that Knafka creates for the sink; None: it declares no partitions or
-    replicas."""
+    """Return the topic that Knafka creates for the sink if it is missing; None: none is created, as
+    the sink doesn't declare both partitions and replicas."""
     partitions, replication = sink.spec.num_partitions, sink.spec.replication_factor
     if partitions is None or replication is None:
         return None
@@ -203,10 +205,12 @@ def is_made_for(
     annotations: Mapping[str, str],
     observed: ObservedSink,
 ) -> bool:
-    """Whether an existing topic was created for this sink: the status has its id, or an empty id
-    (it was about to be created) and nothing shows another owner. `annotations` are those of the
-    sink's status."""
+    """Whether an existing topic was created for this sink: the status has the topic's id, or an
+    empty id (the topic was about to be created) and nothing shows another owner. False if the topic
+    doesn't exist. `annotations` are those of the sink's status."""
     recorded_id = annotations.get(TOPIC_ID)
     if existing is None or recorded_id is None or annotations.get(TOPIC_STATUS) != sink.spec.topic:
         return False
-    return recorded_id == existing.id if recorded_id else not (observed.disputed or observed.taken)
+    if recorded_id == "":
+        return not (observed.disputed or observed.taken)
+    return recorded_id == existing.id

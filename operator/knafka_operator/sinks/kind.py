@@ -49,7 +49,7 @@ class SinkRecord:
     partitions: int = 0
     """Partitions of the topic that was created for it; 0: none was."""
     is_ready: bool | None = None
-    """Whether the sink is Ready; None: it has not been reconciled yet."""
+    """Whether the sink is Ready; None: it hasn't been reconciled yet."""
     claims: set[tuple[str, str]] = field(default_factory=set)
     """Kafka servers and names of the topics that this sink has reserved."""
 
@@ -81,8 +81,8 @@ class KafkaSinks(Reconciler[ObservedSink, AddressableDecision, SinkRecord], Kind
     # Changes of objects, and operations on one object.
 
     def remember(self, document: Document) -> SinkRecord:
-        """Claim the topic that was created for a sink, before any sink is reconciled; returns the
-        sink's record."""
+        """Return a sink's record, created for a new UID, after the topic that was created for the
+        sink was reserved (`_claim`). Called for all sinks before any is reconciled."""
         identity, uid = Identity.of(document), document["metadata"].get("uid", "")
         record = self.records.get(identity)
         if record is None or record.uid != uid:
@@ -93,7 +93,8 @@ class KafkaSinks(Reconciler[ObservedSink, AddressableDecision, SinkRecord], Kind
         return record
 
     def ensure_record(self, document: Document) -> SinkRecord:
-        """Return the sink's record, creating it if needed."""
+        """Return the sink's record, created or updated (`remember`), before the sink is
+        observed."""
         return self.remember(document)
 
     async def forget(self, document: Document) -> None:
@@ -101,8 +102,8 @@ class KafkaSinks(Reconciler[ObservedSink, AddressableDecision, SinkRecord], Kind
         self._drop(Identity.of(document))
 
     def _claim(self, record: SinkRecord, servers: str, topic: str) -> None:
-        """Reserve a topic name on these Kafka servers for this sink, unless another sink has
-        reserved it; no other sink then creates a topic of that name."""
+        """Reserve a topic name on these Kafka servers for this sink, so that no other sink creates
+        a topic of that name. Does nothing if another sink has reserved the name."""
         if self.owners.setdefault((servers, topic), record.uid) == record.uid:
             record.claims.add((servers, topic))
 
@@ -127,12 +128,13 @@ class KafkaSinks(Reconciler[ObservedSink, AddressableDecision, SinkRecord], Kind
         await self.forget(document)
 
     async def _delete_topic(self, document: Document, topic: str, record: SinkRecord) -> None:
-        """Delete the topic of a deleted KafkaSink if Knafka created it and no other KafkaSink names
-        it. Raises `LogError`, and `NotReady` if its Kafka isn't known."""
+        """Delete `topic`, the one in a deleted sink's status, if it was created for this sink and
+        no other sink of the namespace names it. Raises `LogError`, `ClusterError`, and `NotReady`
+        or `InvalidDocument` if its Kafka isn't known."""
         try:
             sink = parse(KafkaSink, _declared(document))
         except InvalidDocument:
-            return  # an invalid sink: which topic it has can't be known
+            return  # the sink is invalid, so its Kafka isn't known
         if await self._is_named_by_other_sink(sink, topic):
             return
         try:
@@ -143,10 +145,8 @@ class KafkaSinks(Reconciler[ObservedSink, AddressableDecision, SinkRecord], Kind
             kafka = record.kafka
         recorded_id = status_annotations(document).get(TOPIC_ID)
         claimed = self._is_claimed_by_other(record, sink.servers, topic)
-        if (
-            await find_topic_to_delete(kafka.topics, topic, recorded_id, claimed=claimed)
-            is not None
-        ):
+        own = await find_topic_to_delete(kafka.topics, topic, recorded_id, claimed=claimed)
+        if own is not None:
             await kafka.topics.delete_topic(topic)
 
     def _is_claimed_by_other(self, record: SinkRecord, servers: str, topic: str) -> bool:
@@ -168,7 +168,8 @@ class KafkaSinks(Reconciler[ObservedSink, AddressableDecision, SinkRecord], Kind
     # Reconcile.
 
     def decide(self, observed: ObservedSink, record: SinkRecord) -> AddressableDecision:
-        """Decide what to do from `observed`, and reserve the name of a new topic."""
+        """Decide what to do from `observed`, and reserve the name of a topic that will be
+        created."""
         decision = decide(observed, self.settings)
         # Reserve before the next await, so that no other sink creates a topic of this name.
         for effect in decision.effects:
@@ -183,7 +184,8 @@ class KafkaSinks(Reconciler[ObservedSink, AddressableDecision, SinkRecord], Kind
     def status_of(
         self, observed: ObservedSink, decision: AddressableDecision, record: SinkRecord
     ) -> Mapping[str, Any]:
-        """Return the status of the last decision; also update the sink's record."""
+        """Return the last decision's status; also note in the record whether the sink is Ready, and
+        the partitions of its topic."""
         namespace, _ = Identity.of(observed.document)
         receiver = Identity(namespace, sink_receiver_name(resource_of(observed.document)))
         self.states.rolls.add_condition(decision.conditions, receiver)
@@ -231,15 +233,15 @@ class KafkaSinks(Reconciler[ObservedSink, AddressableDecision, SinkRecord], Kind
             topics = record.kafka.topics
             description = await topics.describe_topic(sink.spec.topic)
             has_empty_id = status_annotations(document).get(TOPIC_ID) == ""
-            # Only for an existing topic with an empty id it matters whether there are records.
-            must_read_records = description is not None and has_empty_id
-            disputed = not must_read_records or await has_records(topics, sink.spec.topic)
+            disputed = True  # only of an existing topic with an empty id it matters
+            if description is not None and has_empty_id:
+                disputed = await has_records(topics, sink.spec.topic)
         except EXPECTED as error:
             return replace(observed, topic=error)
         return replace(observed, topic=description, disputed=disputed)
 
     async def _connect(self, sink: KafkaSink) -> tuple[KafkaCluster, tuple[str, str] | None]:
-        """Return the sink's Kafka, and the name and version of its Secret; None if it needs no
+        """Return the sink's Kafka, and the name and version of its Secret; None: it declares no
         Secret.
 
         Raises the errors in `EXPECTED`, and `ClusterError`.
@@ -262,17 +264,18 @@ class KafkaSinks(Reconciler[ObservedSink, AddressableDecision, SinkRecord], Kind
     def _other_partitions(self, sink: Identity) -> int:
         """Return the number of partitions of the topics created for the other sinks and Brokers in
         its namespace."""
-        other_partitions = sum(
+        sinks_partitions = sum(
             record.partitions
             for identity, record in self.records.items()
             if identity.namespace == sink.namespace and identity != sink
         )
-        return other_partitions + partitions_of_others(self.states, Identity(sink.namespace, ""))
+        # No Broker has the empty name, so all of the namespace's Brokers are included.
+        return sinks_partitions + partitions_of_others(self.states, Identity(sink.namespace, ""))
 
 
 def _created_topic(document: Document) -> str | None:
-    """Return the topic that was created for a sink, by the sink's status; None: none was, or the
-    sink now declares another topic."""
+    """Return the topic that was, or is to be, created for a stored sink, by the sink's status;
+    None: there is none, or the sink now declares another topic."""
     topic = status_annotations(document).get(TOPIC_STATUS)
     return topic if topic and topic == (document.get("spec") or {}).get("topic") else None
 
@@ -283,5 +286,5 @@ def _servers(document: Document) -> str:
 
 
 def _declared(document: Document) -> Document:
-    """Return a sink's document without its status."""
+    """Return the declared part of a sink's document, which lacks the status."""
     return {key: document[key] for key in ("apiVersion", "kind", "metadata", "spec")}

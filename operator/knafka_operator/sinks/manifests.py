@@ -21,7 +21,8 @@ from knafka_operator.model.resources import KNAFKA_PREFIX, Resource
 SINK_LABEL: Final = f"{KNAFKA_PREFIX}sink"
 """Label of objects that belong to one KafkaSink."""
 MAX_CONTRACT: Final = 100_000
-"""Most characters of a contract; Linux accepts 128 KiB for one variable."""
+"""Most characters of a contract, which is in an environment variable: Linux accepts 128 KiB for
+one."""
 
 
 def sink_receiver_name(sink: Resource) -> str:
@@ -37,9 +38,9 @@ def sink_receiver_service(
     *,
     oidc: bool = False,
 ) -> Manifest:
-    """Return the manifest of the Knative Service of a KafkaSink's receiver; `secret` is the mounted
-    Secret's name and version, `oidc`: whether it verifies senders' tokens. The sink's autoscaling
-    annotations are copied.
+    """Return the manifest of the Knative Service of a KafkaSink's receiver, with the sink's
+    autoscaling annotations. `ingress` is the receiver's contract; `secret` is the mounted Secret's
+    name and version, None: none is needed; `oidc`: whether the receiver verifies senders' tokens.
 
     Raises `NotReady` for a contract that is too large.
     """

@@ -22,7 +22,9 @@ EXTERNAL: Final = "external"
 """The topic belongs to somebody else: it is never created, changed or deleted."""
 
 DEFAULT_MODE: Final = "binary"
+"""The content mode of a sink that declares none."""
 ContentMode: TypeAlias = Literal["binary", "structured"]
+"""How events lie in a topic, see `KafkaSinkSpec.content_mode`."""
 
 
 class SinkSecretName(Observed):
@@ -44,7 +46,7 @@ class KafkaSinkSpec(Declared):
     num_partitions: Annotated[int, Field(gt=0, le=2**31 - 1, strict=True)] | None = None
     """Partitions of a topic that Knafka creates; None: a missing topic isn't created."""
     replication_factor: Annotated[int, Field(gt=0, le=32_767, strict=True)] | None = None
-    """Replicas of such a topic; None: a missing topic isn't created."""
+    """Replicas of a topic that Knafka creates; None: a missing topic isn't created."""
     bootstrap_servers: Annotated[tuple[NonEmpty, ...], Field(min_length=1)]
     """`host:port` of the Kafka servers."""
     content_mode: Annotated[ContentMode, BeforeValidator(lambda given: given or DEFAULT_MODE)] = (

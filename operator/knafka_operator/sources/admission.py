@@ -39,10 +39,13 @@ from knafka_operator.model.sources import (
 def with_source_defaults(
     document: Document, old: Document | None = None, *, unique: str
 ) -> dict[str, Any]:
-    """Return the KafkaSource with upstream's defaults. A missing consumer group is that of `old`,
-    the document before an update, else a new name that ends in `unique`; upstream's ends in a
-    random UUID. Idempotent. `consumers` gets no default: without it a source scales like a
-    Trigger."""
+    """Return the KafkaSource with upstream's defaults. Idempotent. A document whose `spec` is no
+    mapping is returned as it is; `check_source` refuses that.
+
+    A missing consumer group becomes that of `old` (the source before an update; None: it is being
+    created), else a new name that ends in `unique`, as upstream's ends in a random UUID.
+    `consumers` gets no default: without it a source scales like a Trigger.
+    """
     if not isinstance(document.get("spec"), Mapping | None):
         return dict(document)
     spec, old_spec = mapping_at(document, "spec"), mapping_at(old, "spec")
@@ -61,8 +64,9 @@ def with_source_defaults(
 def check_source(
     new: Document, old: Document | None = None, maxima: Maxima = UNLIMITED_MAXIMA
 ) -> None:
-    """Refuse an invalid KafkaSource, or a forbidden change. `maxima` are the installation's. Raises
-    `InvalidDocument` with all problems, and the path of the first.
+    """Refuse an invalid KafkaSource, or a forbidden change. `old` is the source before an update,
+    whose own problems are accepted; None: it is being created, or there is no webhook. `maxima` are
+    the installation's. Raises `InvalidDocument` with all problems, and the path of the first.
     """
     refuse_problems(partial(_source_problems, maxima=maxima), new, old, _immutable_source_changes)
 

@@ -6,8 +6,8 @@ status to upstream's for KafkaSources. Pure.
     InitialOffsetsCommitted  its group has start offsets: nothing is missed from here on
     Deployed                 its dispatcher is Ready, and watched by the scaler
 
-Not here: the decisions about these conditions: `triggers.decide` decides about a KafkaSource as
-about a Trigger.
+Not here: the decisions about these conditions, as `triggers.decide` decides about a KafkaSource as
+if it were a Trigger.
 """
 
 from __future__ import annotations
@@ -51,12 +51,14 @@ OFFSETS: Final = "InitialOffsetsCommitted"
 DEPLOYED: Final = "Deployed"
 
 CONDITIONS: Final = (CONNECTION, SINK_PROVIDED, DEAD_LETTER_SINK_RESOLVED, OFFSETS, DEPLOYED)
+"""A KafkaSource's conditions, on which Ready depends."""
 
 _SOURCE_CONDITIONS: Final = {
     BROKER_READY: CONNECTION,
     SUBSCRIBER_RESOLVED: SINK_PROVIDED,
     SUBSCRIPTION_READY: DEPLOYED,
 }
+"""A KafkaSource's condition by the Trigger's condition that it translates."""
 _KEPT_CONDITIONS: Final = (
     DEAD_LETTER_SINK_RESOLVED,
     OIDC_IDENTITY_CREATED,
@@ -64,35 +66,32 @@ _KEPT_CONDITIONS: Final = (
     DEAD_LETTERS_TYPE,
     ROLLED_OUT,
 )
+"""A Trigger's conditions that a KafkaSource has, too, by the same name."""
 _ADDRESSES: Final = {
     "subscriberUri": "sinkUri",
     "subscriberCACerts": "sinkCACerts",
     "subscriberAudience": "sinkAudience",
 }
+"""A KafkaSource's status field by the Trigger's status field that it translates."""
 
 
 def kafka_secret_values(
     spec: KafkaSourceSpec, credential_values: Mapping[Credential, str | None], namespace: str
 ) -> Mapping[str, str] | None:
     """Return a source's credentials in the form of a Secret for Kafka (`kafka_secret`); None: none
-    are needed. `credential_values` has the values of the required credentials. Raises `NotReady` if
-    one is missing."""
-    for (_, path, secret, key), value in credential_values.items():
+    are needed. `credential_values` has the values of the required credentials, None for a missing
+    one; `namespace` is the source's. Raises `NotReady` if one is missing."""
+    values: dict[str, str] = {}
+    for (name, path, secret, key), value in credential_values.items():
         if value is None:
             raise NotReady(
                 "SecretNotFound",
                 f"{path}: Secret {namespace}/{secret} has no key {key:.253}, or does not exist: "
                 "create it, or name another one",
             )
+        values[name] = value
     protocol = security_protocol(spec.net)
-    if protocol is None:
-        return None
-    values = {
-        credential.name: value
-        for credential, value in credential_values.items()
-        if value is not None
-    }
-    return with_protocol(values, protocol)
+    return None if protocol is None else with_protocol(values, protocol)
 
 
 def missing_topics_error(topics: list[str], servers: str) -> NotReady:
@@ -106,29 +105,23 @@ def missing_topics_error(topics: list[str], servers: str) -> NotReady:
 
 
 def source_conditions(decided: ConditionSet, failed: Mapping[Step, KnafkaError]) -> ConditionSet:
-    """Translate a Trigger's conditions to a KafkaSource's. `failed` are the steps that failed: if a
-    step after the commit of start offsets has, `InitialOffsetsCommitted` is True."""
+    """Translate the conditions that were `decided` for a KafkaSource as for a Trigger. `failed` has
+    the error of each step that failed; it decides `InitialOffsetsCommitted`."""
     trigger_conditions, translated = decided.by_type(), ConditionSet(CONDITIONS)
     for trigger_type, type_ in _SOURCE_CONDITIONS.items():
-        translated.set(
-            replace(
-                trigger_conditions[trigger_type],
-                type=type_,
-                message=_source_message(trigger_conditions[trigger_type]),
-            )
-        )
+        condition = trigger_conditions[trigger_type]
+        translated.set(replace(condition, type=type_, message=_source_message(condition)))
     dependency = trigger_conditions[DEPENDENCY_READY]
     if dependency.status is not Status.TRUE and translated.holds(CONNECTION):
         translated.set(replace(dependency, type=DEPLOYED))
     for type_ in _KEPT_CONDITIONS:
         if type_ in trigger_conditions:
             translated.set(trigger_conditions[type_])
+    is_deployed = trigger_conditions[SUBSCRIPTION_READY].status is Status.TRUE
     if (error := failed.get(Step.COMMIT_OFFSETS)) is not None:
         translated.fail(OFFSETS, error)
-    elif (
-        trigger_conditions[SUBSCRIPTION_READY].status is Status.TRUE
-        or failed.keys() & _STEPS_AFTER_OFFSETS
-    ):
+    elif is_deployed or failed.keys() & _STEPS_AFTER_OFFSETS:
+        # Steps run in order, so one that failed after the commit shows that the commit succeeded.
         translated.set_true(OFFSETS)
     else:
         deployed = translated.by_type()[DEPLOYED]
@@ -140,6 +133,7 @@ def source_conditions(decided: ConditionSet, failed: Mapping[Step, KnafkaError])
 _STEPS_AFTER_OFFSETS: Final = frozenset(
     step for step in Step if step.value > Step.COMMIT_OFFSETS.value
 )
+"""Steps that run only after start offsets have been committed."""
 
 
 def _source_message(condition: Condition) -> str:
@@ -161,9 +155,10 @@ def source_status(
     scaled: ScalingStatus | None,
 ) -> dict[str, Any]:
     """Translate `decided`, a Trigger's status without conditions, to the status of the KafkaSource
-    `document`. `trigger` is the source as a Trigger, or why it can't be parsed; `scaled` is the
-    scaler's status of it, None: it isn't scaled."""
+    `document`. `trigger` is the source read as a Trigger, or the error if it can't be parsed;
+    `scaled` is the scaler's status of the source, None: it isn't scaled."""
     translated = {_ADDRESSES.get(key, key): value for key, value in decided.items()}
+    # A Trigger without an address has "", a source has none.
     translated["sinkUri"] = translated.get("sinkUri") or None
     identity = Identity.of(document)
     dispatcher = dispatcher_services.dispatcher_name(SOURCES, identity)

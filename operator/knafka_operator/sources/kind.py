@@ -48,8 +48,8 @@ class KafkaSources(Triggers):
     # Changes of objects, and operations on one object.
 
     def on_change(self, document: Document, *, gone: bool) -> Collection[Key]:
-        """Record a change as `Kind.on_change` does; also forget the group's offsets in memory, so
-        that they are read again."""
+        """Record a change as `Kind.on_change` does, and return its keys; also forget the group's
+        offsets in memory, so that they are read again."""
         changed_keys = Kind.on_change(self, document, gone=gone)
         record = self.states.triggers.get(Identity.of(document))
         if changed_keys and record is not None and record.watched is not None:
@@ -62,13 +62,14 @@ class KafkaSources(Triggers):
         return self.states.store_trigger(document)
 
     def is_ours(self, document: Document) -> bool:
-        """Whether no other implementation serves this KafkaSource (docs/decisions/0046). Not
-        checked: the setting by which Knafka serves KafkaSources at all."""
+        """Whether no other implementation serves this KafkaSource (docs/decisions/0046). Whether
+        Knafka serves KafkaSources at all, a setting, isn't checked."""
         return not is_claimed_by_peer(document, PEERS_SOURCE_FINALIZER)
 
     async def hand_over(self, document: Document) -> None:
         """Stop delivering for a source that another implementation has claimed: delete its
-        functions and our part of its status, but leave its consumer group."""
+        functions and our part of its status, but leave its consumer group. Does nothing if the
+        status has no annotations of Knafka's. Raises `KnafkaError`."""
         knafka_annotations = [
             key for key in status_annotations(document) if key.startswith(KNAFKA_PREFIX)
         ]
@@ -86,7 +87,8 @@ class KafkaSources(Triggers):
         return True
 
     async def on_absent(self, identity: Identity) -> Requeue:
-        """End the delivery of a source that doesn't exist."""
+        """End the delivery of a source that doesn't exist. Returns `GONE`: nothing is left to
+        do."""
         if identity in self.states.triggers:
             await self.abandon(identity)
             self.states.mark_trigger_gone(identity)
@@ -100,7 +102,8 @@ class KafkaSources(Triggers):
     # Reconcile.
 
     async def observe(self, document: Document, record: TriggerRecord) -> Observed | None:
-        """Read the source's Secrets, Kafka, topics and destinations."""
+        """Read the source's Secrets, Kafka, topics and destinations, and note its Kafka in the
+        record; never returns None. Raises `ClusterError`."""
         family, identity = self.states.family, Identity.of(document)
         try:
             trigger = family.read_trigger(document)
@@ -143,7 +146,8 @@ class KafkaSources(Triggers):
         """Delete a source's functions, and its consumer group if the group's name was generated
         and no other KafkaSource names it; other groups belong to the user.
 
-        Raises `LogError` while drains go on, and `ClusterError`.
+        Raises `LogError` while drains go on, `ClusterError`, and `NotReady` if the group's Kafka
+        can't be connected to, such as without its Secret.
         """
         identity = Identity.of(document)
         await self.stop_delivery(identity)
@@ -160,7 +164,7 @@ class KafkaSources(Triggers):
                     kafka, _ = await self.source_observer.connect_kafka(trigger.source)
                 await kafka.topics.delete_group(group)
         except InvalidDocument:
-            pass  # an invalid source: which group it has can't be known
+            pass  # the source is invalid, so its group isn't known
         self.drop(document)
 
     async def _is_shared(self, identity: Identity, group: str) -> bool:

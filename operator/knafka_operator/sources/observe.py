@@ -36,7 +36,7 @@ from knafka_operator.sources.decide import kafka_secret_values, missing_topics_e
 from knafka_operator.triggers.started_topics import started_topics
 
 MOUNTED: Final = ""
-"""Used instead of a Secret's name, as pods mount keys of several Secrets
+"""Stands for the name of the Secret that pods mount, as they mount keys of several Secrets
 (`SourceTrigger.credentials_volume`)."""
 
 
@@ -54,8 +54,9 @@ class SourceObserver:
     async def connect_kafka(
         self, source: KafkaSource
     ) -> tuple[KafkaCluster, tuple[str, str] | None]:
-        """Return a source's Kafka, and `MOUNTED` with the version of the source's credentials
-        (None: it needs none). Raises the errors in `EXPECTED`, and `ClusterError`."""
+        """Return a source's Kafka, and `MOUNTED` with the version of the source's credentials;
+        None: it needs no credentials. The version changes when one of the Secrets does. Raises the
+        errors in `EXPECTED`, and `ClusterError`."""
         spec, namespace = source.spec, source.metadata.namespace
         credentials = list(required_credentials(spec.net))
         stored = {
@@ -86,12 +87,12 @@ class SourceObserver:
         self, document: Document, source: KafkaSource
     ) -> tuple[BrokerState, NotReady | None]:
         """Return a source's Kafka and topics in the form of a Broker's state, and the error that
-        names topics that are gone. The Broker's topic is the source's first topic, and counts as
-        external.
+        names the topics that don't exist; None: all exist. The Broker's topic is the source's first
+        topic, and counts as external.
 
-        Events of the other topics are delivered meanwhile if the source has begun on those that are
-        gone. If it hasn't, or none is left, the error is raised. Raises the errors in `EXPECTED`,
-        and `ClusterError`.
+        The error is returned if the source's group has begun on all missing topics: then events of
+        the other topics are delivered meanwhile. It is raised if the group hasn't, or if no topic
+        exists. Also raises the other errors in `EXPECTED`, and `ClusterError`.
         """
         spec, namespace = source.spec, source.metadata.namespace
         refuse_taken_topics(spec.topics, self.is_taken, "spec.topics")
@@ -121,6 +122,7 @@ class SourceObserver:
         )
         state = BrokerState(
             broker=SOURCES.read_broker(document),
+            # The numbers mean nothing: an external topic is never created or compared.
             topic=Topic(spec.topics[0], 1, 1, existing[0].config, external=True),
             partitions=sum(description.partitions for description in existing),
             defaults=Defaults(kafka=kafka_settings),

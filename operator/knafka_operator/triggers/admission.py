@@ -40,12 +40,15 @@ INJECTION: Final = "eventing.knative.dev/injection"
 """Annotation of a Trigger by which Knative once created the Broker `default`. Knafka only checks
 its value and that the Trigger names that Broker."""
 TRIGGER_BROKER_LABEL: Final = "eventing.knative.dev/broker"
+"""Label of a Trigger, upstream's: the name of its Broker."""
 
-_LABEL_VALUE = re.compile(r"[A-Za-z0-9](?:[-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?").fullmatch
+_match_label_value = re.compile(r"[A-Za-z0-9](?:[-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?").fullmatch
+"""Matches a text that Kubernetes accepts as the value of a label, except the empty one."""
 
 
 def with_trigger_defaults(document: Document) -> dict[str, Any]:
-    """Return the Trigger with upstream's defaults (KN-TRG-12). Idempotent."""
+    """Return the Trigger with upstream's defaults (KN-TRG-12). Idempotent. A document whose `spec`
+    is no mapping is returned as it is; `check_trigger` refuses that."""
     if not isinstance(document.get("spec"), Mapping | None):
         return dict(document)
     namespace = namespace_of(document)
@@ -58,7 +61,8 @@ def with_trigger_defaults(document: Document) -> dict[str, Any]:
     metadata = mapping_at(document, "metadata")
     # Don't set the label if the Broker's name can't be a label value: the check then refuses the
     # name, with a better message.
-    if _LABEL_VALUE(broker := _broker_name_of_spec(spec)):
+    broker = _broker_name_of_spec(spec)
+    if _match_label_value(broker):
         metadata["labels"] = {**mapping_at(metadata, "labels"), TRIGGER_BROKER_LABEL: broker}
     return {**document, "metadata": metadata, "spec": spec}
 
@@ -71,9 +75,10 @@ def check_trigger(
 ) -> None:
     """Refuse an invalid Trigger, or a forbidden change (KN-TRG-05, 09, 10, 13, KN-DLV-06).
 
-    `autoscaling` has the defaults that the Trigger's annotations override, as in the scaler;
-    `maxima` are the installation's limits. Raises `InvalidDocument` with all problems, and the path
-    of the first.
+    `old` is the Trigger before an update, whose own problems are accepted; None: `new` is being
+    created, or there is no webhook. `autoscaling` has the defaults that the Trigger's annotations
+    override, as in the scaler; None: the built-in ones. `maxima` are the installation's limits.
+    Raises `InvalidDocument` with all problems, and the path of the first.
     """
 
     def problems(document: Document) -> Iterator[Problem]:
@@ -84,8 +89,8 @@ def check_trigger(
 
 
 def trigger_warnings(document: Document) -> list[str]:
-    """Return warnings, one sentence each, about filters of a valid Trigger that no event can
-    pass."""
+    """Return warnings, one sentence each, about filters of a Trigger that no event can pass. Empty:
+    there are none, or the Trigger is invalid, which `check_trigger` reports."""
     try:
         trigger = parse(Trigger, {**document, "status": None})
     except InvalidDocument:
@@ -110,8 +115,8 @@ def _trigger_problems(
 
 
 def _injection_problems(injection: str, broker: str) -> Iterator[Problem]:
-    """Yield a problem with the injection annotation: an unknown value, or another Broker than
-    `default`. The words are upstream's."""
+    """Yield a problem with `injection`, the value of the annotation `INJECTION`: it is unknown, or
+    the Trigger names another `broker` than `default`. The words are upstream's."""
     if injection not in ("enabled", "disabled"):
         message = 'The provided injection annotation value can only be "enabled" or "disabled", not'
         yield Problem(f"{message} {as_json(injection)}", "", upstream_annotation_path(INJECTION))
@@ -124,7 +129,7 @@ def _injection_problems(injection: str, broker: str) -> Iterator[Problem]:
 
 
 def _immutable_trigger_changes(old: Document, new: Document) -> Iterator[Problem]:
-    """Yield problems if a Trigger's Broker or its start position has changed."""
+    """Yield a problem for a changed Broker of a Trigger, and one for a changed start position."""
     old_broker, new_broker = (
         _broker_name_of_spec(mapping_at(document, "spec")) for document in (old, new)
     )

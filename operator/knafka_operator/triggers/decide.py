@@ -80,6 +80,7 @@ class _TriggerSteps(Generic[K]):
     far."""
 
     def __init__(self, observed: ObservedTrigger[K]) -> None:
+        """Begin with a status in which no address is known."""
         self.observed = observed
         self.conditions = ConditionSet(TRIGGER_CONDITIONS)
         self.status: dict[str, Any] = {
@@ -106,8 +107,8 @@ class _TriggerSteps(Generic[K]):
 def decide(
     observed: ObservedTrigger[K], taken: Container[str], settings: Settings
 ) -> TriggerDecision[K]:
-    """Decide a Trigger's conditions, status and effects, in the order in which they must
-    run (`TRIGGER_ORDER` of the effects).
+    """Decide a Trigger's conditions, status and effects; the effects are in the order in which they
+    must run (`TRIGGER_ORDER`). If they have run already (`observed.acted`), the decision has none.
 
     `taken` has the consumer groups of other Triggers.
     """
@@ -141,8 +142,8 @@ def _decide(
         steps.wait(f"it has no {family_of(trigger.kind).broker} that could send it events")
         # A running delivery ends only if its Broker is gone: one that exists may not be reconciled
         # yet.
-        keeps_delivery = observed.watched is None or observed.stored_broker is not None
-        return steps.decision(() if keeps_delivery and not paused else effects_to_stop)
+        lost_broker = observed.watched is not None and observed.stored_broker is None
+        return steps.decision(effects_to_stop if paused or lost_broker else ())
 
     _record_started_topics(trigger, broker, steps)
     conditions.set(
@@ -164,26 +165,25 @@ def _decide(
         if destinations.sender is None and destinations.have_audience:
             steps.wait("it has no service account to send as: its events wait in Kafka")
             return steps.decision(effects_to_stop)
-    return _decide_delivery(
-        trigger, broker, destinations, taken, settings, steps
-    ) or steps.decision(effects_to_stop if paused else ())
+    decision = _decide_delivery(trigger, broker, destinations, taken, settings, steps)
+    return decision or steps.decision(effects_to_stop if paused else ())
 
 
 def _check_broker_and_dependency(trigger: Trigger, steps: _TriggerSteps[K]) -> None:
     """Decide `BrokerReady` and `DependencyReady`."""
-    observed = steps.observed
+    observed, family = steps.observed, family_of(trigger.kind)
     with steps.conditions.step(BROKER_READY):
         if observed.unreachable is not None:
             raise observed.unreachable
-        broker_reference = family_of(trigger.kind), trigger.spec.broker
-        check_broker(*broker_reference, observed.stopped, observed.broker, observed.stored_broker)
+        name, stored_broker = trigger.spec.broker, observed.stored_broker
+        check_broker(family, name, observed.stopped, observed.broker, stored_broker)
     with steps.conditions.step(DEPENDENCY_READY):
         check_dependency(trigger, value_or_raise(observed.dependency))
 
 
 def _resolve_subscriber(steps: _TriggerSteps[K]) -> tuple[Sink | None, Sink | None]:
     """Decide `SubscriberResolved`. Returns the subscriber (None: it has no address) and the
-    destination of its replies (None: the Broker)."""
+    declared destination of its replies (None: the Broker, or for a Subscription nobody)."""
     subscriber = reply = None
     with steps.conditions.step(SUBSCRIBER_RESOLVED):
         subscriber = value_or_raise(steps.observed.subscriber)
@@ -220,8 +220,8 @@ def _resolve_dead_letter_sink(
 def _with_sender(
     trigger: Trigger, destinations: egresses.TriggerDestinations, steps: _TriggerSteps[K]
 ) -> egresses.TriggerDestinations:
-    """Decide `OIDCIdentityCreated`: return the destinations with the ServiceAccount as which the
-    Trigger sends; without it if it may not have one."""
+    """Decide `OIDCIdentityCreated`. Returns the destinations with the name of the ServiceAccount as
+    which the Trigger sends; unchanged if the Trigger may not have that account."""
     with steps.conditions.step(OIDC_IDENTITY_CREATED):
         sender = service_accounts.sender_account(trigger, steps.observed.document)
         destinations = replace(destinations, sender=sender)
@@ -239,8 +239,8 @@ def _decide_delivery(
     settings: Settings,
     steps: _TriggerSteps[K],
 ) -> TriggerDecision[K] | None:
-    """Decide `SubscriptionReady`: return the decision with the delivery and the effects that bring
-    it about; None if it can't be decided, as the condition then explains."""
+    """Decide `SubscriptionReady`. Returns the decision with the delivery and the effects that start
+    it; None: nothing can be delivered, and the condition says why."""
     observed, actions = steps.observed, steps.observed.actions
     assert not isinstance(actions, KnafkaError)
     with steps.conditions.step(SUBSCRIPTION_READY):
@@ -276,8 +276,8 @@ def _decide_delivery(
 def _record_started_topics(
     trigger: Trigger, broker: BrokerState[K], steps: _TriggerSteps[K]
 ) -> None:
-    """Record in the status on which of somebody's topics the Trigger's group has begun. A topic
-    that it no longer reads is left out; if that is added again, it starts like a new one."""
+    """Record in the status on which external topics the Trigger's group has got start offsets. A
+    topic that the Trigger no longer reads is left out: if added again, it starts like a new one."""
     annotations, observed = steps.status["annotations"], steps.observed
     group = annotations.get(GROUP_STATUS)
     if group is None or observed.actions is not None or not broker.topic.external:
@@ -297,7 +297,7 @@ def _desired_delivery(
     taken: Container[str],
     settings: Settings,
 ) -> tuple[Egress, Autoscaling]:
-    """Return what the Trigger's dispatcher delivers, and how it is scaled. `actions` are the
+    """Return the Egress by which the Trigger is delivered, and its autoscaling. `actions` are the
     actions of a Sensor that the Trigger delivers; None: it delivers its Broker's events. `taken`
     has the consumer groups of other Triggers.
 
@@ -307,8 +307,8 @@ def _desired_delivery(
     autoscaling = Autoscaling.from_annotations(
         trigger.metadata.annotations, DEFAULT_AUTOSCALING, settings.maxima
     )
-    granted = observed.watched.autoscaling.min_scale if observed.watched else 0
-    check_min_scale(autoscaling.min_scale, granted, observed.others_min_scale, settings.maxima)
+    granted_now = observed.watched.autoscaling.min_scale if observed.watched else 0
+    check_min_scale(autoscaling.min_scale, granted_now, observed.others_min_scale, settings.maxima)
     topic = broker.topic if actions is None else actions.topic
     egress = egresses.trigger_egress(
         trigger, broker.broker, topic, destinations, broker.defaults, taken, settings.naming
@@ -324,9 +324,9 @@ def _desired_delivery(
 def _sensor_action_fields(
     trigger: Trigger, broker: BrokerState[K], actions: SensorActions
 ) -> dict[str, Any]:
-    """Return the fields in which the Egress of a Sensor's actions differs: it filters by the
-    Sensor's trigger, and replies still go to the Broker's topic. The actions are in an internal
-    topic, whose positions mean nothing to subscribers."""
+    """Return the Egress's fields that differ from an ordinary Trigger's if it delivers a Sensor's
+    actions: it filters by the Sensor's trigger, and replies still go to the Broker's topic. The
+    actions are in an internal topic, whose positions mean nothing to subscribers."""
     fields: dict[str, Any] = {
         "filters": actions.filters,
         "batch": trigger.metadata.annotations.get(PAYLOAD) == BATCH_PAYLOAD,
@@ -383,7 +383,7 @@ def _automatic_isolation(
     contract: SharedContract,
     observed: ObservedTrigger[K],
 ) -> Isolation:
-    """Return the isolation of an `auto` Trigger, shared or own, by its activity and its current
+    """Return the isolation of an `auto` Trigger, `SHARED` or `OWN`, by its activity and its current
     dispatcher (`shards.automatic_isolation`)."""
     annotations = status_annotations(observed.document)
     return shards.automatic_isolation(

@@ -54,8 +54,8 @@ K = TypeVar("K")
 """The type of a connection to Kafka, which is passed on but never used here."""
 
 RECORDED_BEFORE_CREATION: Final = (GROUP_STATUS, DISPATCHER_KEY)
-"""Keys of `status.annotations` that are written before the group or Service that they name is
-created."""
+"""Keys of `status.annotations` that name a group or Service. They are written before it is created,
+so that a deletion finds it."""
 
 
 def delivery_effects(
@@ -76,15 +76,15 @@ def delivery_effects(
     egress = watched.egress
     # Only the bootstrap servers change. They mostly belong to the same Kafka, so the running
     # delivery goes on until the new one is Ready. If it is another Kafka, the group has no members
-    # there. With an external topic, delivery stops first, as its group needs its start position at
-    # the new servers, too.
+    # there, so its offsets can be written. With an external topic, delivery stops first, as its
+    # group needs its start position at the new servers, too.
     servers_change = not broker.topic.external and _changes_only_servers(
         _delivered_egress(observed, contract, egress.group), egress
     )
     stops_first = _must_stop_first(watched, observed, contract, servers_change=servers_change)
-    # What still delivers after `StopDelivery`: the Trigger's last delivery, and a shard.
+    # What delivers until the new delivery begins: the Trigger's previous delivery, maybe a shard.
     running = None if stops_first else observed.watched
-    is_in_shard = not stops_first and _is_in_shard(contract, egress.group)
+    shard_goes_on = not stops_first and _is_in_shard(contract, egress.group)
     effects: list[Effect] = []
     if stops_first:
         effects.append(StopDelivery())
@@ -93,14 +93,15 @@ def delivery_effects(
             _owned_deletion(Step.DELETE_FUNCTIONS, own_services(observed.document, settings))
         )
     effects.append(ClaimGroup(egress.group))
-    if running is None:
+    if running is None:  # the group has no members, so its offsets can be written
         effects += _offset_effects(trigger, broker, watched, observed)
     if watched.place is not None:
         effects += _shared_effects(
             trigger, broker, watched, contract, observed, settings, servers_change=servers_change
         )
     else:
-        takes_over = is_in_shard or (
+        # With other servers, the shard that goes on may be in another contract than `contract`.
+        takes_over = shard_goes_on or (
             servers_change and running is not None and running.place is not None
         )
         effects += _own_dispatcher_effects(
@@ -112,8 +113,8 @@ def delivery_effects(
 def _delivered_egress(
     observed: ObservedTrigger[K], contract: SharedContract, group: str
 ) -> Egress | None:
-    """Return the Egress by which a Trigger with this group is delivered now, or would be by its
-    shard; None: there is none."""
+    """Return the Egress by which a Trigger with this group is delivered now, else the one in the
+    `contract` of its Broker's shards; None: there is neither."""
     delivery = observed.watched or contract.records.get(group)
     return None if delivery is None else delivery.egress
 
@@ -129,8 +130,8 @@ def _changes_only_servers(delivered: Egress | None, desired: Egress) -> bool:
 
 
 def _is_in_shard(contract: SharedContract, group: str) -> bool:
-    """Whether a shard delivers a Trigger with this group, or may not have read yet that it no
-    longer should."""
+    """Whether a shard delivers a Trigger with this group. Also True while the shard may not have
+    read yet that the Trigger's record was removed."""
     return group in contract.records or group in contract.leaving
 
 
@@ -163,13 +164,14 @@ def _offset_effects(
     watched: Watched[K],
     observed: ObservedTrigger[K],
 ) -> Iterator[Effect]:
-    """Yield the effects that prepare the offsets of a group by which nothing is delivered now: they
-    delete a group that was there before a new Trigger's, and commit the start position.
+    """Yield the effects that prepare the offsets of a group by which nothing is delivered now. For
+    a new Trigger they delete an older group of that name, if the family owns its groups, and commit
+    the start position.
 
-    There are none for a group that the Trigger's status names, on a topic of Knafka's, or on one
-    where the status says that the group has begun: then the Trigger must get every event. If Kafka
-    has no offsets of the group any more (the topic was recreated, or the group had no member for a
-    week), delivery begins at the start of the topic.
+    A group that the Trigger's status names must get every event, so nothing is committed for it;
+    but it gets the start position on an external topic for which the status records no start,
+    unless the Trigger is paused. If Kafka has lost the group's offsets (the topic was recreated, or
+    the group had no member for a week), delivery begins at the start of the topic.
     """
     egress = watched.egress
     annotations = status_annotations(observed.document)
@@ -178,7 +180,7 @@ def _offset_effects(
         yield DeleteGroup(egress.group)
     is_new_group = promised_group != egress.group
     if is_new_group or (broker.topic.external and not watched.autoscaling.paused):
-        started: Collection[str] = ()
+        started: Collection[str] = ()  # topics on which the group keeps its offsets
         if not is_new_group:
             servers = egress.kafka.bootstrap_servers
             started = observed.started_topics(egress.topics, servers, egress.group)
@@ -225,6 +227,7 @@ def _own_dispatcher_effects(
         if takes_over:
             yield Wake(services.service_url(name, namespace, settings))
             yield StopDelivery(Step.HAND_OVER)
+    # Whether pods of an older Revision may drain without requests.
     replaces = observed.replaced
     if running != watched:
         replaces = replaces or (running is not None and running.drains_without_requests)
@@ -263,11 +266,14 @@ def _shared_effects(
         GROUP_STATUS in annotations
         and annotations.get(DISPATCHER_KEY, own_dispatcher) == own_dispatcher
     )
+    # Whether pods of the own Service may drain without requests.
     replaces = observed.replaced or (
         leaves_own_service and (running is None or running.drains_without_requests)
     )
-    own_delivers = running is not None and running.place is None and not running.autoscaling.paused
-    hands_over = servers_change or own_delivers
+    own_dispatcher_delivers = (
+        running is not None and running.place is None and not running.autoscaling.paused
+    )
+    hands_over = servers_change or own_dispatcher_delivers
     desired_record = SharedEgress(shard=place.shard.group, egress=egress)
     must_write_record = hands_over or contract.records.get(egress.group) != desired_record
 
@@ -313,13 +319,18 @@ def _account_effects(
     observed: ObservedTrigger[K],
     settings: Settings,
 ) -> tuple[Effect, ...]:
-    """Return the effects that create the service account with which a dispatcher sends; none
-    without OIDC."""
+    """Return the effects that create the service account as which a dispatcher sends; empty without
+    OIDC."""
     if not broker.oidc:
         return ()
-    shared = watched.place is not None
-    account_arguments = trigger, observed.document, broker.broker, watched.egress
-    return service_accounts.account_effects(*account_arguments, settings, shared=shared)
+    return service_accounts.account_effects(
+        trigger,
+        observed.document,
+        broker.broker,
+        watched.egress,
+        settings,
+        shared=watched.place is not None,
+    )
 
 
 def stop_effects(document: Mapping[str, Any], settings: Settings) -> tuple[Effect, ...]:
@@ -351,14 +362,14 @@ def _owned_deletion(
 def _group_promise(
     egress: Egress, dispatcher: str | None, observed: ObservedTrigger[K]
 ) -> Annotate:
-    """Return the effect that records the Trigger's group, dead-letter topic and `dispatcher`, the
-    Service that will deliver. `dispatcher` None keeps the recorded one, which is still to be
-    deleted."""
+    """Return the effect that records in the status the Trigger's group, its dead-letter topic and
+    `dispatcher`, the Service that will deliver. None keeps the recorded Service, which is still to
+    be deleted, or the Trigger is paused and has none."""
     promise = {GROUP_STATUS: egress.group, DEAD_LETTER_TOPIC: egress.dead_letter_topic}
     if dispatcher is not None:
         promise[DISPATCHER_KEY] = dispatcher
     status = status_annotations(observed.document)
-    is_changed = any(
+    names_change = any(
         key in promise and status.get(key) != promise[key] for key in RECORDED_BEFORE_CREATION
     )
-    return Annotate(Step.PROMISE_GROUP, promise, at_once=is_changed)
+    return Annotate(Step.PROMISE_GROUP, promise, at_once=names_change)

@@ -65,7 +65,8 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
     observer: TriggerObserver
     dead_letters: DeadLetterMonitor
     effects: Effects
-    now: Callable[[], str]  # the time, RFC 3339
+    now: Callable[[], str]
+    """Returns the time, RFC 3339."""
     enqueue: Callable[[Key], None]
     """Makes an object due for reconciliation."""
     neighbours: Neighbours = field(init=False)
@@ -74,10 +75,11 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
     def __post_init__(self) -> None:
         self.api_version = self.states.family.trigger_version
         self.own = GroupOwnership(self.cluster, self.states)
+        """Decides which consumer groups are a Trigger's own."""
 
     @property
     def watched(self) -> dict[Identity, Watched]:
-        """Return every delivered Trigger, with its delivery."""
+        """The delivery of each delivered Trigger."""
         records = self.states.triggers.items()
         return {
             identity: record.watched for identity, record in records if record.watched is not None
@@ -89,8 +91,8 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         return ()
 
     def is_ours(self, document: Document) -> bool:
-        """Whether no other implementation is known to serve the Trigger's Broker; a Subscription
-        must also name a KafkaChannel."""
+        """Whether no other implementation is known to serve the Trigger's Broker. False for a
+        Subscription that names no KafkaChannel."""
         if self.states.family is CHANNELS and not is_of_kafka_channel(document):
             return False
         return broker_of(document) not in self.states.foreign_brokers
@@ -108,7 +110,7 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         return await self.neighbours.suspend_absent(identity)
 
     async def forget(self, document: Document) -> None:
-        """Abandon a deleted Trigger, then drop its record."""
+        """End the delivery of a deleted Trigger (`abandon`), then drop its record."""
         await self.abandon(Identity.of(document))
         self.neighbours.forget(document)
 
@@ -117,8 +119,9 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         return self.states.ensure_trigger(document)
 
     async def observe(self, document: Document, record: TriggerRecord) -> Observed | None:
-        """Read everything that a Trigger's decision needs; None: another implementation serves its
-        Broker, or its Broker hasn't been reconciled yet."""
+        """Read everything that a Trigger's decision needs. Delivery stops first if the Broker may
+        not use its topic. None: another implementation serves the Broker, so the Trigger was handed
+        over; or the Trigger was resumed, and its Broker hasn't been reconciled yet."""
         broker = self.states.brokers.get(broker_of(document))
         if broker is not None and broker.stopped is not None:
             await self._run_stop_effects(_unread_trigger(document), record)
@@ -164,7 +167,7 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
     def status_of(
         self, observed: Observed, decision: Decision, record: TriggerRecord
     ) -> Mapping[str, Any]:
-        """Return the status of the last decision, with scaling and dead letters."""
+        """Return the last decision's status, with scaling, dead letters and roll-outs."""
         document, conditions, status = observed.document, decision.conditions, decision.status
         family, identity = self.states.family, Identity.of(document)
         scaling = self.scaling_status(identity)
@@ -201,37 +204,36 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
             raise observed_after.failure
 
     async def delete(self, document: Document) -> None:
-        """Delete a Trigger's functions and consumer group; its dead letters stay. The group also
-        stays if another object's status names it, or if its Kafka can't be found because the Broker
-        is gone.
-
-        Raises `LogError` while drains go on, and `NotReady` while the Broker exists and its Kafka
-        isn't known.
-        """
-        identity, family = Identity.of(document), self.states.family
+        """Delete a Trigger's functions and consumer group (`_delete_group`); its dead letters stay.
+        Raises `LogError` while drains go on, and the errors of `_delete_group`."""
+        identity = Identity.of(document)
         await self.stop_delivery(identity)
         # Delete functions before the group: pods of min-scale drain without requests, and are
         # members until they end. Functions in the operator's namespace have no owner that deletes
         # them.
         await self._delete_functions(document)
         if group := group_in_status(document, self.states.naming):
-            # The contract may have its record even though it was never delivered, after a crash of
-            # the operator.
-            await self.shards.withdraw(broker_of(document), [group])
-            broker = broker_of(document)
-            kafka = self._known_kafka(identity, broker)
-            kind = family.broker_version, family.broker
-            stored = None if kafka else await self.cluster.get(*kind, *broker)
-            if stored is not None:
-                kafka = await self.brokers.connect_without_config(stored)
-            if await self.own.is_claimed(identity, group):
-                log.warning("group %s is not deleted: another status names it, too", group)
-            elif kafka is not None:
-                await kafka.topics.delete_group(group)
-            elif stored is not None:
-                message = f"{family.broker} {broker.name} has no topic yet"
-                raise NotReady(f"{family.short_name}NotConfigured", message)
+            await self._delete_group(group, identity, broker_of(document))
         self.drop(document)
+
+    async def _delete_group(self, group: str, trigger: Identity, broker: Identity) -> None:
+        """Delete a Trigger's consumer group. It stays if another object's status names it, or if
+        its Kafka can't be found because the Broker is gone. Raises `LogError`, and `NotReady` while
+        the Broker exists and its Kafka isn't known."""
+        # After a crash of the operator, a Trigger that was never delivered may be in the contract.
+        await self.shards.withdraw(broker, [group])
+        family, kafka = self.states.family, self._known_kafka(trigger, broker)
+        kind = family.broker_version, family.broker
+        stored = None if kafka else await self.cluster.get(*kind, *broker)
+        if stored is not None:
+            kafka = await self.brokers.connect_without_config(stored)
+        if await self.own.is_claimed(trigger, group):
+            log.warning("group %s is not deleted: another status names it, too", group)
+        elif kafka is not None:
+            await kafka.topics.delete_group(group)
+        elif stored is not None:
+            message = f"{family.broker} {broker.name} has no topic yet"
+            raise NotReady(f"{family.short_name}NotConfigured", message)
 
     def _known_kafka(self, trigger: Identity, broker: Identity) -> KafkaCluster | None:
         """Return the Kafka with a Trigger's group, from the records in memory: by its Broker's
@@ -260,11 +262,11 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         await self.deliver(Identity.of(trigger), watched)
 
     async def deliver(self, identity: Identity, watched: Watched) -> None:
-        """Start the delivery `watched` of a Trigger; returns once the previous drains have
-        ended."""
+        """Start the delivery `watched` of a Trigger, unless it was deleted; returns once the
+        previous drains have ended."""
         record = self.states.triggers.get(identity)
         if record is None:
-            return  # the Trigger was deleted meanwhile
+            return
         place, family = watched.place, self.states.family
         trigger_id = family.trigger_id(identity)
         if place is not None:
@@ -282,7 +284,8 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         await watched.kafka.scaler.watch(trigger_id, watched.egress, autoscaling, shard)
 
     def _url(self, service: str, owner: Identity) -> str:
-        """Return the URL of the function `service` of a Trigger or Broker."""
+        """Return the URL of the Knative Service `service`, a function of the Trigger or Broker
+        `owner`."""
         namespace = services.function_namespace(self.states.family, owner, self.settings)
         return services.service_url(service, namespace, self.settings)
 
@@ -337,19 +340,20 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         await watched.kafka.scaler.forget(self.states.family.trigger_id(identity))
         for topic in watched.egress.topics:
             watched.kafka.unwatch(topic)
+        # A new delivery may have begun while the drains ended.
         if record.gone and record.watched is None:
             self.states.drop_trigger(identity)
 
     # Effects.
 
     def kafka_of(self, observed: Observed, record: TriggerRecord) -> KafkaCluster | None:
-        """Return the Kafka of the Trigger's Broker; None: the Broker has no topic."""
+        """Return the Kafka of the Trigger's Broker; None: the Broker has no topic yet."""
         return None if observed.broker is None else observed.broker.kafka
 
     async def follow_up(
         self, effect: Effect, observed: Observed, record: TriggerRecord
     ) -> Observed:
-        """Record that pods of older Revisions have ended, after `AwaitReplacement`."""
+        """Record, after `AwaitReplacement`, that pods of older Revisions have ended."""
         if isinstance(effect, AwaitReplacement):
             record.replaced = False
         return observed
@@ -370,8 +374,7 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         return self.scaling_status(identity)
 
     async def end_delivery(self, document: Document) -> None:
-        """Run the effect `StopDelivery`: withdraw the Trigger from its shard and stop scaling it;
-        returns once its drains have ended. Raises `LogError` and `NotReady`."""
+        """Run the effect `StopDelivery` (`stop_delivery`). Raises `LogError` and `NotReady`."""
         await self.stop_delivery(Identity.of(document))
 
     async def _run_stop_effects(self, observed: Observed, record: TriggerRecord) -> None:

@@ -38,12 +38,11 @@ def effects_of_leaving(document: Mapping[str, Any]) -> tuple[Effect, ...]:
         patch["annotations"] = {key: None for key in annotations if key.startswith(KNAFKA_PREFIX)}
     types = {condition.get("type") for condition in status.get("conditions") or ()}
     informational = {DELIVERING, DEAD_LETTERS_TYPE, LOOP_FREE, ROLLED_OUT, OIDC_IDENTITY_CREATED}
-    types_without_informational = types - informational
-    # Knative Eventing's controller writes the same conditions into a Subscription.
-    is_subscriptions = (
-        types_without_informational == {READY, *SUBSCRIPTION_CONDITIONS} and "annotations" in patch
-    )
-    if is_subscriptions or types_without_informational == {READY, *TRIGGER_CONDITIONS}:
+    main_types = types - informational
+    # Knative Eventing's controller writes the same conditions into a Subscription. Knafka wrote
+    # them only if its annotations are there, too.
+    are_of_subscription = main_types == {READY, *SUBSCRIPTION_CONDITIONS} and "annotations" in patch
+    if are_of_subscription or main_types == {READY, *TRIGGER_CONDITIONS}:
         fields = (
             "conditions",
             "observedGeneration",

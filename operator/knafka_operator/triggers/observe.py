@@ -45,7 +45,8 @@ class TriggerObserver:
     shards: Shards
     states: States
     sensor_actions: Callable[[Document, BrokerState], Awaitable[SensorActions | KnafkaError | None]]
-    """Reads the Sensor's actions that a Trigger delivers; None: it delivers its Broker's events."""
+    """Reads the Sensor's actions that a Trigger delivers, from the Trigger and its Broker's state;
+    None: the Trigger delivers its Broker's events."""
 
     async def observe(self, document: Document) -> ObservedTrigger[KafkaCluster]:
         """Read a Trigger and everything that its decision needs. Raises `ClusterError`."""
@@ -58,7 +59,8 @@ class TriggerObserver:
                 document, error, watched=self.states.ensure_trigger(document).watched
             )
         record = self.states.ensure_trigger(document)
-        state, broker_record = self.states.broker_state(broker), self.states.brokers.get(broker)
+        broker_record = self.states.brokers.get(broker)
+        state = self.states.broker_state(broker)  # None: the Broker has no topic yet
         family = self.states.family
         kind = family.broker_version, family.broker
         stored = None if state else await self.cluster.get(*kind, *broker)
@@ -81,8 +83,8 @@ class TriggerObserver:
     async def with_destinations(
         self, observed: ObservedTrigger[KafkaCluster], identity: Identity
     ) -> ObservedTrigger[KafkaCluster]:
-        """Add the Trigger's destinations, dependency and its namespace's min-scale; its `trigger`
-        must be valid. Raises `ClusterError`."""
+        """Return `observed`, whose `trigger` must be valid, with the Trigger's destinations, its
+        dependency, and the min-scale of its namespace's other Triggers. Raises `ClusterError`."""
         trigger, state = observed.trigger, observed.broker
         assert isinstance(trigger, Trigger)
         namespace, subscriber = identity.namespace, trigger.spec.subscriber
@@ -101,9 +103,8 @@ class TriggerObserver:
     def _others_min_scale(self, trigger: Trigger) -> int:
         """Return the sum of the min-scale of the namespace's other Triggers; 0 if this Trigger
         declares none."""
-        if all(
-            annotation not in trigger.metadata.annotations for annotation in MIN_SCALE_ANNOTATIONS
-        ):
+        annotations = trigger.metadata.annotations
+        if not any(annotation in annotations for annotation in MIN_SCALE_ANNOTATIONS):
             return 0  # the Trigger asks for no min-scale, so the sum isn't needed
         return min_scale_of_others(
             self.states, Identity(trigger.metadata.namespace, trigger.metadata.name)
@@ -132,8 +133,8 @@ class TriggerObserver:
         return await observe_sink(self.cluster, destination, namespace, self.settings)
 
     async def _read_dependency(self, trigger: Trigger) -> Document | KnafkaError | None:
-        """Return the object that a Trigger depends on (KN-TRG-13); None: the Trigger names none, or
-        it doesn't exist."""
+        """Return the object that a Trigger depends on (KN-TRG-13), or the error if the operator may
+        not read it. None: the Trigger names no object, or the object doesn't exist."""
         try:
             reference = declared_dependency(trigger.metadata)
         except InvalidDocument:

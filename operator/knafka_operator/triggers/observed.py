@@ -86,7 +86,8 @@ class ObservedTrigger(ObservedObject, Generic[K]):
         return next(iter(self.failed.values()), None)
 
     def after(self, effect: Effect, result: Any) -> ObservedTrigger[K]:
-        """Return a copy that includes an effect's result."""
+        """Return a copy that includes an effect's result. After start offsets were committed, its
+        status annotations record the declared start position, and the topic if it is external."""
         observed = super().after(effect, result)
         start = (self.document["metadata"].get("annotations") or {}).get(START)
         status = status_annotations(self.document)
@@ -99,9 +100,9 @@ class ObservedTrigger(ObservedObject, Generic[K]):
         return observed
 
     def started_topics(self, topics: Collection[str], servers: str, group: str) -> tuple[str, ...]:
-        """Return on which of these topics, which are somebody's, the group has been given its start
-        offsets: those that the status records, and those that it is delivered from. Of an object
-        that an earlier release delivered, for which the status records none, it is all."""
+        """Return on which of these external topics the group has got its start offsets: on those
+        that the status records, and on those that are delivered now. If an earlier release, which
+        recorded no topics, has delivered the object, return all `topics`."""
         started = {*started_topics(self.annotations, servers, group)}
         if self.watched is not None:
             egress = self.watched.egress
@@ -114,8 +115,8 @@ class ObservedTrigger(ObservedObject, Generic[K]):
     def _with_started_topic(
         self, broker: BrokerState[K], group: str, topic: str
     ) -> ObservedTrigger[K]:
-        """Return a copy whose status records that the group has its start offsets on this topic,
-        which is somebody's."""
+        """Return a copy whose status annotations record that the group has its start offsets on
+        this external topic."""
         servers = broker.defaults.kafka.bootstrap_servers
         topics = [*started_topics(self.annotations, servers, group), topic]
         value = started_topics_annotation(topics, servers, group)

@@ -61,16 +61,18 @@ class Publishing:
                 await asyncio.sleep(0)
             # A slow write delays only its own namespace.
             if identity.namespace not in self._publishing and (
-                stale_annotations := self._stale_annotations(identity)
+                annotations := self._take_stale_annotations(identity)
             ):
-                writing = asyncio.create_task(self._publish(identity, stale_annotations))
+                writing = asyncio.create_task(self._publish(identity, annotations))
                 self._tasks.add(writing)
                 writing.add_done_callback(self._tasks.discard)
                 await asyncio.wait({writing}, timeout=PUBLISH_PATIENCE)
 
-    def _stale_annotations(self, identity: Identity) -> Mapping[str, str | None] | None:
-        """Return the annotations about scaling to write to a Trigger's status; None: the status is
-        up to date, or more than annotations is outdated, so that the Trigger was enqueued."""
+    def _take_stale_annotations(self, identity: Identity) -> Mapping[str, str | None] | None:
+        """Return the annotations about scaling to write to a Trigger's status, and note them as
+        published. None: the status is up to date. Also None if the condition `Delivering` or the
+        number of consumers is outdated: then the Trigger is enqueued, as reconciling writes both.
+        """
         record = self.states.triggers.get(identity)
         scaled = self.triggers.scaling_status(identity)
         document = record.document if record is not None else None
@@ -82,12 +84,12 @@ class Publishing:
         is_recent = state == previous_state and now - published_at < LAG_INTERVAL
         status = document.get("status") or {}
         # A KafkaSource's number of replicas is a status field, for its scale subresource.
-        is_counted = status.get("consumers", scaled.replicas) == scaled.replicas
+        has_replicas = status.get("consumers", scaled.replicas) == scaled.replicas
         # The condition needs no second look while the document is the same.
-        if is_recent and is_counted and record.checked is document:
+        if is_recent and has_replicas and record.checked is document:
             return None
         reported_reason = statuses.reason_of(status, statuses.DELIVERING)
-        if delivering_condition(scaled).reason != reported_reason or not is_counted:
+        if delivering_condition(scaled).reason != reported_reason or not has_replicas:
             self.queue.enqueue((self.states.family.trigger, *identity))
             return None
         record.checked = document
@@ -119,8 +121,8 @@ class Publishing:
             self._publishing.discard(identity.namespace)
 
     async def write_failure(self, document: Document, error: Exception) -> None:
-        """Write to an object's status that reconciling it ended in an unexpected error; never
-        raises."""
+        """Write to an object's status that reconciling it ended in an unexpected error. Never
+        raises: a failed write is logged."""
         identity = Identity.of(document)
         if is_entry(document):
             return  # an entry has no status; its channel reports it
@@ -143,6 +145,11 @@ class Publishing:
 
 def _urgent_state(scaled: ScalingStatus) -> tuple[bool, ...]:
     """Return the facts about a Trigger's scaling that are published as soon as they change."""
-    congested, beyond_end = scaled.counts.congestion is not None, bool(scaled.beyond_end)
-    healthy = scaled.error is None, scaled.counts.loop is None
-    return scaled.lag is None, scaled.replicas > 0, *healthy, congested, beyond_end
+    return (
+        scaled.lag is None,
+        scaled.replicas > 0,
+        scaled.error is None,
+        scaled.counts.loop is None,
+        scaled.counts.congestion is not None,
+        bool(scaled.beyond_end),
+    )

@@ -1,4 +1,5 @@
-"""Started topics: on which of somebody's topics a group has been given its start offsets.
+"""Started topics: the external topics, which Knafka didn't create, on which a group has been given
+its start offsets.
 
     "3f2a9c0e5d,77b01c9ae2 orders,payments"    at Kafka with these two servers, by this group
 
@@ -20,7 +21,8 @@ from knafka_operator.model.cluster import status_annotations
 from knafka_operator.model.resources import GROUP_STATUS, KNAFKA_PREFIX
 
 STARTED_TOPICS: Final = f"{KNAFKA_PREFIX}started-topics"
-"""Key of `status.annotations`: digests of each of Kafka's servers and the group, and the topics."""
+"""Key of `status.annotations`: a digest of the group for each of Kafka's servers, and the
+topics."""
 _OFFSETS_CONDITIONS: Final = (SUBSCRIPTION_READY, "InitialOffsetsCommitted")
 """Conditions, of a Trigger or of a KafkaSource, that are False if no start offsets could be
 committed."""
@@ -28,7 +30,8 @@ committed."""
 
 def started_topics(annotations: Mapping[str, str], servers: str, group: str) -> Collection[str]:
     """Return the topics on which this group has been given its start offsets, by the status's
-    annotations; none if these are of a Kafka that shares no server with `servers`."""
+    `annotations`; empty if they are about another group, or a Kafka that shares no server with
+    `servers` (comma-separated)."""
     digests, _, topics = annotations.get(STARTED_TOPICS, "").partition(" ")
     if not _digests(servers, group) & {*digests.split(",")}:
         return ()
@@ -36,19 +39,21 @@ def started_topics(annotations: Mapping[str, str], servers: str, group: str) -> 
 
 
 def started_topics_annotation(topics: Collection[str], servers: str, group: str) -> str:
-    """Return the annotation's value: this group has been given its start offsets on these topics,
-    at these servers."""
+    """Return the value of the annotation `STARTED_TOPICS` that records this group's start offsets
+    on these topics, at these comma-separated servers."""
     return f"{','.join(sorted(_digests(servers, group)))} {','.join(dict.fromkeys(topics))}"
 
 
 def is_same_kafka(servers: str, others: str) -> bool:
-    """Whether two lists of bootstrap servers are of the same Kafka, as they share one."""
+    """Whether two comma-separated lists of bootstrap servers belong to the same Kafka: they have a
+    server in common."""
     return bool({*servers.split(",")} & {*others.split(",")})
 
 
 def started_before_recording(document: Mapping[str, Any], group: str) -> bool:
     """Whether an earlier release, which recorded no topics, has committed the group's start offsets
-    for an object's present spec: it named the group in the status once it had."""
+    for an object's present spec. The status shows that: such a release named the group there after
+    the commit."""
     status, metadata = document.get("status") or {}, document["metadata"]
     annotations = status_annotations(document)
     return (
@@ -63,7 +68,7 @@ def started_before_recording(document: Mapping[str, Any], group: str) -> bool:
 
 
 def _digests(servers: str, group: str) -> Set[str]:
-    """Return ten hexadecimal digits for each server, which stand for it and the group."""
+    """Return for each server ten hexadecimal digits, a digest of the server and the group."""
     return {
         hashlib.sha256(f"{server}/{group}".encode()).hexdigest()[:10]
         for server in servers.split(",")

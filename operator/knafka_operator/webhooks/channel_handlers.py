@@ -17,7 +17,9 @@ from knafka_operator.webhooks.handlers import WEBHOOK, check_admission, replace_
 # These cover both versions of KafkaChannel: the webhooks' matchPolicy Equivalent converts v1beta1
 # to v1.
 KAFKA_CHANNELS: Final = ("messaging.knative.dev", "v1", "kafkachannels")
+"""API group, version and plural name, as kopf's decorators take them."""
 SUBSCRIPTIONS: Final = ("messaging.knative.dev", "v1", "subscriptions")
+"""API group, version and plural name of Subscriptions."""
 
 
 def register(registry: kopf.OperatorRegistry) -> None:
@@ -30,14 +32,15 @@ def register(registry: kopf.OperatorRegistry) -> None:
 
 
 def set_channel_defaults(patch: kopf.Patch, **_: Any) -> None:
-    """Fill in a KafkaChannel's defaults."""
+    """Fill in a KafkaChannel's defaults: add to `patch` the function that replaces the object."""
     patch.fns.append(
         lambda raw: replace_document(raw, channel_admission.with_channel_defaults(raw))
     )
 
 
 def set_subscription_defaults(body: kopf.Body, patch: kopf.Patch, **_: Any) -> None:
-    """Fill in the defaults of a Subscription to a KafkaChannel."""
+    """Fill in the defaults of a Subscription to a KafkaChannel: add to `patch` the function that
+    replaces the object. Other channels' Subscriptions are left alone."""
     if channel_admission.may_be_ours(body):
         patch.fns.append(
             lambda raw: replace_document(raw, channel_admission.with_subscription_defaults(raw))
@@ -45,11 +48,12 @@ def set_subscription_defaults(body: kopf.Body, patch: kopf.Patch, **_: Any) -> N
 
 
 def check_channel(body: kopf.Body, memo: kopf.Memo, old: Any = None, **_: Any) -> None:
-    """Refuse an invalid KafkaChannel."""
+    """Refuse an invalid KafkaChannel, or a forbidden change. Raises `kopf.AdmissionError`."""
     check_admission(channel_admission.check_channel, body, memo, old)
 
 
 def check_subscription(body: kopf.Body, memo: kopf.Memo, old: Any = None, **_: Any) -> None:
-    """Refuse an invalid Subscription to a KafkaChannel."""
+    """Refuse an invalid Subscription to a KafkaChannel, or a forbidden change; `old` decides which
+    channel it has, if it is an update. Raises `kopf.AdmissionError`."""
     if channel_admission.may_be_ours(old or body):
         check_admission(channel_admission.check_subscription, body, memo, old)

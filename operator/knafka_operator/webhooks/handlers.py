@@ -23,20 +23,25 @@ from knafka_operator.triggers import admission as trigger_admission
 log = logging.getLogger(__name__)
 
 BROKER_RESOURCE: Final = ("eventing.knative.dev", "v1", "brokers")
+"""API group, version and plural name, as kopf's decorators take them."""
 TRIGGER_RESOURCE: Final = ("eventing.knative.dev", "v1", "triggers")
+"""API group, version and plural name of Triggers."""
 
 DOMAIN: Final = "knafka.dev"
+"""Domain of the names that Knafka gives."""
 REGISTRY: Final = kopf.OperatorRegistry()
+"""The registry of this module's handlers."""
 kopf.on.login(registry=REGISTRY)(kopf.login_via_client)
 WEBHOOK: Final[Mapping[str, Any]] = {
     "operations": ["CREATE", "UPDATE"],
-    "ignore_failures": True,  # a condition reports what isn't checked
+    "ignore_failures": True,  # an object that wasn't checked gets a condition in its status
     "registry": REGISTRY,
 }
+"""kopf's options for each webhook."""
 
 
 def kopf_settings() -> kopf.OperatorSettings:
-    """Return kopf's settings: an unused finalizer, and watches of 300 s."""
+    """Return kopf's settings: a finalizer that no object has, and watches of 300 s."""
     settings = kopf.OperatorSettings()
     # kopf removes its finalizer from objects for which no handler of its own needs one, as here.
     # With the controller's finalizer name, objects would be deleted before their topic and group.
@@ -47,7 +52,8 @@ def kopf_settings() -> kopf.OperatorSettings:
 
 @kopf.on.event(*BROKER_RESOURCE, registry=REGISTRY)
 async def remember_class(body: kopf.Body, memo: kopf.Memo, type: str | None, **_: Any) -> None:  # noqa: A002  # kopf's name
-    """Record whether Knafka serves a Broker, for the webhooks of Triggers."""
+    """Record whether Knafka serves a Broker that was seen or, by `type`, deleted; the webhooks of
+    Triggers need that."""
     memo.operator.remember_class(dict(body), gone=type == "DELETED")
 
 
@@ -55,21 +61,24 @@ async def remember_class(body: kopf.Body, memo: kopf.Memo, type: str | None, **_
 async def set_broker_defaults(
     body: kopf.Body, patch: kopf.Patch, memo: kopf.Memo, old: Any = None, **_: Any
 ) -> None:
-    """Fill in the defaults of a Broker that Knafka serves."""
-    names_class = old or BROKER_CLASS in (body.metadata.annotations or {})
+    """Fill in the defaults of a Broker that Knafka serves: add to `patch` the function that
+    replaces the object. Other Brokers are left alone."""
+    # An update keeps the class of `old`.
+    needs_class = not old and BROKER_CLASS not in (body.metadata.annotations or {})
     filled_in = admission.with_broker_defaults(
         dict(body),
         old and dict(old),
-        default_class="" if names_class else await _read_default_class(dict(body), memo),
+        default_class=await _read_default_class(dict(body), memo) if needs_class else "",
     )
-    # A Broker without a class has got the default class by now.
+    # A new Broker without a class has got the default class by now.
     if memo.operator.brokers.is_ours(old or filled_in):
         patch.fns.append(lambda raw: replace_document(raw, filled_in))
 
 
 @kopf.on.mutate(*TRIGGER_RESOURCE, id="default-trigger", **WEBHOOK)
 def set_trigger_defaults(body: kopf.Body, patch: kopf.Patch, memo: kopf.Memo, **_: Any) -> None:
-    """Fill in the defaults of a Trigger whose Broker Knafka may serve."""
+    """Fill in the defaults of a Trigger whose Broker Knafka may serve: add to `patch` the function
+    that replaces the object."""
     if memo.operator.may_be_ours(body):
         patch.fns.append(
             lambda raw: replace_document(raw, trigger_admission.with_trigger_defaults(raw))
@@ -81,7 +90,7 @@ def check_broker(
     body: kopf.Body, memo: kopf.Memo, warnings: list[str], old: Any = None, **_: Any
 ) -> None:
     """Refuse an invalid Broker, or warn about the class of a Broker that Knafka doesn't serve; kopf
-    shows users the texts added to `warnings`."""
+    shows users the texts added to `warnings`. Raises `kopf.AdmissionError`."""
     if memo.operator.brokers.is_ours(old or body):
         check_admission(admission.check_broker, body, memo, old)
     else:
@@ -93,17 +102,18 @@ def check_broker(
 def check_trigger(
     body: kopf.Body, memo: kopf.Memo, warnings: list[str], old: Any = None, **_: Any
 ) -> None:
-    """Refuse an invalid Trigger, and add to `warnings` a sentence for each filter that passes
-    nothing; Triggers whose Broker another implementation serves are left alone."""
+    """Refuse an invalid Trigger, and add to `warnings` a sentence for each filter that no event can
+    pass. Triggers whose Broker another implementation serves are left alone. Raises
+    `kopf.AdmissionError`."""
     if memo.operator.may_be_ours(old or body):
         check_admission(trigger_admission.check_trigger, body, memo, old)
         warnings.extend(trigger_admission.trigger_warnings(dict(body)))
 
 
 async def _read_default_class(broker: Document, memo: kopf.Memo) -> str:
-    """Return the default class for a new Broker without a class; empty: there is none, or it isn't
-    Knafka's. Reads the ConfigMap from the API server, since a replica that doesn't lead has no
-    cache.
+    """Return the default class for a new Broker without a class; empty: there is none, it isn't
+    Knafka's, or it can't be read, which is logged. Reads the ConfigMap from the API server, since a
+    replica that doesn't lead has no cache.
     """
     settings = memo.operator.brokers.settings
     if settings.default_class:
@@ -121,14 +131,16 @@ async def _read_default_class(broker: Document, memo: kopf.Memo) -> str:
 
 
 def replace_document(raw: Any, document: Document) -> None:
-    """Replace the content of `raw`, the object that kopf patches, by a document."""
-    # Called by kopf's patch, as kopf drops empty objects such as `filter: {}` from a merge patch.
+    """Replace the fields of `raw`, the object that kopf patches, by those of a document. kopf calls
+    this while it patches (`patch.fns`)."""
+    # Not a merge patch, as kopf drops empty objects such as `filter: {}` from that.
     raw.update(document)
 
 
 def check_admission(check: Callable[..., None], body: kopf.Body, memo: kopf.Memo, old: Any) -> None:
-    """Run an admission check with the installation's maxima. Raises `kopf.AdmissionError` with the
-    wording of Knative's webhooks."""
+    """Run an admission check on `body` with the installation's maxima; `old` is the object before
+    an update, None: it is being created. Raises `kopf.AdmissionError` with the wording of Knative's
+    webhooks."""
     try:
         check(dict(body), old and dict(old), maxima=memo.operator.settings.maxima)
     except InvalidDocument as error:

@@ -28,6 +28,7 @@ REGISTER_INTERVAL: Final = 10.0
 version that registers by kopf."""
 
 REGISTRATION: Final = "admissionregistration.k8s.io/v1"
+"""apiVersion of the configuration objects."""
 CONFIGURATION_KINDS: Final[Mapping[str, str]] = {
     "mutating": "MutatingWebhookConfiguration",
     "validating": "ValidatingWebhookConfiguration",
@@ -48,9 +49,10 @@ WEBHOOK_TIMEOUT: Final = 30
 def declared_webhooks(
     registry: kopf.OperatorRegistry, name: str, namespace: str, authority: str
 ) -> Mapping[str, Sequence[Document]]:
-    """Return the webhooks of all kopf handlers, by kind of their configuration object.
+    """Return the webhooks of all kopf handlers in `registry`, by kind of their configuration
+    object, in the form that such an object has them.
 
-    Their names end in `name`. The API server calls the operator's Service in `namespace`;
+    The webhooks' names end in `name`. The API server calls the operator's Service in `namespace`;
     `authority` is the PEM of the CA that signed the server's certificate.
     """
     webhooks_by_kind: dict[str, list[Document]] = {
@@ -87,10 +89,12 @@ def declared_webhooks(
 
 
 def is_newest(uid: str, pods: Iterable[Document]) -> bool:
-    """Whether the pod with this UID runs the newest version of the operator.
+    """Whether the pod with this UID runs the newest version of the operator; `pods` are all pods of
+    the operator.
 
     A version is as old as its oldest running pod, as pods of an older version may be recreated
-    later. Ending pods don't count. True outside a cluster, where no pod is ours.
+    later. Ending pods don't count: False if this pod is ending. True outside a cluster, where no
+    pod is ours.
     """
     started_at: dict[str, datetime] = {}
     own_version = None
@@ -129,8 +133,8 @@ class Registration:
         self._webhooks = webhooks
 
     async def register(self) -> None:
-        """Write the configurations, if this replica has the newest version; raises
-        `ClusterError`."""
+        """Write the configurations with the webhooks, if this replica has the newest version; else
+        do nothing. Raises `ClusterError`."""
         pods = await self._cluster.list(CORE, "Pod", OPERATOR_LABELS, self._namespace)
         if is_newest(self._uid, pods):
             for kind, webhooks in self._webhooks.items():

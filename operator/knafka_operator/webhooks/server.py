@@ -27,19 +27,25 @@ from knafka_operator.model.cluster import Cluster, decode_secret
 from knafka_operator.model.resources import CORE
 
 SERVICE: Final = "knafka-webhook"
+"""Name of the Service that leads to the webhooks of all replicas."""
 WEBHOOK_SECRET: Final = "knafka-webhook-certificate"
+"""Name of the Secret with the webhooks' certificate."""
 WEBHOOK_PORT: Final = 9443
+"""The port at which each replica serves its webhooks."""
 
 VALID_FOR: Final = timedelta(days=3650)
+"""How long a new certificate is valid."""
 RENEW_BEFORE: Final = timedelta(days=90)
+"""A certificate is renewed this long before it expires."""
 
 Pem = dict[str, str]
 """`ca.crt`, `tls.crt` and `tls.key`, as Kubernetes' own Secrets have them."""
 
 
 async def ensure_certificate(cluster: Cluster, namespace: str, now: datetime) -> Pem:
-    """Return the webhooks' certificate from its Secret; create it if there is none or if it expires
-    within `RENEW_BEFORE` of `now`. Raises `ClusterError`."""
+    """Return the webhooks' certificate from its Secret in `namespace`. If there is none, or if it
+    expires within `RENEW_BEFORE` of `now`, create a new one and store it there. Raises
+    `ClusterError`."""
     stored = await cluster.get(CORE, "Secret", namespace, WEBHOOK_SECRET)
     if stored is not None:
         pem = dict(decode_secret(stored))
@@ -68,8 +74,8 @@ def make_certificate(host: str, now: datetime) -> Pem:
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
 
     def certificate_builder(name: x509.Name, public_key: Any) -> x509.CertificateBuilder:
-        """Return the builder of a certificate for `name`. The certificate ends `VALID_FOR` from
-        now, and begins an hour ago, as clocks may differ."""
+        """Return the builder of a certificate for `name`. The certificate is valid from an hour
+        ago, as clocks may differ, until `VALID_FOR` from now."""
         return (
             x509.CertificateBuilder()
             .subject_name(name)
@@ -108,7 +114,8 @@ class ServiceServer:
     URL."""
 
     def __init__(self, namespace: str, pem: Pem, serves: Callable[[], object]) -> None:
-        """`pem` has the certificate and its key; `serves` is called once requests are answered."""
+        """`pem` has the certificate and its key; `serves` is called as soon as requests are
+        answered."""
         self._namespace = namespace
         self._pem = pem
         self._serves = serves

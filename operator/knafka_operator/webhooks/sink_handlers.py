@@ -15,6 +15,7 @@ from knafka_operator.sinks.admission import check_sink, with_sink_defaults
 from knafka_operator.webhooks.handlers import WEBHOOK, check_admission, replace_document
 
 KAFKA_SINKS: Final = ("eventing.knative.dev", "v1alpha1", "kafkasinks")
+"""API group, version and plural name, as kopf's decorators take them."""
 
 
 def register(registry: kopf.OperatorRegistry) -> None:
@@ -30,5 +31,5 @@ def set_kafka_sink_defaults(patch: kopf.Patch, **_: Any) -> None:
 
 
 def check_kafka_sink(body: kopf.Body, memo: kopf.Memo, old: Any = None, **_: Any) -> None:
-    """Refuse an invalid KafkaSink."""
+    """Refuse an invalid KafkaSink, or a forbidden change. Raises `kopf.AdmissionError`."""
     check_admission(check_sink, body, memo, old)

@@ -16,6 +16,7 @@ from knafka_operator.sources.admission import check_source, with_source_defaults
 from knafka_operator.webhooks.handlers import WEBHOOK, check_admission, replace_document
 
 KAFKA_SOURCES: Final = ("sources.knative.dev", "v1", "kafkasources")
+"""API group, version and plural name, as kopf's decorators take them."""
 
 
 def register(registry: kopf.OperatorRegistry) -> None:
@@ -26,7 +27,8 @@ def register(registry: kopf.OperatorRegistry) -> None:
 
 
 def set_kafka_source_defaults(patch: kopf.Patch, old: Any = None, **_: Any) -> None:
-    """Fill in a KafkaSource's defaults."""
+    """Fill in a KafkaSource's defaults: add to `patch` the function that replaces the object."""
+    # One UUID for all calls of the function, so that it stays idempotent.
     old_document, unique = old and dict(old), str(uuid4())
     patch.fns.append(
         lambda raw: replace_document(raw, with_source_defaults(raw, old_document, unique=unique))
@@ -34,5 +36,5 @@ def set_kafka_source_defaults(patch: kopf.Patch, old: Any = None, **_: Any) -> N
 
 
 def check_kafka_source(body: kopf.Body, memo: kopf.Memo, old: Any = None, **_: Any) -> None:
-    """Refuse an invalid KafkaSource."""
+    """Refuse an invalid KafkaSource, or a forbidden change. Raises `kopf.AdmissionError`."""
     check_admission(check_source, body, memo, old)

@@ -1,7 +1,9 @@
 """The pure part of a backtest: turns the records of a topic or an archive into firings.
 
-    EVENT_RECORDS --routed--> ROUTED, one row for each trigger that an event matches
-            --fired---> FIRINGS, and rows with counts only (`counts`)
+    EVENT_RECORDS --route_events--> ROUTED, one row for each trigger that an event matches
+                  --compute_firings--> FIRED, one row for each firing
+                  --firing_rows--> FIRINGS, the same for users
+    ROUTED and FIRED also have rows with a task's counts only --sum_task_counts--> Counts
 
 Spark's Python workers read, filter and correlate events by the same code as the Sensor's own
 function (`core.kafka_binding`, `core.sensor.routing`). Spark sorts them, and `firing_model`
@@ -50,7 +52,7 @@ ROUTED: Final[Columns] = {
     "place": "string",
     "partition": "bigint",
     "offset": "bigint",
-    "number": "int",  # of the routes of one event, in their order
+    "number": "int",  # of this route among those of one event, in their order
     "dependency": "string",
     "identity": "string",
     "fires": "boolean",  # whether the event fires the trigger by itself
@@ -78,7 +80,7 @@ FIRINGS: Final[Columns] = {
 }
 """Columns of a firing; its events are those that completed the condition, in the order of time."""
 
-_FIRED: Final[Columns] = {
+FIRED: Final[Columns] = {
     "trigger": "string",
     "correlation": "string",
     "at": "bigint",
@@ -86,13 +88,15 @@ _FIRED: Final[Columns] = {
     " partition: bigint, offset: bigint>>",
     "counts": "string",
 }
+"""Columns of a firing with its `ArrivedEvent`s. A row with `counts` has the counts of one task as
+JSON, and all its other columns are null."""
 
 READ: Final = "read"
 """Count of events that were read."""
 UNDECODABLE: Final = "undecodable"
 """Count of records that hold no event."""
 UNDATED: Final = "undated"
-"""Count of events in an archive without a possible time: they can't be put in order."""
+"""Count of events of an archive that have no possible time, so that they can't be put in order."""
 MATCHED: Final = "matched"
 """Count of events that match a trigger, one for each trigger."""
 ERROR: Final = "error "
@@ -106,9 +110,11 @@ Counts: TypeAlias = "Counter[str]"
 
 
 def records_of(headers: Column, value: Column) -> list[Column]:
-    """Return the columns `names`, `values` and `value` of EVENT_RECORDS, from Spark's Kafka source.
+    """Return the columns `names`, `values` and `value` of EVENT_RECORDS, from a record's headers
+    and value in the form of Spark's Kafka source.
 
-    A value that does not hold the event's attributes is left out: it would be most of the bytes.
+    The value is null unless it holds the event's attributes (a structured event): values are most
+    of the bytes.
     """
     is_structured = F.exists(
         headers,
@@ -131,12 +137,12 @@ def taken_at(record_time: Column, now: int) -> Column:
 
 
 def possible_time(record_time: Column) -> Column:
-    """Return a record's time (ms) in an archive, or null if it is impossible."""
+    """Return a record's time (ms) in an archive, or null if no event can have that time."""
     return F.when(record_time.between(times.EARLIEST * 1000, times.LATEST * 1000), record_time)
 
 
 def route_events(records: DataFrame, sensor: Conditions) -> DataFrame:
-    """Match EVENT_RECORDS with the triggers of a Sensor: rows of ROUTED."""
+    """Match EVENT_RECORDS with the triggers of a Sensor; returns rows of ROUTED."""
     rows = records.select(*EVENT_RECORDS).rdd.mapPartitions(partial(_route_task, dump(sensor)))
     return records.sparkSession.createDataFrame(rows, ddl(ROUTED), verifySchema=False)
 
@@ -144,25 +150,25 @@ def route_events(records: DataFrame, sensor: Conditions) -> DataFrame:
 def compute_firings(
     routes: DataFrame, sensor: Conditions, until: int, partitions: int
 ) -> DataFrame:
-    """Compute the firings up to `until` (ms) from rows of ROUTED, in `partitions` tasks. Returns a
-    row for each firing, and rows with `counts` only."""
-    own_key = F.concat_ws("/", "place", "partition", "offset")
+    """Compute the firings up to `until` (ms) from rows of ROUTED, in `partitions` tasks. Returns
+    rows of FIRED."""
+    position = F.concat_ws("/", "place", "partition", "offset")
     rows = (
         # Events that fire alone are spread over all tasks: by their key, all events of a trigger
         # without conditions would be in one.
-        routes.repartition(partitions, F.when(F.col("fires"), own_key).otherwise(F.col("key")))
+        routes.repartition(partitions, F.when(F.col("fires"), position).otherwise(F.col("key")))
         .sortWithinPartitions("key", "at", "place", "partition", "offset", "number")
         .select(*ROUTED)
         .rdd.mapPartitions(partial(_fire_task, dump(sensor), until))
     )
-    return routes.sparkSession.createDataFrame(rows, ddl(_FIRED), verifySchema=False)
+    return routes.sparkSession.createDataFrame(rows, ddl(FIRED), verifySchema=False)
 
 
 def firing_rows(outcome_rows: DataFrame) -> DataFrame:
-    """Return the rows of FIRINGS, from the rows of `compute_firings`."""
+    """Return the rows of FIRINGS, from rows of FIRED."""
 
     def event_struct(event: Column) -> Column:
-        """Return an event as a struct of `FIRING_EVENT`."""
+        """Return an event of `FIRED` as a struct of `FIRING_EVENT`."""
         # The identity is the source, which has no spaces, a space, and the id.
         identity = F.split(event["identity"], " ", 2)
         return F.struct(
@@ -184,17 +190,14 @@ def firing_rows(outcome_rows: DataFrame) -> DataFrame:
 
 
 def sum_task_counts(outcome_rows: DataFrame) -> Counts:
-    """Return the sums of all tasks' counts, from the rows of `compute_firings`."""
+    """Return the sums of all tasks' counts, from rows of FIRED."""
     rows = outcome_rows.where("counts IS NOT NULL").select("counts").collect()
     return _sum_counts(row["counts"] for row in rows)
 
 
 def conditions_of(document: Any) -> Conditions:
-    """Return the conditions of a Sensor, from its spec or from the object that `kubectl -o json`
-    gives.
-
-    Raises `InvalidDocument`.
-    """
+    """Return the conditions of a Sensor. `document` is what JSON gave: the Sensor as `kubectl -o
+    json` shows it, or only the fields of `Conditions`. Raises `InvalidDocument`."""
     spec = document
     if isinstance(document, dict) and isinstance(document.get("spec"), dict):
         spec = {name: value for name, value in document["spec"].items() if name not in _BUS}
@@ -212,8 +215,8 @@ _DELIVERY: Final = frozenset(
 
 
 def _condition_fields(trigger: Any) -> Any:
-    """Return the fields of a trigger that decide when it fires; what is no object stays as it is,
-    for `parse` to refuse."""
+    """Return the fields of a trigger that decide when it fires. A value that is no object is
+    returned as it is, for `parse` to refuse."""
     if not isinstance(trigger, dict):
         return trigger
     return {name: value for name, value in trigger.items() if name not in _DELIVERY}
@@ -223,8 +226,8 @@ def _condition_fields(trigger: Any) -> Any:
 
 
 def _route_task(document: Any, rows: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
-    """Route the events of one task, rows of `EVENT_RECORDS`; yields rows of `ROUTED`, at last one
-    with the task's counts. `document`: the Sensor's conditions, dumped."""
+    """Route the events of one task, rows of `EVENT_RECORDS`; yields rows of `ROUTED`, the last with
+    the task's counts. `document` is the Sensor's `Conditions` as a JSON document."""
     counts: Counts = Counter()
     router = Router(parse(Conditions, document), lambda kind: counts.update([f"{ERROR}{kind}"]))
     for place, number, offset, record_time, names, values, value in rows:
@@ -249,13 +252,13 @@ def _route_task(document: Any, rows: Iterable[Any]) -> Iterator[tuple[Any, ...]]
 
 def _fire_task(document: Any, until: int, rows: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
     """Compute the firings up to `until` (ms) of one task's keys, from sorted rows of `ROUTED`;
-    yields rows of `_FIRED`, at last one with the task's counts. `document`: the Sensor's
-    conditions, dumped."""
+    yields rows of `FIRED`, the last with the task's counts and those in its rows of `ROUTED`.
+    `document` is the Sensor's `Conditions` as a JSON document."""
     counts: Counts = Counter()
     conditions = parse(Conditions, document)
     rules = {rule.name: rule for rule in conditions.rules()}
     for key, rows_of_key in groupby(rows, itemgetter(0)):
-        if key is None:
+        if key is None:  # these rows have counts only
             counts += _sum_counts(row[-1] for row in rows_of_key)
             continue
         trigger, correlation = trigger_of(key), correlation_of(key)

@@ -34,12 +34,13 @@ Progress: TypeAlias = Callable[[str], None]
 """Called with one line of progress."""
 
 MIN_TASKS: Final = 16
-"""Tasks that sort and fire, at least: with only two, each would hold half of all events and
-firings, and a local job has 1 GiB of memory."""
+"""Least number of tasks that sort events and compute firings: with only two, each would hold half
+of all events and firings, and a local job has 1 GiB of memory."""
 FIRINGS_ROW_GROUP_BYTES: Final = 16 * 1024 * 1024
 """Bytes of firings that a task holds before it writes them; Parquet's default is 128 MiB."""
 TIME_COLUMNS: Final = ("timestamp", "appended")
-"""Columns of an archive that may have a record's time: Kafka's, and that of our tables."""
+"""Columns of an archive that may have a record's time, the first one found counts: that of Spark's
+Kafka source, and that of our tables."""
 
 NDJSON_SUFFIXES: Final = (".ndjson", ".jsonl", ".json", ".ndjson.gz", ".jsonl.gz", ".json.gz")
 """Suffixes of archives that are NDJSON."""
@@ -79,7 +80,8 @@ class TimeSpan:
     until: int | None = None
 
     def contains(self, event_time: Column) -> Column:
-        """Whether an event's time is inside; an unknown time (null) counts as inside."""
+        """Return the condition that a time (ms) is inside the span; an unknown one (null) counts as
+        inside."""
         is_inside = F.lit(True)
         if self.since is not None:
             is_inside &= event_time >= self.since
@@ -91,11 +93,9 @@ class TimeSpan:
 def records_of_topic(
     spark: SparkSession, kafka: KafkaClient, name: str, span: TimeSpan, now: datetime
 ) -> tuple[DataFrame, int]:
-    """Return the records of a topic inside `span`, as EVENT_RECORDS, and the time (ms) until which
-    they are complete: `span.until`, else `now`.
-
-    Raises `JobError`.
-    """
+    """Return the records of a topic inside `span`, as EVENT_RECORDS, and the time (ms) up to which
+    firings are computed: `span.until`, else `now`, the time of this reading. Raises `JobError` if
+    there is no such topic."""
     topic = kafka.topics([name]).get(name)
     if topic is None:
         raise JobError(f"there is no topic {name}: give the topic of the Sensor's Broker")
@@ -105,8 +105,8 @@ def records_of_topic(
     starts: dict[int, int] = {}
     for number, offsets in topic.spans.items():
         first_offset = first_offsets.get((name, number), offsets.start)
-        is_older = first_offset == -1  # all records are older than `since`
-        starts[number] = offsets.end if is_older else max(offsets.start, first_offset)
+        all_older = first_offset == -1  # all records of the partition are older than `since`
+        starts[number] = offsets.end if all_older else max(offsets.start, first_offset)
     ends = {number: offsets.end for number, offsets in topic.spans.items()}
     kafka_rows = (
         spark.read.format("kafka")
@@ -131,11 +131,9 @@ def records_of_topic(
 
 
 def records_of_archive(spark: SparkSession, path: str, span: TimeSpan) -> tuple[DataFrame, int]:
-    """Return the records of an archive inside `span`, as EVENT_RECORDS, and a time (ms):
-    `span.until`, else the time of the last record inside, or 0 if there is none.
-
-    Raises `JobError`.
-    """
+    """Return the records of an archive inside `span`, as EVENT_RECORDS, and the time (ms) up to
+    which firings are computed: `span.until`, else the time of the last record inside, or 0 if there
+    is no record. Raises `JobError` if the archive can't be read."""
     with explain_spark_errors(f"the archive {path} can't be read"):
         if DeltaTable.isDeltaTable(spark, path):
             records = _archived_event_records(spark.read.format("delta").load(path), path)
@@ -153,10 +151,11 @@ def records_of_archive(spark: SparkSession, path: str, span: TimeSpan) -> tuple[
 def backtest(
     records: DataFrame, sensor: Conditions, until: int, limit: int, output: str | None
 ) -> BacktestResult:
-    """Compute what EVENT_RECORDS would have fired up to `until` (ms).
+    """Compute which firings of the Sensor the `records`, EVENT_RECORDS, would have caused up to
+    `until` (ms).
 
-    The result shows `limit` firings. `output` is a folder or URI for a new Delta table of all
-    firings; it must not exist yet. Raises `JobError`.
+    The result shows at most `limit` firings. `output` is a folder or URI, which must not exist yet,
+    for a Delta table of all firings; None: they aren't stored. Raises `JobError`.
     """
     spark = records.sparkSession
     partitions = max(MIN_TASKS, int(spark.conf.get("spark.sql.shuffle.partitions") or 1))
@@ -190,7 +189,8 @@ def backtest(
 
 
 def read_sensor(file: Path) -> Conditions:
-    """Read the conditions of the Sensor in a JSON file. Raises `KnafkaError`."""
+    """Read the conditions of the Sensor in a JSON file. Raises `JobError` if the file can't be
+    read, and `InvalidDocument` if the Sensor is invalid."""
     try:
         document = json.loads(file.read_bytes())
     except (OSError, ValueError) as error:
@@ -199,7 +199,8 @@ def read_sensor(file: Path) -> Conditions:
 
 
 def _is_parquet(path: str) -> bool:
-    """Whether an archive is Parquet. A URI isn't opened: any suffix but NDJSON's means Parquet."""
+    """Whether an archive, which is no Delta table, is Parquet: a `.parquet` file, or a folder with
+    such files. A URI isn't opened: any suffix but NDJSON's means Parquet."""
     if "://" in path:
         return not path.endswith(NDJSON_SUFFIXES)
     folder = Path(path)
@@ -222,11 +223,11 @@ def _archived_event_records(rows: DataFrame, path: str) -> DataFrame:
         )
 
     def optional_column(name: str, default: Column) -> Column:
-        """Return a column of the archive, or a default."""
+        """Return a column of the archive, or `default` under that name if the archive lacks it."""
         return (F.col(name) if name in columns else default).alias(name)
 
     return rows.select(
-        (F.col("topic") if "topic" in columns else F.lit("")).alias("place"),
+        optional_column("topic", F.lit("")).alias("place"),
         optional_column("partition", F.lit(0)),
         optional_column("offset", F.monotonically_increasing_id()),
         backtest_plan.possible_time(F.unix_millis(time)).alias("at"),
@@ -235,14 +236,14 @@ def _archived_event_records(rows: DataFrame, path: str) -> DataFrame:
 
 
 def _records_of_lines(lines: DataFrame) -> DataFrame:
-    """Return EVENT_RECORDS of an archive of NDJSON, from its lines (`value`); the time is that of
-    the event's attribute `time`."""
+    """Return EVENT_RECORDS of an archive of NDJSON, from its lines (column `value`); a record's
+    time is the event's attribute `time`, null without a readable one. Empty lines are left out."""
     # RFC 3339 allows lower-case letters and leap seconds (:60, read as the next second), which
     # Spark does not read.
     text = F.upper(F.get_json_object("value", "$.time"))
     moment = F.replace(text, F.lit(":60"), F.lit(":59")).try_cast("timestamp")
-    leap = F.when(text.contains(":60"), 1000).otherwise(0)
-    event_time = F.bround(F.unix_micros(moment) / 1000).cast("bigint") + leap
+    leap_millis = F.when(text.contains(":60"), 1000).otherwise(0)
+    event_time = F.bround(F.unix_micros(moment) / 1000).cast("bigint") + leap_millis
     return lines.where("trim(value) <> ''").select(
         F.col("_metadata.file_path").alias("place"),
         F.col("_metadata.file_block_start").alias("partition"),
@@ -255,7 +256,7 @@ def _records_of_lines(lines: DataFrame) -> DataFrame:
 
 
 def _counts_with_prefix(counts: backtest_plan.Counts, prefix: str) -> dict[str, int]:
-    """Return the counts whose names begin with `prefix`, by the rest of the name."""
+    """Return the counts, but zeros, whose names begin with `prefix`, by the rest of the name."""
     return {
         name.removeprefix(prefix): count
         for name, count in sorted(counts.items())
@@ -264,13 +265,13 @@ def _counts_with_prefix(counts: backtest_plan.Counts, prefix: str) -> dict[str, 
 
 
 def _firing_document(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a firing as a document, with times as text."""
+    """Return a firing, a row of FIRINGS, as a document with times as text."""
     events = [{**event, "at": _time_text(event["at"])} for event in row["events"]]
     return {**row, "at": _time_text(row["at"]), "events": events}
 
 
 def _time_text(moment: datetime) -> str:
-    """Return a time in UTC, in RFC 3339 with milliseconds."""
-    # Spark gives local times without a zone.
+    """Return a time from Spark in UTC, in RFC 3339 with milliseconds."""
+    # Spark gives local times without a zone, which `astimezone` assumes.
     utc = moment.astimezone(UTC).isoformat(timespec="milliseconds")
     return utc.replace("+00:00", "Z")

@@ -22,9 +22,9 @@ class ArrivedEvent(NamedTuple):
     identity: str
     """The event's source and id, see `records.identity_of`."""
     at: int
-    """Milliseconds since the Unix epoch."""
+    """Time of the event, in milliseconds since the Unix epoch."""
     place: str
-    """A topic or a file."""
+    """The topic or file that has the event."""
     partition: int
     offset: int
 
@@ -53,14 +53,17 @@ class FiringModel:
         self._counting: dict[_EventKey, ArrivedEvent] = {}
         """Events that count towards the next firing, in the order of time."""
         self._until: int | None = None
-        """End (ms) of a complete set's wait: an unwanted event until then cancels the set."""
+        """End (ms) of the wait of a complete set: an unwanted event until then cancels the set.
+        None: no set waits."""
         self._came_during_wait: dict[_EventKey, ArrivedEvent] = {}
         """Wanted events that came during the wait: they count only if the waiting set breaks."""
         self._unwanted_at: int | None = None
-        """Time (ms) of the last unwanted event: it also cancels a set completed at that time."""
+        """Time (ms) of the last unwanted event, None: there was none. The event also cancels a set
+        that is completed at that very time."""
 
     def add(self, event: ArrivedEvent) -> Iterator[ExpectedFiring]:
-        """Take the next event; yields the firings since the previous event, and with this one."""
+        """Take the next event; yields the firings that became due since the previous event, and
+        that of this event if it completes the condition."""
         yield from self._end_wait(event.at)
         event_key = (event.dependency, event.identity)
         reset = self._last_reset(event.at)
@@ -80,7 +83,7 @@ class FiringModel:
                 yield self._take_firing(event.at)
             elif self._unwanted_at == event.at:
                 self._clear()
-            else:  # wait whether an unwanted event comes
+            else:  # wait, as an unwanted event may still come
                 assert self._rule.within is not None
                 self._until = event.at + self._rule.within
 
@@ -89,9 +92,10 @@ class FiringModel:
         yield from self._end_wait(time)
 
     def has_waiting_events(self, time: int) -> bool:
-        """Whether wanted events are held at this time (ms).
+        """Whether wanted events are held at this time (ms): neither too old, nor before a reset.
 
-        A wait for an unwanted event also holds events that were reset, until the wait is over.
+        If the condition has unwanted events, resets are applied only when a wait ends or the next
+        event comes, so events before a reset are still held.
         """
         within = self._rule.within
         reset = None if self._rule.condition.unwanted else self._last_reset(time)
@@ -101,8 +105,8 @@ class FiringModel:
         )
 
     def _end_wait(self, time: int) -> Iterator[ExpectedFiring]:
-        """End a wait that is over by `time`; yields its firing unless a reset came during the
-        wait."""
+        """End the wait if it ended before `time` (ms); yields its firing unless a reset came during
+        the wait. Does nothing without a wait."""
         if self._until is None or self._until >= time:
             return
         if self._begins_before(self._last_reset(self._until)):
@@ -111,7 +115,7 @@ class FiringModel:
             yield self._take_firing(self._until)
 
     def _take_firing(self, time: int) -> ExpectedFiring:
-        """Return the firing, at `time`, of all events that count, and forget them."""
+        """Return the firing, at `time` (ms), of all events that count, and forget them."""
         events = tuple(self._counting.values())
         self._clear()
         return ExpectedFiring(time, events)
@@ -121,16 +125,14 @@ class FiringModel:
         self._counting, self._until, self._came_during_wait = {}, None, {}
 
     def _count_event(self, event: ArrivedEvent) -> bool:
-        """Count an event, in place of events that are too old or, if its dependency has enough, of
-        the oldest of these. Returns whether the condition is now complete."""
+        """Count an event. Before, remove events that are too old to fire with it and, if its
+        dependency has as many events as it needs, the oldest of these. Returns whether the
+        condition is now complete."""
         counting, condition, within = self._counting, self._rule.condition, self._rule.within
         if within is not None:
-            for event_key in [
-                key
-                for key, counted_event in counting.items()
-                if counted_event.at + within < event.at
-            ]:
-                del counting[event_key]
+            for event_key, counted_event in list(counting.items()):
+                if counted_event.at + within < event.at:
+                    del counting[event_key]
         same_dependency = [event_key for event_key in counting if event_key[0] == event.dependency]
         if len(same_dependency) >= condition.wanted[event.dependency]:
             del counting[same_dependency[0]]
@@ -142,11 +144,12 @@ class FiringModel:
         return self._rule.condition.holds(Counter(event_key[0] for event_key in self._counting))
 
     def _remove_from_counting(self, repeated: _EventKey, reset: int | None) -> None:
-        """Remove a repeated event, and all events before a reset, from the events that count.
+        """Remove the event `repeated`, and all events up to `reset` (ms; None: there was no reset),
+        from the events that count. A repeated event counts only from its last arrival on (BUS-S3),
+        an event before a reset not at all (BUS-S5).
 
-        A repeated event counts from now on only (BUS-S3), an event before a reset not at all
-        (BUS-S5). A wait goes on only if the remaining events are complete, alone or with the events
-        that came during the wait.
+        A wait goes on if the remaining events are complete. If not, the events that came during the
+        wait are counted, too, until they complete the condition; then a new wait begins.
         """
         self._counting = {
             event_key: event
@@ -158,19 +161,22 @@ class FiringModel:
         assert self._rule.within is not None
         self._until = None
         for event_key, event in list(self._came_during_wait.items()):
+            # Once a new wait has begun, the other events came during that wait.
             if self._until is None and (reset is None or event.at > reset):
                 del self._came_during_wait[event_key]
                 if self._count_event(event):
                     self._until = event.at + self._rule.within
 
     def _begins_before(self, reset: int | None) -> bool:
-        """Whether the first event that counts came before a reset."""
+        """Whether the first event that counts came at or before `reset` (ms); False if there is no
+        reset, or no event counts."""
         if reset is None or not self._counting:
             return False
         return next(iter(self._counting.values())).at <= reset
 
     def _last_reset(self, time: int) -> int | None:
-        """Return the time (ms) of the last reset up to `time`; None without one (BUS-S5)."""
+        """Return the time (ms) of the last reset up to `time` (ms); None: there was none
+        (BUS-S5)."""
         reset_times = (reset.last(time) for reset in self._rule.resets)
         return max(
             (reset_time for reset_time in reset_times if reset_time is not None), default=None

@@ -33,17 +33,19 @@ def append_acknowledgements(
     note: str = "",
 ) -> None:
     """Append a row with this action for each of these groups, in one commit. `by` is the person's
-    name; `until` is when the acknowledgement ends, None: never. Raises `JobError`.
+    name; `until` is when the acknowledgement ends, None: never; `note` is for people, empty: there
+    is none. Raises `JobError`.
 
-    `groups` has the columns of a group's Trigger, reason and code by the group's id. If a group has
-    a row with a later time than `now`, from another clock, the new row gets a time just after it.
+    `groups` has the columns of a group's Trigger, reason and code by the group's id. The new row is
+    always the group's latest: if another clock wrote a later time than `now`, it gets a time just
+    after that.
     """
-    last = latest_rows(_acknowledgement_rows(files))
+    latest = latest_rows(_acknowledgement_rows(files))
     rows = []
     for group_id, group in groups.items():
         at = now
-        if group_id in last:
-            at = max(now, last[group_id]["at"] + timedelta(microseconds=1))
+        if group_id in latest:
+            at = max(now, latest[group_id]["at"] + timedelta(microseconds=1))
         action_columns = {"group_id": group_id, "action": action.value, "at": at, "by": by}
         row = {**group, **action_columns, "until": until, "note": note or None}
         rows.append([row.get(name) for name in ACKNOWLEDGEMENTS])
@@ -51,7 +53,7 @@ def append_acknowledgements(
 
 
 def _acknowledgement_rows(files: TableFiles) -> list[dict[str, Any]]:
-    """Return all rows of the table; empty if it doesn't exist."""
+    """Return all rows of the table of acknowledgements; empty if it doesn't exist."""
     if not files.has_table(ACKNOWLEDGEMENTS_TABLE):
         return []
     return files.query(f"SELECT * FROM {ACKNOWLEDGEMENTS_TABLE}", ACKNOWLEDGEMENTS_TABLE)

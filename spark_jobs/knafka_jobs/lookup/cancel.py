@@ -1,4 +1,5 @@
-"""Asks a replay to end, without Spark: the process that sends looks for this every few seconds."""
+"""Cancels a replay, without Spark: appends a row to a table that the sending process reads every
+few seconds."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ CANCELLATIONS_TABLE: Final = "cancellations"
 
 
 def cancel_replay(files: TableFiles, replay_id: str, by: str, now: datetime) -> None:
-    """Ask a replay to end, at `now`, in the name of the person `by`; doesn't wait for its end.
-    Raises `JobError` if there is no such replay, or if it is finished."""
+    """Ask a replay to end, in the name of the person `by`, and don't wait for its end; `now` is the
+    time that is noted. Raises `JobError` if there is no such replay, or if it is finished."""
     if not files.has_table("replays"):
         raise JobError("there is no replay: the tables have none")
     sql = f"SELECT events, finished FROM replays WHERE replay_id = {sql_literal(replay_id)}"

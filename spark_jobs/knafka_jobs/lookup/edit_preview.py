@@ -18,9 +18,9 @@ from knafka_jobs.lookup import groups_plan
 from knafka_jobs.lookup.lookup_run import headers_of, sendable_rows
 
 SHOWN_EDITS: Final = 5
-"""Events that a preview shows before and after."""
+"""Most events that a preview shows, each before and after the edits."""
 MAX_COUNTED_PROBLEMS: Final = 100
-"""Different problems that are counted, at most."""
+"""Most different problems that are counted, to find the most frequent one."""
 StoredRecord: TypeAlias = tuple[RecordHeaders, bytes | None]
 """Headers and value of a record."""
 BATCH_ROWS: Final = 1_000
@@ -32,7 +32,7 @@ class EditPreview:
     """The effect that a replay's edits would have."""
 
     shown: list[tuple[Event, Event]] = field(default_factory=list)
-    """The first `SHOWN_EDITS` events in the order of a dry run, before and after."""
+    """The first `SHOWN_EDITS` events in the order of a dry run, each before and after the edits."""
     not_editable: int = 0
     """Number of events that would be left out, as the edits can't be applied to them."""
     problem: str = ""
@@ -51,15 +51,15 @@ def preview_edits(
     files: TableFiles, conditions: Sequence[FailureCondition], edits: EventEdits
 ) -> EditPreview:
     """Apply the edits to all events that a replay of the failures with these `conditions` would
-    send, and send none. Raises `JobError`."""
+    send, without sending any, and return the effect. Raises `JobError`."""
     rows, tables = sendable_rows(files, conditions)
     (size,) = files.query(groups_plan.size_of("true", f"({rows})"), *tables)
     preview = EditPreview()
-    problems: Counter[str] = Counter()
-    # The first events so far: the sort key of each, its record as it was, and as edited.
-    first: list[tuple[tuple[Any, ...], StoredRecord, StoredRecord]] = []
     if not size["number"]:
         return preview
+    problems: Counter[str] = Counter()
+    # The first events so far, sorted: the sort key of each, its record as it was, and as edited.
+    first: list[tuple[tuple[Any, ...], StoredRecord, StoredRecord]] = []
     files.set_option("execution.batch_size", BATCH_ROWS)
     query = groups_plan.letters_of("true", size["first"], size["last"], f"({rows})")
     for batch in files.query_in_batches(query, *tables, "records"):
@@ -85,6 +85,7 @@ def preview_edits(
 
 
 def _event_document(event: Event) -> dict[str, Any]:
-    """Return an event's attributes and data as a JSON document."""
+    """Return an event's attributes and data as a JSON document; bytes that are no UTF-8 are
+    replaced."""
     data = {} if event.data is None else {"data": event.data.decode(errors="replace")}
     return {**event.attributes, **data}

@@ -30,19 +30,18 @@ from knafka_jobs.lookup import groups_plan
 from knafka_jobs.lookup.lookup_run import headers_of
 
 EXPORT_BATCH_BYTES: Final = 8 * 1024 * 1024
-"""Bytes of data that are read at a time."""
+"""Bytes of data that are read at a time, about."""
 MAX_BATCH_ROWS: Final = 8_192
-"""Rows that are read at a time, at most."""
+"""Most rows that are read at a time, and most rows in a row group of a Parquet file."""
 EXPORT_ROW_GROUP_BYTES: Final = 8 * EXPORT_BATCH_BYTES
-"""Bytes of data in a row group of a Parquet file, uncompressed."""
+"""Bytes of data in a row group of a Parquet file, about, uncompressed."""
 ROW_OVERHEAD_BYTES: Final = 1_024
-"""Bytes of a row beside its data."""
-
+"""Estimated bytes of a row beside its data."""
 
 SORT_MEMORY: Final = "256M"
-"""Memory in which events are sorted."""
+"""Memory in which events are sorted, in the form of DataFusion's setting."""
 SORT_FILES: Final = "64G"
-"""Size of the temporary files of a sort, at most."""
+"""Largest size of the temporary files of a sort."""
 
 
 class ExportFormat(StrEnum):
@@ -66,9 +65,10 @@ class ExportResult:
 def export_failures(
     files: TableFiles, predicate_sql: str, path: Path, file_format: ExportFormat
 ) -> ExportResult:
-    """Write the last dead letters of all failures for which `predicate_sql` is true to a file.
+    """Write the events of all failures for which `predicate_sql` is true, each from its last dead
+    letter, to a file. If there are no such failures, no file is written.
 
-    Raises `JobError`; a file that was there before then stays as it was.
+    Raises `JobError`; then a file that was there before stays as it was.
     """
     (totals,) = files.query(groups_plan.size_of(predicate_sql), "failures")
     if not totals["number"]:
@@ -96,9 +96,9 @@ def export_failures(
 
 def read_events(files: TableFiles, predicate_sql: str) -> Iterator[Event | None]:
     """Yield the events of all failures for which `predicate_sql` is true, in the order in which
-    they came to their Trigger; None for one that holds no whole event.
+    they came to their Trigger; None for a dead letter that holds no whole event.
 
-    Raises `JobError`. Sorting writes temporary files where memory is too small.
+    Raises `JobError`. Sorting writes temporary files if `SORT_MEMORY` is too small.
     """
     (totals,) = files.query(groups_plan.size_of(predicate_sql), "failures")
     if not totals["number"]:
@@ -113,7 +113,7 @@ def read_events(files: TableFiles, predicate_sql: str) -> Iterator[Event | None]
 
 def _limit_batch_size(files: TableFiles, totals: Mapping[str, Any]) -> int:
     """Make queries return as many rows at once as fit `EXPORT_BATCH_BYTES`. Returns the average
-    bytes of a row; `totals` is the row of `groups_plan.size_of`."""
+    bytes of a row. `totals` is the row of `groups_plan.size_of`, for at least one failure."""
     row_bytes: int = totals["bytes"] // totals["number"] + ROW_OVERHEAD_BYTES
     files.set_option("execution.batch_size", _rows_within(EXPORT_BATCH_BYTES, row_bytes))
     files.set_option("execution.target_partitions", 1)
@@ -121,7 +121,8 @@ def _limit_batch_size(files: TableFiles, totals: Mapping[str, Any]) -> int:
 
 
 def event_line(row: Mapping[str, Any]) -> bytes | None:
-    """Return the event of a dead letter as a line of NDJSON; None if it holds no whole event."""
+    """Return the event of a dead letter, a row of `groups_plan.letters_of`, as a line of NDJSON;
+    None: it holds no whole event."""
     if (event := event_of(row)) is None:
         return None
     # Line breaks in JSON stand between its tokens only.
@@ -129,8 +130,9 @@ def event_line(row: Mapping[str, Any]) -> bytes | None:
 
 
 def event_of(row: Mapping[str, Any]) -> Event | None:
-    """Return the event of a dead letter without what Knafka added; None if it holds no whole
-    event."""
+    """Return the event of a dead letter, a row of `groups_plan.letters_of`, as it came to the
+    Trigger, without Knafka's headers. None: it holds no whole event, as the record was no event, or
+    its data were omitted."""
     headers = headers_of(row)
     if row["reason"] == Reason.UNDECODABLE or any(name == f"ce_{OMITTED}" for name, _ in headers):
         return None
@@ -148,8 +150,9 @@ def _rows_within(size: int, row_bytes: int) -> int:
 
 @contextmanager
 def _complete_file(path: Path) -> Iterator[Path]:
-    """Yield a file beside `path` to write; in the end it replaces `path`, unless an error was
-    raised. Raises `JobError` for an error of the file system."""
+    """Yield the path of a new file beside `path`, for the `with` block to write. When the block
+    ends, the file replaces `path`; after an error it is deleted. Raises `JobError` for an error of
+    the file system."""
     unfinished = path.parent / f".{secrets.token_hex(6)}.unfinished.parquet"
     try:
         yield unfinished

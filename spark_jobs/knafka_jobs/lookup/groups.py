@@ -31,12 +31,13 @@ class FailureGroup:
     last_hour: int
     """Failures within the last hour: an event that failed twice counts twice."""
     first_seen: datetime
+    """Time of the group's first failure."""
     last_seen: datetime
-    """Times of the group's first and last failure."""
+    """Time of the group's last failure."""
 
     @property
     def trigger(self) -> TriggerName:
-        """The Trigger of the group."""
+        """The Trigger whose events failed."""
         namespace, broker, trigger = (self.key[name] for name in TRIGGER)
         return namespace, broker, trigger
 
@@ -44,9 +45,10 @@ class FailureGroup:
 def list_groups(
     files: TableFiles, conditions: Sequence[FailureCondition], now: datetime
 ) -> list[FailureGroup]:
-    """Return the groups of all failures that a report made now would have, the newest first.
+    """Return the groups that a report made at `now` with default options would have, the newest by
+    their first failure first.
 
-    `conditions` select by Trigger or Broker only, else groups would lack failures. Raises
+    `conditions` may select only by Trigger or Broker, else groups would lack failures. Raises
     `JobError`.
     """
     predicate_sql = lookup_plan.predicate(conditions)
@@ -60,16 +62,19 @@ def list_groups(
 
 
 def find_groups(files: TableFiles, ids: Collection[str], now: datetime) -> dict[str, FailureGroup]:
-    """Return the groups that have one of these ids, by id. Raises `JobError`."""
+    """Return the groups that have one of these ids, by id; ids of no group are left out. Raises
+    `JobError`."""
     return {group.id: group for group in list_groups(files, (), now) if group.id in ids}
 
 
 def members_predicate(
     files: TableFiles, group: FailureGroup, now: datetime, *, unresolved: bool = False
 ) -> str:
-    """Return a predicate on `failures` for all failures of a group, or for its unresolved ones.
-    Raises `JobError`."""
+    """Return a predicate, in SQL, for the rows of `failures` that belong to a group; with
+    `unresolved` only for those that aren't resolved. `now` is the time for which the group was
+    listed. Raises `JobError`."""
     frequent: Sequence[str] = ()
+    # The group of all rare summaries has those that no other group has.
     if group.key["summary"] == OTHER_SUMMARIES:
         sql = groups_plan.frequent_summaries(group.key, _timeline_start(now))
         frequent = [row["said"] for row in files.query(sql, "failures")]
@@ -77,5 +82,6 @@ def members_predicate(
 
 
 def _timeline_start(now: datetime) -> datetime:
-    """Return where the timeline of a report begins that is made at `now` with default options."""
+    """Return the time at which the timeline begins in a report made at `now` with default
+    options."""
     return now - timedelta(days=TIMELINE_DAYS)

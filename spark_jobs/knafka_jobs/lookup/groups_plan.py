@@ -27,21 +27,23 @@ EXPORTED_FAILURE: Final = ("failures", "first_failed", "last_failed", "resolved"
 """Columns of `failures` that an export has: few, as all rows of a group are in memory."""
 
 _SAID: Final = "coalesce(summary, '')"
-"""A failure's own summary."""
+"""SQL: a failure's own summary of its error, empty without one. Rare summaries of a kind become one
+group, whose summary is `OTHER_SUMMARIES`."""
 _SUMS: Final = ("events", "unresolved", "waiting", "last_hour")
-"""Columns that are added when rare summaries become one group."""
+"""Columns that are summed up when rare summaries become one group."""
 
 
 def list_groups(predicate_sql: str, since: datetime, now: datetime, *, pending: bool) -> str:
-    """Return the query for the groups of failures in a report whose timeline begins at `since`.
+    """Return the query for the groups of failures in a report whose timeline begins at `since`,
+    among those for which `predicate_sql` is true.
 
     Columns: `GROUP`, `events`, `unresolved`, `waiting` (unresolved and not sent by a replay),
     `last_hour` (failures within `LAST_HOUR` before `now`), `first_seen`, `last_seen`.
-    `pending` says whether any replayed event is not settled.
+    `pending`: whether any replayed event is not settled.
     """
     kind, is_sent = column_list(KIND), "false"
-    hour = sql_literal(now - LAST_HOUR)
-    rows = f"SELECT * FROM failures WHERE {predicate_sql} AND {_is_reported(since)}"
+    hour_start = sql_literal(now - LAST_HOUR)
+    rows = f"SELECT * FROM failures WHERE {predicate_sql} AND {_reported_predicate(since)}"
     if pending:
         sent = f"SELECT DISTINCT failure_id AS sent_id FROM sent WHERE {PENDING}"
         rows = f"SELECT * FROM ({rows}) AS f LEFT JOIN ({sent}) AS p ON f.failure_id = p.sent_id"
@@ -50,8 +52,8 @@ def list_groups(predicate_sql: str, since: datetime, now: datetime, *, pending: 
     recent = (
         "SELECT failure_id AS recent_id, count(*) AS recent FROM ("
         "SELECT failure_id, unnest(history) AS past FROM failures "
-        f"WHERE {predicate_sql} AND last_failed >= {hour}) AS h "
-        f"WHERE past['at'] >= {hour} GROUP BY failure_id"
+        f"WHERE {predicate_sql} AND last_failed >= {hour_start}) AS h "
+        f"WHERE past['at'] >= {hour_start} GROUP BY failure_id"
     )
     rows = f"SELECT * FROM ({rows}) AS e LEFT JOIN ({recent}) AS h ON e.failure_id = h.recent_id"
     counted = (
@@ -62,8 +64,8 @@ def list_groups(predicate_sql: str, since: datetime, now: datetime, *, pending: 
         f"min(first_failed) AS first_seen, max(last_failed) AS last_seen FROM ({rows}) AS r "
         f"GROUP BY {kind}, {_SAID}"
     )
-    own_row = f"CASE WHEN place <= {MAX_SUMMARIES} THEN said ELSE '{OTHER_SUMMARIES}' END"
-    named = f"SELECT *, {own_row} AS summary FROM ({_rank_by_frequency(counted)}) AS c"
+    summary = f"CASE WHEN place <= {MAX_SUMMARIES} THEN said ELSE '{OTHER_SUMMARIES}' END"
+    named = f"SELECT *, {summary} AS summary FROM ({_rank_by_frequency(counted)}) AS c"
     sums = ", ".join(f"sum({name}) AS {name}" for name in _SUMS)
     return (
         f"SELECT {kind}, summary, {sums}, min(first_seen) AS first_seen, "
@@ -72,21 +74,23 @@ def list_groups(predicate_sql: str, since: datetime, now: datetime, *, pending: 
 
 
 def frequent_summaries(group: Mapping[str, Any], since: datetime) -> str:
-    """Return the query for the error summaries (`said`) that have groups of their own, among the
-    failures of this group's kind, in a report whose timeline begins at `since`."""
+    """Return the query for the error summaries (column `said`) that have groups of their own, among
+    the failures of this group's kind, in a report whose timeline begins at `since`. `group` has at
+    least the columns `KIND`."""
     counted = (
         f"SELECT {column_list(KIND)}, {_SAID} AS said, count(*) AS events FROM failures "
-        f"WHERE {_kind_predicate(group)} AND {_is_reported(since)} "
+        f"WHERE {_kind_predicate(group)} AND {_reported_predicate(since)} "
         f"GROUP BY {column_list(KIND)}, {_SAID}"
     )
     return f"SELECT said FROM ({_rank_by_frequency(counted)}) AS c WHERE place <= {MAX_SUMMARIES}"
 
 
 def members(group: Mapping[str, Any], frequent: Collection[str], *, unresolved: bool) -> str:
-    """Return a predicate for the failures of a group, or for its unresolved ones.
+    """Return a predicate for the failures of a group; with `unresolved` only for its unresolved
+    ones.
 
-    `group` has the columns `GROUP`; `frequent` are the `frequent_summaries` of its kind, which only
-    the group of all others needs.
+    `group` has the columns `GROUP`. `frequent` has the summaries of `frequent_summaries`; it is
+    used only for the group of all other summaries of a kind.
     """
     parts = [_kind_predicate(group)]
     if group["summary"] != OTHER_SUMMARIES:
@@ -99,30 +103,32 @@ def members(group: Mapping[str, Any], frequent: Collection[str], *, unresolved: 
 
 
 def _kind_predicate(group: Mapping[str, Any]) -> str:
-    """Return a predicate for failures with a group's Trigger, destination, reason and code."""
+    """Return a predicate for failures with a group's Trigger, destination, reason and code
+    (`KIND`)."""
     return " AND ".join(
         f'"{name}" IS NULL' if group[name] is None else f'"{name}" = {sql_literal(group[name])}'
         for name in KIND
     )
 
 
-def _is_reported(since: datetime) -> str:
+def _reported_predicate(since: datetime) -> str:
     """Return a predicate for the failures in a report whose timeline begins at `since`."""
     moment = sql_literal(since)
     return f"(resolved IS NULL OR last_failed >= {moment} OR resolved >= {moment})"
 
 
 def _rank_by_frequency(counted: str) -> str:
-    """Return the query for the rows of the query `counted` with their `place` in their kind, 1 for
-    the most frequent summary. Reports rank summaries in the same way.
+    """Return the query for the rows of the query `counted`, each with its `place` among the
+    summaries of its kind; 1 is the most frequent one. Reports rank summaries in the same way.
     """
     order = f"PARTITION BY {column_list(KIND)} ORDER BY events DESC, said"
     return f"SELECT *, row_number() OVER ({order}) AS place FROM ({counted}) AS s"
 
 
 def size_of(predicate_sql: str, failures: str = "failures") -> str:
-    """Return the query for the `number` of failures for which `predicate_sql` is true, their
-    `bytes`, and the `first` and `last` day of their records."""
+    """Return the query for the `number` of failures for which `predicate_sql` is true, the `bytes`
+    of their data, and the `first` and `last` day of their records. `failures` is the table, or a
+    query in parentheses."""
     return (
         "SELECT count(*) AS number, coalesce(sum(data_bytes), 0) AS bytes, "
         f"min(first_day) AS first, max(last_day) AS last FROM {failures} AS f WHERE {predicate_sql}"
@@ -134,7 +140,7 @@ def letters_of(predicate_sql: str, first: object, last: object, failures: str = 
     letter.
 
     Columns: `EXPORTED_RECORD`, `EXPORTED_FAILURE`, `key`, `data`, `headers`. `first` and `last` are
-    days of `size_of`; `failures` is the table, or a query in parentheses.
+    the days from `size_of`; `failures` is the table, or a query in parentheses.
     """
     on = " AND ".join(f'r."{name}" = f."{name}"' for name in ("failure_id", *KEY))
     chosen = column_list(("failure_id", *KEY, *EXPORTED_FAILURE))
@@ -148,6 +154,6 @@ def letters_of(predicate_sql: str, first: object, last: object, failures: str = 
 
 
 def copy_to_parquet(query: str, url: str) -> str:
-    """Return the statement that writes the rows of a query to one Parquet file; its result is their
-    `count`."""
+    """Return the statement that writes the rows of a query to one Parquet file; its result is a row
+    with the number of rows, `count`."""
     return f"COPY ({query}) TO {sql_literal(url)} STORED AS PARQUET"

@@ -22,15 +22,17 @@ from knafka_jobs.failure_selection import (
 from knafka_jobs.schema import KEY, TRIGGER
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+"""The Unix epoch."""
 
 
 def column_list(names: Iterable[str], prefix: str = "") -> str:
-    """Return a list of quoted columns, each after `prefix`."""
+    """Return a list of quoted columns for SQL, each after `prefix`, such as a table's `f.`."""
     return ", ".join(f'{prefix}"{name}"' for name in names)
 
 
 def predicate(conditions: Iterable[FailureCondition]) -> str:
-    """Return a predicate that is true for rows of `failures` that pass all comparisons."""
+    """Return a predicate that is true for rows of `failures` that meet all `conditions`; `true` if
+    there are none."""
     comparisons = (
         f'"{column}" {operator} {sql_literal(value)}' for column, operator, value in conditions
     )
@@ -53,8 +55,9 @@ ANY_PENDING: Final = f"SELECT 1 FROM sent WHERE {PENDING} LIMIT 1"
 
 
 def likely_stubs(predicate_sql: str) -> str:
-    """Return the query for the `number` of failures that may lack their data, among those for which
-    `predicate_sql` is true, and the `first` and `last` day of their records."""
+    """Return the query for the failures whose dead letter may be a stub, without the event's data,
+    among the replayable ones for which `predicate_sql` is true: their `number`, and the `first` and
+    `last` day of their records."""
     return (
         "SELECT count(*) AS number, min(first_day) AS first, max(last_day) AS last FROM failures "
         f"WHERE {predicate_sql} AND {REPLAYABLE} AND {LIKELY_STUB}"
@@ -65,8 +68,8 @@ def sendable(predicate_sql: str, stubs_in: tuple[object, object] | None, *, pend
     """Return the query for the failures that a replay would send, among those for which
     `predicate_sql` is true.
 
-    `stubs_in` has the first and last day of records that may lack their data, None without such
-    records; `pending` says whether any replayed event is unsettled.
+    `stubs_in` has the first and last day from `likely_stubs`; None: there are none. `pending`:
+    whether any replayed event is not settled.
     """
     joins = ""
     if pending:
@@ -85,7 +88,7 @@ def sendable(predicate_sql: str, stubs_in: tuple[object, object] | None, *, pend
 
 
 def count_by_trigger(rows: str) -> str:
-    """Return the query for the number of rows of the query `rows`, by Trigger."""
+    """Return the query for the `number` of rows of the query `rows`, by Trigger."""
     return (
         f"SELECT {column_list(TRIGGER)}, count(*) AS number FROM ({rows}) "
         f"GROUP BY {column_list(TRIGGER)} ORDER BY {column_list(TRIGGER)}"
@@ -102,7 +105,7 @@ def first_shown(rows: str) -> str:
 
 
 def count_failures(predicate_sql: str) -> str:
-    """Return the query for the number of failures for which `predicate_sql` is true."""
+    """Return the query for the `number` of failures for which `predicate_sql` is true."""
     return f"SELECT count(*) AS number FROM failures WHERE {predicate_sql}"
 
 
@@ -110,8 +113,8 @@ def count_unresolved(predicate_sql: str, *, pending: bool) -> str:
     """Return the query for the unresolved failures for which `predicate_sql` is true, by Trigger,
     reason and code: their `number`, and the `oldest` and `newest` last attempt.
 
-    Failures that a replay has sent and that are not settled are left out; `pending` says whether
-    there are any.
+    Pending failures, which a replay has sent and which are not settled, are left out; `pending`:
+    whether there are any.
     """
     group = column_list((*TRIGGER, "reason", "code"))
     on_their_way = f"SELECT DISTINCT failure_id FROM sent WHERE {PENDING}"
@@ -126,8 +129,8 @@ def count_unresolved(predicate_sql: str, *, pending: bool) -> str:
 
 
 def count_pending(predicate_sql: str) -> str:
-    """Return the query for the `number` of unresolved failures, by Trigger, that a replay has sent
-    and that are not settled, among those for which `predicate_sql` is true."""
+    """Return the query for the `number` of pending failures by Trigger, among those for which
+    `predicate_sql` is true: unresolved, sent by a replay and not settled."""
     sent = f"SELECT DISTINCT failure_id FROM sent WHERE {PENDING}"
     return (
         f"SELECT {column_list(TRIGGER)}, count(*) AS number FROM failures AS f "
@@ -137,8 +140,8 @@ def count_pending(predicate_sql: str) -> str:
 
 
 def next_offsets(tables: Iterable[str]) -> str:
-    """Return the query for the first offset of each log in these tables, and the one after its
-    last: `topic_id`, `partition`, `first`, `next`."""
+    """Return the query for the offsets that these tables have of each partition. Columns:
+    `topic_id`, `partition`, `first` (the lowest offset), `next` (the highest one plus 1)."""
     positions = " UNION ALL ".join(f"SELECT {column_list(KEY)} FROM {table}" for table in tables)
     partition = column_list(KEY[:2])
     ends = 'min("offset") AS first, max("offset") + 1 AS next'
@@ -146,9 +149,9 @@ def next_offsets(tables: Iterable[str]) -> str:
 
 
 def latest_failures(predicate_sql: str, limit: int, skip: int = 0) -> str:
-    """Return the query for the `limit` latest failures after the first `skip`, among those for
-    which `predicate_sql` is true, with the positions of their last dead letters. Failures of one
-    time are ordered by their ids, so that pages don't overlap.
+    """Return the query for the latest failures for which `predicate_sql` is true, with the
+    positions of their last dead letters: after the `skip` latest ones at most `limit`. Failures of
+    one time are ordered by their ids, so that pages don't overlap.
     """
     return (
         f"SELECT failure_id, {column_list(KEY)}, first_day, last_day, resolved FROM failures "
@@ -157,8 +160,8 @@ def latest_failures(predicate_sql: str, limit: int, skip: int = 0) -> str:
 
 
 def records_at(first: date, last: date, topic_ids: Iterable[str], offsets: Iterable[int]) -> str:
-    """Return the query for the rows of `records` of these days that have one of these topics and
-    one of these offsets."""
+    """Return the query for the rows of `records` between these days that have one of these topics
+    and one of these offsets. As partitions aren't compared, the result may have further rows."""
     topics, numbers = (", ".join(map(sql_literal, values)) for values in (topic_ids, offsets))
     return (
         f'SELECT failure_id, topic, {column_list(KEY)}, "key", "value", headers, appended '
@@ -168,7 +171,8 @@ def records_at(first: date, last: date, topic_ids: Iterable[str], offsets: Itera
 
 
 def sent_at(failure_ids: Iterable[str]) -> str:
-    """Return the query for when replays sent those of these failures that are not settled yet."""
+    """Return the query for the pending ones of these failures, which a replay has sent and which
+    are not settled: `failure_id`, and `at`, when that was."""
     id_list = ", ".join(map(sql_literal, failure_ids))
     return (
         f"SELECT failure_id, max(sent) AS at FROM sent WHERE {PENDING} "
@@ -177,6 +181,6 @@ def sent_at(failure_ids: Iterable[str]) -> str:
 
 
 def days_predicate(first: object, last: object) -> str:
-    """Return a predicate for rows whose `day` is between these two, both included; by it Delta
-    skips the files of other days."""
+    """Return a predicate for rows whose `day` is between these two, both included. It lets Delta
+    skip the files of other days."""
     return f"day BETWEEN DATE '{first}' AND DATE '{last}'"

@@ -58,10 +58,13 @@ class UnresolvedFailures:
     trigger: TriggerName
     reason: str
     code: int | None
+    """HTTP status of the last attempt; None: there was no response."""
     number: int
+    """Number of failures."""
     oldest: datetime
+    """The earliest of the failures' last attempts."""
     newest: datetime
-    """The earliest and the latest of the failures' last attempts."""
+    """The latest of the failures' last attempts."""
 
 
 def count_unresolved(
@@ -105,8 +108,8 @@ def count_pending(
 
 
 def offsets_in_tables(files: TableFiles) -> dict[Partition, int]:
-    """Return the first offset of each partition that is not in the tables yet. Raises
-    `JobError`."""
+    """Return for each partition that the tables have records of the first offset that is not in the
+    tables yet. Raises `JobError`."""
     tables = [name for name in ("records", "purged") if files.has_table(name)]
     rows = files.query(lookup_plan.next_offsets(tables), *tables) if tables else []
     states = read_states_of(
@@ -154,7 +157,7 @@ class RecordInTables:
         return headers_of(self.row)
 
     def timestamp(self) -> tuple[int, int]:
-        """Return type and time (ms) of the timestamp, as Kafka's clients do."""
+        """Return the timestamp's type, and its time in milliseconds, as Kafka's clients do."""
         return APPENDED, round(self.row["appended"].timestamp() * 1000)
 
 
@@ -165,11 +168,8 @@ APPENDED: Final = 2
 def latest_dead_letters(
     files: TableFiles, conditions: Sequence[FailureCondition], limit: int
 ) -> Sequence[tuple[RecordInTables, datetime | None]]:
-    """Return the last dead letter of each of the `limit` latest failures with these `conditions`.
-    With it comes the time at which the failure was resolved or sent again; None: it was neither.
-
-    Raises `JobError`.
-    """
+    """Return the last dead letter of each of the `limit` latest failures with these `conditions`,
+    as `page_of_dead_letters` does. Raises `JobError`."""
     return page_of_dead_letters(files, lookup_plan.predicate(conditions), limit)
 
 
@@ -177,37 +177,34 @@ def page_of_dead_letters(
     files: TableFiles, predicate_sql: str, limit: int, skip: int = 0
 ) -> Sequence[tuple[RecordInTables, datetime | None]]:
     """Return the last dead letter of each of the `limit` latest failures for which `predicate_sql`
-    holds, after skipping the first `skip` failures; failures without a row in `records` are left
-    out. With it comes the time at which the failure was resolved or sent again; None: it was
-    neither. Raises `JobError`."""
+    holds, after skipping the `skip` latest ones; failures without a row in `records` are left out.
+    Each comes with the time at which its failure was resolved, or sent by a replay that isn't
+    settled; None: neither happened. Raises `JobError`."""
     failures = files.query(lookup_plan.latest_failures(predicate_sql, limit, skip), "failures")
     if not failures:
         return []
-    sent = {}
+    sent_at = {}
     if files.has_table("sent"):
         ids = (row["failure_id"] for row in failures)
-        sent = {
-            row["failure_id"]: row["at"] for row in files.query(lookup_plan.sent_at(ids), "sent")
-        }
+        sent_rows = files.query(lookup_plan.sent_at(ids), "sent")
+        sent_at = {row["failure_id"]: row["at"] for row in sent_rows}
     topics, offsets = (
         _sorted_distinct(row[name] for row in failures) for name in ("topic_id", "offset")
     )
-    first, last = (
-        min(row["first_day"] for row in failures),
-        max(row["last_day"] for row in failures),
-    )
-    rows = files.query(lookup_plan.records_at(first, last, topics, offsets), "records")
+    first_day = min(row["first_day"] for row in failures)
+    last_day = max(row["last_day"] for row in failures)
+    rows = files.query(lookup_plan.records_at(first_day, last_day, topics, offsets), "records")
     records = {_record_key(row): row for row in rows}
     return [
-        (RecordInTables(records[_record_key(row)]), row["resolved"] or sent.get(row["failure_id"]))
-        for row in failures
-        if _record_key(row) in records
+        (RecordInTables(record), failure["resolved"] or sent_at.get(failure["failure_id"]))
+        for failure in failures
+        if (record := records.get(_record_key(failure))) is not None
     ]
 
 
 def _record_key(row: dict[str, Any]) -> tuple[Any, ...]:
-    """Return the failure and position of a row: after a cut of its log, two rows may share a
-    position."""
+    """Return what identifies a dead letter, in a row of `failures` or `records`: its failure and
+    its position. The position isn't enough: after a cut of the log, two rows may share it."""
     return tuple(row[name] for name in ("failure_id", *KEY))
 
 

@@ -18,11 +18,12 @@ from knafka_jobs.replay.replay_plan import select_failures
 def purge(
     tables: Tables, selection: FailureSelection, unresolved: bool, fold: Callable[[], None]
 ) -> int:
-    """Delete the selected failures and their records for good; returns how many.
+    """Delete the selected failures and their records for good; returns the number of failures.
 
-    Without `unresolved` only resolved failures are deleted. Afterwards no file below the tables'
-    root has them, nor any other rows that were deleted earlier. `fold` brings all of `records` into
-    `failures`, as records that are not folded yet would be lost. Raises `JobError`.
+    `unresolved`: whether unresolved failures are deleted, too, and not only resolved ones.
+    Afterwards no file below the tables' root has the deleted failures, nor any other rows that were
+    deleted earlier. `fold` brings all of `records` into `failures`, as records that are not folded
+    yet would be lost. Raises `JobError`.
     """
 
     def choose(failures: DataFrame) -> DataFrame:
@@ -34,8 +35,8 @@ def purge(
 
 
 def purgeable(tables: Tables, selection: FailureSelection, unresolved: bool) -> DataFrame:
-    """Return the failures that a purge would delete, unresolved ones only with `unresolved`:
-    `failure_id`."""
+    """Return the failures that a purge would delete; `unresolved`: whether it deletes unresolved
+    ones, too. Column: `failure_id`."""
     return _purgeable(tables.read("failures"), selection, unresolved).select("failure_id")
 
 

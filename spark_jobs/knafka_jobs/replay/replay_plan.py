@@ -32,8 +32,8 @@ _COMPARISONS: Final[Mapping[str, Callable[[Column, Any], Column]]] = {
 
 
 def select_failures(failures: DataFrame, selection: FailureSelection) -> DataFrame:
-    """Return the failures that fit a selection. Raises `JobError` for a predicate that is no
-    SQL."""
+    """Return the failures that fit a selection, with the columns `FAILURES`. Raises `JobError` for
+    a predicate that is no SQL."""
     rows = failures.select(*FAILURES)
     for column, operator, value in conditions(selection):
         rows = rows.where(_COMPARISONS[operator](F.col(column), value))
@@ -47,13 +47,14 @@ def select_failures(failures: DataFrame, selection: FailureSelection) -> DataFra
 
 
 def likely_stubs(failures: DataFrame) -> DataFrame:
-    """Return failures that may lack their data; only the headers of their records tell."""
+    """Return the failures whose dead letter may be a stub, without the event's data. The headers of
+    its record say whether it is one."""
     return failures.where(LIKELY_STUB)
 
 
 def replayable_failures(failures: DataFrame, sent: DataFrame, records: DataFrame) -> DataFrame:
     """Return the failures that can be sent again: they pass `REPLAYABLE`, their dead letter has the
-    event's data, and no replay has sent them that isn't settled.
+    event's data, and they aren't pending (sent by a replay, by the table `sent`, and not settled).
 
     `records` needs to have only the dead letters of `likely_stubs`.
     """
@@ -77,33 +78,38 @@ SENDABLE: Final = (
 """Columns of failures that find their dead letters and order them."""
 
 ORDER: Final = (*TRIGGER, "origin_partition", "origin_offset", "first_failed", "failure_id")
-"""The order in which the events came to their Trigger's topic."""
+"""The order in which the events came to their Trigger's topic, Trigger by Trigger."""
+
+ORDER_COLUMNS: Final = ORDER[len(TRIGGER) : -1]
+"""Columns of `ORDER` that only order the events; they are not sent."""
 
 
 def dead_letters_of(failures: DataFrame, records: DataFrame, *, few: bool = True) -> DataFrame:
     """Return the last dead letter of each failure. Columns: `failure_id`, `TRIGGER`, `key`,
-    `value`, `headers`, and the further columns of `ORDER`.
+    `value`, `headers`, `ORDER_COLUMNS`.
 
-    `few`: there are not more failures than `BROADCAST_ROWS`.
+    `failures` has the columns `SENDABLE`. `few`: whether there are at most `BROADCAST_ROWS`
+    failures.
     """
     positions = failures.select(*SENDABLE)
     return (
         records.select("failure_id", *KEY, "key", "value", "headers")
         # Also by failure: after a cut of its log, two records may share a position.
         .join(F.broadcast(positions) if few else positions, ["failure_id", *KEY])
-        .select("failure_id", *TRIGGER, "key", "value", "headers", *ORDER[len(TRIGGER) : -1])
+        .select("failure_id", *TRIGGER, "key", "value", "headers", *ORDER_COLUMNS)
     )
 
 
 def split_into_lanes(letters: DataFrame, lanes: int) -> DataFrame:
-    """Distribute dead letters over `lanes` partitions by key, each partition in `ORDER`."""
-    # Without a key there is no order to keep.
+    """Distribute dead letters over `lanes` partitions, all of a Trigger's key in one; each
+    partition is in `ORDER`."""
+    # Without a key there is no order to keep, so these are spread by failure.
     key = F.coalesce("key", F.col("failure_id").cast("binary"))
     return letters.repartition(lanes, *TRIGGER, key).sortWithinPartitions(*ORDER)
 
 
 def sent_rows(kafka: DataFrame, replay_id: str, topics: DataFrame) -> DataFrame:
-    """Return the events that a replay has sent, as rows of `SENT`.
+    """Return the events that a replay has sent, as rows of `SENT` without an outcome.
 
     `kafka` has records of Spark's Kafka source with headers; `topics` has the replay topics
     (`topic`, `topic_id`, `TRIGGER`).

@@ -20,38 +20,39 @@ if TYPE_CHECKING:
 NOTE_INTERVAL: Final = 15.0
 """Seconds between two notes of a replay, at least."""
 NOTES: Final = 50
-"""Notes of a long replay, about: each is a commit, so their interval grows with its time."""
+"""Number by which a run's time so far is divided: the result is the interval between two notes, if
+it exceeds `NOTE_INTERVAL`. Each note is a commit to the table, so a long run notes less often."""
 
 Progress: TypeAlias = Callable[[str], None]
 """Called with one line of progress."""
 
 
 class ReplayProgress:
-    """Notes how many events a replay has sent; `already` is the number that its earlier runs sent.
-
-    `files` are None where deltalake is not installed. `total` counts the events of all runs.
-    """
+    """Notes how many events a replay has sent, in the table `replay_progress`."""
 
     def __init__(
         self, files: TableFiles | None, replay_id: str, already: int, total: int, say: Progress
     ) -> None:
-        """`say` gets a line if a note fails; then nothing more is noted."""
+        """`files` None: deltalake is not installed, so nothing is noted. `already` is the number of
+        events that earlier runs of the replay sent, `total` that of all runs in the end. `say` gets
+        a line if a note fails; then nothing more is noted."""
         self._files = files
         self._replay_id = replay_id
         self._already = already
         self._total = total
         self._say = say
         self._began = time.monotonic()
-        self._next = self._began
+        """Monotonic time at which this run began."""
+        self._next_note_at = self._began
         """Monotonic time from which on the next note is due."""
 
     def is_due(self) -> bool:
-        """Whether `note` writes a row now."""
-        return self._files is not None and time.monotonic() >= self._next
+        """Whether `note` would write a row now."""
+        return self._files is not None and time.monotonic() >= self._next_note_at
 
     def note(self, count_sent: Callable[[], int]) -> None:
-        """Note the number of events that this run has sent, if enough time has passed: only then
-        `count_sent` is called."""
+        """Note how many events have been sent, if a note is due. Only then `count_sent` is called,
+        which returns how many this run has sent."""
         if not self.is_due() or self._files is None:
             return
         row = (
@@ -66,4 +67,4 @@ class ReplayProgress:
             self._say(f"the progress is not noted: {error}")
             self._files = None
         now = time.monotonic()
-        self._next = now + max(NOTE_INTERVAL, (now - self._began) / NOTES)
+        self._next_note_at = now + max(NOTE_INTERVAL, (now - self._began) / NOTES)

@@ -40,7 +40,7 @@ from knafka_jobs.materialize import compute_rows
 from knafka_jobs.positions import offset_bounds, within_bounds
 from knafka_jobs.replay.replay_plan import (
     BROADCAST_ROWS,
-    ORDER,
+    ORDER_COLUMNS,
     SENDABLE,
     dead_letters_of,
     likely_stubs,
@@ -78,25 +78,22 @@ DRIVER_BYTES: Final = 16 * 1024 * 1024
 CANCEL_CHECK_INTERVAL: Final = 2.0
 """Seconds between two checks whether a replay is cancelled."""
 
-ORDER_COLUMNS: Final = ORDER[len(TRIGGER) : -1]
-"""Columns that only order the events; they are not sent."""
-
 
 @dataclass(frozen=True, slots=True)
 class ReplayRunResult:
-    """The result of a replay, over all its runs."""
+    """The result of a run of a replay."""
 
     replay_id: str
     sent: int
-    """Number of events that all runs have sent."""
+    """Number of events that all runs of the replay have sent."""
     left_out: int = 0
     """Number of events that this run could not send, as their Trigger has no replay topic or they
     can't be edited."""
     cancelled_by: str | None = None
     """Who has cancelled the replay; its other events were not sent. None: nobody."""
     problems: tuple[str, ...] = ()
-    """One text for each Trigger without a replay topic, and one for what can't be edited: how many
-    events were left out, and why."""
+    """Why events were left out, and how many: one text for each Trigger without a replay topic, and
+    one for the events that can't be edited."""
 
 
 class Cancellation:
@@ -105,16 +102,17 @@ class Cancellation:
     def __init__(self, ask: Callable[[], str | None]) -> None:
         """Begin without an answer; `ask` returns who has cancelled the replay, or None."""
         self._ask = ask
-        self._asked = float("-inf")
+        self._asked_at = float("-inf")
+        """Monotonic time at which `ask` was last called."""
         self.last: str | None = None
         """The last answer of `ask`: who has cancelled the replay; None: nobody."""
 
     def read_canceller(self) -> str | None:
-        """Return who has cancelled the replay, None: nobody; the answer is at most
-        `CANCEL_CHECK_INTERVAL` old. Raises `JobError`."""
+        """Return who has cancelled the replay; None: nobody had at most `CANCEL_CHECK_INTERVAL`
+        seconds ago. A cancellation is never taken back. Raises `JobError`."""
         now = time.monotonic()
-        if self.last is None and now - self._asked >= CANCEL_CHECK_INTERVAL:
-            self.last, self._asked = self._ask(), now
+        if self.last is None and now - self._asked_at >= CANCEL_CHECK_INTERVAL:
+            self.last, self._asked_at = self._ask(), now
         return self.last
 
 
@@ -141,7 +139,7 @@ def replay(
     is_alone: bool = False,
 ) -> ReplayRunResult:
     """Send the selected events again, edited, at most `rate` events a second (None: no limit); `by`
-    is the name of the person who replays.
+    is the name of the person who replays. `progress` is called with lines for users.
 
     Without a replay id, an interrupted replay of the same selection and edits is continued, else
     a new one begins. `is_alone`: the caller makes sure that no other replay runs on these tables;
@@ -150,17 +148,20 @@ def replay(
     """
     with tables.locked(REPLAY_LOCK):
         is_alone = is_alone or tables.has_locks
-        described = f"{selection} {edits}" if edits else str(selection)
-        run = begin_replay(tables, kafka, described, replay_id, by, progress, is_alone=is_alone)
+        options = f"{selection} {edits}" if edits else str(selection)
+        run = begin_replay(tables, kafka, options, replay_id, by, progress, is_alone=is_alone)
         replay_id = run["replay_id"]
         progress(f"replay {replay_id} (if it is interrupted, the same command continues it)")
         sendable = _sendable_failures(
             tables, tables.read("failures").transform(select_failures, selection)
         )
-        # Send each event once, also if its outcome is known by now.
-        own_ids = tables.read("sent").where(F.col("replay_id") == replay_id).select("failure_id")
-        already = own_ids.count()
-        sendable = compute_rows(sendable.select(*SENDABLE).join(own_ids, "failure_id", "left_anti"))
+        # Leave out what earlier runs have sent, also if its outcome is known by now and it failed
+        # again.
+        sent_ids = tables.read("sent").where(F.col("replay_id") == replay_id).select("failure_id")
+        already = sent_ids.count()
+        sendable = compute_rows(
+            sendable.select(*SENDABLE).join(sent_ids, "failure_id", "left_anti")
+        )
         counts = _count_by_trigger(sendable)
         topics, problems = _ensure_replay_topics(kafka, counts)
         for problem in problems:
@@ -170,7 +171,7 @@ def replay(
         if topics and cancellation.read_canceller() is None:
             total = already + sum(counts[trigger] for trigger in topics)
             files = files_of(tables)
-            noted = ReplayProgress(files, replay_id, already, total, progress)
+            notes = ReplayProgress(files, replay_id, already, total, progress)
             result = _send_events(
                 tables,
                 kafka,
@@ -180,7 +181,7 @@ def replay(
                 rate,
                 edits,
                 cancellation,
-                noted,
+                notes,
                 progress,
             )
         if result.not_editable:
@@ -204,8 +205,8 @@ def _events_text(count: int) -> str:
 def _ensure_replay_topics(
     kafka: KafkaClient, counts: Mapping[TriggerName, int]
 ) -> tuple[dict[TriggerName, TopicState], list[str]]:
-    """Return the replay topic of each Trigger, created if it is missing, and the problems of
-    Triggers that can't have one. `counts` has the number of events to send by Trigger.
+    """Return the replay topic of each Trigger that can have one, created if it is missing, and a
+    text about each Trigger that can't. `counts` has the number of events to send by Trigger.
 
     A dead letter may name any Trigger, also one that never existed.
     """
@@ -228,13 +229,14 @@ def _send_events(
     rate: float | None,
     edits: EventEdits,
     cancellation: Cancellation,
-    noted: ReplayProgress,
+    notes: ReplayProgress,
     progress: Progress,
 ) -> LaneResult:
-    """Send the events whose Trigger has a replay topic in `topics`, and note them in the table
-    `sent`: by this process if they are few and small, else in lanes by Spark's tasks, at most
-    `rate` a second (None: no limit). `noted` stores the progress in a table, `progress` prints it.
-    Returns how many were sent; ends early if `cancellation` says so. Raises `JobError`."""
+    """Send the events whose Trigger has a replay topic in `topics`, at most `rate` a second (None:
+    no limit), and note them in the table `sent`. If they are few and small, this process sends
+    them, else Spark's tasks do, in lanes. `notes` stores the progress in a table, `progress` gets
+    lines for users. Returns how many were sent or left out; ends early if `cancellation` says so.
+    Raises `JobError`."""
     triggers = tables.rows(list(topics), {name: "string" for name in TRIGGER})
     sendable = sendable.join(F.broadcast(triggers), list(TRIGGER), "left_semi")
     total = sendable.count()
@@ -243,24 +245,23 @@ def _send_events(
     topic_names = {trigger: topic.name for trigger, topic in topics.items()}
     sender = ReplaySender(kafka.connection, replay_id, topic_names, starts, rate, edits)
     sent_so_far = _sent_since(kafka, starts)
-    noted.note(lambda: 0)
+    notes.note(lambda: 0)
     # Read only files that may have these records.
     records = tables.read("records").where(within_bounds(offset_bounds(sendable)))
     letters = dead_letters_of(sendable, records, few=total <= BROADCAST_ROWS)
-    size = letters.agg(F.sum(F.octet_length("value"))) if total <= DRIVER_EVENTS else None
-    row = None if size is None else size.first()
-    if row is not None and (row[0] or 0) <= DRIVER_BYTES:
+    if total <= DRIVER_EVENTS and _data_bytes(letters) <= DRIVER_BYTES:
         lane = split_into_lanes(letters, 1).drop(*ORDER_COLUMNS).toLocalIterator()
 
         def note_progress(_: Row) -> bool:
-            """Note the progress, and return whether the next event is sent."""
-            noted.note(sent_so_far)
+            """Note the progress before an event is sent; returns False if the replay is cancelled,
+            so that neither this event nor a later one is sent."""
+            notes.note(sent_so_far)
             return cancellation.read_canceller() is None
 
         result = sender.send(0, map(tuple, takewhile(note_progress, lane)))
         progress(progress_text(result.sent, total, 0))
     else:
-        # As many lanes as Spark runs tasks at once.
+        # As many lanes as Spark runs tasks at once; one if there is a rate, which holds per lane.
         slots = max(1, tables.spark.sparkContext.defaultParallelism)
         lanes = min(MAX_LANES, slots) if rate is None else 1
         rows = split_into_lanes(letters, lanes).drop(*ORDER_COLUMNS)
@@ -270,11 +271,11 @@ def _send_events(
             sent_so_far,
             total,
             lambda: cancellation.read_canceller() is not None,
-            noted,
+            notes,
             progress,
         )
         if cancellation.last is not None:
-            fence_senders(kafka.connection, replay_id)  # which aborts open transactions
+            fence_senders(kafka.connection, replay_id)  # aborts transactions of cancelled tasks
     ends = spans_of(kafka.topics_at_rest(sorted(by_name)))
     ranges = {
         partition: OffsetSpan(starts.get(partition, span.start), span.end)
@@ -284,9 +285,15 @@ def _send_events(
     return result
 
 
+def _data_bytes(letters: DataFrame) -> int:
+    """Return the total bytes of the dead letters' event data."""
+    row = letters.agg(F.sum(F.octet_length("value"))).first()
+    return 0 if row is None or row[0] is None else int(row[0])
+
+
 def _sent_since(kafka: KafkaClient, starts: Mapping[Position, int]) -> Callable[[], int]:
     """Return a function that counts, by the topics' ends, the events sent since the topics ended at
-    `starts`. Markers of transactions are counted, too."""
+    `starts`. Its result is a little too high, as it counts markers of transactions, too."""
     topics = sorted({name for name, _ in starts})
 
     def count() -> int:
@@ -300,11 +307,12 @@ def _sent_since(kafka: KafkaClient, starts: Mapping[Position, int]) -> Callable[
 def ensure_replay_topic(
     kafka: KafkaClient, namespace: str, broker: str, trigger: str
 ) -> TopicState:
-    """Ensure that a Trigger's replay topic exists and takes all of its dead letters; return it.
+    """Return a Trigger's replay topic, created if it is missing, or changed so that it takes all of
+    the Trigger's dead letters.
 
     A new topic gets as many partitions as the Broker's topic: dead-letter topics have few, and
     each partition has one dispatcher at most. It takes records as large as the dead-letter topic
-    does. Raises `JobError`.
+    does. Raises `JobError` if there is neither a replay topic nor a dead-letter topic.
     """
     name = names.replay_topic(namespace, broker, trigger)
     dead_letter_topic = names.dead_letter_topic(namespace, broker, trigger)
@@ -321,7 +329,7 @@ def ensure_replay_topic(
             "check whether the Trigger was deleted"
         )
     partitions = max(len(topic.spans) for topic in topics.values())
-    # Never below the size of librdkafka's batches, which it fills whatever the topic's limit is.
+    # Never below the largest batch of librdkafka, which fills batches whatever the topic's limit.
     size = {} if limit is None else {MAX_MESSAGE_BYTES: str(max(limit, MAX_RECORD_BYTES))}
     return kafka.create(
         name, partitions, topics[dead_letter_topic].replication, REPLAY_TOPIC | size
@@ -335,6 +343,6 @@ def _sendable_failures(tables: Tables, selected: DataFrame) -> DataFrame:
 
 
 def _count_by_trigger(sendable: DataFrame) -> dict[TriggerName, int]:
-    """Return the number of events by Trigger."""
+    """Return the number of failures by Trigger, in the order of the Triggers' names."""
     rows = sendable.groupBy(*TRIGGER).count().orderBy(*TRIGGER).collect()
     return {(row["namespace"], row["broker"], row["trigger"]): row["count"] for row in rows}

@@ -39,13 +39,14 @@ MAX_CLOCK_DIFFERENCE: Final = timedelta(hours=1)
 
 
 def finished_event_count(tables: Tables, replay_id: str) -> int | None:
-    """Return the number of events that a finished replay sent; None if it is not finished."""
+    """Return the number of events that a finished replay sent; None: it doesn't exist, or isn't
+    finished."""
     run = _replay_row(tables, replay_id)
     return None if run is None or run["finished"] is None else int(run["events"])
 
 
 def _replay_row(tables: Tables, replay_id: str) -> Row | None:
-    """Return the row of a replay; None if there is none."""
+    """Return the row of a replay in `replays`; None if there is none."""
     return tables.read("replays").where(F.col("replay_id") == replay_id).first()
 
 
@@ -60,12 +61,13 @@ def begin_replay(
     is_alone: bool,
 ) -> Row:
     """Begin a replay, or continue an interrupted one, and return its row of `replays`. From then on
-    no other process can send for it, and all other unfinished replays are ended.
+    no other process can send for this replay, and all other unfinished replays are ended.
 
     `selection` says what is selected and edited, as options of the command line; `by` is the
-    person's name. `replay_id` None: continue the latest interrupted replay of this selection, if
-    there is one. `is_alone`: no other replay runs on these tables. Raises `JobError` if the replay
-    is finished or has another selection, or if another replay may run.
+    person's name. `replay_id` None: continue the latest interrupted replay of this selection that
+    is not older than `CONTINUABLE_AGE` and not cancelled, else begin a new one. `is_alone`: whether
+    surely no other replay runs on these tables. Raises `JobError` if the replay is finished or has
+    another selection, or if another replay may run.
     """
     unfinished = tables.read("replays").where("finished IS NULL").orderBy("started").collect()
     if replay_id is None:
@@ -92,8 +94,8 @@ def begin_replay(
         if other["replay_id"] != replay_id:
             _end_interrupted(tables, kafka, other, by, progress, is_alone=is_alone)
     if run is None:
-        started = (replay_id, by, selection, datetime.now(UTC), None, None)
-        tables.append(tables.rows([started], REPLAYS), "replays")
+        row = (replay_id, by, selection, datetime.now(UTC), None, None)
+        tables.append(tables.rows([row], REPLAYS), "replays")
     else:
         progress(f"the replay {replay_id} was interrupted and is now continued")
         _take_over(tables, kafka, run)
@@ -103,8 +105,8 @@ def begin_replay(
 
 
 def _is_continuable(tables: Tables, run: Row, since: datetime) -> bool:
-    """Whether the same selection continues an interrupted replay: it began after `since`, and
-    nobody has cancelled it meanwhile."""
+    """Whether the same selection continues the interrupted replay with the row `run`: it began
+    after `since`, and nobody has cancelled it meanwhile."""
     if run["started"].astimezone(UTC) <= since:
         return False
     return cancelled_by(tables, run["replay_id"]) is None
@@ -113,10 +115,9 @@ def _is_continuable(tables: Tables, run: Row, since: datetime) -> bool:
 def _end_interrupted(
     tables: Tables, kafka: KafkaClient, run: Row, by: str, progress: Progress, *, is_alone: bool
 ) -> None:
-    """End another replay that was interrupted, and note the events that it sent.
-
-    These are pending then, so the new replay does not send them. Raises `JobError` if the other
-    replay may be running.
+    """End another replay, with the row `run`, that was interrupted, and note the events that it
+    sent. These events are pending then, so the new replay does not send them. `by` is the person
+    who begins the new one. Raises `JobError` unless `is_alone`, as the other replay may be running.
     """
     replay_id = run["replay_id"]
     if not is_alone:
@@ -134,19 +135,19 @@ def _end_interrupted(
 
 
 def _take_over(tables: Tables, kafka: KafkaClient, run: Row) -> None:
-    """Fence off earlier senders of a replay (`run` is its row), and note the events that they sent
-    in the table `sent`."""
+    """Fence off earlier senders of a replay (`run` is its row), so that Kafka takes nothing of them
+    any more, and note the events that they sent in the table `sent`. Raises `JobError`."""
     fence_senders(kafka.connection, run["replay_id"])
     rows = tables.read("failures").select(*TRIGGER).distinct().collect()
     triggers = {names.replay_topic(*row): tuple(row) for row in rows}
     topics = kafka.topics_at_rest([name for name in kafka.topic_names() if name in triggers])
     earliest_start = run["started"].astimezone(UTC) - MAX_CLOCK_DIFFERENCE
     spans = spans_of(topics)
-    firsts = kafka.offsets_at(spans, earliest_start.timestamp())
+    first_offsets = kafka.offsets_at(spans, earliest_start.timestamp())
     ranges = {
-        position: OffsetSpan(max(firsts[position], span.start), span.end)
-        for position, span in spans.items()
-        if firsts[position] >= 0
+        partition: OffsetSpan(max(first_offsets[partition], span.start), span.end)
+        for partition, span in spans.items()
+        if first_offsets[partition] >= 0  # -1: nothing was appended since
     }
     note_sent_events(
         tables,
@@ -158,7 +159,8 @@ def _take_over(tables: Tables, kafka: KafkaClient, run: Row) -> None:
 
 
 def files_of(tables: Tables) -> TableFiles | None:
-    """Open the tables' files without Spark, as they are now; None without the package deltalake."""
+    """Return the tables' files, as they are now, to read without Spark; None: the package deltalake
+    isn't installed."""
     try:
         from knafka_jobs.io.table_files import TableFiles
     except ImportError:
@@ -167,11 +169,10 @@ def files_of(tables: Tables) -> TableFiles | None:
 
 
 def cancelled_by(tables: Tables, replay_id: str) -> str | None:
-    """Return who has cancelled a replay; None: nobody, or the table of cancellations doesn't exist
-    (Spark never creates it)."""
+    """Return who has cancelled a replay; None: nobody. Raises `JobError`."""
     if not tables.exists("cancellations"):
-        return None
-    # Read anew each time: somebody else writes it.
+        return None  # the first cancellation creates the table
+    # Read anew each time: another process writes the table.
     if (files := files_of(tables)) is not None:
         # Read without Spark, as all of its tasks may be busy with sending.
         cancellations = files.query("SELECT * FROM cancellations ORDER BY at", "cancellations")
@@ -188,8 +189,10 @@ def cancelled_by(tables: Tables, replay_id: str) -> str | None:
 
 def finish_replay(tables: Tables, replay_id: str, by: str) -> int:
     """Mark a replay as finished; returns how many events it sent in all its runs. `by` is the
-    person whose run ends it; it isn't written, as the table keeps who began the replay."""
+    person whose run ends the replay. The name isn't written, as the table keeps who began the
+    replay."""
     total = tables.read("sent").where(F.col("replay_id") == replay_id).count()
+    # Only `finished` and `events` of this row are used.
     finished_row = tables.rows([(replay_id, by, "", None, datetime.now(UTC), total)], REPLAYS)
     tables.update(
         finished_row,
@@ -213,7 +216,8 @@ def note_sent_events(
     topics: Mapping[TriggerName, TopicState],
 ) -> None:
     """Add the events that a replay committed in these ranges of the replay topics to the table
-    `sent`, each event once. `topics` has the replay topic of each Trigger."""
+    `sent`, each event once, also if this is repeated. `topics` has the replay topic of each
+    Trigger. Raises `JobError`."""
     ranges = {partition: span for partition, span in ranges.items() if span.start < span.end}
     if not ranges:
         return

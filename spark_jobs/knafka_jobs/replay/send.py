@@ -5,8 +5,8 @@
 
 A lane's transactional id is made from the replay's id and the lane's number. A process that begins
 a lane fences off an earlier sender of the lane (Kafka takes nothing of it any more), and leaves out
-the events that this one committed. So any process may send a lane, also again after a failure, with
-the memory of one transaction. Needs no Spark.
+the events that the earlier sender committed. So any process may send a lane, also again after a
+failure, with the memory of one transaction. Needs no Spark.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from knafka_jobs.job_errors import JobError
 from knafka_jobs.topic_offsets import OffsetSpan, Position, TopicState
 
 MAX_LANES: Final = 8
-"""Largest number of lanes of a replay. Another run fences off so many, whether they were used or
-not."""
+"""Largest number of lanes of a replay. `fence_senders` fences off that many, whether they were used
+or not."""
 BATCH_EVENTS: Final = 500
 """Most events in one transaction: enough that the 10 ms for a transaction don't matter."""
 REPLAY_BATCH_BYTES: Final = 16 * 1024 * 1024
@@ -43,6 +43,8 @@ LIBRDKAFKA_MAX_BYTES: Final = 1_000_000_000
 """librdkafka's highest limit: the topic decides which records are too large."""
 TRANSACTION_TIMEOUT: Final = 30.0
 """Seconds for one step of a transaction."""
+FENCED_CODES: Final = (KafkaError._FENCED, KafkaError.PRODUCER_FENCED)
+"""Kafka's errors for a producer that another process has fenced off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +66,17 @@ class FailedEvent:
 
 @dataclass(slots=True)
 class LaneResult:
-    """The numbers of a lane's events that were sent, or left out."""
+    """How many of a lane's events were sent, and how many left out."""
 
     sent: int = 0
+    """Events that this run sent, without those that an earlier sender had sent."""
     not_editable: int = 0
     """Events that are left out, as the replay's edits can't be applied to them."""
     problem: str = ""
     """Why the edits can't be applied, for one of these events."""
 
     def __add__(self, other: LaneResult) -> LaneResult:
-        """Return the sum of two lanes' results."""
+        """Return the sum of two lanes' results, with the first problem of the two."""
         return LaneResult(
             self.sent + other.sent,
             self.not_editable + other.not_editable,
@@ -107,10 +110,11 @@ class ReplaySender:
     """The edits that are made to each event."""
 
     def send(self, lane: int, rows: Iterable[Any]) -> LaneResult:
-        """Send dead letters of a lane as the original events, edited, in order.
+        """Send dead letters of a lane as the original events, edited, in order. Events that were
+        sent since this run began, such as by an earlier try of the lane, are left out.
 
-        `rows` have `failure_id`, `TRIGGER`, `key`, `value`, `headers`. Raises `JobError`; the last
-        transaction is then aborted.
+        `rows` have `failure_id`, `TRIGGER`, `key`, `value`, `headers`. Raises `JobError`, such as
+        after another run has fenced off this sender; the last transaction isn't committed then.
         """
         batch_size = BATCH_EVENTS
         if self.rate is not None:
@@ -132,7 +136,7 @@ class ReplaySender:
                 if self.rate is not None:
                     time.sleep(max(0.0, len(unsent) / self.rate - (time.monotonic() - start)))
         except KafkaException as error:
-            if error.args[0].code() in (KafkaError._FENCED, KafkaError.PRODUCER_FENCED):
+            if error.args[0].code() in FENCED_CODES:
                 raise JobError(
                     f"another run of the replay {self.replay_id} has taken over: let that one end"
                 ) from error
@@ -161,10 +165,8 @@ class ReplaySender:
 
     def _hashes_sent_earlier(self) -> set[int]:
         """Return hashes of the failures whose events were sent since this run began, by any lane.
-
-        If a lane's task is repeated, these include the events that its first try sent. If all lanes
-        begin at once there are few or none.
-        """
+        If a lane's task is repeated, they include the events that its first try sent. Raises
+        `JobError`."""
         kafka = KafkaClient(self.connection)
         hashes: set[int] = set()
         for topic in kafka.topics_at_rest(sorted(set(self.topics.values()))).values():
@@ -174,8 +176,8 @@ class ReplaySender:
                 )
                 for number, span in topic.spans.items()
             }
-            topic_of_run = TopicState(topic.name, topic.id, spans, topic.replication)
-            for sent in events_sent_by(kafka, topic_of_run, self.replay_id):
+            since_start = TopicState(topic.name, topic.id, spans, topic.replication)
+            for sent in events_sent_by(kafka, since_start, self.replay_id):
                 hashes.add(failure_hash(sent.failure_id))
         return hashes
 
@@ -191,7 +193,7 @@ def fence_senders(connection: KafkaConnection, replay_id: str) -> None:
     their open transactions. Raises `JobError`."""
     for lane in range(MAX_LANES):
         try:
-            open_producer(connection, replay_id, lane)
+            open_producer(connection, replay_id, lane)  # to open it fences off the earlier ones
         except KafkaException as error:
             raise JobError(f"Kafka: {error.args[0].str()}") from error
 
@@ -207,8 +209,8 @@ def events_sent_by(kafka: KafkaClient, topic: TopicState, replay_id: str) -> Ite
 
 
 def transactional_id(replay_id: str, lane: int) -> str:
-    """Return the transactional id of a lane; earlier versions used that of lane 0 for all
-    events."""
+    """Return the transactional id of a lane. That of lane 0 has no number, as earlier versions,
+    which had no lanes, used it for all events."""
     return f"knafka-replay-{replay_id}" + (f"-{lane}" if lane else "")
 
 
@@ -233,9 +235,10 @@ def open_producer(connection: KafkaConnection, replay_id: str, lane: int) -> Pro
 
 def _send_transaction(producer: Producer, replay_id: str, batch: list[FailedEvent]) -> None:
     """Send events in one transaction, and wait until it is committed. Raises `JobError` if a topic
-    refuses an event, after aborting the transaction, and `KafkaException`, such as for a producer
-    that another process has fenced off."""
-    problems: list[tuple[KafkaError, str]] = []
+    refuses an event, or doesn't answer within `TRANSACTION_TIMEOUT`, after aborting the
+    transaction; and `KafkaException`, such as for a producer that another process has fenced
+    off."""
+    refused: list[tuple[KafkaError, str]] = []  # errors, each with the topic
     delivered = 0
 
     def report(error: KafkaError | None, message: Message) -> None:
@@ -244,30 +247,26 @@ def _send_transaction(producer: Producer, replay_id: str, batch: list[FailedEven
         if error is None:
             delivered += 1
         else:
-            problems.append((error, message.topic() or ""))
+            refused.append((error, message.topic() or ""))
 
     producer.begin_transaction()
     for event in batch:
         headers = headers_for_replay(event.headers, f"{replay_id}/{event.failure_id}")
         producer.produce(event.topic, event.value, event.key, headers=headers, on_delivery=report)  # type: ignore[arg-type]
     producer.flush(TRANSACTION_TIMEOUT)
-    if problems or delivered < len(batch):
-        fenced = (KafkaError._FENCED, KafkaError.PRODUCER_FENCED)
-        # A fenced producer can't abort: its transaction was aborted when it was fenced off.
-        if problems and problems[0][0].code() in fenced:
-            raise KafkaException(problems[0][0])
+    if refused or delivered < len(batch):
+        reason, topic = refused[0] if refused else ("no answer", batch[0].topic)
+        if isinstance(reason, KafkaError) and reason.code() in FENCED_CODES:
+            # It can't abort: its transaction was aborted when the producer was fenced off.
+            raise KafkaException(reason)
         producer.abort_transaction(TRANSACTION_TIMEOUT)
-        reason, topic = problems[0] if problems else ("no answer", batch[0].topic)
         raise JobError(f"the topic {topic} did not take every event: {reason}")
     producer.commit_transaction(TRANSACTION_TIMEOUT)
 
 
 def batches(events: Iterable[FailedEvent], count: int, size: int) -> Iterator[list[FailedEvent]]:
-    """Split events into batches of at most `count` events and `size` bytes of keys and values, in
-    their order.
-
-    An event that is larger is a batch of its own.
-    """
+    """Split events, in their order, into batches of at most `count` events and `size` bytes of keys
+    and values. An event with more bytes is a batch of its own."""
     batch: list[FailedEvent] = []
     batch_bytes = 0
     for event in events:
@@ -293,7 +292,8 @@ def progress_text(sent: int, total: int, rate: float) -> str:
 
 
 def _failure_id_of(message: Any, replay_id: str) -> str | None:
-    """Return the failure's id in a record of this replay; None for any other record."""
+    """Return the id of the failure whose event this replay sent in a record; None: the record isn't
+    of this replay."""
     for name, raw in message.headers() or ():
         if name == REPLAY and raw is not None:
             replay, _, failure = raw.decode(errors="replace").rpartition("/")
@@ -303,11 +303,11 @@ def _failure_id_of(message: Any, replay_id: str) -> str | None:
 
 
 def _sent_event(failure_id: str, message: Any) -> SentEvent:
-    """Return the `SentEvent` of a record."""
+    """Return the `SentEvent` of a record of a replay topic."""
     sent_at = moment(message.timestamp()[1] / 1000)
     return SentEvent(failure_id, message.partition(), message.offset(), sent_at)
 
 
 def _bytes(value: Any) -> Any:
-    """Return Spark's bytearray as bytes; None stays None."""
+    """Return Spark's bytearray as bytes, and None as None."""
     return None if value is None else bytes(value)

@@ -32,12 +32,13 @@ def send_in_lanes(
     sent_so_far: Callable[[], int],
     total: int,
     is_cancelled: Callable[[], bool],
-    noted: ReplayProgress,
+    notes: ReplayProgress,
     progress: Progress,
 ) -> LaneResult:
-    """Send the rows in Spark's Python workers, one lane for each partition. The progress is the
-    count of `sent_so_far`, of `total` events: `noted` stores it in a table, and `progress` prints
-    it. Returns an empty result once `is_cancelled` returns True. Raises `JobError`."""
+    """Send the rows in Spark's Python workers, one lane for each partition. The progress is what
+    `sent_so_far` returns, of `total` events: `notes` stores it in a table, and `progress` gets
+    lines for users. Returns the sum of all lanes, or an empty result as soon as `is_cancelled`
+    returns True. Raises `JobError`."""
     job = _SparkJob(rows, sender)
     reported = _ReportedProgress(sent_so_far, total, progress)
     start = time.monotonic()
@@ -45,7 +46,7 @@ def send_in_lanes(
         while job.is_running(PROGRESS_CHECK_INTERVAL):
             if is_cancelled():
                 return LaneResult()
-            noted.note(lambda: min(sent_so_far(), total))
+            notes.note(lambda: min(sent_so_far(), total))
             reported.report_if_due()
     result = job.result()
     progress(progress_text(result.sent, total, result.sent / (time.monotonic() - start)))
@@ -65,11 +66,12 @@ class _SparkJob:
         self._lanes: list[LaneResult] = []
         """The results of all lanes, once the job has ended."""
         self._error: Exception | None = None
-        """Why the job failed."""
+        """Why the job failed; None: it hasn't."""
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Start the job; in the end, cancel it if it still runs, and wait for its end."""
+        """Start the job for the time of a `with` block. If the job still runs when the block is
+        left, it is cancelled, and its end is awaited."""
         self._thread.start()
         try:
             yield
@@ -79,12 +81,13 @@ class _SparkJob:
                 self._thread.join()
 
     def is_running(self, timeout: float) -> bool:
-        """Whether the job still runs after at most `timeout` seconds."""
+        """Wait at most `timeout` seconds for the job's end; returns whether it still runs."""
         self._thread.join(timeout)
         return self._thread.is_alive()
 
     def result(self) -> LaneResult:
-        """Return the sum of all lanes. Raises `JobError` if the job failed."""
+        """Return the sum of all lanes' results, once the job has ended. Raises `JobError` if it
+        failed."""
         if self._error is not None:
             raise JobError(worker_error_text(self._error)) from self._error
         return sum(self._lanes, LaneResult())
@@ -100,28 +103,31 @@ class _SparkJob:
 
 
 class _ReportedProgress:
-    """Reports how many events are sent, every `PROGRESS_LINE_INTERVAL` seconds, with the rate since
-    the first report of a sent event."""
+    """Reports every `PROGRESS_LINE_INTERVAL` seconds how many events are sent, and the rate since
+    the first report in which an event was sent."""
 
     def __init__(self, sent_so_far: Callable[[], int], total: int, progress: Progress) -> None:
         """`sent_so_far` counts the events that were sent, of `total`; `progress` gets the lines."""
         self._sent_so_far = sent_so_far
         self._total = total
         self._progress = progress
-        self._last = time.monotonic()
+        self._reported_at = time.monotonic()
+        """Monotonic time of the last report, at first of the beginning."""
         self._first: tuple[float, int] | None = None
-        """Time of the first report with sent events, and their number."""
+        """Monotonic time of the first report with sent events, and their number; None: there was
+        none yet."""
 
     def report_if_due(self) -> None:
         """Report the progress if the interval has passed since the last report."""
         now = time.monotonic()
-        if now - self._last < PROGRESS_LINE_INTERVAL:
+        if now - self._reported_at < PROGRESS_LINE_INTERVAL:
             return
-        self._last, sent = now, min(self._sent_so_far(), self._total)
+        self._reported_at = now
+        sent = min(self._sent_so_far(), self._total)
         if self._first is None and sent:
             self._first = now, sent
-        began, sent_then = self._first or (now, sent)
-        rate = (sent - sent_then) / (now - began) if now > began else 0.0
+        first_at, first_sent = self._first or (now, sent)
+        rate = (sent - first_sent) / (now - first_at) if now > first_at else 0.0
         self._progress(progress_text(sent, self._total, rate))
 
 
