@@ -36,8 +36,8 @@ class _Demand:
 
 
 def contradictions(filters: Sequence[Filter], path: str) -> list[str]:
-    """Return a sentence for each contradiction among filters that must all match; `path` is that of
-    the filters in their document."""
+    """Return a sentence for each contradiction among filters that must all match; `path` is where
+    the list of filters is in its document (`spec.filters`)."""
     return list(_find_contradictions([], filters, path))
 
 
@@ -68,7 +68,7 @@ def _find_contradictions(
             for branch in branches
         ]
         if branches and all(contradictions_by_branch):
-            yield from contradictions_by_branch[0]
+            yield from contradictions_by_branch[0]  # as an example of them all
 
 
 def _attribute_demands(spec: Filter, path: str) -> Iterator[_Demand]:
@@ -85,7 +85,8 @@ def _attribute_demands(spec: Filter, path: str) -> Iterator[_Demand]:
 
 
 def _any_branches(filters: Sequence[Filter], path: str) -> Iterator[tuple[str, Sequence[Filter]]]:
-    """Yield path and branches of each `any` filter among filters that must all match."""
+    """Yield the path in the document and the branches of each `any` filter among filters that must
+    all match. `path` is that of the list of filters."""
     for index, spec in enumerate(filters):
         match spec:
             case Any_(any=branches):

@@ -68,7 +68,8 @@ def warnings(sensor: Sensor) -> list[str]:
 
 
 def destinations(sensor: Sensor) -> Mapping[str, Destination | None]:
-    """Return the destinations that a Sensor sends to, by their path in its document."""
+    """Return the destinations that a Sensor sends to, by their path in its document; None for one
+    that isn't set."""
     by_path: dict[str, Destination | None] = {}
     for number, trigger in enumerate(sensor.spec.triggers):
         path = f"spec.triggers[{number}]"
