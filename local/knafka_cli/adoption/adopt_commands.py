@@ -32,6 +32,7 @@ minute."""
 PREFIXES: Final = {"channel/": KAFKA_CHANNEL, "source/": KAFKA_SOURCE}
 """Kinds by the prefix of a name; a name without a prefix is a Broker's."""
 NAME_FORMS: Final = "want [NAMESPACE/]NAME, channel/[NAMESPACE/]NAME or source/[NAMESPACE/]NAME"
+"""End of the error message about a malformed name."""
 
 Names = Annotated[
     list[str],

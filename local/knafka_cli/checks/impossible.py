@@ -32,6 +32,7 @@ class _Demand:
     value: str
 
     def __str__(self) -> str:
+        """Return the demand as text for users: `spec.filters[0].exact.type (exact 'order')`."""
         return f"{self.path} ({self.dialect} {self.value!r})"
 
 
@@ -45,8 +46,8 @@ def _find_contradictions(
     outer_demands: Sequence[_Demand], filters: Sequence[Filter], path: str
 ) -> Iterator[str]:
     """Yield a sentence for each contradiction among these filters, all of which must match, or
-    between one of them and a demand of the enclosing filters (`outer_demands`). `path` is that of
-    the list of filters in their document."""
+    between one of them and a demand of the enclosing filters (`outer_demands`). `path` is where the
+    list of filters is in its document."""
     new_demands = [
         demand
         for index, spec in enumerate(filters)

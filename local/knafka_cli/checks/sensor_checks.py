@@ -34,6 +34,7 @@ def errors(sensor: Sensor) -> list[str]:
     """Return a sentence for each error in a Sensor: invalid annotations, filters that no event can
     match, and unknown CESQL functions."""
     problems: list[str] = []
+    # Each function reads some annotations, and raises an error for an invalid one.
     for read_annotations in (partial(sensor_autoscaling, maxima=UNLIMITED_MAXIMA), held_limits):
         try:
             read_annotations(sensor)

@@ -206,7 +206,7 @@ def _options_named(job_options: JobArguments, *names: str) -> dict[str, Any]:
 
 
 @contextmanager
-def _allow_interrupt() -> Iterator[None]:
+def _explain_interrupt() -> Iterator[None]:
     """Make Ctrl-C inside end the command with code 130 and the message that the operation continues
     in the cluster."""
     try:
@@ -253,7 +253,7 @@ def _run_operation(
     # A dry run always waits: its result is all that it is for.
     if not target.wait and not job_options["dry-run"]:
         return None
-    with _allow_interrupt():
+    with _explain_interrupt():
         status: Mapping[str, Any] = operations.follow(kind, name)
     if status["phase"] != "Succeeded":
         _print_error(status.get("message") or "it failed")
@@ -292,7 +292,7 @@ def _run_archive(
     request_id = operations.ask_to_run(archive)
     if not target.wait:
         return None
-    with _allow_interrupt():
+    with _explain_interrupt():
         status: Mapping[str, Any] = operations.follow_run(archive, request_id)
     last_run = status.get("lastRun") or {}
     if last_run.get("outcome") != "Succeeded":

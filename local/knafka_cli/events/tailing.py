@@ -46,6 +46,7 @@ class TopicsMissing(errors.KnafkaError):
     """None of the topics to tail exists."""
 
     def __init__(self, topics: Sequence[str]) -> None:
+        """`topics` are the names of the missing topics."""
         super().__init__(
             f"there is no topic {', '.join(topics)} (a dead-letter topic is made with the first "
             "dead letter)"

@@ -46,6 +46,7 @@ class LineView:
     """Prints a line for each thing that happens."""
 
     def __init__(self, out: TextIO = sys.stdout) -> None:
+        """`out` is the stream to print to."""
         self._out = out
 
     def say(self, line: str) -> None:

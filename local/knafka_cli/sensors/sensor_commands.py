@@ -133,7 +133,7 @@ def backtest_sensor(
     with exit_on_bad_input():
         sensor = _read_sensor(file)
         if events is not None:
-            _check_no_job_options({**job_options, "since": since or None, "until": until or None})
+            _refuse_job_options({**job_options, "since": since or None, "until": until or None})
             _test_file(sensor.spec, events, as_json)
             return
         if job_options["archive"] is not None:
@@ -156,7 +156,7 @@ def backtest_sensor(
         _print_job_result(result)
 
 
-def _check_no_job_options(options: Mapping[str, Any]) -> None:
+def _refuse_job_options(options: Mapping[str, Any]) -> None:
     """Raise `BadInput` if one of these options, by name, has a value: they are for the Spark
     job."""
     for name, value in options.items():

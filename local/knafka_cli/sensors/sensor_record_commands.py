@@ -140,8 +140,8 @@ def _find_sensor(
     """Return the librdkafka configuration for a Sensor's Kafka, and the Sensor's group and topics.
 
     If neither `context` nor `kubeconfig` is given, the Sensor is one of the `knafka up` on
-    `data_dir`; otherwise it is one of a cluster, which the other parameters, options of the same
-    names, choose. Exits with code 2 if there is no Sensor of this name. Raises `KnafkaError`.
+    `data_dir`; otherwise it is one of a cluster, which the other parameters, the command's options,
+    choose. Exits with code 2 if there is no Sensor of this name. Raises `KnafkaError`.
     """
     source = source_of(
         data_dir, context, kubeconfig, namespace, bootstrap_servers, system_namespace

@@ -67,8 +67,8 @@ def source_of(
     """Return the source of declared objects: the cluster if a context or kubeconfig is given, or
     else what `knafka up` runs on `data_dir`.
 
-    The other parameters are the options of the same names, for a cluster. Raises `ClusterError`;
-    exits with code 2 if `bootstrap_servers` is given without a cluster.
+    The other parameters are the command's options for a cluster. Raises `ClusterError`; exits with
+    code 2 if `bootstrap_servers` is given without a cluster.
     """
     if context is None and kubeconfig is None:
         if bootstrap_servers is not None:

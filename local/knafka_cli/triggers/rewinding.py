@@ -22,6 +22,7 @@ class TriggerHasDispatchers(KnafkaError):
     """The Trigger has dispatchers, so its group can't be rewound."""
 
     def __init__(self, egress: Egress) -> None:
+        """`egress` is the Trigger's."""
         super().__init__(
             f"{egress.namespace}/{egress.trigger} is delivering: rewind it once it has no "
             "dispatcher (`knafka status`)"
