@@ -56,7 +56,7 @@ sensor_app = typer.Typer(
 convert_app = typer.Typer(
     help="Convert other products' resources to Knafka's.", no_args_is_help=True
 )
-# The order of these calls is the order of the commands in the help.
+# The order of these calls is that of the help, which lists groups of commands last.
 up_commands.add_to(app)
 check_command.add_to(app)
 send_command.add_to(app)

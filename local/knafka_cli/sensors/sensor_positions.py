@@ -123,7 +123,9 @@ def skip(connection: Mapping[str, Any], sensor: SensorPlace, place: str) -> Sens
         position = by_place.get(place)
         if position is None or position.record is None:
             next_places = ", ".join(
-                next_place for next_place, next_ in by_place.items() if next_.record is not None
+                next_place
+                for next_place, candidate in by_place.items()
+                if candidate.record is not None
             )
             raise CannotSkip(f"{place} is not the next record: that is {next_places or 'none'}")
         # Commit the same offset first: if the Sensor has processes, Kafka refuses it, and no dead
