@@ -42,7 +42,7 @@ app = typer.Typer(
 )
 broker_app = typer.Typer(help="Show Brokers.", no_args_is_help=True)
 trigger_app = typer.Typer(help="Show, test, pause and rewind Triggers.", no_args_is_help=True)
-letters_app = typer.Typer(
+dead_letters_app = typer.Typer(
     help="Show events that could not be delivered, report on them, send them again.",
     no_args_is_help=True,
 )
@@ -53,6 +53,10 @@ sensor_app = typer.Typer(
     help="Show and test Sensors, which fire on conditions over several events.",
     no_args_is_help=True,
 )
+convert_app = typer.Typer(
+    help="Convert other products' resources to Knafka's.", no_args_is_help=True
+)
+# The order of these calls is that of the help, which lists groups of commands last.
 up_commands.add_to(app)
 check_command.add_to(app)
 send_command.add_to(app)
@@ -67,23 +71,21 @@ policy_commands.add_to(policy_app)
 app.add_typer(policy_app, name="policy")
 trigger_commands.add_to(trigger_app)
 app.add_typer(trigger_app, name="trigger")
-convert_app = typer.Typer(
-    help="Convert other products' resources to Knafka's.", no_args_is_help=True
-)
 convert_commands.add_to(convert_app)
 app.add_typer(convert_app, name="convert")
 sensor_commands.add_to(sensor_app)
 sensor_record_commands.add_to(sensor_app)
 app.add_typer(sensor_app, name="sensor")
-dead_letter_commands.add_to(letters_app)
-group_commands.add_to(letters_app)
-forward_command.add_to(letters_app)
-replay_commands.add_to(letters_app)
-app.add_typer(letters_app, name="dead-letters")
+dead_letter_commands.add_to(dead_letters_app)
+group_commands.add_to(dead_letters_app)
+forward_command.add_to(dead_letters_app)
+replay_commands.add_to(dead_letters_app)
+app.add_typer(dead_letters_app, name="dead-letters")
 
 
 def main() -> None:
-    """Run a command; an expected error is printed as one line on stderr, with exit code 1."""
+    """Run the command that the process's arguments name; an expected error (`KnafkaError`) is
+    printed as one line on stderr, with exit code 1."""
     try:
         with explain_faults():
             app()
@@ -93,7 +95,7 @@ def main() -> None:
 
 
 def _print_version(is_given: bool) -> None:
-    """Print the version and exit, if the option is given."""
+    """Print the version and exit, if the option --version is given."""
     if is_given:
         typer.echo(f"knafka {version('knafka')}")
         raise typer.Exit
@@ -108,5 +110,6 @@ def knafka(
         ),
     ] = False,
 ) -> None:
-    # Without a docstring: typer would show it in place of the app's help. Only holds --version.
+    # Typer's function for options of `knafka` itself; --version is handled by its callback. There
+    # is no docstring, since Typer would show it in place of the app's help.
     pass

@@ -50,12 +50,13 @@ what stays
   Trigger mail  group knative-trigger-shop-mail  9 events waiting
 
 what is different
-  bill: the first wait is PT1S, and twice that there
-  all Triggers: an event that fails for good goes to a topic of its own, and is dropped there
-  bill: its CESQL mixes AND and OR: read from the left, and from the right there
-  mail: no delivery is declared: 10 retries from 0.2 s on, and none there
-  mail: order is kept for each key, and not at all there (delivery.order)
-  mail: an empty attribute of the filter must be in the event, and counts for nothing there
+  bill: the first wait is PT1S; eventing-kafka-broker waits twice that
+  all Triggers: an event that fails for good goes to a dead-letter topic; eventing-kafka-broker \
+drops it
+  bill: its CESQL mixes AND and OR: read from the left; eventing-kafka-broker reads from the right
+  mail: no delivery is declared: 10 retries from 0.2 s on; eventing-kafka-broker doesn't retry
+  mail: order is kept for each key (delivery.order); eventing-kafka-broker keeps none
+  mail: an empty attribute of the filter must be in the event; eventing-kafka-broker ignores it
 
 what is done
   1. write into the status of Trigger shop/mail: group.id: knative-trigger-shop-mail
@@ -363,7 +364,7 @@ def commands(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(cluster_source, "client_of", lambda *_: (world.client, "shop"))
     adopter = world.adopter()
     monkeypatch.setattr(adopting, "Adopter", lambda *_, **__: adopter)
-    monkeypatch.setattr(adopting, "LOOK_AGAIN", 0.01)
+    monkeypatch.setattr(adopting, "ADOPTION_POLL_INTERVAL", 0.01)
     return world
 
 
@@ -467,8 +468,8 @@ what stays
   group readers  3 events waiting
 
 what is different
-  a record that fails for good goes to a topic of its own, and is dropped there
-  consumers: 2 is the most there are, and the number there
+  a record that fails for good goes to a dead-letter topic; eventing-kafka-broker drops it
+  consumers: there are at most 2; eventing-kafka-broker always has that number
 
 what is done
   1. take kafkasources.sources.knative.dev off KafkaSource shop/raw

@@ -45,7 +45,8 @@ what stays
   Subscription mail  group kafka.shop.orders.11111111-2222-3333-4444-555555555555  9 events waiting
 
 what is different
-  all Subscriptions: an event that fails for good goes to a topic of its own, and is dropped there
+  all Subscriptions: an event that fails for good goes to a dead-letter topic; \
+eventing-kafka-broker drops it
   mail: eventing-kafka-broker also applies the channel's retry to it, Knafka doesn't
   eventing-kafka-broker connects to Kafka with the Secret kafka-ns/theirs, Knafka with Secret ours \
 of its own namespace
@@ -154,7 +155,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         world = World(server, client)
         monkeypatch.setattr(cluster_source, "client_of", lambda *_: (client, "shop"))
         monkeypatch.setattr(adopting, "Adopter", lambda *_, **__: world.adopter())
-        monkeypatch.setattr(adopting, "LOOK_AGAIN", 0.01)
+        monkeypatch.setattr(adopting, "ADOPTION_POLL_INTERVAL", 0.01)
         yield world
 
 
@@ -252,7 +253,9 @@ def test_a_topic_by_the_peers_template_is_taken_and_another_is_not(world: World)
     for uid in (AUDIT, MAIL):
         world.log.group(group(uid)).committed["events-orders", 0] = OffsetAndMetadata(0, "")
     (problem,) = world.plan().problems
-    assert problem.startswith("topic events-orders: no template of channels.topic.template gives")
+    assert problem.startswith(
+        "topic events-orders: this installation knows no template of channels.topic.template"
+    )
     template = {"channels.topic.template": "events-{{.Name}}"}
     world.config("knative-eventing", "config-kafka-features", **template)
     plan = world.plan()

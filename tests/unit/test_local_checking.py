@@ -54,7 +54,7 @@ def found(file: Path, before: str, after: str) -> list[tuple[FindingSeverity, st
 def test_what_is_right_has_nothing_to_be_said_of_it(file: Path) -> None:
     file.write_text(GOOD)
     checked = check([file])
-    assert (checked.objects, list(checked.findings)) == (4, [])
+    assert (checked.object_count, list(checked.findings)) == (4, [])
     assert check([QUICKSTART]).findings == []
 
 
@@ -160,7 +160,7 @@ def test_a_part_may_refer_to_what_is_in_the_cluster(file: Path) -> None:
 
 def test_objects_of_other_kinds_are_nobodys_business_here(file: Path) -> None:
     file.write_text(GOOD + "---\napiVersion: apps/v1\nkind: Deployment\nmetadata: {name: x}\n")
-    assert check([file]).objects == 4
+    assert check([file]).object_count == 4
     assert check([file]).findings == []
 
 
@@ -191,7 +191,7 @@ metadata: {name: orders}
 
 def test_channels_that_are_right_have_nothing_to_be_said_of_them(file: Path) -> None:
     file.write_text(SUBSCRIPTION)
-    assert (check([file]).objects, list(check([file]).findings)) == (2, [])
+    assert (check([file]).object_count, list(check([file]).findings)) == (2, [])
     assert check([CHANNEL_EXAMPLE]).findings == []
 
 

@@ -10,7 +10,13 @@ import pytest
 from rich.console import Console
 
 from knafka_cli.running import terminal_views
-from knafka_cli.running.terminal_views import LineView, StatusTable, changes, choose_view, summary
+from knafka_cli.running.terminal_views import (
+    LineView,
+    StatusTable,
+    choose_view,
+    describe_changes,
+    summary_line,
+)
 from knafka_client.state.snapshot import BrokerRow, ConditionRow, Snapshot, TriggerRow
 from knafka_operator.dispatchers import dead_letters
 from knafka_operator.model.autoscaling import Autoscaling
@@ -28,17 +34,17 @@ def with_trigger(**changed: object) -> Snapshot:
 
 
 def test_what_is_new_is_said_once() -> None:
-    assert list(changes(Snapshot(""), NOW)) == [
+    assert list(describe_changes(Snapshot(""), NOW)) == [
         "Kafka: 127.0.0.1:9092 (up)",
         "Broker default/shop at http://127.0.0.1:8080/default/shop",
         "Trigger default/orders is ready",
     ]
-    assert list(changes(NOW, NOW)) == []
+    assert list(describe_changes(NOW, NOW)) == []
 
 
 def test_a_change_of_scale_is_said_with_its_reason() -> None:
     now = with_trigger(replicas=2, decision="150 events waiting; one dispatcher per 100")
-    (line,) = changes(NOW, now)
+    (line,) = describe_changes(NOW, now)
     assert line == (
         "Trigger default/orders: 2 of 4 dispatchers (150 events waiting; one dispatcher per 100)"
     )
@@ -56,21 +62,26 @@ def many(count: int, **changed: object) -> Snapshot:
 def test_the_same_of_many_triggers_is_said_once_with_their_number() -> None:
     rest = many(1000)
     woken = many(1000, replicas=lambda _: 1, decision=lambda _: "1 event waiting")
-    assert list(changes(rest, woken)) == ["1000 Triggers: 1 of 4 dispatchers (1 event waiting)"]
+    assert list(describe_changes(rest, woken)) == [
+        "1000 Triggers: 1 of 4 dispatchers (1 event waiting)"
+    ]
     differently = many(1000, replicas=lambda _: 1, decision=lambda n: f"{n} events waiting")
-    assert list(changes(rest, differently)) == [
+    assert list(describe_changes(rest, differently)) == [
         "1000 Triggers: 1 of 4 dispatchers, such as default/t-0 (0 events waiting)"
     ]
-    assert list(changes(NOW, rest)) == ["1000 Triggers are ready", "Trigger default/orders is gone"]
-    assert list(changes(rest, replace(NOW, triggers=()))) == ["1000 Triggers are gone"]
+    assert list(describe_changes(NOW, rest)) == [
+        "1000 Triggers are ready",
+        "Trigger default/orders is gone",
+    ]
+    assert list(describe_changes(rest, replace(NOW, triggers=()))) == ["1000 Triggers are gone"]
     refused = many(1000, refused=lambda n: f"no address of {n}")
-    assert list(changes(rest, refused)) == [
+    assert list(describe_changes(rest, refused)) == [
         "1000 Triggers are not ready, such as default/t-0: no address of 0"
     ]
-    assert list(changes(rest, many(1000, paused=lambda _: True))) == [
+    assert list(describe_changes(rest, many(1000, paused=lambda _: True))) == [
         "1000 Triggers are paused: their events wait"
     ]
-    assert list(changes(rest, many(1000, error=lambda _: "no subscriber"))) == [
+    assert list(describe_changes(rest, many(1000, error=lambda _: "no subscriber"))) == [
         "1000 Triggers have trouble: no subscriber"
     ]
 
@@ -79,8 +90,10 @@ def test_few_triggers_have_lines_of_their_own_also_beside_many_others() -> None:
     rest = many(100)
     ten = many(100, replicas=lambda n: 1 + (n < 10))
     one = replace(rest, triggers=(*ten.triggers[:1], *rest.triggers[1:]))
-    assert list(changes(rest, one)) == ["Trigger default/t-0: 2 of 4 dispatchers (nothing waits)"]
-    lines = list(changes(rest, ten))
+    assert list(describe_changes(rest, one)) == [
+        "Trigger default/t-0: 2 of 4 dispatchers (nothing waits)"
+    ]
+    lines = list(describe_changes(rest, ten))
     assert len(lines) == terminal_views.LINES_FOR_SAME_CHANGE + 1
     assert lines[-1] == "90 Triggers: 1 of 4 dispatchers (nothing waits)"
 
@@ -93,32 +106,36 @@ def test_the_scaler_says_of_a_trigger_at_rest_what_the_view_leaves_out() -> None
 def test_a_trigger_that_cannot_run_says_why_and_then_that_it_can() -> None:
     """KN-TRG-03."""
     refused = with_trigger(refused="no address")
-    assert list(changes(NOW, refused)) == ["Trigger default/orders is not ready: no address"]
-    assert list(changes(refused, NOW)) == ["Trigger default/orders is ready"]
+    assert list(describe_changes(NOW, refused)) == [
+        "Trigger default/orders is not ready: no address"
+    ]
+    assert list(describe_changes(refused, NOW)) == ["Trigger default/orders is ready"]
 
 
 def test_a_trigger_that_is_paused_says_so_and_that_it_goes_on() -> None:
     paused = with_trigger(paused=True, decision="paused; 3 events waiting")
-    assert list(changes(NOW, paused)) == ["Trigger default/orders is paused: its events wait"]
-    assert list(changes(paused, NOW)) == ["Trigger default/orders goes on"]
+    assert list(describe_changes(NOW, paused)) == [
+        "Trigger default/orders is paused: its events wait"
+    ]
+    assert list(describe_changes(paused, NOW)) == ["Trigger default/orders goes on"]
     assert "paused: its events wait" in drawn(paused, 80)
 
 
 def test_problems_in_files_come_and_go() -> None:
     broken = Snapshot(NOW.kafka, NOW.brokers, NOW.triggers, ("shop.yaml: broken",))
-    assert list(changes(NOW, broken)) == ["shop.yaml: broken"]
-    assert list(changes(broken, NOW)) == ["solved: shop.yaml: broken"]
+    assert list(describe_changes(NOW, broken)) == ["shop.yaml: broken"]
+    assert list(describe_changes(broken, NOW)) == ["solved: shop.yaml: broken"]
 
 
 def test_what_is_removed_is_said() -> None:
-    assert list(changes(NOW, Snapshot(NOW.kafka))) == [
+    assert list(describe_changes(NOW, Snapshot(NOW.kafka))) == [
         "Broker default/shop is gone",
         "Trigger default/orders is gone",
     ]
 
 
 def test_the_summary_has_all_counts() -> None:
-    assert summary(NOW) == (
+    assert summary_line(NOW) == (
         "default/shop accepted 5 rejected 1; "
         "default/orders waiting 3 delivered 2 filtered 0 retried 0 dead letters 0"
     )
@@ -129,7 +146,7 @@ def test_a_summary_of_many_names_the_busiest_and_sums_the_others() -> None:
     busy = [replace(TRIGGER, name=f"default/busy-{n}", lag=n + 1) for n in range(14)]
     unknown = replace(TRIGGER, name="default/unknown", lag=None)
     now = replace(NOW, triggers=(*resting, *busy, unknown))
-    first, *named, more, others = summary(now).split("; ")
+    first, *named, more, others = summary_line(now).split("; ")
     assert first == "default/shop accepted 5 rejected 1"
     assert [each.split()[0] for each in named] == [
         "default/unknown",
@@ -207,11 +224,11 @@ WITH_CHANNELS = replace(NOW, brokers=(BROKER, CHANNEL), triggers=(TRIGGER, SUBSC
 
 
 def test_channels_and_subscriptions_are_said_by_their_kinds_beside_brokers_of_their_names() -> None:
-    assert list(changes(NOW, WITH_CHANNELS)) == [
+    assert list(describe_changes(NOW, WITH_CHANNELS)) == [
         "KafkaChannel default/shop at http://127.0.0.1:8081/default/shop",
         "Subscription default/orders is ready",
     ]
-    assert list(changes(WITH_CHANNELS, NOW)) == [
+    assert list(describe_changes(WITH_CHANNELS, NOW)) == [
         "KafkaChannel default/shop is gone",
         "Subscription default/orders is gone",
     ]
@@ -226,7 +243,7 @@ def test_the_table_of_channels_is_there_only_where_there_are_some() -> None:
 
 
 def test_the_summary_says_which_of_one_name_it_means() -> None:
-    parts = summary(WITH_CHANNELS).split("; ")
+    parts = summary_line(WITH_CHANNELS).split("; ")
     assert parts[0].startswith("default/shop accepted 5")
     assert parts[1].startswith("KafkaChannel default/shop accepted 7")
     assert parts[2].startswith("default/orders waiting 3")

@@ -44,9 +44,11 @@ class PolicyVerdict:
 
 
 def find_target(declared: DeclaredObjects, name: str | None) -> Broker | KafkaChannel:
-    """Return the Broker (`[NAMESPACE/]NAME`) or KafkaChannel (`channel/[NAMESPACE/]NAME`) of this
-    name; None means the only one that is declared. Raises `UnknownObject` if there is no such one,
-    or, with None, not exactly one."""
+    """Return the declared Broker (`[NAMESPACE/]NAME`) or KafkaChannel (`channel/[NAMESPACE/]NAME`)
+    with this name; None: the only one that is declared.
+
+    Raises `UnknownObject` if none has the name; with None, unless exactly one is declared.
+    """
     targets: dict[str, Broker | KafkaChannel] = {
         broker.id: broker for broker in declared.of_type(Broker)
     }
@@ -89,10 +91,11 @@ def judge(
     subject: str,
     event: Attributes | None,
 ) -> PolicyVerdict:
-    """Decide whether `broker` accepts an event from the sender with this subject (`sub` of a
-    token). `authentication` are the declared rules; `event` are the event's attributes.
+    """Decide whether `broker` accepts an event from the sender with this subject, which is the
+    `sub` of its tokens.
 
-    With None, decide whether it accepts all events of the sender, none, or some.
+    `authentication` are the declared rules of the Broker's namespace. `event` are the event's
+    attributes; None: decide whether all events of the sender are accepted, none, or only some.
     """
     ingress = authentication.with_sender_rules(_ingress_for_senders(broker), broker)
     authorization = Authorization(
@@ -143,8 +146,8 @@ def _features_with_oidc(declared: DeclaredObjects) -> ConfigMap:
 
 
 def _ingress_for_senders(broker: Broker | KafkaChannel) -> Ingress:
-    """Return an Ingress of a Broker or KafkaChannel, to decide about senders with; topic and Kafka
-    are placeholders."""
+    """Return an Ingress of a Broker or KafkaChannel that serves only to decide about senders; its
+    topic and Kafka are placeholders."""
     metadata = broker.metadata
     return Ingress(
         namespace=metadata.namespace,

@@ -11,7 +11,8 @@ from knafka_cli.shared.options import DataDir, account_of, add, audience_of, ing
 from knafka_client.state.installation import DEFAULT_DATA, Installation
 
 _SECONDS_BY_UNIT: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-_DURATION_PATTERN = re.compile(r"([1-9][0-9]{0,5})([smhd])").fullmatch
+_match_duration = re.compile(r"([1-9][0-9]{0,5})([smhd])").fullmatch
+"""Matches a duration such as `15m`, with groups for its number and its unit."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -48,7 +49,7 @@ def token(
 
     In a cluster: kubectl -n NAMESPACE create token NAME --audience AUDIENCE
     """
-    duration_match = _DURATION_PATTERN(duration)
+    duration_match = _match_duration(duration)
     if duration_match is None:
         raise typer.BadParameter(f"{duration!r} is no duration: give one such as 90s, 15m, 1h, 1d")
     if audience and broker is not None:
@@ -56,11 +57,10 @@ def token(
     if audience and not all(audience):
         raise refuse("an --audience is empty: give the audience of a Broker")
     sender, installation = account_of(account), Installation(data_dir)
-    if not audience:
-        audience = [audience_of(ingress_of(installation.read_state(), broker))]
+    audiences = audience or [audience_of(ingress_of(installation.read_state(), broker))]
     # Imported here, as cryptography would slow the start of every other command.
     from knafka_local.tokens.issuer import Issuer
 
     number, unit = duration_match.groups()
     lifetime = int(number) * _SECONDS_BY_UNIT[unit]
-    typer.echo(Issuer.load(installation.issuer).token(sender, audience, lifetime))
+    typer.echo(Issuer.load(installation.issuer).token(sender, audiences, lifetime))

@@ -32,6 +32,7 @@ minute."""
 PREFIXES: Final = {"channel/": KAFKA_CHANNEL, "source/": KAFKA_SOURCE}
 """Kinds by the prefix of a name; a name without a prefix is a Broker's."""
 NAME_FORMS: Final = "want [NAMESPACE/]NAME, channel/[NAMESPACE/]NAME or source/[NAMESPACE/]NAME"
+"""End of the error message about a malformed name."""
 
 Names = Annotated[
     list[str],
@@ -82,8 +83,9 @@ def adopt(
         plan, unseen = adopter.make_plan(kind, identity)
         if yes and plan.waits and not plan.problems:
             plan = adopter.wait_until_group_empty(kind, identity, timeout)
-        failed |= not _print_plan(plan, unseen)
-        if yes and not plan.problems and not plan.waits:
+        _print_plan(plan, unseen)
+        failed |= not plan.can_be_carried_out
+        if yes and plan.can_be_carried_out:
             adopter.carry_out(plan)
             adopter.wait_until_complete("not Ready", kind, identity, timeout, explain_not_ready)
             typer.echo(f"\n{kind} {identity} is Knafka's, and Ready.")
@@ -115,8 +117,9 @@ def release(
     failed = False
     for kind, identity in _parse_names(names, namespace or context_namespace):
         plan, unseen = adopter.make_plan(kind, identity, release=True)
-        failed |= not _print_plan(plan, unseen)
-        if yes and not plan.problems:
+        _print_plan(plan, unseen)
+        failed |= not plan.can_be_carried_out
+        if yes and plan.can_be_carried_out:
             adopter.carry_out(plan)
             adopter.wait_until_complete("not released", kind, identity, timeout, find_not_released)
             adopter.wait_until_group_empty(kind, identity, timeout)
@@ -140,19 +143,21 @@ def _make_adopter(
     from knafka_client.declared.kubernetes_api import KubernetesApi
 
     client, context_namespace = cluster_source.client_of(context, kubeconfig)
-    source, declared_source = (
-        cluster_source.ClusterSource(
+
+    def make_source(servers: str | None) -> cluster_source.ClusterSource:
+        """Return a source whose connections have these bootstrap servers; None: the declared
+        ones."""
+        return cluster_source.ClusterSource(
             client,
             namespace or context_namespace,
             system_namespace=system_namespace,
             bootstrap_servers=servers,
         )
-        for servers in (bootstrap_servers, None)
-    )
+
     adopter = Adopter(
         KubernetesApi(client),
-        source,
-        declared_source,
+        make_source(bootstrap_servers),
+        make_source(None),
         system_namespace=system_namespace,
         peers_namespace=peers_namespace,
         bootstrap_servers=bootstrap_servers,
@@ -161,8 +166,8 @@ def _make_adopter(
 
 
 def _parse_names(names: list[str], namespace: str) -> list[tuple[str, Identity]]:
-    """Return kind and identity of each name in the arguments; `namespace` is that of names without
-    one.
+    """Return kind and identity of each name in the arguments. A name without a namespace is in
+    `namespace`.
 
     Prints an error and exits with code 2 if a name is malformed.
     """
@@ -178,18 +183,17 @@ def _parse_names(names: list[str], namespace: str) -> list[tuple[str, Identity]]
     return objects
 
 
-def _print_plan(plan: Plan, unseen: Sequence[str]) -> bool:
-    """Print a plan, after sentences about what could not be read; returns whether the plan can be
-    carried out now."""
+def _print_plan(plan: Plan, unseen: Sequence[str]) -> None:
+    """Print a plan, and before it, on stderr, the sentences about objects that could not be
+    read."""
     for sentence in unseen:
         typer.echo(f"knafka: {sentence}", err=True)
     typer.echo(plan.text)
-    return not plan.problems and not plan.waits
 
 
 def _exit_by_outcome(failed: bool, yes: bool) -> None:
-    """Print that nothing was changed unless `yes`, and exit with an error if any plan could not be
-    carried out (`failed`)."""
+    """Print that nothing was changed, unless the user gave --yes; then exit with code 1 if a plan
+    could not be carried out (`failed`)."""
     if not yes:
         typer.echo("\nNothing was changed. --yes does it.")
     if failed:

@@ -14,24 +14,25 @@ from typing import Final
 from knafka.ports.log import TopicDescription
 from knafka_cli.adoption.plan import (
     PEER,
+    RELEASE_DIFFERENCES,
     START_PEER,
-    STARTS_LATER,
     Document,
     Plan,
     SeenGroup,
     SetFinalizers,
     Step,
+    Workload,
     WriteAnnotations,
     annotations_of,
     delivery_differences,
     difference_sentences,
-    give_back,
-    members_left,
+    members_sentence,
     recorded_topic_lines,
-    running,
+    release_steps,
+    running_peer_problems,
     servers_of,
     topic_line,
-    unknown_name,
+    unknown_name_sentence,
 )
 from knafka_cli.shared.counts import count_text
 from knafka_operator.installation.naming import NamedObject, NameKind, Naming
@@ -58,6 +59,7 @@ class SeenBroker:
     installation of Knafka."""
 
     broker: Document
+    """The Broker's object."""
     triggers: Sequence[Document] = ()
     """The Broker's Triggers, by name."""
     topic: TopicDescription | None = None
@@ -70,8 +72,8 @@ class SeenBroker:
     """The installation's templates for names of topics and groups."""
     servers: str = ""
     """Bootstrap servers of the Kafka in which Knafka would look for the topic."""
-    peers: Sequence[tuple[str, str, str]] = ()
-    """Kind, namespace and name of eventing-kafka-broker's running workloads that would disturb."""
+    peers: Sequence[Workload] = ()
+    """eventing-kafka-broker's running workloads that may have to be stopped first."""
     claimed_by: Identity | None = None
     """Another Broker whose status names the same topic."""
     refused: str | None = None
@@ -92,22 +94,24 @@ class SeenBroker:
 
 def plan_broker_adoption(seen: SeenBroker) -> Plan:
     """Return the plan by which Knafka takes a Broker and its Triggers over. Raises
-    `InvalidDocument`."""
+    `InvalidDocument` if a template gives a name that Kafka doesn't accept."""
     identity, metadata = seen.identity, seen.broker["metadata"]
-    class_ = (metadata.get("annotations") or {}).get(BROKER_CLASS, "")
+    broker_class = (metadata.get("annotations") or {}).get(BROKER_CLASS, "")
     is_adopted = _is_adopted(seen)
-    about = f"Broker {identity}, class {class_ or 'none'}: from {PEER} to Knafka"
     if is_adopted:
         about = f"Broker {identity}: it is Knafka's already"
+    else:
+        about = f"Broker {identity}, class {broker_class or 'none'}: from {PEER} to Knafka"
     topic, problems = _topic_with_problems(seen)
-    if class_ not in seen.classes:
+    if broker_class not in seen.classes:
         problems.append(
-            f"this installation serves the classes {', '.join(sorted(seen.classes))}: add {class_} "
-            "to KNAFKA_BROKER_CLASSES of its Deployment knafka-operator"
+            f"this installation serves the classes {', '.join(sorted(seen.classes))}: add "
+            f"{broker_class} to KNAFKA_BROKER_CLASSES of its Deployment knafka-operator"
         )
-    problems += list(running(seen.peers, "this Broker"))
+    problems += list(running_peer_problems(seen.peers, "this Broker"))
     stays = [] if seen.topic is None else [topic_line(topic, seen.topic)]
-    waits, trigger_steps = list[str](), list[Step]()
+    waits: list[str] = []
+    trigger_steps: list[Step] = []
     for trigger in seen.triggers:
         trigger_plan = _plan_trigger(seen, trigger, is_adopted)
         stays += trigger_plan.stays
@@ -121,7 +125,7 @@ def plan_broker_adoption(seen: SeenBroker) -> Plan:
         f"{PEER}'s receiver arrives in the same topic, for as long as that runs",
         f"{PEER}'s controller stays away while a Broker of class Kafka is Knafka's",
     ]
-    return Plan(about, stays, differences(seen), problems, waits, steps, then)
+    return Plan(about, stays, _broker_differences(seen), problems, waits, steps, then)
 
 
 def _broker_steps(seen: SeenBroker, topic: str) -> Iterator[Step]:
@@ -136,9 +140,9 @@ def _broker_steps(seen: SeenBroker, topic: str) -> Iterator[Step]:
         *(("Trigger", trigger) for trigger in seen.triggers),
         ("Broker", seen.broker),  # last of all: with this step the operator takes it
     ):
-        theirs = [name for name in finalizers_of(document) if name in PEERS_FINALIZERS]
-        if theirs:
-            yield SetFinalizers(kind, Identity.of(document), drop=theirs)
+        peers_finalizers = [name for name in finalizers_of(document) if name in PEERS_FINALIZERS]
+        if peers_finalizers:
+            yield SetFinalizers(kind, Identity.of(document), drop=peers_finalizers)
 
 
 def _plan_trigger(seen: SeenBroker, trigger: Document, is_adopted: bool) -> Plan:
@@ -152,9 +156,10 @@ def _plan_trigger(seen: SeenBroker, trigger: Document, is_adopted: bool) -> Plan
     if problem is not None:
         return Plan(about, problems=[problem])
     in_kafka = seen.groups.get(group, SeenGroup())
-    waits = [members_left(group, in_kafka)] if in_kafka.members and not is_adopted else []
+    waits = [members_sentence(group, in_kafka)] if in_kafka.members and not is_adopted else []
     recorded_group = annotations_of(trigger).get(GROUP_STATUS)
     if in_kafka.uncommitted and recorded_group is None:
+        # Nobody has read for it yet, so it misses nothing, and there is no group to record.
         line = f"{about}  was never Ready: it begins at the topic's end"
         return Plan(about, stays=[line], waits=waits)
     problems = []
@@ -172,9 +177,9 @@ def _plan_trigger(seen: SeenBroker, trigger: Document, is_adopted: bool) -> Plan
 
 
 def _is_adopted(seen: SeenBroker) -> bool:
-    """Whether the last step of the Broker's adoption is done: eventing-kafka-broker has no
-    finalizer on it, and its status has the id of its present topic, unless that is external. The
-    Triggers' steps come before, so they aren't checked."""
+    """Whether the Broker is Knafka's already: eventing-kafka-broker's finalizer is gone, and the
+    status has the id of the Broker's present topic, unless that is external. Removing the finalizer
+    is the last step, so the Triggers' steps aren't checked."""
     if is_claimed_by_peer(seen.broker):
         return False
     recorded_id = annotations_of(seen.broker).get(TOPIC_ID)
@@ -185,14 +190,14 @@ def plan_broker_release(seen: SeenBroker) -> Plan:
     """Return the plan by which Knafka gives a Broker back to eventing-kafka-broker."""
     identity = seen.identity
     about = f"Broker {identity}: from Knafka to {PEER}"
-    problems = list(running(seen.peers, "this Broker", dispatchers=False))
-    class_ = (seen.broker["metadata"].get("annotations") or {}).get(BROKER_CLASS, "")
-    if class_ != "Kafka":
+    problems = list(running_peer_problems(seen.peers, "this Broker", dispatchers=False))
+    broker_class = (seen.broker["metadata"].get("annotations") or {}).get(BROKER_CLASS, "")
+    if broker_class != "Kafka":
         problems.append(
-            f"its class is {class_}, which {PEER} doesn't serve, and a class never changes"
+            f"its class is {broker_class}, which {PEER} doesn't serve, and a class never changes"
         )
     finalizers = finalizers_of(seen.broker)
-    steps = give_back("Broker", identity, finalizers, PEERS_FINALIZER)
+    steps = release_steps("Broker", identity, finalizers, PEERS_FINALIZER)
     stays = recorded_topic_lines(seen.broker, seen.topic)
     for trigger in seen.triggers:
         group = annotations_of(trigger).get(GROUP_STATUS)
@@ -204,12 +209,12 @@ def plan_broker_release(seen: SeenBroker) -> Plan:
         "Knafka's operator ends its deliveries and deletes its functions",
         START_PEER,
     ]
-    return Plan(about, stays, STARTS_LATER, problems, (), steps, then)
+    return Plan(about, stays, RELEASE_DIFFERENCES, problems, (), steps, then)
 
 
 def topic_of(broker: Document, naming: Naming) -> str:
-    """Return the name of a Broker's topic: an external one, the one in its status, or else the one
-    that a template gives it. Raises `InvalidDocument`."""
+    """Return the name of a Broker's topic: the external one, else the one in the Broker's status,
+    else the one that a template of `naming` gives it. Raises `InvalidDocument`."""
     annotations = broker["metadata"].get("annotations") or {}
     if (external := annotations.get(EXTERNAL_TOPIC)) is not None:
         return str(external)
@@ -229,10 +234,10 @@ def group_of(trigger: Document, naming: Naming) -> tuple[str, str | None]:
     if naming.is_own(kind, group, owner):
         return group, None
     beginning = f"Trigger {owner.namespace}/{owner.name} has the group {group}:"
-    return group, unknown_name(beginning, kind, "it")
+    return group, unknown_name_sentence(beginning, kind, "it")
 
 
-def differences(seen: SeenBroker) -> list[str]:
+def _broker_differences(seen: SeenBroker) -> list[str]:
     """Return a sentence for each way in which Knafka delivers to the Triggers differently from
     eventing-kafka-broker."""
     broker_delivery = (seen.broker.get("spec") or {}).get("delivery") or {}
@@ -249,19 +254,20 @@ def differences(seen: SeenBroker) -> list[str]:
 def _trigger_differences(
     spec: Document, delivery: Document, annotations: Document
 ) -> Iterator[str]:
-    """Yield a sentence for each way in which Knafka delivers to this Trigger differently; in the
-    sentences, "there" means in eventing-kafka-broker.
+    """Yield a sentence for each way in which Knafka delivers to a Trigger differently from
+    eventing-kafka-broker.
 
-    `spec` and `annotations` are the Trigger's, `delivery` its own delivery spec or the Broker's.
+    `spec` and `annotations` are the Trigger's. `delivery` is the Trigger's delivery spec, or the
+    Broker's if the Trigger has none.
     """
     yield from delivery_differences(delivery)
     if DELIVERY_ORDER not in annotations:
-        yield "order is kept for each key, and not at all there (delivery.order)"
+        yield f"order is kept for each key (delivery.order); {PEER} keeps none"
     if any(value == "" for value in ((spec.get("filter") or {}).get("attributes") or {}).values()):
-        yield "an empty attribute of the filter must be in the event, and counts for nothing there"
+        yield f"an empty attribute of the filter must be in the event; {PEER} ignores it"
     filters = spec.get("filters") or ()
     if any(_mixes_operators(str(filter_["cesql"])) for filter_ in filters if "cesql" in filter_):
-        yield "its CESQL mixes AND and OR: read from the left, and from the right there"
+        yield f"its CESQL mixes AND and OR: read from the left; {PEER} reads from the right"
 
 
 def _mixes_operators(expression: str) -> bool:
@@ -272,15 +278,15 @@ def _mixes_operators(expression: str) -> bool:
 
 
 def _topic_with_problems(seen: SeenBroker) -> tuple[str, list[str]]:
-    """Return the topic's name, and a sentence for each reason why Knafka can't take the topic
-    over."""
+    """Return the name of the Broker's topic, and a sentence for each reason why Knafka can't take
+    the topic over. Raises `InvalidDocument`."""
     problems = []
     name, owner = topic_of(seen.broker, seen.naming), NamedObject.of(seen.broker)
     kind = NameKind.BROKER_TOPIC
     if seen.topic is None:
         problems.append(f"topic {name} isn't in the Kafka at {seen.servers}")
     if not seen.has_external_topic and not seen.naming.is_own(kind, name, owner):
-        problems.append(unknown_name(f"topic {name}:", kind, "this Broker"))
+        problems.append(unknown_name_sentence(f"topic {name}:", kind, "this Broker"))
     peers_servers = annotations_of(seen.broker).get("bootstrap.servers", "")
     if peers_servers and seen.servers and servers_of(peers_servers) != servers_of(seen.servers):
         problems.append(

@@ -21,24 +21,25 @@ from dataclasses import dataclass, field
 from knafka.ports.log import TopicDescription
 from knafka_cli.adoption.plan import (
     PEER,
+    RELEASE_DIFFERENCES,
     START_PEER,
-    STARTS_LATER,
     Document,
     Plan,
     SeenGroup,
     SetFinalizers,
     Step,
+    Workload,
     WriteAnnotations,
     annotations_of,
     delivery_differences,
     difference_sentences,
-    give_back,
-    members_left,
+    members_sentence,
     recorded_topic_lines,
-    running,
+    release_steps,
+    running_peer_problems,
     servers_of,
     topic_line,
-    unknown_name,
+    unknown_name_sentence,
 )
 from knafka_cli.shared.counts import count_text
 from knafka_operator.channels import entries
@@ -74,9 +75,9 @@ class SeenChannel:
     """The ConfigMap of all channels of eventing-kafka-broker; empty: it can't be seen."""
     served: bool = True
     """Whether the installation serves KafkaChannels."""
-    peers: Sequence[tuple[str, str, str]] = ()
-    """Kind, namespace and name of eventing-kafka-broker's running workloads that must be stopped
-    first, as they would serve the channel, too."""
+    peers: Sequence[Workload] = ()
+    """eventing-kafka-broker's running workloads that may have to be stopped first, as they would
+    serve the channel, too."""
     claimed_by: Identity | None = None
     """Another KafkaChannel whose status names the same topic."""
     unseen: Sequence[str] = ()
@@ -89,19 +90,24 @@ class SeenChannel:
 
     @property
     def entries(self) -> Mapping[str, Document]:
-        """`spec.subscribers` by UID."""
+        """The valid entries of `spec.subscribers`, each for a Subscription, by UID."""
         return entries.read_entries(self.stored).valid
 
 
 def plan_channel_adoption(seen: SeenChannel) -> Plan:
-    """Return the plan by which Knafka takes a KafkaChannel over. Raises `InvalidDocument`."""
+    """Return the plan by which Knafka takes a KafkaChannel over. Raises `InvalidDocument` if the
+    template gives its topic a name that Kafka doesn't accept."""
     topic, is_adopted = topic_of_channel(seen.stored, seen.naming), _is_adopted(seen)
-    about = f"KafkaChannel {seen.identity}: from {PEER} to Knafka"
     if is_adopted:
         about = f"KafkaChannel {seen.identity}: it is Knafka's already"
+    else:
+        about = f"KafkaChannel {seen.identity}: from {PEER} to Knafka"
     stays = [] if seen.topic is None else [topic_line(topic, seen.topic)]
-    problems = [*running(seen.peers, "this KafkaChannel"), *_adoption_problems(seen, topic)]
-    waits = list[str]()
+    problems = [
+        *running_peer_problems(seen.peers, "this KafkaChannel"),
+        *_adoption_problems(seen, topic),
+    ]
+    waits: list[str] = []
     if _is_peers(seen) and receivers_of(annotations_of(seen.stored)):
         # The operator hasn't finished its release yet: it would remove annotations that are
         # written now.
@@ -137,6 +143,7 @@ def _adoption_steps(seen: SeenChannel, topic: str, is_adopted: bool) -> Iterator
     the entries' promises, then remove eventing-kafka-broker's finalizer. `topic` is the name of the
     channel's topic."""
     if seen.topic is not None and not is_adopted:
+        # A promise is JSON with an entry's annotations; an empty one promises only the group.
         promises = {PROMISE + uid: "{}" for uid in seen.entries if _needs_promise(seen, uid)}
         recorded = {TOPIC_STATUS: topic, TOPIC_ID: seen.topic.id, **promises}
         is_incomplete = any(
@@ -162,7 +169,7 @@ def _plan_entry(seen: SeenChannel, uid: str, is_adopted: bool) -> Plan:
     line = f"{about}  group {group}  {count_text(in_kafka.waiting, 'event')} waiting"
     if is_adopted:
         return Plan(about, stays=[line])
-    waits = [members_left(group, in_kafka)] if in_kafka.members else []
+    waits = [members_sentence(group, in_kafka)] if in_kafka.members else []
     if not in_kafka.uncommitted:
         return Plan(about, stays=[line], waits=waits)
     if not _was_ready(seen, uid):
@@ -185,11 +192,12 @@ def _needs_promise(seen: SeenChannel, uid: str) -> bool:
 
 def plan_channel_release(seen: SeenChannel) -> Plan:
     """Return the plan by which Knafka gives a KafkaChannel back to eventing-kafka-broker."""
-    identity, about = seen.identity, f"KafkaChannel {seen.identity}: from Knafka to {PEER}"
-    problems = list(running(seen.peers, "this KafkaChannel", dispatchers=False))
+    identity = seen.identity
+    about = f"KafkaChannel {identity}: from Knafka to {PEER}"
+    problems = list(running_peer_problems(seen.peers, "this KafkaChannel", dispatchers=False))
     problems += _other_kafka_problems(seen)
     finalizers = finalizers_of(seen.stored)
-    steps = give_back(KAFKA_CHANNEL, identity, finalizers, PEERS_CHANNEL_FINALIZER)
+    steps = release_steps(KAFKA_CHANNEL, identity, finalizers, PEERS_CHANNEL_FINALIZER)
     stays = recorded_topic_lines(seen.stored, seen.topic)
     for uid, entry in seen.entries.items():
         group = entries.entry_group(identity, uid)
@@ -200,19 +208,19 @@ def plan_channel_release(seen: SeenChannel) -> Plan:
         f"to {PEER}'s receiver",
         START_PEER,
     ]
-    return Plan(about, stays, STARTS_LATER, problems, (), steps, then)
+    return Plan(about, stays, RELEASE_DIFFERENCES, problems, (), steps, then)
 
 
 def topic_of_channel(channel: Document, naming: Naming) -> str:
     """Return the name of a KafkaChannel's topic: the one in its status, or else the one that a
-    template gives it. Raises `InvalidDocument`."""
+    template of `naming` gives it. Raises `InvalidDocument`."""
     recorded = annotations_of(channel).get(TOPIC_STATUS)
     return recorded or naming.name(NameKind.CHANNEL_TOPIC, NamedObject.of(channel))
 
 
 def _adoption_problems(seen: SeenChannel, topic: str) -> Iterator[str]:
-    """Yield a sentence for each reason why the channel can't be adopted, but for its entries and
-    running workloads; `topic` is the channel's topic."""
+    """Yield a sentence for each reason why the channel can't be adopted. Left out are running
+    workloads, and the groups of its entries. `topic` is the name of the channel's topic."""
     if not seen.served:
         yield (
             "this installation serves no KafkaChannels: set KNAFKA_CHANNELS=enabled "
@@ -221,7 +229,7 @@ def _adoption_problems(seen: SeenChannel, topic: str) -> Iterator[str]:
     if seen.topic is None:
         yield f"topic {topic} isn't in the Kafka at {seen.servers}"
     if not seen.naming.is_own(NameKind.CHANNEL_TOPIC, topic, NamedObject.of(seen.stored)):
-        yield unknown_name(f"topic {topic}:", NameKind.CHANNEL_TOPIC, "this KafkaChannel")
+        yield unknown_name_sentence(f"topic {topic}:", NameKind.CHANNEL_TOPIC, "this KafkaChannel")
     yield from _other_kafka_problems(seen)
     if seen.claimed_by is not None:
         yield f"topic {topic} is in the status of KafkaChannel {seen.claimed_by}, too"
@@ -230,8 +238,8 @@ def _adoption_problems(seen: SeenChannel, topic: str) -> Iterator[str]:
 
 
 def _other_kafka_problems(seen: SeenChannel) -> Iterator[str]:
-    """Yield a sentence if the other implementation keeps its channels in another Kafka than
-    Knafka."""
+    """Yield a sentence if eventing-kafka-broker keeps its channels in another Kafka than Knafka,
+    as far as both are known."""
     peers_servers = seen.peers_config.get(BOOTSTRAP_SERVERS, "")
     if peers_servers and seen.servers and servers_of(peers_servers) != servers_of(seen.servers):
         yield (
@@ -265,7 +273,7 @@ def _channel_differences(seen: SeenChannel) -> list[str]:
         )
     if KAFKA_SECRET in (seen.stored["metadata"].get("annotations") or {}):
         differences.append(
-            f"it names a Kafka of its own ({KAFKA_SECRET}): all of {PEER}'s have the same one"
+            f"it names a Kafka of its own ({KAFKA_SECRET}); all channels of {PEER} use the same one"
         )
     return differences
 
@@ -287,8 +295,8 @@ def _reported_entries(seen: SeenChannel) -> Sequence[Document]:
 
 
 def _was_ready(seen: SeenChannel, uid: str) -> bool:
-    """Whether the entry with this UID was Ready once, in either implementation: from then on it may
-    miss no event."""
+    """Whether the entry with this UID was Ready once, in either implementation. If so, its
+    Subscription must miss no event from then on."""
     ready = {entry.get("uid") for entry in _reported_entries(seen) if entry.get("ready") == "True"}
     return uid in ready or entries.is_promised(seen.stored, uid)
 

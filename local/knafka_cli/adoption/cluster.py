@@ -26,11 +26,11 @@ from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import finalizers_of
 from knafka_operator.model.sources import KAFKA_SOURCE
 
-LOOK_AGAIN: Final = 1.0
+ADOPTION_POLL_INTERVAL: Final = 1.0
 """Seconds between two checks whether a plan's effects have happened."""
 FINALIZER_WRITE_ATTEMPTS: Final = 5
-"""Attempts to write a list of finalizers, of which each fails if somebody else changes the object
-meanwhile."""
+"""Attempts to write a list of finalizers; an attempt fails if somebody else changes the object
+between its read and its write."""
 
 KNAFKA_ONLY_CONDITIONS: Final = {CONTRACT_UPDATED, DELIVERING}
 """Conditions that only Knafka's operator sets: the first on Brokers and KafkaChannels, the second
@@ -45,8 +45,8 @@ class Adopter(AdoptionObserver):
     def make_plan(
         self, kind: str, identity: Identity, *, release: bool = False
     ) -> tuple[Plan, Sequence[str]]:
-        """Return the plan to adopt a Broker, KafkaChannel or KafkaSource, or to release it, and a
-        sentence for each object that could not be read.
+        """Return the plan to adopt a Broker, KafkaChannel or KafkaSource (with `release` True: to
+        release it), and a sentence for each object that could not be read.
 
         Raises `ClusterError`, also if the object doesn't exist, `LogError` and `InvalidDocument`.
         """
@@ -63,9 +63,9 @@ class Adopter(AdoptionObserver):
         return plan_broker(broker), broker.unseen
 
     def wait_until_group_empty(self, kind: str, identity: Identity, timeout: float) -> Plan:
-        """Make the plan to adopt an object again and again, until it has nothing to wait for, such
-        as members of a consumer group; returns that plan. Raises `ClusterError` after `timeout`
-        seconds."""
+        """Make the plan to adopt an object again and again, until the plan has no waits any more,
+        such as members of a consumer group; returns the last plan, which may have problems. Raises
+        `ClusterError` after `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while True:
             plan, _ = self.make_plan(kind, identity)
@@ -73,10 +73,10 @@ class Adopter(AdoptionObserver):
                 return plan
             if time.monotonic() > deadline:
                 raise ClusterError(f"after {timeout:.0f} s {'; '.join(plan.waits)}")
-            time.sleep(LOOK_AGAIN)
+            time.sleep(ADOPTION_POLL_INTERVAL)
 
     def run_step(self, step: Step) -> None:
-        """Run one step of a plan; running it again changes nothing. Raises `ClusterError`."""
+        """Run one step of a plan; running a step again changes nothing. Raises `ClusterError`."""
         match step:
             case WriteAnnotations(kind, identity, annotations, clears):
                 status: dict[str, Any] = {"annotations": dict(annotations)}
@@ -86,8 +86,8 @@ class Adopter(AdoptionObserver):
                 self._set_finalizers(step)
 
     def carry_out(self, plan: Plan) -> None:
-        """Carry out every step of a plan, in order. Raises `ClusterError`; the steps before it are
-        done, and the whole may be repeated."""
+        """Carry out every step of a plan, in order. Raises `ClusterError` if a step fails; the
+        steps before it stay done, and the whole plan may be carried out again."""
         for step in plan.steps:
             self.run_step(step)
 
@@ -99,27 +99,28 @@ class Adopter(AdoptionObserver):
         timeout: float,
         find_missing: Callable[[Sequence[Document]], str | None],
     ) -> None:
-        """Wait until nothing is missing any more for an adoption or release to be complete.
+        """Wait until an adoption or release is complete: `find_missing` returns None.
 
-        `find_missing` is called each second with the object (a Broker: with its Triggers after it)
-        and returns a text on what is missing, or None. Raises `ClusterError` after `timeout`
-        seconds, with `error_prefix` and that text, or if the object is gone.
+        `find_missing` is called each second with the object, and after it with its Triggers if it
+        is a Broker; it returns a text on what is missing. Raises `ClusterError` with `error_prefix`
+        and that text after `timeout` seconds, and if the object is gone.
         """
         deadline = time.monotonic() + timeout
         while True:
             stored = self._get(kind, identity)
             if stored is None:
                 raise ClusterError(f"{kind} {identity} is gone")
-            triggers = self._triggers_of(identity) if kind == "Broker" else []
+            triggers = self._read_triggers(identity) if kind == "Broker" else []
             if (missing := find_missing([stored, *triggers])) is None:
                 return
             if time.monotonic() > deadline:
                 raise ClusterError(f"{error_prefix} after {timeout:.0f} s: {missing}")
-            time.sleep(LOOK_AGAIN)
+            time.sleep(ADOPTION_POLL_INTERVAL)
 
     def _set_finalizers(self, step: SetFinalizers) -> None:
-        """Add and remove an object's finalizers, if it exists; tries again after a conflict, at
-        most `FINALIZER_WRITE_ATTEMPTS` times in all. Raises `ClusterError`."""
+        """Add and remove an object's finalizers; do nothing if the object doesn't exist. A conflict
+        with another write is tried again, with `FINALIZER_WRITE_ATTEMPTS` attempts in all. Raises
+        `ClusterError`."""
         for _ in range(FINALIZER_WRITE_ATTEMPTS):
             stored = self._get(step.kind, step.identity)
             if stored is None:
@@ -131,6 +132,7 @@ class Adopter(AdoptionObserver):
             if desired == existing:
                 return
             body = {"metadata": {"finalizers": desired, "resourceVersion": version}}
+            # With the version in it, the API server refuses the patch if the object has changed.
             with suppress(Conflict):
                 self._api.patch(OBJECTS[step.kind], *step.identity, body)
                 return
@@ -138,9 +140,9 @@ class Adopter(AdoptionObserver):
 
 
 def explain_not_ready(documents: Sequence[Document]) -> str | None:
-    """Return which of these objects Knafka's operator hasn't made Ready, and why; None: all are
-    Ready. A KafkaChannel counts as Ready only if every entry of its `spec.subscribers` is Ready,
-    too."""
+    """Return a text that says which of these objects Knafka's operator hasn't made Ready, and why;
+    None: all are Ready. A KafkaChannel counts as Ready only if every entry of its
+    `spec.subscribers` is Ready, too."""
     sentences = [
         f"{document['kind']} {Identity.of(document)}: {reason}"
         for document in documents

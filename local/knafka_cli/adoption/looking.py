@@ -23,7 +23,7 @@ from knafka.core.kafka_settings.kafka_secret import for_librdkafka
 from knafka.ports.log import LogAdmin, TopicDescription
 from knafka_cli.adoption.broker_plan import SeenBroker, group_of, topic_of
 from knafka_cli.adoption.channel_plan import SeenChannel, topic_of_channel
-from knafka_cli.adoption.plan import Document, SeenGroup
+from knafka_cli.adoption.plan import Document, SeenGroup, Workload
 from knafka_cli.adoption.source_plan import SeenSource
 from knafka_client.declared.cluster_source import BROKER_CONFIG_MAP, CHANNEL_CONFIG, ClusterSource
 from knafka_client.declared.kubernetes_api import KubernetesApi, Objects
@@ -49,9 +49,9 @@ from knafka_operator.model.sources import (
     SOURCES_VERSION,
     Credential,
     KafkaSource,
+    consumer_group_of,
     required_credentials,
 )
-from knafka_operator.model.sources import consumer_group_of as consumer_group_of
 from knafka_operator.runtime.naming import (
     TEMPLATES_CONFIG_MAP,
     declared_template,
@@ -75,8 +75,8 @@ BROKERS_PEERS: Final = (
     (DEPLOYMENTS, "Deployment", "kafka-broker-dispatcher"),
     (STATEFUL_SETS, "StatefulSet", "kafka-broker-dispatcher"),
 )
-"""Workloads of eventing-kafka-broker that may not run while Brokers are taken over. Its receiver
-may: it writes to the same topic."""
+"""Workloads of eventing-kafka-broker that may not run while Brokers are taken over: API resource,
+kind and name. Its receiver may run, since it writes to the same topic."""
 CHANNELS_PEERS: Final = (
     (DEPLOYMENTS, "Deployment", "kafka-controller"),
     (DEPLOYMENTS, "Deployment", "kafka-channel-dispatcher"),
@@ -108,11 +108,11 @@ class AdoptionObserver:
         bootstrap_servers: str | None = None,
         connect: Callable[[Mapping[str, Any]], LogAdmin] = KafkaAdmin,
     ) -> None:
-        """`source` returns connections that work from here, with `bootstrap_servers` in place of
-        the declared ones; `declared_source` returns the declared connections. `bootstrap_servers`
-        replace a KafkaSource's, too. `system_namespace` is that of Knafka's operator, and
-        `peers_namespace` eventing-kafka-broker's. `connect` makes a client from a librdkafka
-        configuration."""
+        """`source` returns connections that work from here, in which `bootstrap_servers` replace
+        the declared servers (None: they don't); `declared_source` returns the declared connections.
+        `bootstrap_servers` replace a KafkaSource's, too. `system_namespace` is that of Knafka's
+        operator, and `peers_namespace` eventing-kafka-broker's. `connect` makes a client from a
+        librdkafka configuration."""
         self._api = api
         self._source = source
         self._declared = declared_source
@@ -125,7 +125,7 @@ class AdoptionObserver:
         """Read everything that the plan for a Broker needs. Raises `LogError`, `InvalidDocument`,
         and `ClusterError`, also if there is no such Broker."""
         stored = self._read_existing("Broker", identity)
-        triggers = self._triggers_of(identity)
+        triggers = self._read_triggers(identity)
         unseen: list[str] = []
         naming = self._read_naming(unseen)
         broker = parse(Broker, stored)
@@ -177,7 +177,8 @@ class AdoptionObserver:
         )
 
     def _read_peers_channel_config(self, unseen: list[str]) -> Mapping[str, str]:
-        """Read eventing-kafka-broker's ConfigMap for all channels; empty if it can't be read."""
+        """Return the data of eventing-kafka-broker's ConfigMap for all channels; empty if the
+        ConfigMap doesn't exist or can't be read."""
         try:
             config = self._api.get(CONFIG_MAP_OBJECTS, self._peers_namespace, CHANNEL_CONFIG)
         except NotAllowed as error:
@@ -190,9 +191,10 @@ class AdoptionObserver:
         """Read everything that a KafkaSource's plan needs. Raises `LogError`, `InvalidDocument`,
         and `ClusterError`, also if there is no such source."""
         stored = self._read_existing(KAFKA_SOURCE, identity)
-        source, unseen = parse(KafkaSource, stored), list[str]()
+        source = parse(KafkaSource, stored)
+        unseen: list[str] = []
         credentials: dict[Credential, str | None] = {
-            credential: self._secret(identity.namespace, credential.secret).get(credential.key)
+            credential: self._read_secret(identity.namespace, credential.secret).get(credential.key)
             for credential in required_credentials(source.spec.net)
         }
         secret = kafka_secret_values(source.spec, credentials, identity.namespace)
@@ -202,16 +204,16 @@ class AdoptionObserver:
             configuration.update(for_librdkafka(secret))
         missing_topics, group = asyncio.run(self._read_source_group(configuration, source))
         return SeenSource(
-            stored,
-            source,
-            group,
-            missing_topics,
+            stored=stored,
+            source=source,
+            group=group,
+            missing=missing_topics,
             served=self._is_enabled("KNAFKA_SOURCES", unseen),
             peers=list(self._find_running(SOURCES_PEERS, unseen)),
             unseen=unseen,
         )
 
-    def _triggers_of(self, broker: Identity) -> list[dict[str, Any]]:
+    def _read_triggers(self, broker: Identity) -> list[dict[str, Any]]:
         """Return the Triggers of a Broker, sorted by name."""
         listed = self._api.list(OBJECTS["Trigger"], broker.namespace) or ()
         # Objects in a list lack apiVersion and kind.
@@ -219,7 +221,7 @@ class AdoptionObserver:
         of_broker = [trigger for trigger in triggers if BROKERS.broker_of(trigger) == broker]
         return sorted(of_broker, key=lambda trigger: str(trigger["metadata"]["name"]))
 
-    def _secret(self, namespace: str, name: str) -> Mapping[str, str]:
+    def _read_secret(self, namespace: str, name: str) -> Mapping[str, str]:
         """Return a Secret's decoded values; empty if it doesn't exist."""
         stored = self._api.get(SECRET_OBJECTS, namespace, name)
         return {} if stored is None else decode_secret(stored)
@@ -232,14 +234,14 @@ class AdoptionObserver:
         return None if stored is None else {**stored, "apiVersion": objects.version, "kind": kind}
 
     def _read_existing(self, kind: str, identity: Identity) -> dict[str, Any]:
-        """Read an object. Raises `ClusterError` if it doesn't exist."""
+        """Return an object as `_get` does. Raises `ClusterError` if it doesn't exist."""
         if (stored := self._get(kind, identity)) is None:
             raise ClusterError(f"there is no {kind} {identity}")
         return stored
 
     def _read_naming(self, unseen: list[str]) -> Naming:
-        """Return the operator's templates for names of topics and groups, as far as their
-        ConfigMaps can be read: those it has used, and those in force now."""
+        """Return the operator's templates for names of topics and groups, those that it has used
+        and those in force now, as far as their ConfigMaps can be read."""
         naming = Naming()
         try:
             recorded = self._api.get(
@@ -258,7 +260,8 @@ class AdoptionObserver:
         return naming
 
     def _read_variables(self, unseen: list[str]) -> Mapping[str, str] | None:
-        """Return the environment variables of the operator's pods; None if they can't be read."""
+        """Return the environment variables of the operator's pods; None if its Deployment doesn't
+        exist or can't be read."""
         try:
             operator = self._api.get(DEPLOYMENTS, self._system_namespace, OPERATOR_DEPLOYMENT)
         except NotAllowed as error:
@@ -288,9 +291,9 @@ class AdoptionObserver:
 
     def _find_running(
         self, peers: Sequence[tuple[Objects, str, str]], unseen: list[str]
-    ) -> Iterator[tuple[str, str, str]]:
-        """Yield kind, namespace and name of each of eventing-kafka-broker's workloads in `peers`
-        that has pods, or is to have some."""
+    ) -> Iterator[Workload]:
+        """Yield those of eventing-kafka-broker's workloads in `peers` (API resource, kind and name)
+        that have pods, or are to have some."""
         for objects, kind, name in peers:
             try:
                 workload = self._api.get(objects, self._peers_namespace, name)
@@ -305,10 +308,10 @@ class AdoptionObserver:
                 yield kind, self._peers_namespace, name
 
     def _find_other_claimant(self, kind: str, owner: Identity, topic: str) -> Identity | None:
-        """Return another Broker or KafkaChannel than `owner` whose status names this topic as its
-        own; None if there is none.
+        """Return another Broker or KafkaChannel (`kind`) than `owner` whose status names this topic
+        as its own; None if there is none.
 
-        Searches only the owner's namespace if the user may not list all of them.
+        Searches only the owner's namespace if the user may not list objects of all namespaces.
         """
         objects = OBJECTS[kind]
         try:
@@ -324,8 +327,8 @@ class AdoptionObserver:
         return None
 
     def _topic_refusal(self, broker: Document, topic: str, unseen: list[str]) -> str | None:
-        """Return why a Broker may not use the external topic that it names; None if it may, or
-        names none."""
+        """Return why a Broker may not use the external topic that it names; None if it may, if it
+        names none, or if the ConfigMap that decides can't be read."""
         if EXTERNAL_TOPIC not in (broker["metadata"].get("annotations") or {}):
             return None
         installation = Identity(self._system_namespace, BROKER_CONFIG_MAP)
@@ -342,9 +345,10 @@ class AdoptionObserver:
     async def _read_groups(
         self, configuration: Mapping[str, Any], topic: str, groups: Sequence[str]
     ) -> tuple[TopicDescription | None, Mapping[str, SeenGroup]]:
-        """Return the topic, None if it doesn't exist, and the state of each of these groups on it.
+        """Return a description of the topic and the state of each of these groups on it; None and
+        no group if the topic doesn't exist.
 
-        `configuration` is librdkafka's, for this Kafka. Raises `LogError`.
+        `configuration` is librdkafka's, for the topic's Kafka. Raises `LogError`.
         """
         admin = self._connect(configuration)
         try:

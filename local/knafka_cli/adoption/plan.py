@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from knafka.ports.log import TopicDescription
 from knafka_operator.channels.decide import RECEIVERS
@@ -30,6 +30,20 @@ Document = Mapping[str, Any]
 PEER: Final = "eventing-kafka-broker"
 """The other implementation, in texts for users."""
 OWN_ANNOTATION_PREFIX: Final = "knafka.dev/"
+"""Prefix of the status annotations of Knafka's operator."""
+START_PEER: Final = (
+    f"then start {PEER}: kubectl -n knative-eventing scale deployment kafka-controller --replicas=1"
+)
+"""A sentence for users: what to do after a release."""
+RELEASE_DIFFERENCES: Final = (
+    f"{PEER} goes on from each group's offsets: what was delivered while an event before it was "
+    "still being retried is delivered once more, as its commits know only a position",
+    "dead letters stay in Kafka, in the topics knafka-dead-letters-*",
+)
+"""Sentences for users: what is different once an object was given back."""
+
+Workload: TypeAlias = tuple[str, str, str]
+"""Kind, namespace and name of a Deployment or StatefulSet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +65,7 @@ class WriteAnnotations:
     kind: str
     identity: Identity
     annotations: Mapping[str, str]
+    """The annotations to write; others stay."""
     clears: Sequence[str] = ()
     """Names of lists in the status that are emptied, since eventing-kafka-broker wrote them."""
 
@@ -68,7 +83,9 @@ class SetFinalizers:
     kind: str
     identity: Identity
     drop: Sequence[str] = ()
+    """The finalizers to remove; others stay."""
     add: Sequence[str] = ()
+    """The finalizers to add."""
 
     def __str__(self) -> str:
         """Return the step as text for users: `take FINALIZER off Broker shop/default`."""
@@ -81,8 +98,7 @@ Step = WriteAnnotations | SetFinalizers
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A plan to adopt or release an object; it can be carried out once it has no problems and no
-    waits. All texts are sentences for users."""
+    """A plan to adopt or release an object. All its texts are sentences for users."""
 
     about: str
     """Which object the plan is about, and its old and new owner."""
@@ -98,6 +114,11 @@ class Plan:
     """The steps, in order."""
     then: Sequence[str] = ()
     """What the operator and the user do after the steps."""
+
+    @property
+    def can_be_carried_out(self) -> bool:
+        """Whether nothing is in the way of the steps: there are no problems and no waits."""
+        return not self.problems and not self.waits
 
     @property
     def text(self) -> str:
@@ -117,8 +138,8 @@ class Plan:
 
 
 def find_not_released(documents: Sequence[Document]) -> str | None:
-    """Return kind and name of those objects that the operator hasn't released yet; None: all are
-    released."""
+    """Return a text with kind and name of each object that the operator hasn't released yet; None:
+    all are released."""
     not_released = [
         f"{document['kind']} {Identity.of(document)}"
         for document in documents
@@ -129,24 +150,23 @@ def find_not_released(documents: Sequence[Document]) -> str | None:
 
 
 def _released_prefix(document: Document) -> str:
-    """Return the prefix of the status annotations that the operator removes when it releases an
+    """Return the prefix of the status annotations that are gone once the operator has released an
     object.
 
-    On a channel that the operator never served, annotations of `knafka adopt` stay: only those of
-    receivers count.
+    A channel may have been released before the operator ever served it. Then the annotations that
+    `knafka adopt` wrote stay, so on a channel only those of receivers count.
     """
     return RECEIVERS if document["kind"] == KAFKA_CHANNEL else OWN_ANNOTATION_PREFIX
 
 
-def running(
-    peers: Sequence[tuple[str, str, str]], owned: str, *, dispatchers: bool = True
+def running_peer_problems(
+    peers: Sequence[Workload], owned: str, *, dispatchers: bool = True
 ) -> Iterator[str]:
     """Yield a sentence for each running workload of eventing-kafka-broker that must be stopped
     first, with the command that stops it.
 
-    `peers` are kind, namespace and name of the running workloads; `owned` is the text for the
-    object that the plan is about, such as `this Broker`. Without `dispatchers`, dispatchers may
-    keep running.
+    `peers` are the running workloads, and `owned` is the text for the object that the plan is
+    about, such as `this Broker`. `dispatchers` False: dispatchers may keep running.
     """
     for kind, namespace, name in peers:
         is_dispatcher = "dispatcher" in name
@@ -160,7 +180,8 @@ def running(
 
 
 def servers_of(text: str) -> frozenset[str]:
-    """Parse comma-separated bootstrap servers; equal sets mean the same servers."""
+    """Return the set of bootstrap servers in a comma-separated list. The order of a list doesn't
+    matter, so equal sets mean the same Kafka."""
     return frozenset(server.strip() for server in text.split(",") if server.strip())
 
 
@@ -170,53 +191,58 @@ def topic_line(name: str, topic: TopicDescription) -> str:
 
 
 def recorded_topic_lines(document: Document, topic: TopicDescription | None) -> list[str]:
-    """Return one line about the topic that an object's status names, none if it names no topic.
-    `topic` is None if Kafka doesn't have it; then the line has only its name."""
+    """Return a list with one line for users about the topic that an object's status names; empty if
+    the status names none. `topic` None, which means that Kafka doesn't have the topic: the line has
+    only its name."""
     if (name := annotations_of(document).get(TOPIC_STATUS)) is None:
         return []
     return [f"topic {name}" if topic is None else topic_line(name, topic)]
 
 
-def give_back(kind: str, identity: Identity, finalizers: Sequence[str], theirs: str) -> list[Step]:
-    """Return the step that replaces our finalizer on an object by `theirs`, the one of
-    eventing-kafka-broker; none if that is done. `finalizers` are those on the object now."""
+def release_steps(
+    kind: str, identity: Identity, finalizers: Sequence[str], peers_finalizer: str
+) -> list[Step]:
+    """Return the only step of a release, which replaces our finalizer on an object by
+    eventing-kafka-broker's; empty if that is done. `finalizers` are those on the object now."""
     drop = [FINALIZER] if FINALIZER in finalizers else []
-    add = [] if theirs in finalizers else [theirs]
+    add = [] if peers_finalizer in finalizers else [peers_finalizer]
     return [SetFinalizers(kind, identity, drop, add)] if drop or add else []
 
 
-def members_left(group: str, in_kafka: SeenGroup) -> str:
-    """Return a sentence for users: the group still has members (`in_kafka` lists them), which must
-    leave it first."""
+def members_sentence(group: str, in_kafka: SeenGroup) -> str:
+    """Return a sentence for users: the group, whose state is `in_kafka`, still has members, which
+    must leave it first."""
     return f"group {group} has {len(in_kafka.members)} members still: they have to leave first"
 
 
-def unknown_name(beginning: str, kind: NameKind, owner: str) -> str:
-    """Return a sentence for users: Knafka can't take a topic or group over, since no template of
-    this kind of name that the installation knows gives the name to `owner` (`this Broker`). The
-    sentence starts with `beginning`, which has the name."""
+def unknown_name_sentence(beginning: str, kind: NameKind, owner: str) -> str:
+    """Return a sentence for users: Knafka can't take a topic or group over, since its installation
+    knows no template that gives such a name to `owner` (`this Broker`). The sentence starts with
+    `beginning`, which has the name."""
     return (
-        f"{beginning} no template of {kind.value} gives it to {owner} that this installation "
-        "knows: add the template that did to ConfigMap knafka-name-templates, in a line of its own"
+        f"{beginning} this installation knows no template of {kind.value} that gives this name to "
+        f"{owner}: add the one that did to ConfigMap knafka-name-templates, in a line of its own"
     )
 
 
 def delivery_differences(delivery: Document) -> Iterator[str]:
-    """Yield a sentence for each way in which Knafka follows this delivery spec (`spec.delivery`)
-    differently; in the sentences, "there" means in eventing-kafka-broker."""
+    """Yield a sentence for users for each way in which Knafka follows this delivery spec
+    (`spec.delivery`; empty: none is declared) differently from eventing-kafka-broker."""
     if not delivery:
-        yield "no delivery is declared: 10 retries from 0.2 s on, and none there"
+        yield f"no delivery is declared: 10 retries from 0.2 s on; {PEER} doesn't retry"
     if delivery.get("backoffPolicy") == "exponential" and delivery.get("backoffDelay"):
-        yield f"the first wait is {delivery['backoffDelay']}, and twice that there"
+        yield f"the first wait is {delivery['backoffDelay']}; {PEER} waits twice that"
     if not delivery.get("deadLetterSink"):
-        yield "an event that fails for good goes to a topic of its own, and is dropped there"
+        yield f"an event that fails for good goes to a dead-letter topic; {PEER} drops it"
 
 
 def difference_sentences(differences: Mapping[str, Iterable[str]], all_objects: str) -> list[str]:
-    """Return each difference once, after the names of the objects that have it.
+    """Return a sentence for each difference, which begins with the names of the objects that have
+    it.
 
-    `differences` are by object name. `all_objects`, such as `all Triggers`, replaces the names if
-    there are several objects and all have the difference.
+    `differences` are the texts of each object's differences, by the object's name. `all_objects`,
+    such as `all Triggers`, replaces the names if there are several objects and all have the
+    difference.
     """
     names_by_difference: dict[str, list[str]] = {}
     for name, sentences in differences.items():
@@ -227,18 +253,6 @@ def difference_sentences(differences: Mapping[str, Iterable[str]], all_objects: 
         f"{all_objects if names == all_names else ', '.join(names)}: {sentence}"
         for sentence, names in names_by_difference.items()
     ]
-
-
-START_PEER: Final = (
-    f"then start {PEER}: kubectl -n knative-eventing scale deployment kafka-controller --replicas=1"
-)
-"""A sentence for users: what to do after a release."""
-STARTS_LATER: Final = (
-    f"{PEER} goes on from each group's offsets: what was delivered while an event before it was "
-    "still being retried is delivered once more, as its commits know only a position",
-    "dead letters stay in Kafka, in the topics knafka-dead-letters-*",
-)
-"""Sentences for users: what is different once an object was given back."""
 
 
 def annotations_of(document: Document) -> Mapping[str, str]:

@@ -9,20 +9,21 @@ Not here: Brokers (`broker_plan`) and KafkaChannels (`channel_plan`); reading th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from knafka_cli.adoption.plan import (
     PEER,
     START_PEER,
+    Document,
     Plan,
     SeenGroup,
     SetFinalizers,
     Step,
-    give_back,
-    members_left,
-    running,
+    Workload,
+    members_sentence,
+    release_steps,
+    running_peer_problems,
 )
 from knafka_cli.shared.counts import count_text
 from knafka_operator.model.identity import Identity
@@ -34,8 +35,6 @@ from knafka_operator.model.sources import (
     consumer_group_of,
 )
 
-Document = Mapping[str, Any]
-
 
 @dataclass(frozen=True, slots=True)
 class SeenSource:
@@ -43,15 +42,17 @@ class SeenSource:
     Knafka."""
 
     stored: Document
+    """The KafkaSource's object."""
     source: KafkaSource
     """The parsed `stored`."""
     group: SeenGroup = field(default_factory=SeenGroup)
+    """The source's consumer group."""
     missing: Sequence[str] = ()
     """Topics that the source names and Kafka doesn't have."""
     served: bool = True
     """Whether the installation serves KafkaSources."""
-    peers: Sequence[tuple[str, str, str]] = ()
-    """Kind, namespace and name of eventing-kafka-broker's running workloads that would disturb."""
+    peers: Sequence[Workload] = ()
+    """eventing-kafka-broker's running workloads that may have to be stopped first."""
     unseen: Sequence[str] = ()
     """A sentence for each object that could not be read."""
 
@@ -64,8 +65,12 @@ class SeenSource:
 def plan_source_adoption(seen: SeenSource) -> Plan:
     """Return the plan by which Knafka takes a KafkaSource over; without steps if it has done so."""
     spec, group = seen.source.spec, consumer_group_of(seen.source)
-    about = f"KafkaSource {seen.identity}: from {PEER} to Knafka"
-    problems = list(running(seen.peers, "this KafkaSource"))
+    is_peers = is_claimed_by_peer(seen.stored, PEERS_SOURCE_FINALIZER)
+    if is_peers:
+        about = f"KafkaSource {seen.identity}: from {PEER} to Knafka"
+    else:
+        about = f"KafkaSource {seen.identity}: it is Knafka's already"
+    problems = list(running_peer_problems(seen.peers, "this KafkaSource"))
     if not seen.served:
         problems.append(
             "this installation serves no KafkaSources: set KNAFKA_SOURCES=enabled "
@@ -75,24 +80,23 @@ def plan_source_adoption(seen: SeenSource) -> Plan:
     problems += [f"topic {topic} isn't in the Kafka at {servers}" for topic in seen.missing]
     if not spec.consumer_group:
         problems.append(f"it names no consumerGroup: set spec.consumerGroup to the one {PEER} has")
-    is_peers = is_claimed_by_peer(seen.stored, PEERS_SOURCE_FINALIZER)
-    if not is_peers:
-        about = f"KafkaSource {seen.identity}: it is Knafka's already"
     waits = []
     if is_peers and seen.group.members:
-        waits.append(members_left(group, seen.group))
+        waits.append(members_sentence(group, seen.group))
     steps: list[Step] = []
     if PEERS_SOURCE_FINALIZER in finalizers_of(seen.stored):
         steps.append(SetFinalizers(KAFKA_SOURCE, seen.identity, drop=[PEERS_SOURCE_FINALIZER]))
     differs = []
     if seen.group.uncommitted:
-        differs.append(f"the group has no offsets: it begins at {spec.initial_offset}, as there")
-    if spec.delivery.dead_letter_sink is None:
         differs.append(
-            "a record that fails for good goes to a topic of its own, and is dropped there"
+            f"the group has no offsets: it begins at {spec.initial_offset}, as with {PEER}"
         )
+    if spec.delivery.dead_letter_sink is None:
+        differs.append(f"a record that fails for good goes to a dead-letter topic; {PEER} drops it")
     if spec.consumers:
-        differs.append(f"consumers: {spec.consumers} is the most there are, and the number there")
+        differs.append(
+            f"consumers: there are at most {spec.consumers}; {PEER} always has that number"
+        )
     then = ["Knafka's operator takes it: a dispatcher of its own; then it is Ready"]
     return Plan(about, _stays(seen), differs, problems, waits, steps, then)
 
@@ -101,17 +105,17 @@ def plan_source_release(seen: SeenSource) -> Plan:
     """Return the plan by which Knafka gives a KafkaSource back to eventing-kafka-broker."""
     finalizers = finalizers_of(seen.stored)
     about = f"KafkaSource {seen.identity}: from Knafka to {PEER}"
-    steps = give_back(KAFKA_SOURCE, seen.identity, finalizers, PEERS_SOURCE_FINALIZER)
+    steps = release_steps(KAFKA_SOURCE, seen.identity, finalizers, PEERS_SOURCE_FINALIZER)
     then = [
         "Knafka's operator ends its deliveries and deletes its function",
         START_PEER,
     ]
-    problems = list(running(seen.peers, "this KafkaSource", dispatchers=False))
+    problems = list(running_peer_problems(seen.peers, "this KafkaSource", dispatchers=False))
     return Plan(about, _stays(seen), (), problems, (), steps, then)
 
 
 def _stays(seen: SeenSource) -> list[str]:
-    """Return lines for users about the topics and the group, which stay as they are."""
+    """Return lines for users about the source's topics and group, which stay as they are."""
     waiting = f"{count_text(seen.group.waiting, 'event')} waiting"
     topics = ", ".join(seen.source.spec.topics)
     return [f"topics {topics}", f"group {consumer_group_of(seen.source)}  {waiting}"]

@@ -47,6 +47,6 @@ def check(
         typer.echo(str(finding))
     errors = sum(finding.severity is checking.FindingSeverity.ERROR for finding in checked.findings)
     counts = (count_text(errors, "error"), count_text(len(checked.findings) - errors, "warning"))
-    typer.echo(f"{count_text(checked.objects, 'object')} checked: {', '.join(counts)}")
+    typer.echo(f"{count_text(checked.object_count, 'object')} checked: {', '.join(counts)}")
     if checked.failed:
         raise typer.Exit(EXIT_FAILED)

@@ -110,12 +110,12 @@ _has_our_prefix: Final = re.compile(
 ).match
 """Matches annotations with a prefix of Knafka's or of Knative's Kafka components."""
 
-_ADMITTED: Final = frozenset(
+_ADMITTED_KINDS: Final = frozenset(
     {(EVENTING, "Broker"), (EVENTING, "Trigger"), (MESSAGING, "Subscription")}
     | {(version, KAFKA_CHANNEL) for version in KAFKA_CHANNEL_VERSIONS}
 )
 """apiVersion and kind of objects that admission webhooks check."""
-_LOOKED_UP: Final = frozenset(
+_REFERENCED_KINDS: Final = frozenset(
     {(SERVING, "Service"), (EVENTING, "Broker")}
     | {(version, KAFKA_CHANNEL) for version in KAFKA_CHANNEL_VERSIONS}
 )
@@ -160,9 +160,10 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """The number of documents that were checked, and the findings."""
+    """The result of checking files together."""
 
-    objects: int
+    object_count: int
+    """Number of documents that were checked."""
     findings: Sequence[Finding]
 
     @property
@@ -172,9 +173,9 @@ class CheckResult:
 
 
 def check(paths: Sequence[Path], *, partial: bool = False) -> CheckResult:
-    """Check all documents of files and folders together. With `partial`, objects that aren't in the
-    files are no errors: the cluster may have them. Raises `NoManifests` if a path doesn't exist.
-    """
+    """Check all documents of files and folders together. `partial` True: a reference to an object
+    that isn't in the files is no error, since the cluster may have it. Raises `NoManifests` if a
+    path doesn't exist."""
     placed_documents: list[tuple[ManifestPlace, Any]] = []
     findings = []
     for file in Manifests(paths).files():
@@ -183,33 +184,28 @@ def check(paths: Sequence[Path], *, partial: bool = False) -> CheckResult:
         except UnreadableFile as error:
             findings.append(Finding(ManifestPlace(file), "", FindingSeverity.ERROR, str(error)))
     known_objects = _known_objects(placed_documents)
-    objects = 0
+    object_count = 0
     first_places: dict[ObjectIdentity, ManifestPlace] = {}
     for place, document in placed_documents:
         identity = identity_of(document)
         name = str(identity or "")
         if (problems := _check_document(document, known_objects, partial)) is None:
-            continue
-        objects += 1
+            continue  # its kind isn't checked
+        object_count += 1
         if identity and identity in first_places:
-            findings.append(
-                Finding(
-                    place,
-                    name,
-                    FindingSeverity.ERROR,
-                    f"it is already declared in {first_places[identity]}",
-                )
-            )
+            text = f"it is already declared in {first_places[identity]}"
+            findings.append(Finding(place, name, FindingSeverity.ERROR, text))
         elif identity:
             first_places[identity] = place
         findings += [Finding(place, name, severity, text) for severity, text in problems]
-    return CheckResult(objects, findings)
+    return CheckResult(object_count, findings)
 
 
 def _check_document(
     document: Any, known_objects: Mapping[ObjectIdentity, Any], partial: bool
 ) -> list[tuple[FindingSeverity, str]] | None:
-    """Return severity and text of each problem of a document; None if its kind isn't checked."""
+    """Return severity and text of each problem of a document, empty if it has none; None if its
+    kind isn't checked. `partial` is that of `check`."""
     errors: list[str] = []
     warnings: list[str] = []
     resource: object
@@ -222,7 +218,7 @@ def _check_document(
         resource = None
         errors.append(str(error))
     match document:
-        case {"apiVersion": str(version), "kind": str(kind)} if (version, kind) in _ADMITTED:
+        case {"apiVersion": str(version), "kind": str(kind)} if (version, kind) in _ADMITTED_KINDS:
             if (refusal := _admission_error(kind, document)) is not None:
                 errors = [refusal]  # admission reports all problems, in Knative's words
             warnings += _unknown_annotations(document)
@@ -247,8 +243,8 @@ def _check_document(
 def _reference_problems(
     resource: object, document: Any, known_objects: Mapping[ObjectIdentity, Any]
 ) -> tuple[list[str], list[str]]:
-    """Return errors about objects that a document names and that are missing, and warnings.
-    `resource` is the parsed document; None: it couldn't be parsed."""
+    """Return errors about missing objects that a document names, and warnings. `resource` is the
+    parsed document; None, if it couldn't be parsed, has neither."""
     if isinstance(resource, Broker):
         missing, warnings = _broker_problems(resource, known_objects)
         return missing, [*warnings, *loop_checks.broker_warnings(resource, known_objects)]
@@ -278,7 +274,7 @@ def _admission_error(kind: str, document: Mapping[str, Any]) -> str | None:
             if channel_admission.may_be_ours(document):
                 defaulted = channel_admission.with_subscription_defaults(document)
                 channel_admission.check_subscription(defaulted)
-        elif _broker_class(document) in BROKER_CLASSES | {""}:
+        elif _broker_class(document) in BROKER_CLASSES | {""}:  # a Broker that may be ours
             admission.check_broker(admission.with_broker_defaults(document))
     except InvalidDocument as error:
         return str(error)
@@ -288,7 +284,7 @@ def _admission_error(kind: str, document: Mapping[str, Any]) -> str | None:
 def _broker_problems(
     broker: Broker, known_objects: Mapping[ObjectIdentity, Any]
 ) -> tuple[list[str], list[str]]:
-    """Return errors about a Broker's ConfigMap, also that it is missing, and warnings."""
+    """Return errors about a Broker's ConfigMap, which include that it is missing, and warnings."""
     broker_class = broker.metadata.annotations.get(BROKER_CLASS, "")
     if broker_class not in BROKER_CLASSES | {""}:
         return [], [f"its class {broker_class} is another implementation's, so it is not checked"]
@@ -332,7 +328,7 @@ def _config_problems(config: ConfigMap) -> tuple[list[str], list[str]]:
 def _trigger_problems(
     trigger: Trigger, known_objects: Mapping[ObjectIdentity, Any]
 ) -> tuple[list[str], list[str]]:
-    """Return errors about objects that a Trigger names and that are missing, and warnings."""
+    """Return errors about missing objects that a Trigger names, and warnings."""
     broker = ObjectIdentity("Broker", trigger.metadata.namespace, trigger.spec.broker)
     destinations = {
         "spec.subscriber": trigger.spec.subscriber,
@@ -347,7 +343,7 @@ def _trigger_problems(
 def _subscription_problems(
     subscription: Subscription, known_objects: Mapping[ObjectIdentity, Any]
 ) -> tuple[list[str], list[str]]:
-    """Return errors about objects that a Subscription names and that are missing, and warnings."""
+    """Return errors about missing objects that a Subscription names, and warnings."""
     spec, namespace = subscription.spec, subscription.metadata.namespace
     if not spec.channel.is_kafka_channel:
         channel_kind = f"{spec.channel.kind} of {spec.channel.api_version}"
@@ -365,7 +361,7 @@ def _subscription_problems(
 def _sensor_problems(
     sensor: Sensor, known_objects: Mapping[ObjectIdentity, Any]
 ) -> tuple[list[str], list[str]]:
-    """Return errors about objects that a Sensor names and that are missing, and warnings."""
+    """Return errors about missing objects that a Sensor names, and warnings."""
     namespace, family = sensor.metadata.namespace, sensor.bus.family
     bus = ObjectIdentity(family.broker, *sensor.bus.identity)  # its Broker or KafkaChannel
     path = "spec.broker" if family is BROKERS else "spec.channel"
@@ -381,9 +377,9 @@ def _missing_references(
     namespace: str,
     known_objects: Mapping[ObjectIdentity, Any],
 ) -> list[str]:
-    """Return an error for each named object that isn't among the files: `bus`, the Broker or
-    KafkaChannel that the field `bus_path` names, and the objects that the `destinations`, by path,
-    refer to. A reference without a namespace is to an object in `namespace`."""
+    """Return an error for each object that a document names and that isn't among the files: `bus`,
+    the Broker or KafkaChannel in the field `bus_path`, and the objects in `destinations`, the other
+    references by path. A reference without a namespace is to an object in `namespace`."""
     missing = [] if bus in known_objects else [_missing_error(bus_path, bus, known_objects)]
     for path, referenced in _referenced_destinations(destinations, namespace):
         if referenced not in known_objects:
@@ -394,14 +390,11 @@ def _missing_references(
 def _referenced_destinations(
     destinations: Mapping[str, Destination | None], namespace: str
 ) -> Iterator[tuple[str, ObjectIdentity]]:
-    """Yield path and referenced object of each destination that refers to a Service, Broker or
-    KafkaChannel.
-
-    `destinations` are by path; `namespace` is that of references without one.
-    """
+    """Yield path and object of each of the `destinations`, given by path, that refers to a Service,
+    Broker or KafkaChannel. A reference without a namespace is to an object in `namespace`."""
     for path, destination in destinations.items():
         if destination is not None and (ref := destination.ref) is not None:
-            if (ref.api_version, ref.kind) in _LOOKED_UP:
+            if (ref.api_version, ref.kind) in _REFERENCED_KINDS:
                 yield path, ObjectIdentity(ref.kind, ref.namespace or namespace, ref.name)
 
 
@@ -437,7 +430,8 @@ def _suggestion(name: str, known_names: Iterable[str]) -> str:
 def _known_objects(
     placed_documents: Iterable[tuple[ManifestPlace, Any]],
 ) -> dict[ObjectIdentity, Any]:
-    """Return all named objects: parsed, None for a foreign kind, or an `_UnreadableObject`."""
+    """Return all named objects by identity: the parsed object, None for a kind that Knafka doesn't
+    handle, or an `_UnreadableObject`. Of several documents with one identity, the first counts."""
     known_objects: dict[ObjectIdentity, Any] = {}
     for _, document in placed_documents:
         if (identity := identity_of(document)) is not None:

@@ -32,12 +32,13 @@ class _Demand:
     value: str
 
     def __str__(self) -> str:
+        """Return the demand as text for users: `spec.filters[0].exact.type (exact 'order')`."""
         return f"{self.path} ({self.dialect} {self.value!r})"
 
 
 def contradictions(filters: Sequence[Filter], path: str) -> list[str]:
-    """Return a sentence for each contradiction among filters that must all match; `path` is that of
-    the filters in their document."""
+    """Return a sentence for each contradiction among filters that must all match; `path` is where
+    the list of filters is in its document (`spec.filters`)."""
     return list(_find_contradictions([], filters, path))
 
 
@@ -45,8 +46,8 @@ def _find_contradictions(
     outer_demands: Sequence[_Demand], filters: Sequence[Filter], path: str
 ) -> Iterator[str]:
     """Yield a sentence for each contradiction among these filters, all of which must match, or
-    between one of them and a demand of the enclosing filters (`outer_demands`). `path` is that of
-    the list of filters in their document."""
+    between one of them and a demand of the enclosing filters (`outer_demands`). `path` is where the
+    list of filters is in its document."""
     new_demands = [
         demand
         for index, spec in enumerate(filters)
@@ -68,7 +69,7 @@ def _find_contradictions(
             for branch in branches
         ]
         if branches and all(contradictions_by_branch):
-            yield from contradictions_by_branch[0]
+            yield from contradictions_by_branch[0]  # as an example of them all
 
 
 def _attribute_demands(spec: Filter, path: str) -> Iterator[_Demand]:
@@ -85,7 +86,8 @@ def _attribute_demands(spec: Filter, path: str) -> Iterator[_Demand]:
 
 
 def _any_branches(filters: Sequence[Filter], path: str) -> Iterator[tuple[str, Sequence[Filter]]]:
-    """Yield path and branches of each `any` filter among filters that must all match."""
+    """Yield the path in the document and the branches of each `any` filter among filters that must
+    all match. `path` is that of the list of filters."""
     for index, spec in enumerate(filters):
         match spec:
             case Any_(any=branches):

@@ -15,6 +15,7 @@ from knafka_operator.model.family import BROKERS, CHANNELS
 from knafka_operator.model.resources import Broker, Destination
 
 DEAD_LETTER_SINK_PATH: Final = "spec.delivery.deadLetterSink"
+"""Path of the dead letter sink in a Broker, Trigger or Subscription."""
 
 
 def loop_warnings(
@@ -38,7 +39,7 @@ def loop_warnings(
             bus_word = "Broker" if family is BROKERS else "channel"
             sentences.append(f"{destination_path}: its own {bus_word}: {_loop_consequence(path)}")
         elif path == DEAD_LETTER_SINK_PATH and (
-            brokers_between := _way_back(destination, bus, known_objects)
+            brokers_between := _brokers_leading_back(destination, bus, known_objects)
         ):
             brokers = ", ".join(map(str, brokers_between))
             sentences.append(f"{path}: leads back over {brokers}: {_loop_consequence(path)}")
@@ -66,11 +67,11 @@ def _loop_consequence(path: str) -> str:
     return "every delivered event comes back"
 
 
-def _way_back(
+def _brokers_leading_back(
     destination: Destination, bus: ObjectIdentity, known_objects: Mapping[ObjectIdentity, Any]
 ) -> Sequence[ObjectIdentity]:
-    """Return the Brokers whose dead letter sinks lead from `destination` back to `bus`, the Broker
-    or channel where the way begins, in order; empty if none do."""
+    """Return, in order, the Brokers whose dead letter sinks lead from `destination`, the dead
+    letter sink of an object of `bus`, back to that Broker or channel; empty if none do."""
     passed_brokers: list[ObjectIdentity] = []
     sink: Destination | None = destination
     namespace = bus.namespace
@@ -80,7 +81,7 @@ def _way_back(
             return passed_brokers
         broker = known_objects.get(next_bus)
         if next_bus in passed_brokers or not isinstance(broker, Broker):
-            break
+            break  # a loop without `bus`, or a Broker that isn't among the files
         passed_brokers.append(next_bus)
         sink, namespace = broker.spec.delivery.dead_letter_sink, next_bus.namespace
     return ()

@@ -106,7 +106,8 @@ def errors(policy: EventPolicy) -> list[str]:
 def missing_objects(
     policy: EventPolicy, known_objects: Mapping[ObjectIdentity, Any]
 ) -> Iterator[ObjectIdentity]:
-    """Yield the objects that an EventPolicy names and that are not among the files."""
+    """Yield the Brokers and KafkaChannels that an EventPolicy names in `spec.to` and that are not
+    among the files."""
     for target in _spec_or_default(policy).to:
         if target.ref is not None and target.ref.kind in ADDRESSED:
             identity = ObjectIdentity(target.ref.kind, policy.metadata.namespace, target.ref.name)
@@ -142,8 +143,8 @@ def warnings(
 
 
 def _may_match_account(sub: str) -> bool:
-    """Whether the subject `sub` of a policy, which may end in `*`, can match any service account's
-    subject."""
+    """Whether some service account's subject can match `sub`, the subject in a policy, in which a
+    final `*` stands for any text."""
     beginning = sub.removesuffix("*")
     if beginning.startswith(SERVICE_ACCOUNTS):
         return True
@@ -151,8 +152,8 @@ def _may_match_account(sub: str) -> bool:
 
 
 def _spec_or_default(policy: EventPolicy) -> _PolicySpec:
-    """Return the policy's spec. If it can't be read, which `errors` reports, return a valid spec
-    instead, about which there are no warnings."""
+    """Return the policy's spec. If the spec can't be read, which `errors` reports, return one that
+    names no objects and gets no warnings."""
     try:
         return _parse_spec(policy)
     except InvalidDocument:
@@ -165,7 +166,8 @@ def _parse_spec(policy: EventPolicy) -> _PolicySpec:
 
 
 def _require_exactly_one(**fields: object) -> None:
-    """Raise the error of Knative's webhook unless exactly one of the fields is set."""
+    """Raise the error of Knative's webhook unless exactly one of two fields is set: its value isn't
+    None."""
     set_fields = [name for name, value in fields.items() if value is not None]
     if len(set_fields) != 1:
         got = "neither" if not set_fields else "both"

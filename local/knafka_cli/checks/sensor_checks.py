@@ -34,6 +34,7 @@ def errors(sensor: Sensor) -> list[str]:
     """Return a sentence for each error in a Sensor: invalid annotations, filters that no event can
     match, and unknown CESQL functions."""
     problems: list[str] = []
+    # Each function reads some annotations, and raises an error for an invalid one.
     for read_annotations in (partial(sensor_autoscaling, maxima=UNLIMITED_MAXIMA), held_limits):
         try:
             read_annotations(sensor)
@@ -68,7 +69,8 @@ def warnings(sensor: Sensor) -> list[str]:
 
 
 def destinations(sensor: Sensor) -> Mapping[str, Destination | None]:
-    """Return the destinations that a Sensor sends to, by their path in its document."""
+    """Return the destinations that a Sensor sends to, by their path in its document; None for one
+    that isn't set."""
     by_path: dict[str, Destination | None] = {}
     for number, trigger in enumerate(sensor.spec.triggers):
         path = f"spec.triggers[{number}]"

@@ -1,8 +1,8 @@
 """`knafka dead-letters ... --context`: the same commands for a cluster with DeadLetterArchives.
 
-Each function is run in place of the command of its name (`cluster_targets.on_cluster`): `target`
-holds the options that choose a cluster, `job_options` those of the Spark job, and `local_options`
-the command's others, most of which only apply to this machine and are refused.
+`cluster_targets.on_cluster` runs a public function with a `target` in place of the command of the
+same name. `target` holds the options that choose a cluster, `job_options` those of the Spark job,
+and `local_options` the command's others, most of which only apply to this machine and are refused.
 """
 
 from __future__ import annotations
@@ -45,15 +45,17 @@ OPTIONS_BY_NAME: Final = {"json_file": "json", "open_page": "open"}
 WHOSE_DEAD_LETTERS: Final = (
     "whose dead letters? Name a Trigger, or a Broker with --broker NAMESPACE/NAME"
 )
+"""Error message of `show` unless exactly one of Trigger and Broker is named."""
 ARCHIVE_SPEC_HINT: Final = "where tables are and how long they keep, its DeadLetterArchive says"
+"""Reason in the error message about an option that can't be used with a cluster."""
 
 
 def list_letters(target: ListTarget, trigger: str | None = None, **local_options: Any) -> None:
-    """Print the number of dead letters of a cluster's Triggers, from their topics; None as
-    `trigger` means all of the namespace.
+    """Print the number of dead letters of a cluster's Trigger, from its topic; `trigger` None: of
+    all Triggers in the namespace, and of its Brokers themselves.
 
-    With the option `groups`, print the groups of an archive instead, from its tables: a group is
-    a set of dead letters that failed alike. Other `local_options` are refused.
+    With the local option `groups`, print the groups of an archive instead, from its tables: a group
+    is a set of dead letters that failed alike. Other `local_options` are refused.
     """
     groups = local_options.pop("groups", False)
     _refuse_local_options(local_options)
@@ -62,7 +64,7 @@ def list_letters(target: ListTarget, trigger: str | None = None, **local_options
 
         list_groups(ArchiveTables(target, target.archive, target.endpoint), trigger)
         return
-    view = target.view(trigger)
+    view = target.read_objects(trigger)
     with exit_on_bad_input():
         egresses = list(view.egresses) if trigger is None else [view.find_egress(trigger)]
     if trigger is None:
@@ -91,13 +93,12 @@ def show_letters(
     _refuse_local_options(local_options)
     if (trigger is None) is (broker is None):
         raise refuse(WHOSE_DEAD_LETTERS)
-    view = target.view(trigger or broker)
+    view = target.read_objects(trigger or broker)
     with exit_on_bad_input():
         if trigger is not None:
             egress = view.find_egress(trigger)
         else:
             egress = dead_letters.broker_dead_letter_egress(view.find_ingress(broker))
-
     letters = _ask_kafka_of(
         view, egress, lambda admin, egress: dead_letters.read_dead_letters(admin, egress, limit)
     )
@@ -123,7 +124,7 @@ def report(target: WaitingTarget, job_options: JobArguments, **local_options: An
     if status is None:
         return
     last_report = status.get("report") or {}
-    if not last_report.get("report"):
+    if not last_report.get("report"):  # the report's id
         typer.echo("there never was a dead letter, so there is nothing to report")
         return
     count = last_report.get("groups", 0)
@@ -181,16 +182,17 @@ def purge(target: WaitingTarget, job_options: JobArguments, **local_options: Any
 def _ask_kafka_of(
     view: DeclaredView, egress: Egress, ask: Callable[[KafkaAdmin, Egress], Any]
 ) -> Any:
-    """Call `ask` with the Egress and a client of its Kafka, which `view` knows, and return its
-    result. Raises `KafkaNotReached` and `LogError`."""
+    """Call `ask` with a client of the Egress's Kafka, as `view` says how to reach that, and with
+    the Egress; returns the result of `ask`. Raises `KafkaNotReached` and `LogError`."""
     with view.explain_unreached_kafka(egress):
         return ask_kafka(view.connection(egress), lambda admin: ask(admin, egress))
 
 
 def _refuse_local_options(options: Mapping[str, Any]) -> None:
-    """Exit with code 2 if one of these options is set: they only apply to this machine, or a
-    DeadLetterArchive's spec sets them in a cluster. `options` are by parameter name."""
+    """Exit with code 2 if one of these options, given by parameter name, is set. They only apply to
+    this machine, or a DeadLetterArchive's spec says in a cluster what they say here."""
     for name, value in options.items():
+        # `data_dir` always has a value, so nobody can tell whether the user gave it.
         if name != "data_dir" and value not in (None, False):
             option = OPTIONS_BY_NAME.get(name, name.replace("_", "-"))
             raise refuse(
@@ -204,7 +206,7 @@ def _options_named(job_options: JobArguments, *names: str) -> dict[str, Any]:
 
 
 @contextmanager
-def _allow_interrupt() -> Iterator[None]:
+def _explain_interrupt() -> Iterator[None]:
     """Make Ctrl-C inside end the command with code 130 and the message that the operation continues
     in the cluster."""
     try:
@@ -236,10 +238,11 @@ def open_operations(target: ClusterTarget) -> ArchiveOperations:
 def _run_operation(
     target: WaitingTarget, kind: str, job_options: JobArguments, spec: dict[str, Any]
 ) -> Mapping[str, Any] | None:
-    """Create an operation of a `kind` with this spec and wait for its end; returns its status, or
-    None with --no-wait.
+    """Create a DeadLetterReplay or DeadLetterPurge (`kind`) with this spec, and wait for its end;
+    returns its status, or None with --no-wait.
 
-    Exits with code 1 if it failed.
+    The option `dry-run` of `job_options` is added to the spec. Exits with code 1 if the operation
+    failed, and with code 2 if no archive, or several, fit the options.
     """
     operations = open_operations(target)
     if job_options["dry-run"]:
@@ -250,7 +253,7 @@ def _run_operation(
     # A dry run always waits: its result is all that it is for.
     if not target.wait and not job_options["dry-run"]:
         return None
-    with _allow_interrupt():
+    with _explain_interrupt():
         status: Mapping[str, Any] = operations.follow(kind, name)
     if status["phase"] != "Succeeded":
         _print_error(status.get("message") or "it failed")
@@ -268,9 +271,9 @@ def _run_archive(
     """Make an archive run now and wait for the run's end; returns the archive's status, or None
     with --no-wait.
 
-    `local_options` are refused, as all of `job_options` but `broker`: an archive's spec says these.
-    With `needs_report`, an archive that makes no reports is refused. Exits with code 1 if the run
-    failed, and with code 2 for what is refused.
+    Exits with code 1 if the run failed. Exits with code 2 if one of `local_options` or
+    `job_options` is set, except `broker`, since the archive's spec replaces them; or if
+    `needs_report` is True and the archive makes no reports.
     """
     _refuse_local_options(
         {
@@ -289,7 +292,7 @@ def _run_archive(
     request_id = operations.ask_to_run(archive)
     if not target.wait:
         return None
-    with _allow_interrupt():
+    with _explain_interrupt():
         status: Mapping[str, Any] = operations.follow_run(archive, request_id)
     last_run = status.get("lastRun") or {}
     if last_run.get("outcome") != "Succeeded":
@@ -299,8 +302,8 @@ def _run_archive(
 
 
 def _selection_document(job_options: JobArguments, ids: list[str] | None) -> dict[str, Any]:
-    """Return the options that select failures, and the event ids, as `spec.select` of a
-    DeadLetterReplay."""
+    """Return `spec.select` of a DeadLetterReplay or DeadLetterPurge: those of `job_options` that
+    select failures, and the `ids` of events; no ids: events with any id."""
     names = [name for name in SELECTION if name not in ("broker", "id", "where")]
     selection = {name: job_options[name] for name in names if job_options.get(name) is not None}
     selection |= {name: int(selection[name]) for name in INTEGER_OPTIONS if name in selection}

@@ -40,6 +40,7 @@ NO_OPERATOR_TIMEOUT: Final = 20.0
 CRD_MISSING: Final = (
     "this cluster has no {plural}: their CRD is not installed (docs/how-to/archive-dead-letters.md)"
 )
+"""Error message if the API server doesn't know the kind whose plural is `{plural}`."""
 IDLE_PHASES: Final = ("Idle", "Failing")
 """Phases of an archive that runs nothing."""
 
@@ -54,16 +55,17 @@ class ArchiveOperations:
 
     api: KubernetesApi
     namespace: str
+    """The namespace of the archives, and of the objects that are created."""
     show_progress: ShowProgress
     """Shows one line of progress to the user."""
     poll_interval: float = OPERATION_POLL_INTERVAL
     """Seconds between two reads of a status."""
 
     def find_archive(self, name: str | None, broker: str | None = None) -> Document:
-        """Return the archive of this name, or else the only one of the Broker (`namespace/name`) or
-        of the namespace.
+        """Return the only archive that has this name and belongs to this Broker (`namespace/name`);
+        None as `name` or `broker` fits every archive.
 
-        Raises `UnknownObject` if there is none or several.
+        Raises `UnknownObject` if no archive, or more than one, fits.
         """
         archives = self.api.list(ARCHIVE_OBJECTS, self.namespace)
         if archives is None:
@@ -85,7 +87,7 @@ class ArchiveOperations:
 
     def create(self, kind: str, archive: Document, spec: Mapping[str, Any]) -> str:
         """Create a DeadLetterReplay or DeadLetterPurge (`kind`) for an archive, with the fields of
-        `spec`; returns its name, such as `replay-20260131-120000-3fa4`."""
+        `spec`; returns the created object's name, such as `replay-20260131-120000-3fa4`."""
         dry_run = {"ttlSecondsAfterFinished": DRY_RUN_RETENTION} if spec.get("dryRun") else {}
         verb = kind.removeprefix("DeadLetter").lower()
         name = f"{verb}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
@@ -101,7 +103,7 @@ class ArchiveOperations:
         return name
 
     def follow(self, kind: str, name: str) -> Mapping[str, Any]:
-        """Wait until the operation of this kind and name has ended, well or not, however long that
+        """Wait until the operation of this kind and name has succeeded or failed, however long that
         takes; returns its status."""
         return self._poll_until(OPERATION_OBJECTS[kind], name, is_finished)
 
@@ -114,11 +116,11 @@ class ArchiveOperations:
         return request_id
 
     def follow_run(self, archive: Document, request_id: str) -> Mapping[str, Any]:
-        """Wait until an archive has run for this request, well or not, however long that takes;
-        returns the archive's status."""
+        """Wait until the archive's run for this request has succeeded or failed, however long that
+        takes; returns the archive's status."""
 
         def has_run(status: Mapping[str, Any]) -> bool:
-            """Whether the archive has run for this request."""
+            """Whether an archive with this status has ended its run for the request."""
             return status.get("requested") == request_id and status.get("phase") in IDLE_PHASES
 
         return self._poll_until(ARCHIVE_OBJECTS, _name_of(archive), has_run)
@@ -126,8 +128,9 @@ class ArchiveOperations:
     def _poll_until(
         self, kind: Objects, name: str, has_ended: Callable[[Mapping[str, Any]], bool]
     ) -> Mapping[str, Any]:
-        """Read an object's status again and again, and show its progress, until `has_ended` returns
-        True for it; returns that status."""
+        """Read an object's status every `poll_interval` until `has_ended` returns True for it;
+        returns that status. Each change of the status's phase and message is shown as progress, and
+        so is that no operator has written a status for `NO_OPERATOR_TIMEOUT`."""
         last_line, start = "", time.monotonic()
         while True:
             document = self.api.get(kind, self.namespace, name)
@@ -151,5 +154,5 @@ def _name_of(document: Document) -> str:
 
 
 def _broker_of(archive: Document) -> str:
-    """Return the name of an archive's Broker."""
+    """Return the name of an archive's Broker; `default` if its spec names none."""
     return str((archive.get("spec") or {}).get("broker") or "default")

@@ -47,7 +47,8 @@ class TablesSource(Protocol):
         """Open the tables; exits with code 2 if there are none."""
 
     def replay_id(self, name_or_id: str) -> str:
-        """Return the id that a replay has in the tables, by the name or id that the user gives."""
+        """Return the id under which the tables have the replay that the user names by `name_or_id`;
+        whether they have it isn't checked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class LocalTables:
         return files
 
     def replay_id(self, name_or_id: str) -> str:
-        """Return the id as the user gives it."""
+        """Return `name_or_id`, since replays on this machine have ids only."""
         return name_or_id
 
 
@@ -83,26 +84,14 @@ class ArchiveTables:
     """URL of the S3 store as seen from here; None: the archive's."""
 
     def open(self) -> TableFiles:
-        """Open the tables; exits with code 2 if they can't be read from here."""
+        """Open the tables; exits with code 2 if there are none, or if they can't be read from
+        here."""
         operations = archive_commands.open_operations(self.target)
         with exit_on_bad_input():
             archive = operations.find_archive(self.archive)
         name = f"DeadLetterArchive {operations.namespace}/{archive['metadata']['name']}"
         storage: Mapping[str, Any] = archive["spec"]["storage"]
-        url = storage.get("url")
-        if url is None:
-            claim = storage["claim"]["name"]
-            raise refuse(
-                f"the tables of the {name} are on the PersistentVolumeClaim {claim}, which only "
-                "pods can read: copy them with kubectl cp from a pod that mounts it and give "
-                "--tables FOLDER to read them; to write to them from here, an archive needs a "
-                "bucket (spec.storage.url)"
-            )
-        if not url.startswith("s3a://"):
-            raise refuse(
-                f"the tables of the {name} are at {url}, and only s3a:// is read from here: run a "
-                "Spark of your own on them (docs/reference/dead-letter-tables.md)"
-            )
+        url = _s3_url_of(storage, name)
         try:
             from knafka_jobs.io.table_files import TableFiles
         except ImportError:
@@ -120,7 +109,8 @@ class ArchiveTables:
         raise refuse(f"the {name} has no tables yet: knafka dead-letters compact makes them")
 
     def replay_id(self, name_or_id: str) -> str:
-        """Return the UID of the DeadLetterReplay of this name, else the id as the user gives it."""
+        """Return the UID of the DeadLetterReplay with this name, or `name_or_id` itself if there is
+        none. Raises `ClusterError`."""
         from knafka_cli.dead_letters.archive_operations import OPERATION_OBJECTS
         from knafka_operator.archives.operation_model import REPLAY
 
@@ -143,11 +133,31 @@ class ArchiveTables:
         return store
 
 
+def _s3_url_of(storage: Mapping[str, Any], archive_name: str) -> str:
+    """Return the URL of an archive's S3 store, by its `spec.storage`; exits with code 2 if its
+    tables aren't in such a store. `archive_name` is its name in error messages."""
+    url: str | None = storage.get("url")
+    if url is None:
+        claim = storage["claim"]["name"]
+        raise refuse(
+            f"the tables of the {archive_name} are on the PersistentVolumeClaim {claim}, which "
+            "only pods can read: copy them with kubectl cp from a pod that mounts it and give "
+            "--tables FOLDER to read them; to write to them from here, an archive needs a "
+            "bucket (spec.storage.url)"
+        )
+    if not url.startswith("s3a://"):
+        raise refuse(
+            f"the tables of the {archive_name} are at {url}, and only s3a:// is read from here: "
+            "run a Spark of your own on them (docs/reference/dead-letter-tables.md)"
+        )
+    return url
+
+
 def _store_keys(operations: ArchiveOperations, name: str) -> Mapping[str, str]:
     """Return the store's credentials in the Secret `name`, by `KEY_NAMES`; empty if the user may
-    not read the Secret, but has credentials in the environment.
+    not read the Secret, but has credentials in the environment, which delta-rs then uses.
 
-    Exits with code 2 if the user has neither, or there is no such Secret.
+    Exits with code 2 if the user has no credentials either, or if there is no such Secret.
     """
     from knafka_client.declared.kubernetes_api import Objects
 
@@ -170,8 +180,8 @@ def _store_keys(operations: ArchiveOperations, name: str) -> Mapping[str, str]:
 
 def list_groups(tables: ArchiveTables, trigger: str | None) -> None:
     """Print a table (`GROUP_COLUMNS`) of an archive's groups with unresolved dead letters; a group
-    is a set of dead letters that failed alike. With `trigger` (`[NAMESPACE/]NAME`), only that
-    Trigger's."""
+    is a set of dead letters that failed alike. `trigger` None: of all Triggers, else only of the
+    one with this name (`[NAMESPACE/]NAME`)."""
     conditions = []
     if trigger is not None:
         name = triggers.parse_name(trigger, "Trigger").name
@@ -181,8 +191,8 @@ def list_groups(tables: ArchiveTables, trigger: str | None) -> None:
 
 
 def on_tables(command: Callable[..., None]) -> Callable[..., None]:
-    """Decorate a command whose first parameter is a `TablesSource`: on the command line, options
-    that choose the tables replace that parameter."""
+    """Decorate a command whose first parameter is a `TablesSource`: its command line has options
+    that choose the tables instead, of this machine or of a cluster."""
 
     @wraps(command)
     def run_here(

@@ -69,9 +69,10 @@ class TopicsTarget(ClusterTarget):
     bootstrap_servers: BootstrapServers = None
     system_namespace: SystemNamespace = SYSTEM_NAMESPACE
 
-    def view(self, trigger: str | None) -> DeclaredView:
-        """Read the declared objects of one namespace of the cluster: the namespace in `trigger`, a
-        Trigger's or Broker's name, or else the one that the user chose. Raises `ClusterError`."""
+    def read_objects(self, name: str | None) -> DeclaredView:
+        """Read the declared objects of one namespace of the cluster: the one in `name`, if that is
+        NAMESPACE/NAME of a Trigger or Broker, or else the one that the user chose. Raises
+        `ClusterError`."""
         source = source_of(
             DEFAULT_DATA,
             self.context,
@@ -80,7 +81,7 @@ class TopicsTarget(ClusterTarget):
             self.bootstrap_servers,
             self.system_namespace,
         )
-        return read_view(source, self.namespace, trigger)
+        return read_view(source, self.namespace, name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +102,7 @@ class TablesTarget(ArchiveTarget):
 class ListTarget(TopicsTarget):
     """Options of the command that counts dead letters in topics, or lists groups of an archive."""
 
+    # As in `TablesTarget`: a class with slots can't inherit fields from two classes.
     archive: ArchiveOption = None
     endpoint: Endpoint = None
 
@@ -115,11 +117,11 @@ class WaitingTarget(ArchiveTarget):
 def on_cluster(
     target: type[ClusterTarget], run_on_cluster: Callable[..., None]
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorate a command so that it takes the options of `target`.
+    """Return a decorator that adds the options of the class `target` to a command.
 
-    If the user chooses a cluster, `run_on_cluster` is called in place of the command: with a
-    `target` that holds these options, then with the command's own arguments. Without a cluster,
-    the command exits with code 2 if any of the options is given.
+    If the user chooses a cluster, `run_on_cluster` is called in place of the command, with an
+    instance of `target`, then with the command's own arguments. Otherwise the command runs, or
+    exits with code 2 if the user gave one of these options.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:

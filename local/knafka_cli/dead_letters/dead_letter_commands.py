@@ -116,7 +116,7 @@ def list_letters(
         return
     by_trigger: dict[TriggerName, dead_letters.DeadLetterOverview] = {}
     if files is not None:
-        by_trigger = dead_letter_tables.overviews(files, _failure_conditions(running, trigger))
+        by_trigger = dead_letter_tables.read_overviews(files, _failure_conditions(running, trigger))
     if running is not None:
         egresses = list(running.egresses) if trigger is None else [egress_of(running, trigger)]
         if trigger is None:
@@ -130,11 +130,12 @@ def list_letters(
             ]
 
         for egress, overview in zip(egresses, with_kafka(running, count_letters), strict=True):
-            name = dead_letters.dead_letter_key(egress)
-            if name in by_trigger:
-                by_trigger[name] = overview + by_trigger[name]
+            key = dead_letters.dead_letter_key(egress)
+            if key in by_trigger:
+                by_trigger[key] = overview + by_trigger[key]
+            # A Broker itself (without a Trigger) is only listed if it has dead letters.
             elif egress.trigger or overview.count or overview.replayed:
-                by_trigger[name] = overview
+                by_trigger[key] = overview
     columns: Sequence[str] = dead_letters.COLUMNS
     rows: Sequence[Sequence[str]] = [overview.row for overview in by_trigger.values()]
     if any(overview.acknowledged for overview in by_trigger.values()):
@@ -144,8 +145,9 @@ def list_letters(
 
 
 def _list_groups(files: TableFiles | None, conditions: Sequence[FailureCondition]) -> None:
-    """Print the groups of compacted dead letters, those that failed alike, that match all these
-    conditions; none without tables (`files` None)."""
+    """Print the groups of compacted dead letters that match all these conditions; `files` None,
+    which means that there are no tables: print that there are none. A group is a set of dead
+    letters that failed alike."""
     rows = [] if files is None else dead_letter_tables.group_rows(files, conditions)
     print_table(dead_letter_tables.GROUP_COLUMNS, rows, "no unresolved dead letters are compacted")
 
@@ -171,11 +173,12 @@ def show_letters(
     running, files = _open_sources(tables, data_dir)
     letters: list[dead_letters.StoredDeadLetter] = []
     if files is not None:
-        letters += dead_letter_tables.latest_letters(
+        letters += dead_letter_tables.read_latest_letters(
             files, _failure_conditions(running, trigger, broker), limit
         )
     if running is not None:
-        egress, in_tables = _dead_letter_egress(running, trigger, broker), _offsets_in_tables(files)
+        egress = _dead_letter_egress(running, trigger, broker)
+        in_tables = _offsets_in_tables(files)
         letters += with_kafka(
             running, lambda admin: dead_letters.read_dead_letters(admin, egress, limit, in_tables)
         )
@@ -189,11 +192,11 @@ def show_letters(
 def _open_sources(
     tables: str | None, data_dir: Path
 ) -> tuple[RunningState | None, TableFiles | None]:
-    """Return the state of the `knafka up` on `data_dir` and the tables' files; None for the one
-    that doesn't exist.
+    """Return the state of the `knafka up` on `data_dir`, None if nothing runs, and the tables'
+    files, None if there are none.
 
-    With `tables` (a folder or URI), return only the tables' files, and exit with code 2 if there
-    are none. Otherwise raises `NotRunning` if neither exists.
+    With `tables` (a folder or URI), the state is always None, and the command exits with code 2 if
+    there are no tables. Otherwise raises `NotRunning` if nothing runs and there are no tables.
     """
     files = dead_letter_tables.open_tables(tables_option(data_dir, tables)["tables"], print_error)
     if tables is not None:
@@ -209,8 +212,8 @@ def _open_sources(
 
 
 def _dead_letter_egress(running: RunningState, trigger: str | None, broker: str | None) -> Egress:
-    """Return the Egress of the running Trigger, or without one (None) the Egress that stands for
-    the dead letters of the Broker itself. Exits with code 2 if it doesn't run."""
+    """Return the Egress of a running Trigger. If `trigger` is None, return the Egress that stands
+    for the dead letters of the Broker itself. Exits with code 2 if the named object doesn't run."""
     if trigger is not None:
         return egress_of(running, trigger)
     return dead_letters.broker_dead_letter_egress(ingress_of(running, broker))
@@ -220,9 +223,9 @@ def _failure_conditions(
     running: RunningState | None, trigger: str | None, broker: str | None = None
 ) -> Sequence[FailureCondition]:
     """Return the conditions that select the failures of a Trigger, or of a Broker itself, in the
-    tables; empty, which selects all, if neither is named.
+    tables; empty, which selects all failures, if neither is named.
 
-    With `running`, the name is looked up in what runs, and must be there (else exit code 2).
+    If `running` isn't None, exits with code 2 if the named object doesn't run.
     """
     if trigger is None and broker is None:
         return ()
@@ -242,8 +245,8 @@ def _failure_conditions(
 
 
 def _offsets_in_tables(files: TableFiles | None) -> dead_letters.OffsetsInTables:
-    """Return for each partition of the dead-letter topics the offset below which all records are in
-    the tables; empty without tables (`files` None)."""
+    """Return, by partition of the dead-letter topics, the offset below which all records are in the
+    tables; empty if there are no tables (`files` None)."""
     if files is None:
         return {}
     from knafka_jobs.lookup.lookup_run import offsets_in_tables
@@ -292,18 +295,19 @@ def report(
     Spark where they fit one machine.
     """
     tables_folder = Installation(data_dir).data / TABLES_FOLDER
-    page, document = (
-        html or tables_folder / "report.html",
-        json_file or tables_folder / "report.json",
-    )
+    page = html or tables_folder / "report.html"
+    report_options = {
+        "html": page,
+        "json": json_file or tables_folder / "report.json",
+        "replay-command": _replay_command(tables, data_dir),
+    }
     try:
         compaction = {**kafka_option(data_dir), "compact": True}
     except NotRunning:
         compaction = {}
-    files = {"html": page, "json": document, "replay-command": _replay_command(tables, data_dir)}
-    options = (tables_option(data_dir, tables), compaction, job_options, files)
+    options = (tables_option(data_dir, tables), compaction, job_options, report_options)
     result = None if compaction else dead_letter_tables.report(options, print_error)
-    if result is None:
+    if result is None:  # it compacts first, or its tables are too large: that needs Spark
         result = run_job("report", *options, {} if compaction else {"engine": "spark"})
     changes = ", ".join(
         f"{count} {kind.replace('_', ' ')}" for kind, count in result["changes"].items() if count
@@ -324,13 +328,13 @@ def purge(
 ) -> None:
     """Delete resolved failures and their events for good."""
     result = run_job("purge", tables_option(data_dir, tables), job_options)
-    for counted, count in result.items():
-        typer.echo(f"{count} failures {counted.replace('_', ' ')}")
+    for outcome, count in result.items():  # such as `purged`, `would_purge`
+        typer.echo(f"{count} failures {outcome.replace('_', ' ')}")
 
 
 def _replay_command(tables: str | None, data_dir: Path) -> str:
-    """Return the beginning of the replay commands that a report shows: `knafka dead-letters replay`
-    with these options, as absolute paths, so that it runs in any folder of this machine."""
+    """Return the beginning of the replay commands in a report: `knafka dead-letters replay` with
+    these options. Their paths are absolute, so that the command works in every folder."""
     words = ["knafka", "dead-letters", "replay", "--data-dir", str(data_dir.absolute())]
     if tables is not None:
         words += ["--tables", tables if "://" in tables else str(Path(tables).absolute())]

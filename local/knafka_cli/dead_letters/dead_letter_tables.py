@@ -41,6 +41,7 @@ Tables = Annotated[
     typer.Option(help="Folder or URI of the tables (default: dead-letters in the data folder)."),
 ]
 NO_TABLES: Final = "there are no tables to read at "
+"""Beginning of an error message; the place of the tables follows."""
 INSTALL_TABLES: Final = (
     "make jobs, or pip install 'knafka[tables]' (55 MB) where Knafka came from pip"
 )
@@ -48,14 +49,14 @@ INSTALL_TABLES: Final = (
 
 
 def tables_option(data_dir: Path, tables: str | None) -> dict[str, Any]:
-    """Return the option that tells a job where the tables are: at `tables` (a folder or URI), by
-    default in the data folder."""
+    """Return the job option that says where the tables are: at `tables`, a folder or URI; None: in
+    the data folder."""
     return {"tables": tables or str(Installation(data_dir).data / TABLES_FOLDER)}
 
 
 def kafka_option(data_dir: Path) -> dict[str, Any]:
-    """Return the option that tells a job where the Kafka of the `knafka up` on `data_dir` is.
-    Raises `NotRunning`."""
+    """Return the job option with the address of the Kafka of the `knafka up` on `data_dir`. Raises
+    `NotRunning`."""
     return {"bootstrap-servers": Installation(data_dir).read_state().bootstrap_servers}
 
 
@@ -65,10 +66,11 @@ def print_error(line: str) -> None:
 
 
 def open_tables(place: str, show_problem: Callable[[str], None]) -> TableFiles | None:
-    """Open the tables at `place`, a folder or URI; None if there are none or they can't be read
-    here.
+    """Return the tables at `place`, a folder or URI; None if there are none, or if they can't be
+    read without Spark or the package `deltalake`.
 
-    `show_problem` is called with the reason if the user can act on it. Raises `JobError`.
+    If they can't be read, `show_problem` is called with a sentence that says how to change that.
+    Raises `JobError` if reading them fails.
     """
     if "://" not in place and not Path(place, "failures").exists():
         return None
@@ -85,11 +87,11 @@ def open_tables(place: str, show_problem: Callable[[str], None]) -> TableFiles |
         return None
 
 
-def overviews(
+def read_overviews(
     files: TableFiles, conditions: Sequence[FailureCondition]
 ) -> dict[TriggerName, DeadLetterOverview]:
-    """Count the unresolved dead letters of each Trigger in the tables, and those that were sent
-    again and of which it isn't known yet whether they failed again.
+    """Count the unresolved dead letters of each Trigger in the tables. Those that were sent again,
+    and may still fail again, are counted as `replayed`.
 
     Only failures that match all `conditions` count. Raises `JobError`.
     """
@@ -99,7 +101,7 @@ def overviews(
     by_trigger: dict[TriggerName, DeadLetterOverview] = {}
 
     def add_overview(trigger: TriggerName, overview: DeadLetterOverview) -> None:
-        """Add an overview to that of the Trigger, if it has one already."""
+        """Add an overview's counts to those of the Trigger."""
         known = by_trigger.get(trigger)
         by_trigger[trigger] = overview if known is None else known + overview
 
@@ -110,10 +112,12 @@ def overviews(
         overview = DeadLetterOverview(owner_name(*row.trigger), row.number, *times, reasons)
         add_overview(row.trigger, overview)
     for trigger, count in sent_again.items():
-        overview = DeadLetterOverview(owner_name(*trigger), 0, "", "", Counter(), count)
-        add_overview(trigger, overview)
+        name, no_time = owner_name(*trigger), ""
+        add_overview(
+            trigger, DeadLetterOverview(name, 0, no_time, no_time, Counter(), replayed=count)
+        )
     for trigger, count in _count_acknowledged(files, conditions).items():
-        if trigger in by_trigger:  # a compaction may have added a Trigger since `by_trigger`
+        if trigger in by_trigger:  # it lacks a Trigger that a compaction added since it was read
             by_trigger[trigger] = replace(by_trigger[trigger], acknowledged=count)
     return by_trigger
 
@@ -128,25 +132,34 @@ def _count_acknowledged(
     now = datetime.now(UTC)
     acknowledged = acknowledge.read_acknowledgements(files, now)
     counts: Counter[TriggerName] = Counter()
-    for group in groups.list_groups(files, conditions, now) if acknowledged else ():
+    if not acknowledged:
+        return counts
+    for group in groups.list_groups(files, conditions, now):
         if group.id in acknowledged and group.waiting:
             counts[group.trigger] += group.waiting
     return counts
 
 
 GROUP_COLUMNS: Final = (
-    *("GROUP", "TRIGGER", "UNRESOLVED", "LAST HOUR", "FIRST", "LAST", "REASON", "ERROR"),
+    "GROUP",
+    "TRIGGER",
+    "UNRESOLVED",
+    "LAST HOUR",
+    "FIRST",
+    "LAST",
+    "REASON",
+    "ERROR",
     "ACKNOWLEDGED",
 )
-"""The columns of a table of groups."""
+"""The columns of the table of groups whose rows `group_rows` returns."""
 
 
 def group_rows(
     files: TableFiles, conditions: Sequence[FailureCondition]
 ) -> Sequence[Sequence[str]]:
-    """Return a row with the cells of `GROUP_COLUMNS` for each group with unresolved events among
-    the failures that match all `conditions`: the newest groups first, acknowledged ones last.
-    Raises `JobError`."""
+    """Return a row with the cells of `GROUP_COLUMNS` for each group that has unresolved events
+    among the failures that match all `conditions`. The newest groups are first, acknowledged ones
+    last. Raises `JobError`."""
     from knafka_jobs.lookup import acknowledge, groups
 
     now = datetime.now(UTC)
@@ -166,12 +179,14 @@ def group_rows(
             group.key["summary"],
             _acknowledgement_text(acknowledged.get(group.id)),
         )
+        # Sorting keeps the order of groups with the same key.
         for group in sorted(unresolved_groups, key=lambda group: group.id in acknowledged)
     ]
 
 
 def _acknowledgement_text(acknowledgement: Acknowledgement | None) -> str:
-    """Return who acknowledged a group, until when and why; empty if nobody has."""
+    """Return a text that says who acknowledged a group, until when and why; empty for None, a group
+    that nobody has acknowledged."""
     if acknowledgement is None:
         return ""
     text = f"by {acknowledgement.by}"
@@ -182,7 +197,7 @@ def _acknowledgement_text(acknowledgement: Acknowledgement | None) -> str:
     return text
 
 
-def latest_letters(
+def read_latest_letters(
     files: TableFiles, conditions: Sequence[FailureCondition], limit: int
 ) -> Sequence[StoredDeadLetter]:
     """Return the newest `limit` dead letters in the tables that match all `conditions`, oldest
@@ -192,19 +207,20 @@ def latest_letters(
     return _to_dead_letters(lookup.latest_dead_letters(files, conditions, limit))
 
 
-def page_of_letters(
+def read_page_of_letters(
     files: TableFiles, predicate: str, limit: int, skip: int
 ) -> Sequence[StoredDeadLetter]:
-    """Return the `limit` newest dead letters whose failures match `predicate`, a condition in SQL
-    on the table of failures, after skipping the `skip` newest; oldest first. Raises `JobError`."""
+    """Return at most `limit` dead letters, oldest first, whose failures match `predicate`, a
+    condition in SQL on the table of failures. They are the newest after the `skip` newest ones.
+    Raises `JobError`."""
     from knafka_jobs.lookup import lookup_run as lookup
 
     return _to_dead_letters(lookup.page_of_dead_letters(files, predicate, limit, skip))
 
 
 def _to_dead_letters(rows: Sequence[tuple[Any, datetime | None]]) -> Sequence[StoredDeadLetter]:
-    """Return the parsed dead letters of these rows in reverse order; each row has a record and the
-    time of its last replay, None if there was none."""
+    """Return the parsed dead letters of these rows, in reverse order. A row is a record and the
+    time of its last replay; None: it was never replayed."""
     return [
         parse_dead_letter(record, None if replayed is None else round(replayed.timestamp() * 1000))
         for record, replayed in reversed(rows)
@@ -214,10 +230,11 @@ def _to_dead_letters(rows: Sequence[tuple[Any, datetime | None]]) -> Sequence[St
 def report(
     options: Sequence[Mapping[str, Any]], show_progress: Callable[[str], None]
 ) -> dict[str, Any] | None:
-    """Run the job `report` in this process; returns its result, None if it needs Spark.
+    """Run the job `report` in this process; returns the job's result, or None if this report can
+    only be made with Spark.
 
-    `options` are the job's options by name, in several mappings; `show_progress` is called with
-    each message about its progress. Raises `JobError`.
+    `options` are mappings from the names of the job's options to their values. `show_progress` is
+    called with each message about its progress. Raises `JobError`.
     """
     from knafka_jobs.report.report_command import report_without_spark, write_report
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from knafka.core.events.event import Event
 
 SHOWN_REFUSALS: Final = 20
-"""Number of refused events that are printed one by one."""
+"""Number of answers to refused events that are printed; further ones are only counted."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -62,7 +62,8 @@ def forward(
     refused, left_out = 0, 0
 
     def whole_events() -> Iterator[Event]:
-        """Yield the events that were kept whole, and count the others in `left_out`."""
+        """Yield the group's events that the tables have whole, and count the others in
+        `left_out`."""
         nonlocal left_out
         for event in read_events(files, predicate):
             if event is None:
@@ -71,8 +72,8 @@ def forward(
                 yield event
 
     def show(answer: sending.SendResult) -> None:
-        """Count the answer if it refuses the event, and print the first `SHOWN_REFUSALS` of
-        them."""
+        """Count the answer if it doesn't accept its event, and print it if it is one of the first
+        `SHOWN_REFUSALS`."""
         nonlocal refused
         if not _is_success(answer.status):
             refused += 1
@@ -82,7 +83,7 @@ def forward(
     if not to.startswith(("http://", "https://")):
         raise refuse(f"--to {to!r} is no URL: give http://HOST/PATH or https://HOST/PATH")
     with exit_on_bad_input():
-        # One connection: the next event waits for the answer to the one before.
+        # With one connection, each event waits for the answer to the one before: order is kept.
         summary = asyncio.run(sending.send(whole_events(), to, show, rate=rate, connections=1))
     accepted = sum(number for status, number in summary.statuses.items() if _is_success(status))
     typer.echo(f"{count_text(accepted, 'event')} accepted by {to}")
@@ -94,5 +95,6 @@ def forward(
 
 
 def _is_success(status: int | None) -> bool:
-    """Whether this HTTP status code accepts an event: any 2xx. None, no answer, doesn't."""
+    """Whether this HTTP status code accepts an event: any 2xx does. None stands for no answer,
+    which accepts nothing."""
     return status is not None and HTTPStatus.OK <= status < HTTPStatus.MULTIPLE_CHOICES

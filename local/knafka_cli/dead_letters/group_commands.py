@@ -49,6 +49,7 @@ By = Annotated[
 Unresolved = Annotated[bool, typer.Option("--unresolved", help="Only unresolved events.")]
 Note = Annotated[str, typer.Option(help="Why, or what is done about it.")]
 HOW_TO_LIST: Final = "knafka dead-letters list --groups shows those with unresolved events"
+"""Hint in the error message about a group that doesn't exist."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -123,7 +124,9 @@ def show_events(
     """
     files = tables.open()
     event_count, predicate = find_members(files, group, unresolved)
-    for letter in dead_letter_tables.page_of_letters(files, predicate, limit, (page - 1) * limit):
+    for letter in dead_letter_tables.read_page_of_letters(
+        files, predicate, limit, (page - 1) * limit
+    ):
         typer.echo(letter.json() if as_json else letter.text())
     pages = max(1, math.ceil(event_count / limit))
     events = count_text(event_count, "event")
@@ -171,9 +174,9 @@ def export(
 
 
 def find_members(files: TableFiles, group_id: str, unresolved: bool) -> tuple[int, str]:
-    """Return the number of a group's events, and the predicate that selects their failures in the
-    tables; with `unresolved`, of its unresolved events only. Exits with code 2 if there is no such
-    group."""
+    """Return the number of a group's events, and the predicate in SQL that selects their failures
+    in the tables. `unresolved` True: only of its unresolved events. Exits with code 2 if there is
+    no such group."""
     from knafka_jobs.lookup.groups import find_groups, members_predicate
 
     now = datetime.now(UTC)
@@ -193,31 +196,24 @@ def _record_acknowledgements(
     until: datetime | None,
     note: str,
 ) -> None:
-    """Record in the tables that `by` acknowledges the groups with these ids, or withdraws that
-    (`action`); `note` says why.
+    """Record in the tables that a person acknowledges the groups with these ids, or withdraws the
+    acknowledgement (`action`); `note` says why.
 
-    `until` is the end of the acknowledgement; None: for good. `by` None: the user's name. Exits
-    with code 2 if a group doesn't exist, or a text is too long or not UTF-8.
+    `by` is the person's name; None: the user's name. `until` is the end of the acknowledgement;
+    None: for good. Exits with code 2 if a group doesn't exist, or a text is too long or not UTF-8.
     """
     from knafka_jobs.lookup import acknowledge as table
     from knafka_jobs.lookup.groups import find_groups
 
     name = by or user_name()
-    for option, text, max_characters in (
-        ("note", note, MAX_NOTE_CHARACTERS),
-        ("by", name, MAX_NAME_CHARACTERS),
-    ):
-        if len(text) > max_characters:
-            raise refuse(f"--{option} has {len(text)} characters: give {max_characters} at most")
-        # Python decodes bytes of an argument that aren't UTF-8 as surrogates.
-        if any("\ud800" <= character <= "\udfff" for character in text):
-            raise refuse(f"--{option} isn't UTF-8")
+    _check_text("note", note, MAX_NOTE_CHARACTERS)
+    _check_text("by", name, MAX_NAME_CHARACTERS)
     groups_by_id = find_groups(files, ids, now)
     key_fields: dict[str, dict[str, Any]] = {
         group_id: dict(group.key) for group_id, group in groups_by_id.items()
     }
     if action is AcknowledgementAction.UNACKNOWLEDGE:
-        # A group without events any more may still be acknowledged.
+        # An acknowledged group may have lost all its events: only its id is known then.
         acknowledged = table.read_acknowledgements(files, now)
         key_fields = {group_id: {} for group_id in acknowledged} | key_fields
     if unknown := [group_id for group_id in ids if group_id not in key_fields]:
@@ -233,9 +229,19 @@ def _record_acknowledgements(
     table.append_acknowledgements(files, recorded_fields, action, name, now, until, note)
 
 
+def _check_text(option: str, text: str, max_characters: int) -> None:
+    """Exit with code 2 if the text of this option is longer than `max_characters`, or isn't
+    UTF-8."""
+    if len(text) > max_characters:
+        raise refuse(f"--{option} has {len(text)} characters: give {max_characters} at most")
+    # Python decodes bytes of an argument that aren't UTF-8 as surrogates.
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise refuse(f"--{option} isn't UTF-8")
+
+
 def _parse_until(text: str, now: datetime) -> datetime:
-    """Return the time that `--until` names: `3d` from `now`, or an ISO 8601 time. Raises
-    `BadInput`."""
+    """Return the time that `--until` names: a duration after `now` such as `3d`, or an ISO 8601
+    time. Raises `BadInput`, also for a time that `datetime` can't represent."""
     try:
         return datetime.fromtimestamp(parse_end(text, now.timestamp()), UTC)
     except (ValueError, OverflowError, OSError):

@@ -49,14 +49,22 @@ from knafka_jobs.failure_selection import FailureCondition, conditions
 FIELD_OPTIONS: Final = ("destination", "reason", "code", "type", "source")
 """Options that select by a field of a dead letter in its topic."""
 JOB_OPTIONS: Final = ("summary", "since", "until", "where", "replay-id", "rate")
-"""Options that only the Spark job can apply."""
+"""Options that can't be applied to dead letters in their topics, only by the Spark job."""
 EDIT_OPTIONS: Final = ("set-attribute", "remove-attribute", "set-data")
 """Names of the options that edit events, in the order of the parameters of `EventEdits.parse`."""
 
 REPLAY_COLUMNS: Final = (
-    *("REPLAY", "BEGUN", "BY", "STATE", "SENT", "RATE", "RESOLVED", "FAILED AGAIN", "SELECTION"),
+    "REPLAY",
+    "BEGUN",
+    "BY",
+    "STATE",
+    "SENT",
+    "RATE",
+    "RESOLVED",
+    "FAILED AGAIN",
+    "SELECTION",
 )
-"""The columns of a table of replays."""
+"""The columns of the table that `list_replays` prints."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -76,7 +84,7 @@ def list_replays(
     no Spark.
     """
     files = tables.open()
-    from knafka_jobs.report.replay_list import list_replays
+    from knafka_jobs.report import replay_list
 
     rows = [
         (
@@ -90,7 +98,7 @@ def list_replays(
             str(run.failed_again),
             run.selection,
         )
-        for run in list_replays(files, limit, datetime.now(UTC))
+        for run in replay_list.list_replays(files, limit, datetime.now(UTC))
     ]
     print_table(REPLAY_COLUMNS, rows, "there was no replay")
 
@@ -157,13 +165,14 @@ def replay(
     edits = _edit_options(set_attribute, remove_attribute, set_data)
     dry_run = job_options["dry-run"]
     needs_tables = tables is not None or any(job_options[name] is not None for name in JOB_OPTIONS)
-    may_send_directly = bool(ids) and not needs_tables and not any(edits.values())
+    # The events that may also be sent straight from their topics.
+    direct_ids = [] if needs_tables or any(edits.values()) else ids or []
     place = tables_option(data_dir, tables)
     if tables is not None and "://" not in tables and not Path(tables).exists():
         raise refuse(NO_TABLES + tables)
     can_run_job = Path(place["tables"]).exists() and dead_letter_jobs.is_pyspark_installed()
-    if ids and may_send_directly and not can_run_job:
-        _replay_directly(data_dir, job_options, ids)
+    if direct_ids and not can_run_job:
+        _replay_directly(data_dir, job_options, direct_ids)
         return
     options = dict(job_options)
     if ids and len(ids) > 1:
@@ -175,16 +184,17 @@ def replay(
         result = _preview_from_tables(place["tables"], job_options, ids or (), edits)
     if result is None:
         result = run_job("replay", place, kafka_option(data_dir), options, edits)
-    # The tables have none of the events; the topics may still have them.
-    if ids and may_send_directly and not result["would_send" if dry_run else "sent"]:
-        _replay_directly(data_dir, job_options, ids)
+    if direct_ids and not result["would_send" if dry_run else "sent"]:
+        # The tables have none of the events; the topics may still have them.
+        _replay_directly(data_dir, job_options, direct_ids)
         return
     for line in _preview_lines(result) if dry_run else _sent_lines(result):
         typer.echo(line)
 
 
 def _sent_lines(result: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines that say what a replay has sent and left out, by the job's `result`."""
+    """Yield the lines that say which events a replay has sent and left out, from the job's
+    `result`."""
     yield f"{count_text(result['sent'], 'event')} sent again by the replay {result['replay']}"
     if (cancelled_by := result.get("cancelled_by")) is not None:
         yield f"cancelled by {cancelled_by}: the rest is not sent"
@@ -193,17 +203,18 @@ def _sent_lines(result: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _preview_lines(result: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines that say what a replay would send, and how edits would change it, by the
-    `result` of a dry run."""
+    """Yield the lines that say which events a replay would send, and how edits would change them,
+    from the `result` of a dry run."""
     if "edits" in result:
         yield from dead_letters.edit_lines(result)
     yield from dead_letters.preview_lines(result)
 
 
 def _edit_options(*edit_texts: list[str] | None) -> dict[str, Sequence[str]]:
-    """Return the options that edit events, by name; exits with code 2 if one of them is invalid.
+    """Return the options that edit events, by name; an option that wasn't given (None) is empty.
 
-    `edit_texts` are the values of `EDIT_OPTIONS`, in this order.
+    `edit_texts` are the values of `EDIT_OPTIONS`, in this order. Exits with code 2 if one of them
+    is invalid.
     """
     options: dict[str, Sequence[str]] = {
         name: texts or () for name, texts in zip(EDIT_OPTIONS, edit_texts, strict=True)
@@ -219,7 +230,8 @@ def _preview_from_tables(
     place: str, job_options: JobArguments, ids: Sequence[str], edits: Mapping[str, Sequence[str]]
 ) -> dict[str, Any] | None:
     """Return the result of a dry run, evaluated here from the tables' files at `place`; None if
-    only the Spark job can evaluate it. `ids` are those of the selected events; empty: any."""
+    only the Spark job can evaluate it. `ids` are the ids of the selected events; empty: events with
+    any id."""
     if job_options["where"] is not None:
         return None
     files = dead_letter_tables.open_tables(place, print_error)
@@ -243,8 +255,9 @@ def _preview_from_tables(
 
 
 def _id_predicate(ids: Sequence[str], where: str | None) -> str:
-    """Return a predicate in Spark SQL for events with any of these ids that also match `where`,
-    since the job's own option takes one id only."""
+    """Return a predicate in Spark SQL for events that have one of these ids and match the predicate
+    `where`, if that isn't None. It is used for several ids, since the job's own option takes only
+    one."""
     quoted = ["'" + id_.replace("\\", "\\\\").replace("'", "\\'") + "'" for id_ in ids]
     one_of = f"id IN ({', '.join(quoted)})"
     return one_of if where is None else f"({where}) AND {one_of}"
@@ -254,8 +267,8 @@ def _replay_directly(data_dir: Path, job_options: JobArguments, ids: Sequence[st
     """Send the events with these ids again straight from their dead-letter topics, without Spark,
     and print each; with the option `dry-run`, only print them.
 
-    Exits with code 1 if no dead letter matches. Raises `NotRunning`, `LogError` and
-    `ReplayNotSent`.
+    `job_options` may select among the events. Exits with code 1 if no dead letter matches. Raises
+    `NotRunning`, `LogError` and `ReplayNotSent`.
     """
     running = Installation(data_dir).read_state()
     dry_run, broker, trigger = job_options["dry-run"], job_options["broker"], job_options["trigger"]
@@ -263,8 +276,8 @@ def _replay_directly(data_dir: Path, job_options: JobArguments, ids: Sequence[st
     fields = {name: job_options[name] for name in FIELD_OPTIONS if job_options[name] is not None}
 
     async def choose_and_send(admin: KafkaAdmin) -> tuple[Sequence[replaying.ReplayChoice], str]:
-        """Choose the dead letters, and send them unless it is a dry run; returns them, and the id
-        of the replay or ""."""
+        """Choose the dead letters, and send them unless it is a dry run; returns the chosen ones,
+        and the id of the replay, empty if nothing was sent."""
         choices = await replaying.choose_dead_letters(admin, egresses, ids, fields)
         sendable = [choice for choice in choices if not choice.obstacle]
         if dry_run or not sendable:

@@ -35,7 +35,7 @@ def attributes_predicate(pairs: Sequence[str]) -> Predicate:
     """Return a predicate that requires all of these attributes: `name=value`, or `name` with any
     value.
 
-    Raises `InvalidDocument`.
+    Raises `InvalidDocument` if a name is given twice or isn't one of an attribute.
     """
     by_name: dict[str, str] = {}
     for pair in pairs:

@@ -44,8 +44,8 @@ class TopicSearch:
 
 
 def holds_event_with(id_: str, source: str | None) -> Callable[[Record], bool]:
-    """Return a predicate for records that hold the event with this id and source; None: any
-    source."""
+    """Return a function that returns whether a record holds the event with this id and source; None
+    as `source`: an event with this id of any source."""
     encoded_id = id_.encode()
     encoded_source = None if source is None else source.encode()
 
@@ -89,11 +89,12 @@ def run_search(
     since: float,
     progress: Callable[[TopicSearch], None],
 ) -> None:
-    """Search a topic, from its end back to the time `since` (seconds since the Unix epoch), for
-    records for which `matches` returns True.
+    """Search a topic for records for which `matches` returns True, from its end back to the time
+    `since` in seconds since the Unix epoch.
 
-    `connection` is librdkafka's configuration. The results are written into `search`, also those of
-    an interrupted search; `progress` is called with it after each chunk. Raises `LogError`.
+    `search` names the topic and gets the results, also those of an interrupted search. `progress`
+    is called with `search` after each chunk. `connection` is librdkafka's configuration. Raises
+    `LogError`.
     """
     settings = {"queued.max.messages.kbytes": SEARCH_QUEUE_KILOBYTES}
     try:

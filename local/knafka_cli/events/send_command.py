@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from typing import Annotated, Final
 
 import typer
 
+from knafka.core.events.event import Event
 from knafka.core.events.http_binding import MAX_BATCH
 from knafka_cli.shared import event_input, sending
 from knafka_cli.shared.options import (
@@ -25,7 +26,7 @@ from knafka_cli.shared.options import (
 from knafka_client.state.installation import DEFAULT_DATA, Installation
 
 SHOWN_ANSWERS: Final = 20
-"""Number of answers that are printed one by one; after that only refusals are."""
+"""Number of answers that are printed; after them only refusals are printed."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -117,18 +118,22 @@ def send(
         raise typer.BadParameter("--file has whole events: leave the options for one event out")
     if data is not None and data_file is not None:
         raise typer.BadParameter("give --data or --data-file, not both")
-    payload = data_file.read() if data_file is not None else None if data is None else data.encode()
+    payload = None if data is None else data.encode()
+    if data_file is not None:
+        payload = data_file.read()
     if url is not None and account is not None:
         raise typer.BadParameter("--as is for a Broker that runs here: leave --url out")
     target, authorization = _send_target(Installation(data_dir), broker, url, account)
     with exit_on_bad_input():
-        events = (
-            event_input.read_events(file, file.name)
-            if file is not None
-            else iter(
-                [event_input.sample_event(attributes, payload, n) for n in range(1, count + 1)]
-            )
-        )
+        events: Iterable[Event]
+        if file is not None:
+            events = event_input.read_events(file, file.name)
+        else:
+            # All are made before the first is sent, so that invalid options send nothing.
+            events = [
+                event_input.sample_event(attributes, payload, number)
+                for number in range(1, count + 1)
+            ]
         answer_numbers = itertools.count(1)
 
         def show(answer: sending.SendResult) -> None:
@@ -168,15 +173,15 @@ def _parse_extension(text: str) -> tuple[str, str]:
 def _send_target(
     installation: Installation, broker: str | None, url: str | None, account: str | None
 ) -> tuple[str, Callable[[], bytes]]:
-    """Return the URL to send to, and a function that makes the `authorization` header line of a
-    request: with a token of `account`, or empty without an account.
+    """Return the URL to send to, and a function that returns the `authorization` header line of a
+    request: with a token of `account`, or empty if that is None.
 
     The URL is `url`, or else that of the running Broker. Exits with code 2 if there is no such
     Broker, or if an account is given and the Broker requires no tokens. Raises `NotRunning` and
     `BadIssuer`.
     """
     if url is not None:
-        return url, bytes
+        return url, bytes  # which returns an empty line
     running = installation.read_state()
     ingress = ingress_of(running, broker)
     if account is None:

@@ -10,7 +10,8 @@ from typing import Final
 ATTEMPT: Final = "attempt"
 """Kind of a step that is an attempt to deliver."""
 SAME_ATTEMPT_SECONDS: Final = 0.05
-"""The most seconds between two records of the same attempt."""
+"""The most seconds between the time that Kafka's record gives for an attempt and that of its
+span."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -43,7 +44,7 @@ def merge_steps(from_kafka: Iterable[TraceStep], spans: Sequence[TraceStep]) -> 
 
 
 def _step_time(step: TraceStep) -> float:
-    """Return the step's time in seconds since the Unix epoch; 0 if it isn't valid."""
+    """Return the step's time in seconds since the Unix epoch; 0 if the time isn't valid."""
     try:
         return datetime.fromisoformat(step.at).timestamp()
     except ValueError:  # anybody can write a dead letter's attributes

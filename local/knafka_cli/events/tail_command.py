@@ -38,7 +38,7 @@ from knafka_client.declared.declared_source import (
     trigger_name_of,
 )
 from knafka_client.state.installation import DEFAULT_DATA, SUBSCRIPTION_PREFIX
-from knafka_client.topics import dead_letters as letters_of
+from knafka_client.topics.dead_letters import broker_dead_letter_egress
 
 
 def add_to(app: typer.Typer) -> None:
@@ -130,7 +130,7 @@ def tail(
             ]
             if attributes:
                 predicates.append(event_filters.attributes_predicate(attributes))
-            start = None if since is None else moments.parse_moment(since, time.time())
+            since_moment = None if since is None else moments.parse_moment(since, time.time())
         source = source_of(
             data_dir, context, kubeconfig, namespace, bootstrap_servers, system_namespace
         )
@@ -142,8 +142,9 @@ def tail(
         if trigger_filter is not None:
             predicates.append(trigger_filter)
         format_ = OutputFormat.JSON if as_json else output or OutputFormat.TEXT
+        start = TailStart(since_moment, last)
         with view.explain_unreached_kafka(owner):
-            _print_records(view, owner, topics, TailStart(start, last), predicates, format_, limit)
+            _print_records(view, owner, topics, start, predicates, format_, limit)
     except KeyboardInterrupt:
         raise typer.Exit(EXIT_INTERRUPTED) from None
 
@@ -174,14 +175,15 @@ def _find_topics_to_read(
     """Return the Ingress or Egress whose Kafka is read, the topics to read, and the filter of the
     Trigger to apply; None: no filter.
 
-    With `dead_letters`, the topics are the Trigger's or the Broker's dead-letter topics. Raises
-    `UnknownObject`; exits with code 2 if the Trigger isn't one of the Broker.
+    `broker` and `trigger` are the names that the user gave, or None. `dead_letters` True: return
+    the dead-letter topics of the Trigger or of the Broker. Raises `UnknownObject`; exits with code
+    2 if the Trigger isn't one of the Broker.
     """
     if trigger is None:
         ingress = view.find_ingress(broker)
         if not dead_letters:
             return ingress, [ingress.topic], None
-        owners = [*view.egresses_of(ingress), letters_of.broker_dead_letter_egress(ingress)]
+        owners = [*view.egresses_of(ingress), broker_dead_letter_egress(ingress)]
         return ingress, [owner.dead_letter_topic for owner in owners], None
     egress = view.find_egress(trigger)
     if broker is not None and broker_name_of(view.find_ingress(broker)) != broker_name_of(egress):
@@ -195,15 +197,15 @@ def _print_records(
     view: DeclaredView,
     owner: Ingress | Egress,
     topics: Sequence[str],
-    tail: TailStart,
+    start: TailStart,
     predicates: Sequence[Predicate],
     format_: OutputFormat,
     limit: int | None,
 ) -> None:
-    """Print the events that match all predicates as they arrive, until `limit` of them are printed;
+    """Print the events that match all predicates as they arrive, until `limit` events are printed;
     None: for ever.
 
-    `owner` is the Broker or Trigger whose Kafka is read; `tail` says which existing events come
+    `owner` is the Broker or Trigger whose Kafka is read; `start` says which existing events come
     first. A record without an event is reported on stderr. Exits with code 1 if none of the topics
     exists.
     """
@@ -211,11 +213,11 @@ def _print_records(
     matches = all_of(predicates)
 
     def note(text: str) -> None:
-        """Report what isn't shown, on stderr."""
+        """Print on stderr a sentence about something that isn't shown."""
         typer.echo(f"knafka: {text}", err=True)
 
     try:
-        for record in tailing.tail_records(view.connection(owner), topics, tail, note):
+        for record in tailing.tail_records(view.connection(owner), topics, start, note):
             if (problem := tailing.problem_of(record)) is not None:
                 note(problem)
                 continue

@@ -46,6 +46,7 @@ class TopicsMissing(errors.KnafkaError):
     """None of the topics to tail exists."""
 
     def __init__(self, topics: Sequence[str]) -> None:
+        """`topics` are the names of the missing topics."""
         super().__init__(
             f"there is no topic {', '.join(topics)} (a dead-letter topic is made with the first "
             "dead letter)"
@@ -59,18 +60,18 @@ class TailStart:
     since: float | None = None
     """Seconds since the Unix epoch."""
     last: int | None = None
-    """The number of existing events to read, the newest ones; None: all since `since`, or no
-    existing event if that is None, too."""
+    """How many of the newest existing events are read; None: all since `since`, or no existing
+    event if `since` is None, too."""
 
 
 def tail_records(
     connection: Mapping[str, Any],
     topics: Sequence[str],
-    tail: TailStart,
+    tail_start: TailStart,
     note: Callable[[str], None],
 ) -> Iterator[Record]:
-    """Yield the existing records of the topics that `tail` selects, oldest first, and then each new
-    record, for ever.
+    """Yield the existing records of the topics that `tail_start` selects, oldest first, and then
+    each new record, for ever.
 
     Beyond `ORDERED_RECORDS`, existing records are in order within each partition only. A topic that
     doesn't exist is skipped. Partitions without a leader are skipped, too, and `note` gets a
@@ -78,7 +79,7 @@ def tail_records(
     topic can't be read, and `TopicsMissing` if none exists.
     """
     with RangeReader(connection, "knafka-tail") as reader:
-        starts, ends = _offsets_to_read(reader, topics, tail, note)
+        starts, ends = _offsets_to_read(reader, topics, tail_start, note)
         reader.consumer.assign([TopicPartition(*place, start) for place, start in starts.items()])
         # The existing records of all partitions are ordered before the first one is yielded.
         unread = {place for place, start in starts.items() if start < ends[place]}
@@ -97,9 +98,10 @@ def tail_records(
                 existing.append(cast(Record, message))
             else:
                 yield cast(Record, message)
-            is_full = tail.last is None and len(existing) >= ORDERED_RECORDS
+            # To keep the newest `last`, all existing records must have been read.
+            is_full = tail_start.last is None and len(existing) >= ORDERED_RECORDS
             if existing and (not unread or is_full):
-                yield from _keep_newest(existing, ends, tail.last)
+                yield from _keep_newest(existing, ends, tail_start.last)
                 existing, unread = [], set()
 
 
@@ -108,13 +110,18 @@ TopicAndPartition: TypeAlias = tuple[str, int]
 
 
 def _offsets_to_read(
-    reader: RangeReader, topics: Sequence[str], tail: TailStart, note: Callable[[str], None]
+    reader: RangeReader, topics: Sequence[str], tail_start: TailStart, note: Callable[[str], None]
 ) -> tuple[Mapping[TopicAndPartition, int], Mapping[TopicAndPartition, int]]:
-    """Return for each partition of these topics the offset from which `tail` reads it, and its end
-    offset now. Topics that don't exist are skipped, and partitions without a leader, which are
-    named to `note`. Raises `LogError`, and `TopicsMissing` if no topic exists."""
-    starts, ends = dict[TopicAndPartition, int](), dict[TopicAndPartition, int]()
-    unread = ""
+    """Return by partition of these topics the offsets from which `tail_start` reads, and the
+    present end offsets.
+
+    Topics that don't exist are skipped. Partitions without a leader are skipped, too, and `note`
+    gets a sentence that names them. Raises `LogError`, also if no partition has a leader, and
+    `TopicsMissing` if no topic exists.
+    """
+    starts: dict[TopicAndPartition, int] = {}
+    ends: dict[TopicAndPartition, int] = {}
+    leaderless_topic: str | None = None
     for topic in topics:
         try:
             leaderless = reader.leaderless(topic)
@@ -126,17 +133,19 @@ def _offsets_to_read(
         if leaderless:
             note(f"{leaderless_text(topic, leaderless)}: events there aren't shown")
             if not spans:
-                unread = topic
+                leaderless_topic = topic
                 continue
-        since = {} if tail.since is None else reader.offsets_since(topic, spans, tail.since)
-        most_existing = 0 if tail.last is None and tail.since is None else tail.last
+        since, last = tail_start.since, tail_start.last
+        offsets_since = {} if since is None else reader.offsets_since(topic, spans, since)
+        # None: all of them, as far as `since` allows.
+        most_existing = 0 if last is None and since is None else last
         for number, (low, end) in spans.items():
             # The newest N of all partitions are among the newest N of each.
             start = low if most_existing is None else max(low, end - most_existing)
             ends[topic, number] = end
-            starts[topic, number] = max(start, since.get(number, low))
-    if not ends and unread:
-        raise LogError(f"no partition of {unread} has a leader")
+            starts[topic, number] = max(start, offsets_since.get(number, low))
+    if not ends and leaderless_topic is not None:
+        raise LogError(f"no partition of {leaderless_topic} has a leader")
     if not ends:
         raise TopicsMissing(topics)
     return starts, ends
@@ -145,10 +154,11 @@ def _offsets_to_read(
 def _keep_newest(
     records: list[Record], ends: Mapping[TopicAndPartition, int], count: int | None
 ) -> list[Record]:
-    """Return the records sorted by time (`records` itself is sorted, too).
+    """Sort `records` by time, and return the newest `count` of the existing ones, or all if `count`
+    is None, together with all later ones.
 
-    `ends` are the end offsets at the start of the command. Of the records before them only the
-    newest `count` are returned, or all if `count` is None; later records are always returned.
+    A record is an existing one if it is before the `ends`, the end offsets at the start of the
+    command.
     """
     records.sort(key=lambda record: (record.timestamp()[1], record.offset()))
     if count is None:
@@ -200,7 +210,10 @@ def _remaining_attributes(record: Record, attributes: Mapping[str, str]) -> str:
     pairs = {"key": key.decode(errors="replace")} if key is not None else {}
     pairs |= {name: value for name, value in attributes.items() if name not in _SHOWN_ATTRIBUTES}
     return " ".join(
-        [f"[{_place_text(record)}]", *(f"{k}={printable(v)}" for k, v in pairs.items())]
+        [
+            f"[{_place_text(record)}]",
+            *(f"{name}={printable(value)}" for name, value in pairs.items()),
+        ]
     )
 
 

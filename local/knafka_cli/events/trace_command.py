@@ -102,10 +102,10 @@ def trace(
     """
     with exit_on_bad_input():
         moment = moments.parse_moment(since, time.time())
-    source_ = source_of(
+    declared_source = source_of(
         data_dir, context, kubeconfig, namespace, bootstrap_servers, system_namespace
     )
-    view = read_view(source_, namespace, broker)
+    view = read_view(declared_source, namespace, broker)
     with exit_on_bad_input():
         ingresses = view.ingresses if broker is None else (view.find_ingress(broker),)
     searches = [_search_topic(view, ingress, id_, source, moment) for ingress in ingresses]
@@ -117,33 +117,44 @@ def trace(
     if zipkin:
         traces = [_with_zipkin_steps(view, record_trace, zipkin) for record_trace in traces]
     if as_json:
-        complete = all(search.ended and not search.leaderless for search in searches) and not any(
-            delivery.state is TracedState.UNKNOWN
-            for record_trace in traces
-            for delivery in record_trace.deliveries
-        )
-        typer.echo(
-            json.dumps(
-                {"complete": complete, "events": [asdict(record_trace) for record_trace in traces]},
-                ensure_ascii=False,
-            )
-        )
+        document = {
+            "complete": _is_complete(searches, traces),
+            "events": [asdict(record_trace) for record_trace in traces],
+        }
+        typer.echo(json.dumps(document, ensure_ascii=False))
     else:
         for record_trace in traces:
             _print_trace(record_trace, zipkin)
     for search in searches:
-        if not search.ended:
-            typer.echo(
-                f"knafka: interrupted: {search.offsets_total - search.offsets_read} older records "
-                f"of {search.topic} were not searched",
-                err=True,
-            )
-        if search.leaderless:
-            unsearched = leaderless_text(search.topic, search.leaderless)
-            typer.echo(f"knafka: {unsearched}: events there were not searched", err=True)
+        _print_unsearched(search)
     if not traces:
         typer.echo(f"knafka: {_not_found_message(view, id_, source, moment, searches)}", err=True)
         raise typer.Exit(EXIT_FAILED)
+
+
+def _is_complete(searches: Sequence[TopicSearch], traces: Sequence[Trace]) -> bool:
+    """Whether everything was searched, and the state of every delivery is known."""
+    for search in searches:
+        if not search.ended or search.leaderless:
+            return False
+    return not any(
+        delivery.state is TracedState.UNKNOWN
+        for record_trace in traces
+        for delivery in record_trace.deliveries
+    )
+
+
+def _print_unsearched(search: TopicSearch) -> None:
+    """Print on stderr which records of a topic were not searched; nothing if all were."""
+    if not search.ended:
+        typer.echo(
+            f"knafka: interrupted: {search.offsets_total - search.offsets_read} older records "
+            f"of {search.topic} were not searched",
+            err=True,
+        )
+    if search.leaderless:
+        unsearched = leaderless_text(search.topic, search.leaderless)
+        typer.echo(f"knafka: {unsearched}: events there were not searched", err=True)
 
 
 def _trace_records(view: DeclaredView, ingress: Ingress, search: TopicSearch) -> Sequence[Trace]:
@@ -197,8 +208,8 @@ def _search_topic(
 
 
 def _with_zipkin_steps(view: DeclaredView, record_trace: Trace, zipkin: str) -> Trace:
-    """Return a trace with the steps that the Zipkin at the URL `zipkin` recorded; unchanged if the
-    event's trace isn't sampled, or Zipkin doesn't answer."""
+    """Return the trace with the steps that the Zipkin at the URL `zipkin` recorded. Return the same
+    trace if it isn't sampled, or if Zipkin doesn't answer, which is printed on stderr."""
     # Imported here, since the HTTP client that it needs takes longer than a whole command.
     from knafka_cli.events.zipkin import ZipkinError, fetch_spans, steps_of
 
@@ -220,8 +231,8 @@ def _with_zipkin_steps(view: DeclaredView, record_trace: Trace, zipkin: str) -> 
 
 
 def _print_trace(record_trace: Trace, zipkin: str) -> None:
-    """Print a trace as text: the event, a table of deliveries, and one of their steps. `zipkin` is
-    the URL of a Zipkin, or empty."""
+    """Print a trace as text: the event, a table of deliveries, and a table of their steps. `zipkin`
+    is the URL of a Zipkin, to which a sampled trace links; empty: no link."""
     typer.echo(printable(f"{record_trace.type} {record_trace.id} from {record_trace.source}"))
     place = f"{record_trace.topic}/{record_trace.partition}/{record_trace.offset}"
     typer.echo(f"accepted {record_trace.accepted} by {record_trace.broker}, at {place}")
@@ -251,8 +262,9 @@ def _print_trace(record_trace: Trace, zipkin: str) -> None:
 def _not_found_message(
     view: DeclaredView, id_: str, source: str | None, moment: float, searches: Sequence[TopicSearch]
 ) -> str:
-    """Return an error message: why the event with this id and source may not have been found since
-    `moment` (seconds since the Unix epoch), and which dead letters of it are kept."""
+    """Return an error message that says why the searches may not have found the event with this id
+    and source since `moment` (seconds since the Unix epoch), and which of its dead letters are
+    kept. Raises `LogError` and `KafkaNotReached`."""
     event = f"event {id_}" + (f" of the source {source}" if source else "")
     topics = ", ".join(search.topic for search in searches) or "no Broker"
     if all(search.covers_topic for search in searches):

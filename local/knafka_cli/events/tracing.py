@@ -35,9 +35,10 @@ from knafka_client.topics.dead_letters import (
 from knafka_client.topics.ranges import RangeReader, TopicMarks
 from knafka_operator.kafka.egresses import replay_egress
 
-_DELIVERED_OR_TABLED: Final = (
+_DELIVERED_OR_IN_TABLES: Final = (
     "delivered, or its dead letter is no longer in its topic (knafka dead-letters report)"
 )
+"""What became of a settled event if the dead-letter topic doesn't have all dead letters."""
 
 TRACEPARENT: Final = "traceparent"
 """Name of the header and the attribute of W3C Trace Context."""
@@ -62,15 +63,15 @@ class TracedState(StrEnum):
     DEAD_LETTER = "dead letter"
     """The event could not be delivered, and is kept."""
     UNKNOWN = "unknown"
-    """Kafka doesn't say, as if a partition of the dead-letter topic has no leader."""
+    """Kafka didn't answer, for example since a partition of the dead-letter topic has no leader."""
 
 
 @dataclass(frozen=True, slots=True)
 class TracedReplay:
-    """A replay of a dead letter: when it was sent again, and how far the Trigger is with it."""
+    """A replay of an event, and how far its Trigger is with the replayed event."""
 
     at: str
-    """When it was sent again, in RFC 3339."""
+    """When the event was sent again, in RFC 3339."""
     state: TracedState
     detail: str
     """A short explanation of the state; may be empty."""
@@ -91,7 +92,7 @@ class TracedDelivery:
     dead_letters: Sequence[StoredDeadLetter] = ()
     replays: Sequence[TracedReplay] = ()
     steps: Sequence[TraceStep] = ()
-    """The single steps that are known, in the order of time."""
+    """The steps that are known, in the order of time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,48 +131,48 @@ async def trace_record(
     """
     envelope = read(record.headers(), record.value())
     topics = await admin.topics()
-    deliveries = (
+    tracing_deliveries = (
         _trace_delivery(admin, read_commits, record, envelope, egress, topics, paused)
         for egress in egresses
     )
+    outcomes = await asyncio.gather(*tracing_deliveries, return_exceptions=True)
     attributes = envelope.attributes
+    trace_id, sampled = trace_context(envelope)
     return Trace(
-        attributes["id"],
-        attributes["type"],
-        attributes["source"],
-        broker,
-        record.topic(),
-        record.partition(),
-        record.offset(),
-        timestamp(record.timestamp()[1] / 1000),
-        _known_or_not(egresses, await asyncio.gather(*deliveries, return_exceptions=True)),
-        *trace_context(envelope),
+        id=attributes["id"],
+        type=attributes["type"],
+        source=attributes["source"],
+        broker=broker,
+        topic=record.topic(),
+        partition=record.partition(),
+        offset=record.offset(),
+        accepted=timestamp(record.timestamp()[1] / 1000),
+        deliveries=_errors_as_unknown(egresses, outcomes),
+        trace_id=trace_id,
+        sampled=sampled,
     )
 
 
-def _known_or_not(
-    egresses: Sequence[Egress], traced: Sequence[TracedDelivery | BaseException]
+def _errors_as_unknown(
+    egresses: Sequence[Egress], outcomes: Sequence[TracedDelivery | BaseException]
 ) -> Sequence[TracedDelivery]:
-    """Return the deliveries; those that Kafka said nothing of are unknown. Raises the first error
-    if all are, and any other error than a `LogError`."""
-    errors = [outcome for outcome in traced if isinstance(outcome, BaseException)]
+    """Return the traced deliveries; in place of a `LogError`, one in the state unknown. Raises the
+    first error if all outcomes are errors, and any other error than a `LogError`."""
+    errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
     for error in errors:
-        if len(errors) == len(traced) or not isinstance(error, LogError):
+        if len(errors) == len(outcomes) or not isinstance(error, LogError):
             raise error
     return [
         TracedDelivery(trigger_name_of(egress), TracedState.UNKNOWN, str(outcome))
         if isinstance(outcome, BaseException)
         else outcome
-        for egress, outcome in zip(egresses, traced, strict=True)
+        for egress, outcome in zip(egresses, outcomes, strict=True)
     ]
 
 
 def trace_context(envelope: Envelope) -> tuple[str, bool]:
-    """Return the trace's id and whether it is sampled, from the event's header or else its
-    attribute.
-
-    The id is empty if neither holds a valid one.
-    """
+    """Return the id of the event's trace and whether the trace is sampled, from the header or else
+    the attribute `traceparent`; an empty id and False if neither is valid."""
     header = next((value for name, value in envelope.passed if name == TRACEPARENT), b"") or b""
     for text in (header.decode(errors="replace"), envelope.attributes.get(TRACEPARENT, "")):
         if match := _match_traceparent(text):
@@ -190,7 +191,8 @@ async def _trace_delivery(
 ) -> TracedDelivery:
     """Trace one record, whose content is `envelope`, at one Trigger or Subscription.
 
-    `topics` are the number of partitions of every topic in its Kafka, by name. Raises `LogError`.
+    `topics` are the existing topics in its Kafka, and `paused` the names of paused Triggers. Raises
+    `LogError`.
     """
     name = trigger_name_of(egress)
     is_same_event = holds_event_with(envelope.attributes["id"], envelope.attributes["source"])
@@ -207,7 +209,7 @@ async def _trace_delivery(
         return TracedDelivery(name, TracedState.NOT_WANTED, "; ".join(clauses), clauses)
     state, detail, last_attempt = await _read_group_progress(read_commits, record, egress)
     if state is TracedState.SETTLED:
-        detail = "no dead letter: delivered" if all_read else _DELIVERED_OR_TABLED
+        detail = "no dead letter: delivered" if all_read else _DELIVERED_OR_IN_TABLES
         if egress.dead_letter_sink is not None:
             detail += f", or taken by the dead letter sink {egress.dead_letter_sink.url}"
         if egress.reply is not None:
@@ -255,7 +257,7 @@ async def _read_group_progress(
     read_commits: ReadCommits, record: Record, egress: Egress
 ) -> tuple[TracedState, str, Sequence[TraceStep]]:
     """Return how far a Trigger's consumer group is with a record, a short explanation, and the last
-    attempt as a step, if one has failed. Raises `LogError`."""
+    failed attempt as the only step; no step if none has failed. Raises `LogError`."""
     partition, offset = record.partition(), record.offset()
     commits = await asyncio.to_thread(read_commits, egress.group, egress.topic, [partition])
     committed, policy = commits.get(partition), policy_of(egress)
@@ -320,10 +322,10 @@ async def _find_dead_letters(
     egress: Egress,
     topics: Mapping[str, int],
 ) -> tuple[Sequence[Record], bool]:
-    """Return the Trigger's dead letters of this record and of its replays, as records, and whether
-    all dead letters that the Trigger ever had were read.
+    """Return the records of the Trigger's dead letters of this record and of its replays, and
+    whether all dead letters that the Trigger ever had were read.
 
-    `is_same_event` says whether a record holds the same event; `topics` are the existing topics.
+    `is_same_event` returns whether a record holds the same event; `topics` are the existing topics.
     Raises `LogError`.
     """
     if egress.dead_letter_topic not in topics:
@@ -337,8 +339,8 @@ async def _find_dead_letters(
         if is_same_event(dead_letter)
     ]
     position_of_record = f"{record.topic()}/{record.partition()}/{record.offset()}"
-    # The same event may be in another record: only if this one has a dead letter of its own can
-    # dead letters of replays be about it.
+    # Another record may hold the same event. Dead letters of replays can be about this record only
+    # if it has a dead letter of its own.
     if all(position != position_of_record for _, position in of_event):
         return [], all_read
     replay_prefix = f"{replay_egress(egress).topic}/"
@@ -351,8 +353,8 @@ async def _find_dead_letters(
 
 
 def _with_replay_time(record: Record, replays: Sequence[TracedReplay]) -> StoredDeadLetter:
-    """Return the dead letter in a record, with the time of its first replay since it was written;
-    that time is empty if there was none."""
+    """Return the dead letter in a record; its `replayed` is the time of the first replay since the
+    record was written, empty if there was none."""
     written = timestamp(record.timestamp()[1] / 1000)
     return replace(
         parse_dead_letter(record),
@@ -367,8 +369,8 @@ async def _find_replays(
     egress: Egress,
     topics: Mapping[str, int],
 ) -> Sequence[TracedReplay]:
-    """Return the replays of an event to this Trigger, from its replay topic; `is_same_event` says
-    whether a record holds the event. Raises `LogError`."""
+    """Return the replays of an event to this Trigger, from the Trigger's replay topic;
+    `is_same_event` returns whether a record holds the event. Raises `LogError`."""
     egress_of_replays = replay_egress(egress)
     if egress_of_replays.topic not in topics:
         return []

@@ -22,7 +22,7 @@ ZIPKIN_TIMEOUT: Final = 5.0
 LARGEST_ZIPKIN_ANSWER: Final = 16 * 1024 * 1024
 """The most bytes that are read of an answer."""
 _STEP_KINDS: Final = {"attempt": "attempt", "reply": "reply", "dead-letter": "dead letter"}
-"""Kind of step by name of span; other spans aren't shown."""
+"""The kind of step (`TraceStep.what`) by the span's name; other spans aren't shown."""
 
 Span: TypeAlias = Mapping[str, Any]
 """A span in Zipkin's JSON format, version 2."""
@@ -68,8 +68,8 @@ def steps_of(spans: Sequence[Span], egress: Egress) -> Sequence[TraceStep]:
 
 
 def _result_text(tags: Mapping[str, str], microseconds: int) -> str:
-    """Return text about a span's result: status code and error, destination, and duration, which is
-    given in microseconds."""
+    """Return text about a span's result, from the span's tags and its duration in `microseconds`:
+    status code and error, destination, and duration."""
     code, error = tags.get("http.response.status_code", ""), tags.get("error", "")
     # The text of the error may contain the code, which isn't shown twice.
     outcome = error if not code or code in error else f"{code} {error}".strip()

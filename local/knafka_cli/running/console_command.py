@@ -18,7 +18,7 @@ from knafka_console import opening
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add `knafka console`."""
+    """Add `knafka console`, whose help has no example."""
     app.command()(console)
 
 
@@ -67,6 +67,7 @@ def console(
     A page shows Brokers, channels, Triggers, Subscriptions and the reports of DeadLetterArchives,
     and follows changes, until Ctrl-C. `knafka up` serves its own console.
     """
+    # Imported here, since the Kubernetes client takes half a second.
     from knafka_client.declared import cluster_source
     from knafka_client.declared.kubernetes_api import KubernetesApi
     from knafka_console.sources.cluster_console import ClusterConsole

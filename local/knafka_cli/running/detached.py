@@ -38,10 +38,12 @@ def start(arguments: Sequence[str], installation: Installation, say: Say) -> int
     """Run `knafka up` with these arguments in the background; returns its pid once it is up,
     however long that takes.
 
-    `say` shows its output meanwhile. Raises `NotStarted` if one runs already or it ends early; an
-    interrupted start leaves no process behind.
+    `say` shows its output meanwhile. Raises `NotStarted` if another `knafka up` runs on the
+    installation, or if this one ends before it is up. An interrupted start leaves no process
+    behind.
     """
-    if (running := installation.pid()) is not None:  # its log must not be overwritten
+    # Checked before the log is opened, which would overwrite that of the other process.
+    if (running := installation.pid()) is not None:
         raise NotStarted(
             f"knafka up runs on {installation.data} already (pid {running}): knafka down stops it"
         )
@@ -64,7 +66,7 @@ def start(arguments: Sequence[str], installation: Installation, say: Say) -> int
                     raise NotStarted(f"knafka up ended with code {exit_code}: see {log}")
                 time.sleep(DETACHED_POLL_INTERVAL)
             _show_new_lines(lines, say)
-    except BaseException:
+    except BaseException:  # also Ctrl-C
         process.terminate()
         process.wait()
         raise

@@ -29,7 +29,7 @@ class Logs:
         self._installation = installation
         self._pause = pause
         self._read_until: dict[str, int] = {}
-        """Offset up to which each log has been returned."""
+        """Offset up to which `last_lines` has read each log, by the log's name."""
 
     def names(self, owner: str | None = None) -> Sequence[str]:
         """Return the sorted names of all logs, or of those of one `owner`: a process (`receiver`),
@@ -47,11 +47,11 @@ class Logs:
         return all_lines[-lines:] if lines else []
 
     def follow(self, owner: str | None = None) -> Iterator[tuple[str, str]]:
-        """Yield name of the log and text of each new line, for ever; of the logs of one `owner`, or
-        of all if it is None.
+        """Yield each new line of the logs of one `owner`, or of all logs if that is None, as the
+        log's name and the line; never ends.
 
-        A log of which `last_lines` has returned lines continues after these, and any other begins
-        with its next line. A log that is created later is read from its start.
+        A log that `last_lines` has read continues after that, and any other begins with its next
+        line. A log that is created later is read from its start.
         """
         read_until = {
             name: _file_size(path) for name, path in self._log_files().items()
@@ -79,8 +79,8 @@ class Logs:
 
 
 def is_log_of(name: str, owner: str) -> bool:
-    """Whether the log `name` belongs to `owner`: a process (`receiver`), or a Trigger or Service
-    (`[NAMESPACE/]NAME`), whose log is named `dispatcher-NAMESPACE-NAME` or alike."""
+    """Whether the log with this name belongs to `owner`: a process (`receiver`), or a Trigger or
+    Service (`[NAMESPACE/]NAME`), whose logs are named like `dispatcher-NAMESPACE-NAME`."""
     if name == owner:
         return True
     namespace, slash, object_name = owner.rpartition("/")
@@ -97,8 +97,8 @@ def _file_size(path: Path) -> int:
 
 
 def _read_lines(path: Path, start: int) -> tuple[Sequence[str], int]:
-    """Return the complete lines of a file after offset `start`, and the offset at which they end;
-    none and 0 if the file doesn't exist."""
+    """Return the complete lines of a file from the offset `start` on, and the offset at which they
+    end. If the file doesn't exist, return no lines and 0."""
     try:
         with path.open("rb") as file:
             file.seek(start)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -55,24 +56,34 @@ def list_brokers(files: Files = None, data_dir: DataDir = DEFAULT_DATA) -> None:
     """List the Brokers that run, with URL, topic, Triggers and counts; or those that files declare,
     with the number of their Triggers."""
     if files:
-        with exit_on_bad_input():
-            declared = read_declared(files, data_dir)
-        brokers_of_triggers = [
-            (trigger.metadata.namespace, trigger.spec.broker)
-            for trigger in declared.of_type(Trigger)
+        _list_declared_brokers(files, data_dir)
+    else:
+        _list_running_brokers(Installation(data_dir))
+
+
+def _list_declared_brokers(files: list[Path], data_dir: Path) -> None:
+    """Print the Brokers that files declare, with the number of their Triggers. Exits with code 1 if
+    a file has a problem, which is printed, too."""
+    with exit_on_bad_input():
+        declared = read_declared(files, data_dir)
+    brokers_of_triggers = [
+        (trigger.metadata.namespace, trigger.spec.broker) for trigger in declared.of_type(Trigger)
+    ]
+    rows = [
+        [
+            broker.id,
+            str(brokers_of_triggers.count((broker.metadata.namespace, broker.metadata.name))),
         ]
-        rows = [
-            [
-                broker.id,
-                str(brokers_of_triggers.count((broker.metadata.namespace, broker.metadata.name))),
-            ]
-            for broker in declared.of_type(Broker)
-        ]
-        print_table(["BROKER", "TRIGGERS"], rows, "no Broker is declared")
-        if declared.problems:
-            raise typer.Exit(EXIT_FAILED)
-        return
-    installation = Installation(data_dir)
+        for broker in declared.of_type(Broker)
+    ]
+    print_table(["BROKER", "TRIGGERS"], rows, "no Broker is declared")
+    if declared.problems:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _list_running_brokers(installation: Installation) -> None:
+    """Print the Brokers that run, with URL, topic, and the numbers of their Triggers and events.
+    Raises `NotRunning`."""
     running, snapshot = installation.read_state(), snapshot_file.read_snapshot(installation)
     topics = {
         f"{ingress.namespace}/{ingress.broker}": ingress.topic
@@ -122,6 +133,10 @@ def show_logs(
     for log_name in names:
         for line in log.last_lines(log_name, lines):
             typer.echo(line if len(names) == 1 else f"{log_name} | {line}")
+    if not follow:
+        return
+    # While all logs are followed, another one may appear, so each line needs its log's name.
+    one_log = name is not None and len(names) == 1
     with contextlib.suppress(KeyboardInterrupt):
-        for log_name, line in log.follow(name) if follow else ():
-            typer.echo(line if name is not None and len(names) == 1 else f"{log_name} | {line}")
+        for log_name, line in log.follow(name):
+            typer.echo(line if one_log else f"{log_name} | {line}")

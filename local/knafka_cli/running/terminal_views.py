@@ -46,6 +46,7 @@ class LineView:
     """Prints a line for each thing that happens."""
 
     def __init__(self, out: TextIO = sys.stdout) -> None:
+        """`out` is the stream to print to."""
         self._out = out
 
     def say(self, line: str) -> None:
@@ -59,17 +60,17 @@ class LineView:
     async def follow(self, snapshot: TakeSnapshot) -> None:
         """Print the changes from one snapshot to the next, and a summary every `SUMMARY_INTERVAL`
         seconds, until cancelled; calling `snapshot` takes a snapshot."""
-        previous, last_summary = Snapshot(""), ""
+        previous, last_summary = Snapshot(""), ""  # nothing was shown yet
         since_summary = 0.0  # seconds
         while True:
             current = snapshot()
             if current != previous:
-                for line in changes(previous, current):
+                for line in describe_changes(previous, current):
                     self.say(line)
                 previous = current
             if since_summary >= SUMMARY_INTERVAL:
                 since_summary = 0.0
-                if (text := summary(current)) != last_summary:
+                if (text := summary_line(current)) != last_summary:
                     last_summary = text
                     self.say(text)
             await asyncio.sleep(VIEW_REFRESH_INTERVAL)
@@ -96,16 +97,17 @@ class TableView:
     async def follow(self, snapshot: TakeSnapshot) -> None:
         """Draw the table anew whenever the snapshot or the terminal's size changes, until
         cancelled; calling `snapshot` takes a snapshot."""
-        previous = None
+        drawn = None  # the snapshot and the terminal's size that are drawn
         with Live(console=self._console, auto_refresh=False) as live:
             while True:
-                if (current := (snapshot(), self._console.size)) != previous:
-                    live.update(StatusTable(current[0]), refresh=True)
-                    previous = current
+                current, size = snapshot(), self._console.size
+                if (current, size) != drawn:
+                    live.update(StatusTable(current), refresh=True)
+                    drawn = current, size
                 await asyncio.sleep(VIEW_REFRESH_INTERVAL)
 
 
-def changes(previous: Snapshot, current: Snapshot) -> Iterator[str]:
+def describe_changes(previous: Snapshot, current: Snapshot) -> Iterator[str]:
     """Yield a sentence for each difference between two snapshots."""
     if current.kafka != previous.kafka:
         yield f"Kafka: {current.kafka}"
@@ -130,16 +132,16 @@ class _Change:
 
     row: TriggerRow
     text: str
-    """The text after the object's name."""
+    """The text after the object's name: ` is ready`."""
     text_of_several: str
-    """The text after the number of objects, when several change in the same way."""
+    """The text after the number of objects, when several change in the same way: ` are ready`."""
     detail: str = ""
-    """A detail that may differ between objects."""
+    """The end of the text, which may differ between objects that change in the same way."""
 
 
 def _change_lines(changes: Iterable[_Change]) -> Iterator[str]:
-    """Yield a line for each change; more than `LINES_FOR_SAME_CHANGE` changes with the same text
-    get one line together."""
+    """Yield a line for each change; more than `LINES_FOR_SAME_CHANGE` objects of one kind that
+    change in the same way get one line together."""
     by_text: dict[tuple[str, str], list[_Change]] = {}
     for change in changes:
         by_text.setdefault((change.row.kind, change.text_of_several), []).append(change)
@@ -190,16 +192,19 @@ def _row_changes(previous: TriggerRow | None, row: TriggerRow) -> Iterator[_Chan
         yield _Change(row, "", " have trouble", f": {row.error}")
 
 
-def summary(snapshot: Snapshot) -> str:
-    """Return all counts in one line: of each Trigger if there are at most `SUMMARY_TRIGGERS`, or
-    else of those with the most waiting events, and sums of the others."""
-    brokers = [
+def summary_line(snapshot: Snapshot) -> str:
+    """Return one line with the counts of all Brokers, Sensors and Triggers that are served.
+
+    If there are more than `SUMMARY_TRIGGERS` Triggers, the line has those with the most waiting
+    events, the sums of the other busy ones, and the sums of those at rest.
+    """
+    parts = [
         f"{_display_name(broker)} accepted {broker.accepted}"
         + (f" rejected {broker.rejected}" if broker.rejected else "")
         for broker in snapshot.brokers
         if not broker.refused
     ]
-    brokers += [
+    parts += [
         f"Sensor {sensor.name} waiting {'?' if sensor.lag is None else sensor.lag} "
         f"fired {sensor.delivered}"
         for sensor in snapshot.sensors
@@ -207,10 +212,10 @@ def summary(snapshot: Snapshot) -> str:
     ]
     triggers = [trigger for trigger in snapshot.triggers if not trigger.refused]
     if len(triggers) <= SUMMARY_TRIGGERS:
-        return "; ".join([*brokers, *map(_counts_text, triggers)])
+        return "; ".join([*parts, *map(_counts_text, triggers)])
     busy = sorted(filter(_is_busy, triggers), key=_waiting_events, reverse=True)
     resting = [trigger for trigger in triggers if not _is_busy(trigger)]
-    parts = [*brokers, *map(_counts_text, busy[:SUMMARY_TRIGGERS])]
+    parts += map(_counts_text, busy[:SUMMARY_TRIGGERS])
     for group_name, group_triggers in (
         ("more busy", busy[SUMMARY_TRIGGERS:]),
         ("at rest", resting),
@@ -223,7 +228,7 @@ def summary(snapshot: Snapshot) -> str:
 
 
 def _display_name(row: BrokerRow | TriggerRow) -> str:
-    """Return the object's name; for another kind than Broker and Trigger, with the kind first."""
+    """Return the object's name; the kind precedes it unless that is Broker or Trigger."""
     return row.name if row.kind in ("Broker", "Trigger") else f"{row.kind} {row.name}"
 
 
@@ -247,8 +252,8 @@ def _counts_text(row: TriggerRow) -> str:
 
 
 def _sum_row(name: str, rows: Sequence[TriggerRow]) -> TriggerRow:
-    """Return a row of this name with the sums of several rows' counts; its lag is None only if none
-    of theirs is known."""
+    """Return a row with this name and the sums of several rows' counts; unknown lags are left out
+    of the sum, which is None if no lag is known."""
     known_lags = [row.lag for row in rows if row.lag is not None]
     return TriggerRow(
         name,
@@ -306,48 +311,36 @@ class StatusTable:
         problems."""
         width = options.max_width
         yield Text(f"Kafka {self.snapshot.kafka}", style="italic")
-        sections = (
-            (
-                "Broker",
-                _BROKER_COLUMNS,
-                [(row, _address_text(row)) for row in self.snapshot.brokers],
-            ),
-            ("Sensor", _SENSOR_COLUMNS, [(row, _state_text(row)) for row in self.snapshot.sensors]),
-            (
-                "Trigger",
-                _TRIGGER_COLUMNS,
-                [(row, _state_text(row)) for row in self.snapshot.triggers],
-            ),
-            (
-                "KafkaChannel",
-                _BROKER_COLUMNS,
-                [(row, _address_text(row)) for row in self.snapshot.brokers],
-            ),
-            (
-                "Subscription",
-                _TRIGGER_COLUMNS,
-                [(row, _state_text(row)) for row in self.snapshot.triggers],
-            ),
+        brokers = [(row, _address_text(row)) for row in self.snapshot.brokers]
+        sensors = [(row, _state_text(row)) for row in self.snapshot.sensors]
+        triggers = [(row, _state_text(row)) for row in self.snapshot.triggers]
+        sections: Sequence[tuple[str, Sequence[_Column], Sequence[tuple[Any, Text]]]] = (
+            ("Broker", _BROKER_COLUMNS, brokers),
+            ("Sensor", _SENSOR_COLUMNS, sensors),
+            ("Trigger", _TRIGGER_COLUMNS, triggers),
+            # A snapshot has channels among the Brokers, and Subscriptions among the Triggers.
+            ("KafkaChannel", _BROKER_COLUMNS, brokers),
+            ("Subscription", _TRIGGER_COLUMNS, triggers),
         )
         for kind, columns, candidates in sections:
-            rows = [(row, row.name, state) for row, state in candidates if row.kind == kind]
+            rows = [(row, state) for row, state in candidates if row.kind == kind]
             if rows or kind in ("Broker", "Trigger"):
                 yield _objects_table(kind, columns, rows, width)
         yield from (Text(problem, style="red") for problem in self.snapshot.problems)
 
 
 def _objects_table(
-    title: str, columns: Sequence[_Column], rows: Sequence[tuple[Any, str, Text]], width: int
+    title: str, columns: Sequence[_Column], rows: Sequence[tuple[Any, Text]], width: int
 ) -> Grid:
-    """Return the table of the objects of one kind, for a terminal of `width` characters; `rows` are
-    an object's figures, its name and its state."""
+    """Return the table of the objects of one kind, for a terminal of `width` characters. `rows` has
+    for each object its row of the snapshot, and the text about its state."""
     shown_columns = [column for column in columns if column.from_width <= width]
     grid = Grid(expand=True, box=SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False)
     grid.add_column(title, overflow="fold", ratio=1)
     for column in shown_columns:
         grid.add_column(column.title, justify="right", no_wrap=True)
-    for row, name, state in rows:
-        lines: list[RenderableType] = [Text(name, overflow="fold")]
+    for row, state in rows:
+        lines: list[RenderableType] = [Text(row.name, overflow="fold")]
         if state:
             lines.append(Padding(state, (0, 0, 0, 2)))
         grid.add_row(Group(*lines), *(column.figure(row) for column in shown_columns))
@@ -362,9 +355,9 @@ def _address_text(row: BrokerRow) -> Text:
 
 
 def _state_text(row: TriggerRow) -> Text:
-    """Return the text about a Trigger's state: why it isn't ready, else its error, else that it is
-    paused. Else, if no event waits, the problem with its dead letters (empty: none), and if events
-    wait, the scaler's decision."""
+    """Return the text about the state of a Trigger, Subscription or Sensor: why it isn't ready,
+    else its error, else that it is paused, else the scaler's decision. If that says only that no
+    event waits, return the problem with its dead letters instead, empty if there is none."""
     if row.refused:
         return Text(f"not ready: {row.refused}", style="red")
     if row.error:

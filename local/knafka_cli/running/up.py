@@ -24,10 +24,11 @@ EXIT_FORCED: Final = 130
 
 
 async def run_until_stopped(options: UpOptions, view: View, send: Path | None = None) -> None:
-    """Run everything until SIGINT or SIGTERM stops it cleanly; a second signal kills it.
+    """Run `knafka up` until SIGINT or SIGTERM stops it cleanly; a second signal kills its
+    processes.
 
     `view` shows what happens. `send` is a file whose events are sent once everything is up; None:
-    none. Raises `KnafkaError` if it can't start.
+    no file. Raises `KnafkaError` if something can't be started.
     """
     start = time.monotonic()
     supervisor = Supervisor(options, view)
@@ -52,8 +53,8 @@ async def _start_and_run(
 ) -> None:
     """Start everything and run until cancelled.
 
-    `listener` is the console's socket, `send` a file of events to send, and `start` the monotonic
-    time at which the command began.
+    `listener` is the console's socket, None if there is no console. `send` is a file of events to
+    send, None: no file. `start` is the monotonic time at which the command began.
     """
     async with (
         supervisor.running(),
@@ -75,8 +76,9 @@ async def _start_and_run(
 
 
 def _stop_on_signals(supervisor: Supervisor, view: View) -> None:
-    """Stop cleanly at the first SIGINT or SIGTERM, and at once at the second."""
-    loop, main = asyncio.get_running_loop(), asyncio.current_task()
+    """Handle signals: the first SIGINT or SIGTERM cancels the current task, which then stops
+    everything cleanly; the second one kills all processes at once."""
+    loop, main_task = asyncio.get_running_loop(), asyncio.current_task()
     signals = (signal.SIGINT, signal.SIGTERM)
 
     def kill_and_exit() -> None:
@@ -85,23 +87,23 @@ def _stop_on_signals(supervisor: Supervisor, view: View) -> None:
         os._exit(EXIT_FORCED)
 
     def stop() -> None:
-        """Begin to stop cleanly; another signal forces it."""
+        """Begin to stop cleanly; from now on, a signal kills everything."""
         view.say("stopping: deliveries in flight are finished; press Ctrl-C again to force it")
         for number in signals:
             loop.add_signal_handler(number, kill_and_exit)
-        if main is not None:
-            main.cancel()
+        if main_task is not None:
+            main_task.cancel()
 
     for number in signals:
         loop.add_signal_handler(number, stop)
 
 
 def sender_authorization(state: RunningState, data_folder: Path, url: str) -> Callable[[], bytes]:
-    """Return a function that makes the `authorization` header line of a request to the Broker at
-    `url`.
+    """Return a function that returns the `authorization` header line of a request to the Broker at
+    `url`; the line is empty if the Broker requires no tokens.
 
-    The sender is the service account `default` of the Broker's namespace, as for a pod that names
-    none. The line is empty if the Broker requires no tokens.
+    The sender is the service account `default` of the Broker's namespace, which is also that of a
+    pod that names none. The tokens' issuer is in the `data_folder` of the installation.
     """
     ingress = next((ingress for ingress in state.ingresses if state.url_of(ingress) == url), None)
     if ingress is None or ingress.audience is None:
@@ -135,4 +137,4 @@ async def _send_file(supervisor: Supervisor, data_folder: Path, file: Path, view
         except event_input.BadInput as error:
             view.say(str(error))
         else:
-            view.say(f"{summary}")
+            view.say(str(summary))

@@ -94,26 +94,29 @@ def up(
         options = UpOptions(
             manifests,
             data_dir,
-            port,
-            kafka_port,
-            bootstrap_servers,
-            console_port,
-            console,
-            channels_port,
-            require_auth,
+            port=port,
+            kafka_port=kafka_port,
+            bootstrap_servers=bootstrap_servers,
+            console_port=console_port,
+            console=console,
+            channels_port=channels_port,
+            require_auth=require_auth,
         )
         asyncio.run(run_until_stopped(options, terminal_views.choose_view(plain), send_file))
         return
     arguments = [f"--file={path}" for path in manifests]
-    other_options = {
+    other_options: dict[str, object] = {
         "data-dir": data_dir,
         "port": port,
         "kafka-port": kafka_port,
         "send": send_file,
+        "console-port": console_port,
+        "no-console": not console,
+        "channels-port": channels_port,
+        "require-auth": require_auth,
+        "bootstrap-servers": bootstrap_servers,
     }
-    other_options |= {"console-port": console_port, "no-console": not console}
-    other_options |= {"channels-port": channels_port, "require-auth": require_auth}
-    arguments += arguments_of({**other_options, "bootstrap-servers": bootstrap_servers})
+    arguments += arguments_of(other_options)
     pid = detached.start(arguments, Installation(data_dir), typer.echo)
     typer.echo(
         f"knafka runs in the background (pid {pid}): "

@@ -23,6 +23,14 @@ ARGO_SENSOR_KIND: Final = "Sensor"
 ARGO_DEFAULT_STEPS: Final = 5
 """Argo's number of attempts for a retryStrategy without `steps`."""
 
+CRON_FIELDS: Final = 5
+"""Number of fields of a cron expression: minute, hour, day, month, weekday."""
+CRON_DAY: Final = 2
+CRON_WEEKDAY: Final = 4
+"""Indices of the fields for the day of the month and for the day of the week."""
+_ANY_VALUE: Final = ("*", "?", "*/1", "?/1")
+"""Cron fields that match every value."""
+
 Document = Mapping[str, Any]
 
 _CONTEXT_ATTRIBUTES: Final = frozenset(
@@ -57,7 +65,7 @@ def convert_sensor(
     if not isinstance(name, str) or not name:
         raise InvalidDocument("metadata.name", "is not set")
     spec = _object_field(argo, "spec")
-    converted = ArgoConversion({})
+    converted = ArgoConversion({})  # gets its document last, and notes meanwhile
     metadata = {"name": name}
     if namespace := argo_metadata.get("namespace"):
         metadata["namespace"] = _to_text(namespace, "metadata.namespace")
@@ -106,8 +114,8 @@ def _object_field(document: Document, name: str, path: str = "") -> Document:
 def _list_field(
     document: Document, name: str, path: str, *, required: bool = False
 ) -> Sequence[Document]:
-    """Return the list of objects in a field; empty if it isn't set and not required. Raises
-    `InvalidDocument`."""
+    """Return the list of objects in a field; empty if the field isn't set, unless it is `required`.
+    Raises `InvalidDocument`."""
     value = document.get(name)
     if value is None and not required:
         return ()
@@ -124,7 +132,7 @@ def _to_text(value: Any, path: str) -> str:
 
 
 def _flag_field(document: Document, name: str, path: str) -> bool:
-    """Return the truth value of a field; False if it isn't set. Raises `InvalidDocument`."""
+    """Return the boolean in a field; False if the field isn't set. Raises `InvalidDocument`."""
     value = document.get(name)
     if value is not None and not isinstance(value, bool):
         raise InvalidDocument(_join_path(path, name), "must be true or false")
@@ -139,8 +147,8 @@ def _join_path(path: str, name: str) -> str:
 def _note_unknown_fields(
     document: Document, known_fields: set[str], path: str, converted: ArgoConversion
 ) -> None:
-    """Add a sentence to `converted.lost` for each field of `document` that isn't among the known
-    ones."""
+    """Note as lost each field of `document`, the object at `path`, that isn't among
+    `known_fields`."""
     converted.lost += [
         f"{path}.{name}: not carried over" for name in document if name not in known_fields
     ]
@@ -150,8 +158,8 @@ def _note_unknown_fields(
 
 
 def _convert_dependency(argo: Document, converted: ArgoConversion) -> dict[str, Any]:
-    """Convert a dependency: its EventSource, event and context filter become exact filters; notes
-    say what is lost or changed. Raises `InvalidDocument`."""
+    """Convert a dependency: the names of its EventSource and event, and its context filter, become
+    exact filters. Raises `InvalidDocument`."""
     name = _to_text(argo.get("name", ""), "spec.dependencies.name")
     path = f"dependency {name}"
     exact_values = {
@@ -193,8 +201,8 @@ def _convert_dependency(argo: Document, converted: ArgoConversion) -> dict[str, 
 def _note_lost_filters(
     argo: Document, filters: Mapping[str, Any], path: str, converted: ArgoConversion
 ) -> None:
-    """Note in `converted` which of a dependency's `filters` aren't converted: all but the context
-    filter; and if its filters were joined by another operator than `and`."""
+    """Note as lost all of a dependency's `filters` but the context filter; also an operator other
+    than `and` that joins them. `argo` is the dependency, and `path` its path."""
     for key in filters:
         if key in ("data", "exprs", "script"):
             converted.lost.append(
@@ -220,8 +228,8 @@ def _note_lost_filters(
 
 
 def _convert_trigger(argo: Document, converted: ArgoConversion) -> dict[str, Any] | None:
-    """Convert an HTTP trigger of Argo's to one with a subscriber; None for a trigger of any other
-    kind. Notes say what is lost or changed. Raises `InvalidDocument`."""
+    """Convert an HTTP trigger to one with a subscriber; None for a trigger of any other kind, which
+    is noted as lost. Raises `InvalidDocument`."""
     template = _object_field(argo, "template", "spec.triggers")
     name = _to_text(template.get("name", ""), "spec.triggers.template.name")
     path = f"trigger {name}"
@@ -258,8 +266,8 @@ def _convert_trigger(argo: Document, converted: ArgoConversion) -> dict[str, Any
 
 
 def _template_url(template: Document, path: str, converted: ArgoConversion) -> str | None:
-    """Return the URL of a trigger template's HTTP request; None if the template has another kind.
-    Notes in `converted` say what is lost. Raises `InvalidDocument`."""
+    """Return the URL of a trigger template's HTTP request, and note what is lost of the request;
+    None if the template does something else, which is lost. Raises `InvalidDocument`."""
     if template.get("http") is None:
         known_fields = {"name", "conditions", "conditionsReset"}
         kinds = ", ".join(str(name) for name in template if name not in known_fields) or "nothing"
@@ -281,8 +289,8 @@ def _template_url(template: Document, path: str, converted: ArgoConversion) -> s
 def _convert_resets(
     resets: Sequence[Document], path: str, converted: ArgoConversion
 ) -> Iterator[dict[str, Any]]:
-    """Yield the converted resets of a trigger's conditions; other resets than `byTime`, and changed
-    cron expressions, are noted in `converted`."""
+    """Yield the converted resets of a trigger's conditions. Other resets than `byTime` are noted as
+    lost, and rewritten cron expressions as changed. `path` is the trigger's."""
     path = f"{path}.conditionsReset"
     for reset in resets:
         by_time = _object_field(reset, "byTime", path)
@@ -311,7 +319,7 @@ def _equivalent_cron(cron: str) -> str:
     """
     fields = cron.split()
     if len(fields) != CRON_FIELDS:
-        return cron
+        return cron  # an invalid expression, which parsing the Sensor refuses
     if fields[CRON_DAY] in _ANY_VALUE or fields[CRON_WEEKDAY] in _ANY_VALUE:
         return cron
     for number, full_range in ((CRON_DAY, "1-31"), (CRON_WEEKDAY, "0-6")):
@@ -322,18 +330,9 @@ def _equivalent_cron(cron: str) -> str:
     return " ".join(fields)
 
 
-CRON_FIELDS: Final = 5
-"""Number of fields of a cron expression: minute, hour, day, month, weekday."""
-CRON_DAY: Final = 2
-CRON_WEEKDAY: Final = 4
-"""Indices of the fields for the day of the month and for the day of the week."""
-_ANY_VALUE: Final = ("*", "?", "*/1", "?/1")
-"""Cron fields that match every value."""
-
-
 def _convert_retries(argo: Document, path: str, converted: ArgoConversion) -> dict[str, Any]:
-    """Convert a retry strategy; parts that can't be kept are noted in `converted`. Raises
-    `InvalidDocument`."""
+    """Convert a trigger's retry strategy; `argo` is empty if it has none. `path` is the trigger's.
+    Raises `InvalidDocument`."""
     if not argo:
         # Without a strategy Argo makes one attempt, but the default here is several.
         return {"steps": 1}
@@ -364,15 +363,15 @@ def _convert_retries(argo: Document, path: str, converted: ArgoConversion) -> di
 
 
 def _convert_rate_limit(argo: Document, path: str, converted: ArgoConversion) -> dict[str, Any]:
-    """Convert a trigger's rate limit, whose fields have the same names here; unknown fields are
-    noted in `converted`. `path` is the trigger's."""
+    """Convert a trigger's rate limit, whose fields have the same names here. `path` is the
+    trigger's."""
     _note_unknown_fields(argo, {"unit", "requestsPerUnit"}, f"{path}.rateLimit", converted)
     return {name: argo[name] for name in ("unit", "requestsPerUnit") if name in argo}
 
 
 def _to_number(value: Any) -> float:
-    """Return an Amount, Argo's type of a number, as a float: it may be a number, a text, or an
-    object with either as `value`. 1 if it can't be read."""
+    """Return an Amount of Argo's as a float; 1 if it can't be read. An Amount is a number, a text,
+    or an object with either as its `value`."""
     if isinstance(value, dict):
         value = value.get("value", 1)
     try:
@@ -383,7 +382,8 @@ def _to_number(value: Any) -> float:
 
 def _to_duration(value: Any, path: str) -> str:
     """Return a duration of Argo's in Go's format, such as `10s`. Argo's is an Int64OrString: a
-    number of nanoseconds, a text, or an object with either. Raises `InvalidDocument`."""
+    number of nanoseconds, a text, or an object with either. `path` is the retry strategy's. Raises
+    `InvalidDocument`."""
     if isinstance(value, dict):
         value = value.get("strVal") or value.get("int64Val") or 0
     is_number = isinstance(value, int) and not isinstance(value, bool) and value >= 0

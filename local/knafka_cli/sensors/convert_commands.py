@@ -16,10 +16,10 @@ from knafka_cli.shared.options import EXIT_FAILED, add, exit_on_bad_input
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands to `knafka convert`."""
-    add(app, "sensor", sensor, "knafka convert sensor argo-sensor.yaml > sensor.yaml")
+    add(app, "sensor", convert_sensors, "knafka convert sensor argo-sensor.yaml > sensor.yaml")
 
 
-def sensor(
+def convert_sensors(
     file: Annotated[Path, typer.Argument(help="A YAML file with Sensors of Argo Events.")],
     broker: Annotated[
         str | None,
@@ -56,6 +56,8 @@ def sensor(
             name = conversion.document["metadata"]["name"]
             for note in (*conversion.changed, *conversion.lost):
                 typer.echo(f"knafka: {name}: {note}", err=True)
+        # Checked last, so that an invalid Sensor was printed and can be corrected by hand. One
+        # without triggers, which is invalid, too, is already noted as a loss.
         for conversion in conversions:
             if conversion.document["spec"]["triggers"]:
                 try:
@@ -69,7 +71,8 @@ def sensor(
 
 
 def _read_sensors(file: Path) -> list[dict[str, object]]:
-    """Return the Sensors in a YAML file. Raises `BadInput` if there is none."""
+    """Return the objects of kind `Sensor`, of any apiVersion, in a YAML file. Raises `BadInput` if
+    there is none, or the file can't be read."""
     try:
         documents = [document for document in yaml.safe_load_all(file.read_text()) if document]
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 TOPIC_OPTIONS: Final = ("topic", "bootstrap-servers", "secret")
 """Options of the job that only apply to a topic."""
 
-SHOWN_FIRINGS: Final = 20
-"""The most conditions that still wait for events and are printed."""
+SHOWN_WAITING: Final = 20
+"""The most conditions that are printed of those that still wait for events."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -66,7 +66,7 @@ def show_status(
     on_cluster = context is not None or kubeconfig is not None
     if on_cluster:
         named_namespace = namespace_in(name) if name else None
-        rows = _cluster_sensors(context, kubeconfig, named_namespace or namespace)
+        rows = _read_cluster_sensors(context, kubeconfig, named_namespace or namespace)
     else:
         rows = snapshot_file.read_snapshot(Installation(data_dir)).sensors
     shown_rows = [row for row in rows if name in (None, row.name, row.name.partition("/")[2])]
@@ -83,11 +83,12 @@ def show_status(
         raise typer.Exit(EXIT_FAILED)
 
 
-def _cluster_sensors(
+def _read_cluster_sensors(
     context: str | None, kubeconfig: Path | None, namespace: str | None
 ) -> Sequence[TriggerRow]:
-    """Return the rows of the Sensors in a cluster's namespace; exits with code 2 if the cluster
-    doesn't have the kind. Raises `ClusterError`."""
+    """Return the rows of the Sensors in a namespace of a cluster; None as `namespace` means that of
+    the kubeconfig's context. Exits with code 2 if the cluster doesn't have the kind. Raises
+    `ClusterError`."""
     # Imported here, since the Kubernetes client takes half a second.
     from knafka_client.declared import cluster_source
     from knafka_client.state.condition_rows import sensor_row
@@ -132,12 +133,7 @@ def backtest_sensor(
     with exit_on_bad_input():
         sensor = _read_sensor(file)
         if events is not None:
-            conflicting = [name for name, value in job_options.items() if value is not None]
-            conflicting += [name for name, value in (("since", since), ("until", until)) if value]
-            if conflicting:
-                raise event_input.BadInput(
-                    f"--{conflicting[0]} can't be used with --events: it is for the Spark job"
-                )
+            _refuse_job_options({**job_options, "since": since or None, "until": until or None})
             _test_file(sensor.spec, events, as_json)
             return
         if job_options["archive"] is not None:
@@ -156,7 +152,23 @@ def backtest_sensor(
         result = run_job("backtest", {"sensor": document}, time_options, job_options)
     if as_json:
         typer.echo(json.dumps(result))
-        return
+    else:
+        _print_job_result(result)
+
+
+def _refuse_job_options(options: Mapping[str, Any]) -> None:
+    """Raise `BadInput` if one of these options, by name, has a value: they are for the Spark
+    job."""
+    for name, value in options.items():
+        if value is not None:
+            raise event_input.BadInput(
+                f"--{name} can't be used with --events: it is for the Spark job"
+            )
+
+
+def _print_job_result(result: Mapping[str, Any]) -> None:
+    """Print the result of the job `backtest` as text: some firings, then the numbers of firings,
+    of conditions that wait, and of records that could not be used."""
     for firing in result["shown"]:
         typer.echo(_firing_line(firing))
     total = sum(result["firings"].values())
@@ -178,8 +190,9 @@ def backtest_sensor(
 def _backtest_topic_options(
     sensor: Sensor, job_options: JobArguments, data_dir: Path
 ) -> Mapping[str, str]:
-    """Return the job's options for topic and Kafka that the user left out: those of the Sensor's
-    Broker or KafkaChannel (its bus) in `knafka up`. Raises `BadInput` and `NotRunning`."""
+    """Return the job's options for topic and Kafka that the user left out, with the values of the
+    Sensor's Broker or KafkaChannel (its bus) in `knafka up`; empty if the user gave both. Raises
+    `BadInput` if the given options can't be completed, and `NotRunning`."""
     if job_options["bootstrap-servers"] is not None:
         if job_options["topic"] is None:
             raise event_input.BadInput(
@@ -200,8 +213,8 @@ def _backtest_topic_options(
 
 
 def _iso_moment(text: str | None) -> str | None:
-    """Return the moment that an option's text names (an ISO 8601 time, `12h` ago, or `start`), in
-    ISO 8601; None if the option isn't given. Raises `BadInput`."""
+    """Return in ISO 8601 the moment that an option's text names: an ISO 8601 time, a duration ago
+    such as `12h`, or `start`; None if the option isn't given. Raises `BadInput`."""
     if text is None:
         return None
     seconds = moments.parse_moment(text, time.time())
@@ -228,7 +241,8 @@ def _conditions_document(sensor: Sensor) -> dict[str, Any]:
 
 def _test_file(sensor: Conditions, events: Path, as_json: bool) -> None:
     """Apply the events of an NDJSON file to the Sensor in memory, and print the firings and the
-    events that still wait; with `as_json`, as one JSON object. Raises `BadInput`."""
+    conditions that still wait, as text or (`as_json` True) as one JSON object. Raises
+    `BadInput`."""
     # Imported here, as time zones and the operator's models would slow the start of every other
     # command.
     from knafka.core.sensor.backtest import Backtest
@@ -253,15 +267,15 @@ def _test_file(sensor: Conditions, events: Path, as_json: bool) -> None:
     for firing in firings:
         typer.echo(_firing_line(_firing_document(firing)))
     typer.echo(f"{len(past_events)} events: {len(firings)} firings, {len(held_events)} wait")
-    for key, waiting in sorted(held_events.items())[:SHOWN_FIRINGS]:
+    for key, waiting in sorted(held_events.items())[:SHOWN_WAITING]:
         typer.echo(f"  {key} has {_event_names([_event_document(event) for event in waiting])}")
-    if len(held_events) > SHOWN_FIRINGS:
-        typer.echo(f"  and {len(held_events) - SHOWN_FIRINGS} more")
+    if len(held_events) > SHOWN_WAITING:
+        typer.echo(f"  and {len(held_events) - SHOWN_WAITING} more")
     _print_errors(errors)
 
 
 def _print_errors(errors: Mapping[str, int]) -> None:
-    """Print the number of filters and correlations that failed, by kind of error."""
+    """Print how many filters and correlations ended with an error, for each kind of error."""
     for kind, count in errors.items():
         typer.echo(f"  {count} filters or correlations ended with an error: {kind}")
 
@@ -301,17 +315,17 @@ def _read_events(file: Path) -> Iterator[PastEvent]:
         raise event_input.BadInput(f"{file} can't be read: {error}") from None
     milliseconds = 0
     for event in event_input.read_events(lines, str(file)):
-        time = event.attributes.get("time")
-        milliseconds = milliseconds + 1 if time is None else _parse_milliseconds(time)
+        event_time = event.attributes.get("time")
+        milliseconds = milliseconds + 1 if event_time is None else _parse_milliseconds(event_time)
         yield PastEvent(milliseconds, event.attributes, json_format.write(event))
 
 
-def _parse_milliseconds(time: str) -> int:
+def _parse_milliseconds(rfc3339_time: str) -> int:
     """Return an RFC 3339 time as milliseconds since the Unix epoch."""
-    # datetime knows no leap seconds: read second 60 as second 59, and add one.
-    is_leap_second = ":60" in time
-    text = time.upper().replace(":60", ":59")
-    milliseconds = round(datetime.fromisoformat(text).timestamp() * 1000)
+    # datetime knows no leap seconds: read second 60 as second 59, and add one second.
+    is_leap_second = ":60" in rfc3339_time
+    iso_time = rfc3339_time.upper().replace(":60", ":59")
+    milliseconds = round(datetime.fromisoformat(iso_time).timestamp() * 1000)
     return milliseconds + 1000 if is_leap_second else milliseconds
 
 
@@ -329,10 +343,13 @@ def _firing_document(fired: Fired) -> Mapping[str, Any]:
 
 def _event_document(event: HeldEvent) -> Mapping[str, Any]:
     """Return an event as the job's result has it: dependency, source, id and time."""
-    source, _, identity = event.identity.partition(" ")
+    source, _, event_id = event.identity.partition(" ")
     return {
-        "dependency": event.dependency, "source": source, "id": identity, "at": _time_text(event.at)
-    }  # fmt: skip
+        "dependency": event.dependency,
+        "source": source,
+        "id": event_id,
+        "at": _time_text(event.at),
+    }
 
 
 def _time_text(milliseconds: int) -> str:

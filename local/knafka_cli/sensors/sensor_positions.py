@@ -59,24 +59,26 @@ class SensorPosition:
     record: Record | None
     """The next record; None if only transaction markers follow, or if it can't be read yet."""
     headers: RecordHeaders | None
-    """The record's headers, which the client returns only once; None if they can't be read."""
+    """The record's headers, which the client returns only once; None if there is no record, or if
+    they can't be read."""
 
     @property
     def place(self) -> str:
-        """The next record's place: `TOPIC/PARTITION/OFFSET`."""
+        """The next record's place, `TOPIC/PARTITION/OFFSET`; without a record, the position
+        itself."""
         offset = self.offset if self.record is None else self.record.offset()
         return f"{self.topic}/{self.partition}/{offset}"
 
     def text(self, sensor: SensorPlace) -> str:
-        """Return one line of text about the next record."""
+        """Return one line of text: where the next record is, and what it holds for this Sensor."""
         position = f"{self.place}, {self.end - self.offset} offsets before the end"
         if self.record is None:
             return f"{position}: nothing to read"
         return f"{position}: {self._record_description(sensor)}"
 
     def _record_description(self, sensor: SensorPlace) -> str:
-        """Return what the next record holds: an event of the Sensor's Broker or channel, an event
-        for one of its triggers (in the trigger topic), or no event."""
+        """Return a text about the next record, which must not be None: an event of the Sensor's
+        Broker or channel, an event for one of its triggers (in the trigger topic), or no event."""
         record = cast(Record, self.record)
         value = record.value()
         description = f"{len(value or b'')} bytes of {rfc3339(record.timestamp()[1] / 1000)}"
@@ -113,17 +115,19 @@ def skip(connection: Mapping[str, Any], sensor: SensorPlace, place: str) -> Sens
     """Skip the record at a place (`TOPIC/PARTITION/OFFSET`): store it as a dead letter, then commit
     the offset after it.
 
-    Returns the Sensor's position before the skip. Raises `CannotSkip` if it isn't the next record
-    of its partition or the Sensor has processes, and `LogError`.
+    Returns the Sensor's position before the skip. Raises `CannotSkip` if that isn't the place of
+    the next record of a partition, or if the Sensor has processes, and `LogError`.
     """
     with _open_reader(connection, sensor) as reader:
         by_place = {position.place: position for position in _read_positions(reader, sensor)}
         position = by_place.get(place)
         if position is None or position.record is None:
-            next_records = ", ".join(
-                name for name, position in by_place.items() if position.record is not None
+            next_places = ", ".join(
+                next_place
+                for next_place, candidate in by_place.items()
+                if candidate.record is not None
             )
-            raise CannotSkip(f"{place} is not the next record: that is {next_records or 'none'}")
+            raise CannotSkip(f"{place} is not the next record: that is {next_places or 'none'}")
         # Commit the same offset first: if the Sensor has processes, Kafka refuses it, and no dead
         # letter is stored in vain.
         _commit(reader, sensor, position, position.offset)
@@ -140,12 +144,13 @@ def _open_reader(connection: Mapping[str, Any], sensor: SensorPlace) -> RangeRea
 
 
 def _read_positions(reader: RangeReader, sensor: SensorPlace) -> Iterator[SensorPosition]:
-    """Yield the Sensor's position in each partition with unread records; reading the next record of
-    one takes `RECORD_READ_TIMEOUT` seconds at most. Raises `LogError`."""
+    """Yield the Sensor's position in each partition with unread records. Each partition takes at
+    most `RECORD_READ_TIMEOUT` seconds. Raises `LogError`."""
     for topic in (sensor.topic, sensor.trigger_topic):
         spans = reader.spans(topic)
         committed = reader.committed(topic, spans)
         for number, (low, end) in spans.items():
+            # A group without a commit begins at the partition's start, `low`.
             offset, metadata = committed.get(number, (low, ""))
             if offset < end:
                 record = reader.first_record(topic, number, offset, RECORD_READ_TIMEOUT)
@@ -154,19 +159,19 @@ def _read_positions(reader: RangeReader, sensor: SensorPlace) -> Iterator[Sensor
 
 
 def _read_headers(record: Record) -> RecordHeaders | None:
-    """Return the record's headers, which the client returns only once; None if the name of one
-    isn't UTF-8, for which the client raises an error."""
+    """Return the record's headers, which the client returns only once; None if they can't be
+    read."""
     try:
         return record.headers() or []
-    except Exception:
+    except Exception:  # the client's, for a name that isn't UTF-8
         return None
 
 
 def _commit(
     reader: RangeReader, sensor: SensorPlace, position: SensorPosition, offset: int
 ) -> None:
-    """Commit an offset for the Sensor's group, with the metadata of its last commit. Raises
-    `CannotSkip` if the Sensor has processes."""
+    """Commit an offset in the position's partition for the Sensor's group, with the metadata of the
+    group's last commit. Raises `CannotSkip` if the Sensor has processes, and `LogError`."""
     topic_partition = TopicPartition(position.topic, position.partition, offset, position.metadata)
     try:
         reader.commit([topic_partition])

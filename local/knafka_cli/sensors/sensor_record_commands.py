@@ -32,6 +32,7 @@ from knafka_client.topics import dead_letters
 
 if TYPE_CHECKING:
     from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
+    from knafka_client.declared.cluster_source import ClusterSource
 
 SensorName = Annotated[str, typer.Argument(help="The Sensor: [NAMESPACE/]NAME.")]
 
@@ -58,8 +59,9 @@ def show_next(
     """
     from knafka_cli.sensors import sensor_positions
 
-    source_options = data_dir, context, kubeconfig, namespace, bootstrap_servers, system_namespace
-    connection, sensor = _find_sensor(name, *source_options)
+    connection, sensor = _find_sensor(
+        name, data_dir, context, kubeconfig, namespace, bootstrap_servers, system_namespace
+    )
     positions = sensor_positions.unread_positions(connection, sensor)
     for position in positions:
         typer.echo(position.text(sensor))
@@ -89,8 +91,9 @@ def skip(
     """
     from knafka_cli.sensors import sensor_positions
 
-    source_options = data_dir, context, kubeconfig, namespace, bootstrap_servers, system_namespace
-    connection, sensor = _find_sensor(name, *source_options)
+    connection, sensor = _find_sensor(
+        name, data_dir, context, kubeconfig, namespace, bootstrap_servers, system_namespace
+    )
     skipped = sensor_positions.skip(connection, sensor, place)
     typer.echo(f"skipped {skipped.text(sensor)}; it is in {sensor.dead_letter_topic}")
 
@@ -109,8 +112,9 @@ def show_letters(
     data_dir: DataDir = DEFAULT_DATA,
 ) -> None:
     """Show the newest records and events that a Sensor could not handle, and why."""
-    source_options = data_dir, context, kubeconfig, namespace, bootstrap_servers, system_namespace
-    connection, sensor = _find_sensor(name, *source_options)
+    connection, sensor = _find_sensor(
+        name, data_dir, context, kubeconfig, namespace, bootstrap_servers, system_namespace
+    )
 
     async def read(admin: KafkaAdmin) -> list[dead_letters.StoredDeadLetter]:
         """Read the newest records of the dead-letter topic."""
@@ -135,26 +139,43 @@ def _find_sensor(
 ) -> tuple[dict[str, Any], SensorPlace]:
     """Return the librdkafka configuration for a Sensor's Kafka, and the Sensor's group and topics.
 
-    Without a context or kubeconfig, it is a Sensor of `knafka up` on `data_dir`, else one of a
-    cluster. The other parameters are the options of these names, for a cluster. Exits with code 2
-    if there is none of this name. Raises `KnafkaError`.
+    If neither `context` nor `kubeconfig` is given, the Sensor is one of the `knafka up` on
+    `data_dir`; otherwise it is one of a cluster, which the other parameters, the command's options,
+    choose. Exits with code 2 if there is no Sensor of this name. Raises `KnafkaError`.
     """
     source = source_of(
         data_dir, context, kubeconfig, namespace, bootstrap_servers, system_namespace
     )
     if context is None and kubeconfig is None:
-        running = Installation(data_dir).read_state()
-        full_name = name if "/" in name else f"{namespace or 'default'}/{name}"
-        by_name = {f"{place.namespace}/{place.name}": place for place in running.sensors}
-        if full_name not in by_name:
-            raise refuse(f"there is no Sensor {full_name}: there is {', '.join(by_name) or 'none'}")
-        return kafka_configuration(running), by_name[full_name]
+        return _find_running_sensor(name, data_dir, namespace)
     # Imported here, since the Kubernetes client takes half a second.
     from knafka_client.declared.cluster_source import ClusterSource
+
+    assert isinstance(source, ClusterSource)
+    return _find_cluster_sensor(source, name, namespace)
+
+
+def _find_running_sensor(
+    name: str, data_dir: Path, namespace: str | None
+) -> tuple[dict[str, Any], SensorPlace]:
+    """Return the same as `_find_sensor`, for a Sensor of the `knafka up` on `data_dir`. A `name`
+    without a namespace is in `namespace`; None: in `default`."""
+    running = Installation(data_dir).read_state()
+    full_name = name if "/" in name else f"{namespace or 'default'}/{name}"
+    by_name = {f"{place.namespace}/{place.name}": place for place in running.sensors}
+    if full_name not in by_name:
+        raise refuse(f"there is no Sensor {full_name}: there is {', '.join(by_name) or 'none'}")
+    return kafka_configuration(running), by_name[full_name]
+
+
+def _find_cluster_sensor(
+    source: ClusterSource, name: str, namespace: str | None
+) -> tuple[dict[str, Any], SensorPlace]:
+    """Return the same as `_find_sensor`, for a Sensor of the cluster that `source` reads. A `name`
+    without a namespace is in `namespace`; None: in the namespace of the kubeconfig's context."""
     from knafka_operator.model.family import CHANNELS
     from knafka_operator.model.sensors import KNAFKA, SENSOR, bus_of
 
-    assert isinstance(source, ClusterSource)
     view = read_view(source, namespace, name)
     sensor_namespace, sensor_name = namespace_in(name) or view.namespace, name.rpartition("/")[2]
     documents = source.list(KNAFKA, SENSOR, sensor_namespace) or ()
@@ -173,11 +194,13 @@ def _find_sensor(
 
 
 def sensor_place_of(document: Mapping[str, Any], bus: str, own_name: str) -> SensorPlace:
-    """Return the group and topics of a Sensor in a cluster, by the status of its object `document`.
+    """Return the group and topics of a Sensor in a cluster, from the status of its object
+    `document`.
 
-    `topic`, that of its Broker or channel (its bus), is left empty. `bus` and `own_name` are the
-    texts that stand for the bus and for the Sensor in names of topics and groups. Exits with code 2
-    if the status has no valid names.
+    The result's `topic`, that of the Sensor's Broker or channel (its bus), is left empty. `bus` and
+    `own_name` are the texts that stand for the bus and for the Sensor in names of topics and
+    groups. Exits with code 2 if the status lacks the names of the Sensor's group and trigger topic,
+    or has names that can't be this Sensor's.
     """
     from knafka_operator.model.resources import GROUP_STATUS
     from knafka_operator.model.sensors import TOPICS, TRIGGER

@@ -20,7 +20,8 @@ def missing_functions(filters: Sequence[Filter], path: str) -> Iterator[str]:
     """Yield a sentence for each call, in the CESQL of these filters, of a function that doesn't
     exist or doesn't take this number of arguments.
 
-    `path` is that of the filters in their document (`spec.filters`), for the sentences.
+    `path` is where the filters are in their document, such as `spec.filters`; each sentence begins
+    with the path of its expression.
     """
     for expression_path, text in expressions(filters, path):
         for call in _function_calls(parse(text)):
@@ -29,8 +30,8 @@ def missing_functions(filters: Sequence[Filter], path: str) -> Iterator[str]:
 
 
 def _call_problem(call: Call) -> str:
-    """Return why a call can't be evaluated, with the name of a similar function, or else of all
-    functions."""
+    """Return why a call can't be evaluated: its number of arguments is wrong, or there is no such
+    function. In the second case, the text names a similar function, or all functions."""
     if call.name in names():
         return f"the function {call.name} does not take {len(call.arguments)} arguments"
     similar = get_close_matches(call.name, names(), 1)

@@ -24,7 +24,6 @@ from knafka_operator.archives.manifests import s3_settings
 
 DRIVER_MEMORY: Final = "1g"
 """Memory of the driver, which does all the work in local mode; tested with 1,000,000 records."""
-
 SPARK_CORES: Final = 2
 """Cores that a job uses."""
 SPARK_JVM_FLAGS: Final = (
@@ -39,6 +38,7 @@ SPARK_JVM_FLAGS: Final = (
 """Flags of the driver's JVM."""
 
 S3_SCHEME: Final = "s3a://"
+"""Beginning of the URIs of tables in an S3 store."""
 
 JOB_PREFIX: Final = "knafka: "
 """Beginning of the job's own lines on stderr; all other lines are Spark's."""
@@ -46,7 +46,6 @@ JOB_ERROR_PREFIX: Final = "error: "
 """Text after `JOB_PREFIX` in the line that says why the job failed."""
 
 _VECTOR_MODULE: Final = "jdk.incubator.vector"
-
 """A module that PySpark always requests from Java, and can do without."""
 
 _JAVA_WITHOUT_MODULE: Final = f"""\
@@ -58,8 +57,8 @@ for argument; do
 done
 exec {{java}} "$@"
 """
-"""A `java` that ignores PySpark's request for a module that this Java lacks and PySpark can do
-without."""
+"""Text of a script `java` that calls the program `{java}` without PySpark's request for
+`_VECTOR_MODULE`."""
 
 
 class JobFailed(KnafkaError):
@@ -72,11 +71,12 @@ def is_pyspark_installed() -> bool:
 
 
 def run_job_process(arguments: Sequence[str], progress: Callable[[str], None]) -> str:
-    """Run one job to its end; returns its result, one line of JSON.
+    """Run one job to its end; returns the job's result, one line of JSON.
 
     `arguments` are the job's name and its options, as on a command line. `progress` is called with
-    each line of the job's own on stderr. Raises `JobFailed` with the job's error message, and
-    `LocalKafkaError` if Java or a jar can't be obtained.
+    each of the job's own lines on stderr, without `JOB_PREFIX`. Raises `JobFailed` with the job's
+    error message, or if PySpark isn't installed, and `LocalKafkaError` if Java or a jar can't be
+    obtained.
     """
     if not is_pyspark_installed():
         raise JobFailed(
@@ -118,15 +118,18 @@ def run_job_process(arguments: Sequence[str], progress: Callable[[str], None]) -
         # The last line may be Spark's, so the job's own error has precedence.
         problem = (job_error or last_line).removeprefix(JOB_PREFIX).removeprefix(JOB_ERROR_PREFIX)
         raise JobFailed(problem or f"the job ended with {process.returncode}")
-    return answer.strip().rpartition("\n")[2]
+    _, _, result = answer.strip().rpartition("\n")  # the last line
+    return result
 
 
 def spark_environment(progress: Callable[[str], None], *, s3: bool = False) -> dict[str, str]:
     """Return the environment variables that make PySpark's launcher start a local Spark with our
     jars.
 
-    With `s3` it can open tables at `s3a://`: the S3 of AWS_ENDPOINT_URL and AWS_REGION, with the
-    keys in Spark's own environment. Raises `LocalKafkaError` if Java or a jar can't be obtained.
+    With `s3`, this Spark can open tables at `s3a://`: AWS_ENDPOINT_URL and AWS_REGION of this
+    process name the S3 store, and Spark takes the keys from its own environment. `progress` is
+    called with each message about a download. Raises `LocalKafkaError` if Java or a jar can't be
+    obtained.
     """
     jars = ",".join(map(str, obtain_for_spark(s3=s3, progress=progress)))
     cache = platformdirs.user_cache_path("knafka")
@@ -154,17 +157,18 @@ def spark_environment(progress: Callable[[str], None], *, s3: bool = False) -> d
 
 
 def java_home(java: Path, folder: Path) -> Path:
-    """Return a JAVA_HOME with which PySpark can start.
+    """Return a folder that PySpark can use as JAVA_HOME.
 
-    It is that of `java`, if this has the module that PySpark requests. Otherwise it is `folder`, in
-    which a script is written that calls `java` without the request. Raises `OSError` or
-    `subprocess.CalledProcessError` if `java` can't be run.
+    If `java` has the module that PySpark requests, it is the home of `java`. Otherwise it is
+    `folder`, in which this function writes a script that calls `java` without the request. Raises
+    `OSError` or `subprocess.CalledProcessError` if `java` can't be run.
     """
     modules = subprocess.run([java, "--list-modules"], capture_output=True, text=True, check=True)
     if _VECTOR_MODULE in modules.stdout:
         return java.resolve().parent.parent
     shim = folder / "bin" / "java"
     shim.parent.mkdir(parents=True, exist_ok=True)
+    # Written under another name first, so that no other process runs half a script.
     unfinished = shim.with_suffix(f".{os.getpid()}")
     unfinished.write_text(_JAVA_WITHOUT_MODULE.format(java=shlex.quote(str(java))))
     unfinished.chmod(unfinished.stat().st_mode | stat.S_IXUSR)

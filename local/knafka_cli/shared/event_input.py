@@ -16,7 +16,7 @@ class BadInput(KnafkaError):
 
 
 def sample_event(attributes: Mapping[str, str], data: bytes | None, number: int) -> Event:
-    """Make the event with this number in a series; `{n}` in attributes and data becomes the number.
+    """Make an event of a series; `{n}` in attributes and data becomes its `number` in the series.
 
     Required attributes that aren't given get sample values. With data, `datacontenttype` is added
     if it isn't given: JSON if the data are JSON, else plain text. Raises `BadInput` with every rule
@@ -44,7 +44,8 @@ def sample_event(attributes: Mapping[str, str], data: bytes | None, number: int)
 def read_events(lines: Iterable[bytes], name: str) -> Iterator[Event]:
     """Yield the events in NDJSON, one structured event per line; empty lines are skipped.
 
-    Raises `BadInput` with the line's number and the `name` of the file.
+    Raises `BadInput` for a line that holds no valid event, with the line's number and the `name` of
+    the file.
     """
     for number, line in enumerate(lines, start=1):
         if line.strip():

@@ -20,16 +20,17 @@ from knafka_cli.shared.options import arguments_of
 from knafka_jobs.command_options import OPTIONS
 
 JobArguments: TypeAlias = dict[str, Any]
-"""The jobs' options that the user gave, by name without dashes: text or None; True or False for a
-flag."""
+"""The values of a command's job options by name, without the leading dashes. The value is text, or
+None if the user didn't give the option; for a flag it is True or False."""
 
 
 def takes_job_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorate a command so that it takes these options of the jobs; their values are its first
-    argument, a `JobArguments`."""
+    """Return a decorator that gives a command the jobs' options of these names. The command gets
+    their values as its first argument, a `JobArguments`."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         """Give the command these options."""
+        # The first parameter is the `JobArguments`, which isn't an option itself.
         _, *own_parameters = inspect.signature(command, eval_str=True).parameters.values()
         parameters = {name: _typer_parameter(name) for name in names}
 
@@ -41,8 +42,8 @@ def takes_job_options(*names: str) -> Callable[[Callable[..., None]], Callable[.
             }
             command(job_arguments, **options)
 
-        # Typer reads the signature and the annotations. A signature has parameters without a
-        # default first.
+        # Typer reads the signature and the annotations. In a signature, parameters without a
+        # default must come first.
         signature = inspect.Signature(
             sorted(
                 [*parameters.values(), *own_parameters],
@@ -59,23 +60,25 @@ def takes_job_options(*names: str) -> Callable[[Callable[..., None]], Callable[.
 
 
 def _typer_parameter(name: str) -> inspect.Parameter:
-    """Return the Typer parameter for one option of the jobs, made from its declaration for
-    argparse."""
+    """Return the Typer parameter for the jobs' option of this name, made from the option's
+    declaration for argparse: a flag, or a text whose default is None."""
     declared = OPTIONS[name]
     text = declared["help"] % declared  # argparse's help may refer to other fields
     option: dict[str, Any] = {"help": f"{text[0].upper()}{text[1:]}."}
-    is_text = declared.get("action") != "store_true"  # else a flag
-    kind: Any = bool
-    if is_text:
-        kind = str | None
+    value_type: Any
+    default: bool | None
+    if declared.get("action") == "store_true":
+        value_type, default = bool, False
+    else:
+        value_type, default = str | None, None
         option["metavar"] = name.upper()
         if "type" in declared:
             option["parser"] = _checking_parser(declared["type"])
     return inspect.Parameter(
         name.replace("-", "_"),
         inspect.Parameter.POSITIONAL_OR_KEYWORD,
-        default=None if is_text else False,
-        annotation=Annotated[kind, typer.Option(f"--{name}", **option)],
+        default=default,
+        annotation=Annotated[value_type, typer.Option(f"--{name}", **option)],
     )
 
 
@@ -95,11 +98,12 @@ def _checking_parser(read: Callable[[str], Any]) -> Callable[[str], str]:
 
 
 def run_job(command: str, *options: Mapping[str, Any]) -> dict[str, Any]:
-    """Run the Spark job `command`, such as `compact`, in a process; returns its result, a JSON
-    object.
+    """Run the Spark job `command`, such as `compact`, in a process of its own; returns the job's
+    result, a JSON object.
 
-    `options` are its options by name, in several mappings. Progress is one changing line on a
-    terminal, and a line for each step elsewhere. Raises `JobFailed`.
+    `options` are mappings from the names of the job's options to their values. Progress is shown on
+    stderr: as one changing line on a terminal, otherwise as a line for each step. Raises
+    `JobFailed`.
     """
     arguments = [command, *(word for mapping in options for word in arguments_of(mapping))]
     console = Console(stderr=True)

@@ -13,13 +13,15 @@ START_OF_TOPIC: Final = 0.0
 
 _SECONDS_BY_UNIT: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _match_duration = re.compile(r"(\d+(?:\.\d+)?)([smhd])").fullmatch
+"""Matches a duration such as `1.5h`, with groups for its number and its unit."""
 
 
 def parse_moment(text: str, now: float) -> float:
-    """Return the moment that `2h` (before `now`), `start` or an ISO 8601 time names, in seconds
-    since the Unix epoch.
+    """Return the moment that `text` names: a duration before `now` such as `2h`, `start` or an ISO
+    8601 time.
 
-    A time without an offset is local time. Raises `BadInput`.
+    Both moments are in seconds since the Unix epoch. A time without an offset is local time. Raises
+    `BadInput` for any other text.
     """
     if text == "start":
         return START_OF_TOPIC
@@ -34,10 +36,11 @@ def parse_moment(text: str, now: float) -> float:
 
 
 def parse_end(text: str, now: float) -> float:
-    """Return the future moment that `3d` (after `now`) or an ISO 8601 time names, in seconds since
-    the Unix epoch.
+    """Return the future moment that `text` names: a duration after `now` such as `3d`, or an ISO
+    8601 time.
 
-    A time without an offset is local time. Raises `BadInput`, also for a time before `now`.
+    Both moments are in seconds since the Unix epoch. A time without an offset is local time. Raises
+    `BadInput` for any other text, and for a time that isn't after `now`.
     """
     if duration := _match_duration(text):
         return now + float(duration[1]) * _SECONDS_BY_UNIT[duration[2]]

@@ -39,8 +39,8 @@ EXIT_INTERRUPTED: Final = 130
 
 DATA_DIR: Final = "--data-dir"
 
-
 T = TypeVar("T")
+"""Result of a coroutine that makes requests to Kafka."""
 
 Files = Annotated[
     list[Path] | None,
@@ -67,7 +67,8 @@ BrokerName = Annotated[
 
 
 def add(app: typer.Typer, name: str, command: Callable[..., None], example: str) -> None:
-    """Add a command to `app`; its help ends with the example."""
+    """Add the function `command` to `app` as the command `name`, whose help ends with the
+    `example`."""
     app.command(name, epilog=f"Example: {example}")(command)
 
 
@@ -83,8 +84,8 @@ def exit_on_bad_input() -> Iterator[None]:
 
 
 def refuse(problem: str) -> typer.Exit:
-    """Print what is wrong with the command's options; returns the exception to raise (exit code
-    2)."""
+    """Print what is wrong with the command's options; returns the exception that the caller must
+    raise, with exit code 2."""
     typer.echo(f"knafka: {problem}", err=True)
     return typer.Exit(EXIT_USAGE)
 
@@ -93,8 +94,8 @@ def read_declared(files: list[Path] | None, data_dir: Path) -> DeclaredObjects:
     """Return the objects declared in these files; without files, in those of the `knafka up` that
     runs on `data_dir`.
 
-    Problems with a file are printed on stderr. Raises `NoManifests`, and `NotRunning` if there are
-    no files and nothing runs.
+    Problems with a file are printed on stderr. Raises `NoManifests` if a file doesn't exist, and
+    `NotRunning` if no files are given and nothing runs.
     """
     paths = files or [Path(path) for path in Installation(data_dir).read_state().manifests]
     declared = Manifests(paths).read()
@@ -104,8 +105,8 @@ def read_declared(files: list[Path] | None, data_dir: Path) -> DeclaredObjects:
 
 
 def read_event(text: str) -> Event:
-    """Read a structured event: JSON, the name of a file, or `-` for stdin. Raises `BadInput` and
-    `InvalidEvent`."""
+    """Return the structured event in `text`: JSON, the name of a file with JSON, or `-` for stdin.
+    Raises `BadInput` if the file can't be read, and `InvalidEvent`."""
     if text == "-":
         return json_format.read(sys.stdin.buffer.read())
     if text.lstrip().startswith("{"):
@@ -117,10 +118,10 @@ def read_event(text: str) -> Event:
 
 
 def ingress_of(running: RunningState, broker: str | None) -> Ingress:
-    """Return the Ingress of the named Broker or KafkaChannel (`channel/[NAMESPACE/]NAME`), or of
-    the only one.
+    """Return the Ingress of the running Broker or KafkaChannel with this name: `[NAMESPACE/]NAME`
+    or `channel/[NAMESPACE/]NAME`. None: that of the only one.
 
-    Exits with code 2 if there is none, or several and no name.
+    Exits with code 2 if none has the name; with None, unless exactly one runs.
     """
     ingresses = running.ingresses
     if broker is not None:
@@ -163,7 +164,7 @@ def account_of(text: str) -> ServiceAccount:
 
 
 def _ingress_name(ingress: Ingress) -> str:
-    """Return the name of this Broker or KafkaChannel as options take it."""
+    """Return the full name of this Broker or KafkaChannel, as the option --broker takes it."""
     name = f"{ingress.namespace}/{ingress.broker}"
     return CHANNEL_PREFIX + name if ingress.kind == "KafkaChannel" else name
 
@@ -174,9 +175,10 @@ def egress_of(running: RunningState, trigger: str) -> Egress:
     `subscription/[NAMESPACE/]NAME` names a Subscription only. Exits with code 2 if neither runs.
     """
     subscription = triggers.parse_name(trigger.removeprefix(SUBSCRIPTION_PREFIX), "Subscription")
-    candidates = [subscription]
-    if not trigger.startswith(SUBSCRIPTION_PREFIX):
-        candidates.insert(0, triggers.parse_name(trigger, "Trigger"))
+    if trigger.startswith(SUBSCRIPTION_PREFIX):
+        candidates = [subscription]
+    else:
+        candidates = [triggers.parse_name(trigger, "Trigger"), subscription]
     by_name = {
         ObjectIdentity(egress.kind, egress.namespace, egress.trigger): egress
         for egress in running.egresses
@@ -217,8 +219,8 @@ def ask_kafka(
 
 
 def arguments_of(options: Mapping[str, Any]) -> list[str]:
-    """Return options as command line arguments; None and False are left out, and a list becomes one
-    argument for each entry."""
+    """Return options, given by name, as command line arguments. None and False are left out, True
+    is a flag, and a list becomes one argument for each of its entries."""
     arguments = []
     for name, value in options.items():
         if value is True:
@@ -232,8 +234,8 @@ def arguments_of(options: Mapping[str, Any]) -> list[str]:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], empty_text: str) -> None:
-    """Print rows in aligned columns under the names of the `columns`; print only `empty_text` if
-    there are no rows."""
+    """Print the rows' cells in aligned columns, under the titles in `columns`; print only
+    `empty_text` if there are no rows."""
     if not rows:
         typer.echo(empty_text)
         return

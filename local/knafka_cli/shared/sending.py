@@ -23,8 +23,8 @@ from knafka.core.events.http_binding import head_of
 from knafka.ports.subscriber import Response, Subscriber, Target
 
 SEND_CONNECTIONS: Final = 16
-"""Requests in flight at once, which Kafka acknowledges together. They arrive in any order: order
-per key needs one connection."""
+"""Requests in flight at once, so that the receiver can write their events to Kafka together. They
+arrive in any order: order within a key needs one connection."""
 SEND_ATTEMPT_TIMEOUT: Final = 30.0
 """Seconds for one attempt; a receiver gives up on Kafka after ten."""
 SEND_RETRIES: Final = 20
@@ -105,11 +105,11 @@ async def send(
     """Post every event to `url`, at most `rate` events a second; `show` is called with each event's
     final answer.
 
-    `connections` requests are in flight at once. Without `retry`, each is sent once. With `batch`,
-    a request has up to that many events, which share its answer (CE-H11); 0: each event has a
-    request of its own. `authorization` returns the `authorization` header line of a request; by
-    default there is none. Raises `InvalidDocument` for an unusable URL, and `BadInput` from
-    `events`.
+    `rate` None: as fast as possible. `connections` requests are in flight at once. `retry` False:
+    each request is sent only once. With `batch`, a request has up to that many events, which share
+    its answer (CE-H11); 0: each event has a request of its own. `authorization` returns a request's
+    `authorization` header line; the default, `bytes`, returns none. Raises `InvalidDocument` for an
+    unusable URL, and `BadInput` from `events`.
     """
     target = Target.parse(url)
     if target.problem:
@@ -121,8 +121,8 @@ async def send(
     start = loop.time()
 
     async def send_remaining_groups() -> None:
-        """Send one group after the other, until no group is left for any worker."""
-        # All workers take from this one iterator, so each group is sent by one of them.
+        """Send one group of events after the other, until none is left."""
+        # All tasks take from this one iterator, so each group is sent by one of them.
         for number_before, request_events in numbered_groups:
             if rate is not None:
                 await asyncio.sleep(start + number_before / rate - loop.time())
@@ -147,12 +147,12 @@ async def send(
 
 
 def _split_into_groups(events: Iterable[Event], size: int) -> Iterator[tuple[int, Sequence[Event]]]:
-    """Yield groups of up to `size` consecutive events, each as a pair: how many events came before
-    it, and the group."""
-    source, number_before = iter(events), 0
-    while chunk := list(itertools.islice(source, size)):
-        yield number_before, chunk
-        number_before += len(chunk)
+    """Yield the events in groups of up to `size`, in order. Each group comes as a pair: how many
+    events precede the group, and its events."""
+    remaining_events, number_before = iter(events), 0
+    while group := list(itertools.islice(remaining_events, size)):
+        yield number_before, group
+        number_before += len(group)
 
 
 def _single_request(event: Event) -> tuple[bytes, bytes]:
@@ -169,10 +169,11 @@ def _batch_request(events: Sequence[Event]) -> tuple[bytes, bytes]:
 async def _post_with_retries(
     subscriber: Subscriber, target: Target, event: Event, head: bytes, body: bytes, retries: int
 ) -> SendResult:
-    """Post one request, with at most `retries` retries; returns the final answer, for `event`.
+    """Post one request, and send it again at most `retries` times; returns the last answer, as that
+    to `event`.
 
-    `head` are its header lines, and `body` its body. It is sent again after a failed connection and
-    after `RETRIED_STATUSES`, once the backoff is over, or later if Retry-After says so.
+    `head` are the request's header lines. It is sent again after a failed connection and after
+    `RETRIED_STATUSES`, once the backoff is over, or later if Retry-After says so.
     """
     backoff = FIRST_SEND_BACKOFF
     attempt = 1
@@ -196,6 +197,6 @@ async def _post_with_retries(
 
 
 def _retry_after(response: Response) -> float:
-    """Return the seconds that the response's Retry-After asks for; 0 if it has none."""
+    """Return the seconds that the response's Retry-After asks for; 0 if it has no valid one."""
     value = response.header(b"retry-after")
     return (retry_after_seconds(value, time.time()) or 0.0) if value else 0.0

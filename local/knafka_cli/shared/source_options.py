@@ -67,8 +67,8 @@ def source_of(
     """Return the source of declared objects: the cluster if a context or kubeconfig is given, or
     else what `knafka up` runs on `data_dir`.
 
-    The other parameters are the options of the same names, for a cluster. Raises `ClusterError`;
-    exits with code 2 if `bootstrap_servers` is given without a cluster.
+    The other parameters are the command's options for a cluster. Raises `ClusterError`; exits with
+    code 2 if `bootstrap_servers` is given without a cluster.
     """
     if context is None and kubeconfig is None:
         if bootstrap_servers is not None:
@@ -87,11 +87,11 @@ def source_of(
 
 
 def read_view(source: DeclaredSource, namespace: str | None, name: str | None) -> DeclaredView:
-    """Read the declared objects of one namespace. `name` (a Broker's or Trigger's, maybe
-    NAMESPACE/NAME) may name it; otherwise it is `namespace`, and if that is None, the source
-    chooses.
+    """Read the declared objects of one namespace.
 
-    Objects that can't be read are printed on stderr. Raises `KnafkaError` if nothing can be read.
+    If `name`, of a Broker or Trigger, is NAMESPACE/NAME, it is that namespace; otherwise it is
+    `namespace`, and if that is None, the source's default. A sentence about each object that can't
+    be read is printed on stderr. Raises `KnafkaError` if nothing can be read.
     """
     named_namespace = namespace_in(name) if name else None
     view = source.read(named_namespace or namespace)

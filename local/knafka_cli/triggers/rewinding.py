@@ -22,6 +22,7 @@ class TriggerHasDispatchers(KnafkaError):
     """The Trigger has dispatchers, so its group can't be rewound."""
 
     def __init__(self, egress: Egress) -> None:
+        """`egress` is the Trigger's."""
         super().__init__(
             f"{egress.namespace}/{egress.trigger} is delivering: rewind it once it has no "
             "dispatcher (`knafka status`)"
@@ -29,19 +30,21 @@ class TriggerHasDispatchers(KnafkaError):
 
 
 def rewind(connection: dict[str, Any], egress: Egress, since: float, *, dry_run: bool) -> int:
-    """Set a Trigger's group back to the first records since a time; returns how many offsets it
-    will read again, 0 if it has read none since then.
+    """Set a Trigger's group back to the first records since a time; returns the number of offsets
+    that the group will read again, 0 if it has read none since then.
 
     `connection` is librdkafka's configuration; `since` is in seconds since the Unix epoch. With
     `dry_run`, nothing changes. Raises `TriggerHasDispatchers` and `LogError`.
     """
-    topic, rewound_positions, count = egress.topic, list[TopicPartition](), 0
+    topic = egress.topic
+    rewound_positions: list[TopicPartition] = []
+    count = 0
     with RangeReader(connection, egress.group) as reader:
         spans = reader.spans(topic)
         committed = reader.committed(topic, spans)
         starts = reader.offsets_since(topic, spans, since)
         for number, (low, _) in spans.items():
-            # Without an offset a group reads from the partition's start.
+            # A group without a committed offset reads from the partition's start.
             position = committed[number].offset if number in committed else low
             if starts[number] < position:
                 rewound_positions.append(TopicPartition(topic, number, starts[number]))

@@ -110,8 +110,10 @@ def list_triggers(files: Files = None, data_dir: DataDir = DEFAULT_DATA) -> None
     if not files:
         running = Installation(data_dir).read_state()
         lags = with_kafka(running, lambda admin: _read_lags(admin, running.egresses))
-    some_paused = any(map(triggers.is_paused, declared.of_type(Trigger)))
+    any_paused = any(map(triggers.is_paused, declared.of_type(Trigger)))
+    # The last two columns are left out if they would be empty.
     columns = ["TRIGGER", "BROKER", "FILTERS", "SUBSCRIBER", "ORDER"]
+    columns += [*(["WAITING"] if lags else []), *(["STATE"] if any_paused else [])]
     rows = [
         [
             declared_trigger.id,
@@ -120,11 +122,11 @@ def list_triggers(files: Files = None, data_dir: DataDir = DEFAULT_DATA) -> None
             triggers.destination_text(declared_trigger.spec.subscriber),
             triggers.declared_order(declared_trigger),
             *([str(lags.get(declared_trigger.id, "?"))] if lags else []),
-            *(["paused" if triggers.is_paused(declared_trigger) else ""] if some_paused else []),
+            *(["paused" if triggers.is_paused(declared_trigger) else ""] if any_paused else []),
         ]
         for declared_trigger in declared.of_type(Trigger)
     ]
-    columns += [*(["WAITING"] if lags else []), *(["STATE"] if some_paused else [])]
+
     print_table(columns, rows, "no Trigger is declared")
     if files and declared.problems:
         raise typer.Exit(EXIT_FAILED)
@@ -186,11 +188,12 @@ def rewind(
 def _set_paused(
     trigger: str, files: list[Path] | None, data_dir: Path, state: str, *, paused: bool
 ) -> None:
-    """Pause or resume a Trigger by an annotation in the file that declares it, and print a sentence
-    about that.
+    """Pause a Trigger (`paused` True) or resume it, by an annotation in the file that declares it,
+    and print a sentence about that.
 
-    `files` are those to search; None: those of the `knafka up` on `data_dir`. `state` is the
-    sentence's verb: `is paused` or `goes on`. Raises `NotAnnotated` and `NotRunning`.
+    `files` are the files to search; None: those of the `knafka up` on `data_dir`. `state` is the
+    sentence's verb: `is paused` or `goes on`. Exits with code 2 if no file declares the Trigger.
+    Raises `NotAnnotated` and `NotRunning`.
     """
     with exit_on_bad_input():
         declared = read_declared(files, data_dir)
@@ -205,8 +208,8 @@ def _set_paused(
 
 
 async def _read_lags(admin: KafkaAdmin, egresses: tuple[Egress, ...]) -> dict[str, int]:
-    """Return the number of waiting records of each Trigger, by `namespace/name`. Raises
-    `LogError`."""
+    """Return the number of waiting records of each Trigger or Subscription, by `namespace/name`.
+    Raises `LogError`."""
     lags = {}
     for egress in egresses:
         by_group = await admin.lags([egress.group], egress.topic)
