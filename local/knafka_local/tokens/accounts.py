@@ -18,8 +18,8 @@ class ServiceAccount(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """Parse `NAMESPACE/NAME`, or `NAME` in `default`; None if it can't be a service account's
-        name."""
+        """Parse `NAMESPACE/NAME`, or `NAME` for an account in `default`; None if a part can't be a
+        Kubernetes name."""
         namespace, slash, name = text.rpartition("/")
         account = cls(namespace if slash else "default", name)
         return account if all(_LEGAL_ACCOUNT_NAME(part) for part in account) else None

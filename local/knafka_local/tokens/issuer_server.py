@@ -5,8 +5,8 @@
     POST /api/v1/namespaces/NAMESPACE/serviceaccounts/NAME/token  a token, as for dispatchers
 
 The folder holds what a projected volume holds on a cluster: the CA and a token, both new at each
-start. The server gives tokens only to a caller that shows that token: every account of the machine
-can reach loopback, but only the user can read the folder.
+start. The server issues tokens only to a caller that shows the token in the folder: every account
+of the machine can reach loopback, but only the user can read the folder.
 Not here: signing anything (`issuer`).
 """
 
@@ -50,6 +50,7 @@ class _TokenSpec(msgspec.Struct, rename="camel"):
 
     audiences: list[str]
     expiration_seconds: float = 3600.0
+    """The requested lifetime of the token."""
 
 
 class _TokenRequest(msgspec.Struct):
@@ -69,7 +70,7 @@ async def serve_issuer(folder: Path) -> AsyncIterator[Mapping[str, str]]:
     answers = {DISCOVERY: issuer.discovery, JWKS: issuer.jwks}
 
     async def answer(request: web.Request) -> web.Response:
-        """Answer with the discovery document or the keys."""
+        """Answer with the discovery document or the public key, by the request's path."""
         return web.Response(body=answers[request.path], content_type="application/json")
 
     functions_token = issuer.token(
@@ -114,8 +115,8 @@ async def serve_issuer(folder: Path) -> AsyncIterator[Mapping[str, str]]:
 
 
 def _make_tls_context(folder: Path, token: str) -> ssl.SSLContext:
-    """Return the server's TLS context, with a new certificate; write the CA and the token, which
-    functions read, to the folder."""
+    """Return the server's TLS context, with a new certificate. Writes the CA and the token, which
+    functions read, to the folder; the server's key is removed from it again."""
     pem = make_certificate(ISSUER_HOST, datetime.now(UTC))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     key = folder / "tls.key"
