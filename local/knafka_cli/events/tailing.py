@@ -117,7 +117,7 @@ def _offsets_to_read(
     unread = ""
     for topic in topics:
         try:
-            leaderless = reader.leaderless(topic)
+            leaderless = reader.leaderless_partitions(topic)
             spans = reader.spans(topic, leaderless)
         except LogError as error:
             if not error.unknown_topic:

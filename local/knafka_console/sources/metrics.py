@@ -28,8 +28,9 @@ METRICS_PORT: Final = 9090
 METRICS_TIMEOUT: Final = 5.0
 """Seconds for the metrics of one replica."""
 FIGURES_MAX_AGE: Final = 1.0
-"""Seconds for which figures are used again, however many viewers there are."""
+"""Seconds for which fetched figures are used again, however many viewers there are."""
 POD_OBJECTS: Final = Objects(CORE, "pods")
+"""The kind of pods, in requests to the API server."""
 _OPERATOR_LABELS: Final = {
     "app.kubernetes.io/name": "knafka",
     "app.kubernetes.io/component": "operator",
@@ -62,7 +63,8 @@ class ProxiedMetrics:
         self._namespace = namespace
 
     def read(self) -> Sequence[str]:
-        """Return the metrics of each replica that answers. Raises `KnafkaError`."""
+        """Return the metrics of each replica that answers; blocks. Raises `NotAllowed` if the
+        viewer lacks the right, and `MetricsUnavailable` if no replica answers."""
         pods = self._api.list(POD_OBJECTS, self._namespace) or ()
         texts, failures = [], []
         for pod_document in pods:
@@ -100,7 +102,8 @@ class DirectMetrics:
         self._port = port
 
     def read(self) -> Sequence[str]:
-        """Return the metrics of each replica that answers. Raises `MetricsUnavailable`."""
+        """Return the metrics of each replica that answers; blocks. Raises `MetricsUnavailable` if
+        none does."""
         try:
             addresses = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
         except OSError as error:
@@ -133,7 +136,8 @@ class DirectMetrics:
 
 
 class SharedFigures:
-    """Figures that all viewers share: fetched only when one asks, and once for all of them."""
+    """Figures that all viewers share. They are fetched only when a viewer asks, and at most once in
+    `FIGURES_MAX_AGE` seconds."""
 
     def __init__(self, metrics: Metrics, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock` returns seconds of any monotonic clock."""
@@ -141,11 +145,12 @@ class SharedFigures:
         self._clock = clock
         self._lock = asyncio.Lock()
         self._last_result: tuple[float, Figures | KnafkaError] | None = None
-        """When the figures were fetched, and the figures or the error."""
+        """When the figures were last fetched, by `clock`, and the figures or the error; None: not
+        yet."""
 
     async def current(self) -> Figures:
-        """Return the figures, at most `FIGURES_MAX_AGE` seconds old. Raises `KnafkaError`, the same
-        for all who ask within that time."""
+        """Return the figures, at most `FIGURES_MAX_AGE` seconds old. Raises `KnafkaError` if they
+        can't be read; an error, too, is kept for that time."""
         async with self._lock:
             if self._last_result is None or self._clock() - self._last_result[0] >= FIGURES_MAX_AGE:
                 try:

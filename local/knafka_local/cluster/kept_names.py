@@ -28,7 +28,7 @@ SENSOR_ANNOTATIONS: Final = (
 than Kafka's start."""
 GENERATION_KEY: Final = "generation"
 """Key beside a Sensor's kept annotations: the generation that its status describes. The records of
-its trigger topic carry their Sensor's generation, and a Sensor ignores those of a later one."""
+its trigger topic carry a generation, and a Sensor ignores records of a later one than its own."""
 KEPT_ANNOTATIONS: Final = frozenset(
     {TOPIC_STATUS, TOPIC_ID, GROUP_STATUS, CONTRACT_TOPIC_KEY, DISPATCHER_KEY, *SENSOR_ANNOTATIONS}
     | {GENERATION_KEY}
