@@ -74,10 +74,10 @@ def store(tables: Tables, name: str, columns: Any, *given: dict[str, Any]) -> No
 
 def counted(engine: ReportEngine, *, many_summaries: bool = False) -> ReportEngine:
     """An engine that has named what is counted."""
-    engine.derive("reported", report_plan.reported(None, ago(9_999), engine.dialect))
+    engine.derive("reported", report_plan.reported_failures(None, ago(9_999), engine.dialect))
     engine.keep("frequent", report_plan.FREQUENT)
     assert bool(engine.rows(report_plan.MANY_SUMMARIES)) is many_summaries
-    engine.derive("counted", report_plan.counted(many_summaries=many_summaries))
+    engine.derive("counted", report_plan.counted_failures(many_summaries=many_summaries))
     return engine
 
 
@@ -249,7 +249,7 @@ def test_what_failed_again_is_counted_since_the_last_report(
     store_failures(tables, {}, {}, {})
     engine = counted(open_engine())
     for before, events in ((ago(10), 1), (None, 2)):
-        (row,) = engine.rows(report_plan.failed_again(before, engine.dialect))
+        (row,) = engine.rows(report_plan.events_failed_again(before, engine.dialect))
         assert row == {**dict(zip(GROUP, MAIL, strict=True)), "events": events}
 
 
@@ -314,7 +314,7 @@ def test_a_name_is_found_whatever_characters_it_has(tables: Tables, open_engine:
     told = engine.rows("SELECT namespace FROM spans")
     assert [row["namespace"] for row in told] == list(ODD)
     for text in ODD:
-        of_one = report_plan.of_broker(BrokerName(text, text), engine.dialect)
+        of_one = report_plan.broker_predicate(BrokerName(text, text), engine.dialect)
         told = engine.rows(f"SELECT namespace FROM failures WHERE {of_one}")
         assert [row["namespace"] for row in told] == [text]
 

@@ -41,8 +41,8 @@ Progress = Callable[[str], object]
 """Called with one line of progress."""
 
 GONE_TOPIC_AGE: Final = timedelta(hours=1)
-"""Age of a replayed event from which its topic counts as deleted if Kafka doesn't have it: a broker
-may learn later than others of a topic that was just created."""
+"""Age from which a replayed event's topic counts as deleted if Kafka doesn't have it. A broker may
+learn later than others of a topic that was just created."""
 
 DELETED_AND_SETTLED: Final[Columns] = {
     "topic_id": "string",
@@ -50,8 +50,8 @@ DELETED_AND_SETTLED: Final[Columns] = {
     "start": "bigint",
     "until": "bigint",
 }
-"""Columns of a partition's first offset, below which its records are deleted, and of the one below
-which its group has settled it."""
+"""Columns of a partition's two bounds: records below `start` are deleted, and events below `until`
+are settled by the partition's group."""
 
 STARTS: Final[Columns] = {
     "topic": "string",
@@ -59,7 +59,7 @@ STARTS: Final[Columns] = {
     "partition": "int",
     "start": "bigint",
 }
-"""Columns of a partition's first offset."""
+"""Columns with a partition's first offset."""
 
 
 def read_settled_offsets(tables: Tables, kafka: KafkaClient) -> list[tuple[str, int, int]]:
@@ -81,20 +81,20 @@ def read_settled_offsets(tables: Tables, kafka: KafkaClient) -> list[tuple[str, 
     ]
 
 
-def mark_gone(
+def mark_lost_by_deletion(
     tables: Tables,
     kafka: KafkaClient,
     broker: BrokerName | None,
     now: datetime,
     progress: Progress,
 ) -> None:
-    """Mark pending replayed events as lost if they were deleted before they were settled: with
-    their records, or with their replay topic, which may have been created anew since.
+    """Mark pending replayed events as lost if their records, or their replay topic, were deleted
+    before they were settled. The topic may have been created anew since.
 
     Nobody delivers such events any more, and as long as they are pending they can't be replayed.
     Only events of `broker` are marked; None: of all Brokers. Events of other Brokers may be in
     another Kafka, so without `broker` a topic counts as deleted only if this Kafka has a
-    dead-letter topic of its Broker.
+    dead-letter topic of its Broker. Raises `JobError`.
     """
     if tables.is_empty("sent"):
         return
@@ -135,25 +135,26 @@ def mark_gone(
 
 
 def _with_broker_here(rows: Iterable[Row], topic_names: Collection[str]) -> list[Row]:
-    """Return the rows (`namespace`, `broker`, `trigger`) of Brokers and Triggers that have a
-    dead-letter topic among these topics."""
-    here: dict[BrokerName, bool] = {}
-    result = []
+    """Return the rows (`namespace`, `broker`, `trigger`) whose Broker or Trigger has a dead-letter
+    topic among these topics, and so is in this Kafka."""
+    has_topic_here: dict[BrokerName, bool] = {}
+    rows_here = []
     for row in rows:
         broker = BrokerName(row["namespace"], row["broker"])
-        if broker not in here:
-            here[broker] = any(is_dead_letter_topic(name, broker) for name in topic_names)
-        # A name that was shortened is only found as the Trigger's.
-        if here[broker] or dead_letter_topic(*broker, row["trigger"]) in topic_names:
-            result.append(row)
-    return result
+        if broker not in has_topic_here:
+            has_topic_here[broker] = any(is_dead_letter_topic(name, broker) for name in topic_names)
+        # A topic's name that was shortened doesn't tell its Broker, only its Trigger.
+        if has_topic_here[broker] or dead_letter_topic(*broker, row["trigger"]) in topic_names:
+            rows_here.append(row)
+    return rows_here
 
 
-def mark_lost(tables: Tables, kafka: KafkaClient, progress: Progress) -> None:
+def mark_lost_by_cut(tables: Tables, kafka: KafkaClient, progress: Progress) -> None:
     """Mark pending replayed events as lost if the log of their replay topic was cut before them.
 
     Other records may have the offsets of the lost events by now. So call this before
     `mark_outcomes`, which would take commits of these offsets for commits of the lost events.
+    Raises `JobError`.
     """
     if tables.is_empty("sent"):
         return
@@ -196,7 +197,7 @@ def mark_outcomes(tables: Tables, committed: list[tuple[str, int, int]]) -> None
     """Mark failures that a replay resolved, then note the outcomes of the replayed events.
 
     `committed` (topic id, partition, offset) is from `read_settled_offsets`. If the run is killed
-    in between, the events are still pending, and the next run does both again.
+    in between, the events are still pending, and the next run does both steps again.
     """
     if not committed:
         return
