@@ -38,6 +38,7 @@ class Acknowledgement:
     until: datetime | None
     """When the acknowledgement ends; None: never."""
     note: str
+    """What the person noted; empty if nothing."""
 
 
 def latest_rows(rows: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:

@@ -30,10 +30,10 @@ Pointer: TypeAlias = tuple[str, ...]
 """The tokens of a JSON Pointer (RFC 6901)."""
 
 # Members, elements and values are kept as the bytes of the JSON that they had (`Raw`).
-_MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_ELEMENTS = msgspec.json.Decoder(list[msgspec.Raw]).decode
-_RAW_VALUE = msgspec.json.Decoder(msgspec.Raw).decode
-_ENCODE = msgspec.json.Encoder().encode
+_decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_decode_value = msgspec.json.Decoder(msgspec.Raw).decode
+_encode = msgspec.json.Encoder().encode
 
 
 class CannotEdit(KnafkaError):
@@ -170,28 +170,28 @@ def set_member(document: bytes, pointer: Pointer, value: bytes) -> bytes:
 def _set_value(document: bytes, pointer: Sequence[str], value: bytes) -> bytes:
     """Return the JSON `document` with `value` (JSON) at the place that `pointer` names. Raises
     `CannotEdit` if the document has no such place, and the decoder's errors if it is no JSON."""
-    _RAW_VALUE(document)  # raises if the document is not JSON
+    _decode_value(document)  # raises if the document is not JSON
     if not pointer:
         return value
     token, further = pointer[0], pointer[1:]
     match document.lstrip(b" \t\r\n")[:1]:
         case b"{":
-            members = _MEMBERS(document)
+            members = _decode_members(document)
             if further and token not in members:
                 raise CannotEdit(f"the data have no member {token!r:.80}")
             inner = bytes(members.get(token, b"null"))
             members[token] = msgspec.Raw(_set_value(inner, further, value))
-            return _ENCODE(members)
+            return _encode(members)
         case b"[":
-            elements = _ELEMENTS(document)
+            elements = _decode_elements(document)
             if token == "-" and not further:
-                return _ENCODE([*elements, msgspec.Raw(value)])
+                return _encode([*elements, msgspec.Raw(value)])
             # Nine digits are enough to compare: no array of an event is that long.
             if not (token.isascii() and token.isdigit() and int(token[:9]) < len(elements)):
                 raise CannotEdit(f"the data have no element {token!r:.80}")
             index = int(token)
             elements[index] = msgspec.Raw(_set_value(bytes(elements[index]), further, value))
-            return _ENCODE(elements)
+            return _encode(elements)
         case _:
             raise CannotEdit(f"the data have no member {token!r:.80}")
 
@@ -225,6 +225,6 @@ def _parse_pointer(text: str) -> Pointer:
 def _as_json(text: str) -> bytes:
     """Return a value as JSON: the text itself if it is JSON, else the text as a string."""
     try:
-        return bytes(_RAW_VALUE(text.encode()))
+        return bytes(_decode_value(text.encode()))
     except (msgspec.DecodeError, RecursionError):
-        return _ENCODE(text)
+        return _encode(text)

@@ -78,12 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.execv(command[0], command)
     is_backtest = command_words[:1] == ["backtest"]
     parsed = (parser() if is_backtest else _parser()).parse_args(command_words)
-    os.environ["PYSPARK_SUBMIT_ARGS"] = shlex.join(submit_arguments(os.environ))
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    has_no_executors = int(os.environ.get("KNAFKA_EXECUTORS", "0")) == 0
-    os.environ["SPARK_LOCAL_IP"] = LOOPBACK if has_no_executors else os.environ["KNAFKA_POD_IP"]
-    if template := os.environ.get("KNAFKA_EXECUTOR_TEMPLATE"):
-        EXECUTOR_TEMPLATE_FILE.write_text(template)
+    _prepare_spark()
     try:
         with explain_faults():
             answer = (backtest if is_backtest else run)(parsed, _print_progress)
@@ -98,6 +93,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _write_termination_message(answer)
     print(json.dumps(answer), flush=True)
     return 0
+
+
+def _prepare_spark() -> None:
+    """Set the environment variables by which PySpark starts Spark in this pod, and write the pod
+    template of its executors, if there is one."""
+    os.environ["PYSPARK_SUBMIT_ARGS"] = shlex.join(submit_arguments(os.environ))
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    has_executors = int(os.environ.get("KNAFKA_EXECUTORS", "0")) != 0
+    os.environ["SPARK_LOCAL_IP"] = os.environ["KNAFKA_POD_IP"] if has_executors else LOOPBACK
+    if template := os.environ.get("KNAFKA_EXECUTOR_TEMPLATE"):
+        EXECUTOR_TEMPLATE_FILE.write_text(template)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -218,8 +224,6 @@ def _purge_and_report(
 ) -> dict[str, Any]:
     """Delete failures whose retention has ended by `started`, and write the report if `--report` is
     given. Returns the answer's fields: `purged` and `report`, each only if it was done."""
-    from knafka_jobs import commands
-
     answer: dict[str, Any] = {}
     for hours, purge_options in (
         (arguments.resolved_hours, ()),
@@ -230,22 +234,33 @@ def _purge_and_report(
             purged = run_command("purge", "--until", until, *purge_options)["purged"]
             answer["purged"] = answer.get("purged", 0) + purged
     if arguments.report:
-        files = {
-            format_name: REPORT_FOLDER / f"report.{format_name}" for format_name in ("json", "html")
-        }
-        report_options = [
-            word for format_name, path in files.items() for word in (f"--{format_name}", path)
-        ]
-        report_options += ["--trace-url", arguments.trace_url]
-        if arguments.archive:
-            report_options += ["--replay-command", replay_command(arguments)]
-        answer["report"] = run_command(
-            "report", *_kafka_options(arguments), "--days", arguments.days, *report_options
-        )
-        for path in files.values():
-            commands.store_file(spark, arguments.tables, path, f"reports/{path.name}")
-            history_name = f"reports/history/{started:%Y%m%dT%H%M%SZ}-{path.name}"
-            commands.store_file(spark, arguments.tables, path, history_name)
+        answer["report"] = _write_report(arguments, started, spark, run_command)
+    return answer
+
+
+def _write_report(
+    arguments: argparse.Namespace, started: datetime, spark: SparkSession, run_command: RunCommand
+) -> dict[str, Any]:
+    """Run the command `report` and store its files below the tables' root, as the latest report and
+    under the time `started`. Returns the command's answer."""
+    from knafka_jobs import commands
+
+    files = {
+        format_name: REPORT_FOLDER / f"report.{format_name}" for format_name in ("json", "html")
+    }
+    report_options = [
+        word for format_name, path in files.items() for word in (f"--{format_name}", path)
+    ]
+    report_options += ["--trace-url", arguments.trace_url]
+    if arguments.archive:
+        report_options += ["--replay-command", replay_command(arguments)]
+    answer = run_command(
+        "report", *_kafka_options(arguments), "--days", arguments.days, *report_options
+    )
+    for path in files.values():
+        commands.store_file(spark, arguments.tables, path, f"reports/{path.name}")
+        history_name = f"reports/history/{started:%Y%m%dT%H%M%SZ}-{path.name}"
+        commands.store_file(spark, arguments.tables, path, history_name)
     return answer
 
 

@@ -21,12 +21,15 @@ class ReplayState(StrEnum):
     """The state of a replay."""
 
     RUNNING = "running"
+    """Not finished, and with a recent note of its progress."""
     CANCELLING = "cancelling"
     """Somebody cancelled it, and it has not ended yet."""
     INTERRUPTED = "interrupted"
     """Not finished, and without a note for a while: the same command continues it."""
     CANCELLED = "cancelled"
+    """It has ended because somebody cancelled it."""
     FINISHED = "finished"
+    """It has sent all of its events."""
 
 
 def replay_state(

@@ -63,8 +63,8 @@ UNKNOWN_SINK: Final = Sink(url="http://unknown.invalid/")
 NO_KNATIVE_EVENTING: Final = (
     "there are neither Brokers nor KafkaChannels: Knative Eventing is not in this cluster, nor are "
     "Knafka's CRDs"
-)
-UNREACHED_HINT: Final = (
+)  # the error of a cluster without these kinds
+UNREACHED_HINT: Final = (  # what to do if Kafka doesn't answer
     "if it is only reachable from inside the cluster, name an address that is reachable from here "
     "with --bootstrap-servers HOST:PORT (an external listener, or `kubectl port-forward` to one "
     "whose advertised address leads back here)"

@@ -22,6 +22,7 @@ API_SERVER_TIMEOUT: Final = 15.0
 MERGE_PATCH: Final = "application/merge-patch+json"
 """Content type of a JSON merge patch (RFC 7386)."""
 _LEGAL_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?").fullmatch
+"""Matches what may be the name of an object or namespace."""
 
 
 class Unauthenticated(NotAllowed):

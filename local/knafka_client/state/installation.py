@@ -149,7 +149,7 @@ class Installation:
     def read_state(self) -> RunningState:
         """Return the state of the `knafka up` that runs on this folder. Raises `NotRunning`, also
         while it starts and has written no state."""
-        if self.pid() is not None:
+        if self.running_pid() is not None:
             with contextlib.suppress(OSError, InvalidDocument):
                 return documents.parse_json(RunningState, self._state_file.read_text())
         raise NotRunning(
@@ -159,12 +159,12 @@ class Installation:
 
     def read_status(self) -> str | None:
         """Return the last snapshot as JSON; None if nothing runs, or it is just starting."""
-        if self.pid() is not None:
+        if self.running_pid() is not None:
             with contextlib.suppress(OSError):
                 return self._status_file.read_text()
         return None
 
-    def pid(self) -> int | None:
+    def running_pid(self) -> int | None:
         """Return the pid of the `knafka up` on this folder, also while it starts or stops; None if
         there is none. Tries the lock to find out.
 
@@ -184,7 +184,7 @@ class Installation:
     def _holder_text(self) -> str:
         """Return the pid of the process that holds the lock, as part of a sentence; empty if none
         does any more."""
-        pid = self.pid()
+        pid = self.running_pid()
         return "" if pid is None else f" (pid {pid})"
 
 

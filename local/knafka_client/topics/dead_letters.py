@@ -96,13 +96,12 @@ class StoredDeadLetter:
     def text(self) -> str:
         """Return the dead letter as lines of text."""
         reason = f"{self.reason} {self.code}".strip()
-        lines = [
-            self.event_text,
-            f"  {reason} after {self.attempts} attempts at {printable(self.destination)}",
-            f"  first {self.first_time}, last {self.last_time}, was {self.position}",
-        ]
         if self.of_broker:  # nobody has tried to deliver it
-            lines[:2] = [f"a record that holds no event: {self.position}", f"  {reason}"]
+            lines = [f"a record that holds no event: {self.position}", f"  {reason}"]
+        else:
+            attempts = f"{self.attempts} attempts at {printable(self.destination)}"
+            lines = [self.event_text, f"  {reason} after {attempts}"]
+        lines.append(f"  first {self.first_time}, last {self.last_time}, was {self.position}")
         lines += [f"  attempt {time}: {result}" for time, result in self.attempt_log]
         if self.error:
             lines.append(f"  {'answer' if self.code else 'error'}: {self.error}")
@@ -243,8 +242,8 @@ async def read_dead_letters(
     """Return those of a Trigger's newest `limit` dead letters that aren't in the tables, oldest
     first. `in_tables` has the offsets up to which they are; None: none is. Raises `LogError`."""
     records = await _read_not_in_tables(admin, egress.dead_letter_topic, limit, in_tables or {})
-    sent = await read_replay_times(admin, egress) if records else {}
-    return [parse_dead_letter(record, replayed_at(record, sent)) for record in records]
+    replay_times = await read_replay_times(admin, egress) if records else {}
+    return [parse_dead_letter(record, replayed_at(record, replay_times)) for record in records]
 
 
 async def _read_not_in_tables(
@@ -303,20 +302,21 @@ event."""
 async def read_replay_times(admin: LogAdmin, egress: Egress) -> ReplayTimes:
     """Return when each event was last sent again to a Trigger: the time of its record in the
     Trigger's replay topic. Raises `LogError`."""
-    sent: dict[bytes, int] = {}
+    times: dict[bytes, int] = {}
     for record in await read_topic(admin, replay_topic(egress), MOST_RECORDS_READ):
         edited = dict(record.headers() or ()).get(f"ce_{EDITED}") or b""
+        # A replay that edited the data has other data than the dead letter.
         digest = _event_digest(record, with_data=b"data" not in edited.split(b","))
-        sent[digest] = max(sent.get(digest, 0), record.timestamp()[1])
-    return sent
+        times[digest] = max(times.get(digest, 0), record.timestamp()[1])
+    return times
 
 
-def replayed_at(record: Record, sent: ReplayTimes) -> int | None:
+def replayed_at(record: Record, times: ReplayTimes) -> int | None:
     """Return when this dead letter was last sent again, in ms since the Unix epoch; None if it
-    wasn't sent since it failed. `sent` is from `read_replay_times`."""
+    wasn't sent since it failed. `times` is from `read_replay_times`."""
     digests = (_event_digest(record, with_data=with_data) for with_data in (True, False))
     # Compared with None, as 0 is a valid time, and -1 stands for a record without one.
-    replayed = max((sent[digest] for digest in digests if digest in sent), default=None)
+    replayed = max((times[digest] for digest in digests if digest in times), default=None)
     return replayed if replayed is not None and replayed >= record.timestamp()[1] else None
 
 

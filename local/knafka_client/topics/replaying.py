@@ -100,10 +100,10 @@ async def choose_dead_letters(
                 getattr(dead_letter, name) == expected for name, expected in fields.items()
             ):
                 newest[dead_letter.id, dead_letter.source] = record, dead_letter
-        sent = await read_replay_times(admin, egress) if newest else {}
+        replay_times = await read_replay_times(admin, egress) if newest else {}
         for record, dead_letter in newest.values():
             obstacle = _replay_obstacle(record, dead_letter)
-            if not obstacle and replayed_at(record, sent) is not None:
+            if not obstacle and replayed_at(record, replay_times) is not None:
                 obstacle = "sent again already, and it has not failed since"
             choices.append(ReplayChoice(egress, record, dead_letter, obstacle))
     return choices

@@ -49,7 +49,9 @@ from knafka_operator.model.family import family_of
 from knafka_operator.model.resources import EVENTING, PAUSED_ANNOTATION
 
 TRIGGER_OBJECTS: Final = Objects(EVENTING, "triggers")
+"""Triggers, as requests to the API server name them."""
 SUBSCRIPTION_OBJECTS: Final = Objects(MESSAGING, "subscriptions")
+"""Subscriptions, as requests to the API server name them."""
 OBJECTS_BY_KIND: Final[dict[TriggerKind, Objects]] = {
     "Trigger": TRIGGER_OBJECTS,
     "Subscription": SUBSCRIPTION_OBJECTS,

@@ -22,7 +22,9 @@ from knafka_operator.model.family import CHANNELS, Family, family_of
 from knafka_operator.model.resources import EVENTING
 
 BROKER_OBJECTS: Final = Objects(EVENTING, "brokers")
+"""Brokers, as requests to the API server name them."""
 KAFKA_CHANNEL_OBJECTS: Final = Objects(KAFKA_CHANNEL_VERSIONS[0], "kafkachannels")
+"""KafkaChannels, as requests to the API server name them."""
 
 
 class ClusterKafka:

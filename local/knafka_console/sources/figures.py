@@ -20,9 +20,13 @@ from knafka.observability import PRODUCED
 from knafka_console.model.document import TriggerKind
 
 LAG_METRIC: Final = "knafka_trigger_lag"
+"""Number of a Trigger's events that wait."""
 REPLICAS_METRIC: Final = "knafka_trigger_replicas"
+"""Number of a Trigger's dispatchers that run."""
 EVENTS_METRIC: Final = "knafka_trigger_events_total"
+"""Number of a Trigger's events, by the label `outcome`."""
 LEADER_METRIC: Final = "knafka_operator_leader"
+"""1 in the metrics of the operator's leader."""
 _METRIC_NAMES: Final = (LAG_METRIC, REPLICAS_METRIC, EVENTS_METRIC, LEADER_METRIC, PRODUCED)
 """Names of the metrics that are read."""
 
@@ -46,6 +50,7 @@ class TriggerFigures:
     lag: int | None = None
     """Number of events that wait; None if not known."""
     replicas: int = 0
+    """Number of dispatchers that run."""
     outcomes: dict[str, int] = field(default_factory=dict)
     """Number of events by outcome: `read`, `filtered`, `delivered`, `retried`, `dead_lettered`."""
 

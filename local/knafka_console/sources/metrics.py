@@ -20,7 +20,7 @@ from knafka.core.errors import KnafkaError
 from knafka_client.declared.kubernetes_api import KubernetesApi, Objects
 from knafka_console.sources import figures
 from knafka_console.sources.figures import Figures
-from knafka_operator.model.cluster import ClusterError, NotAllowed
+from knafka_operator.model.cluster import ClusterError, Document, NotAllowed
 from knafka_operator.model.resources import CORE
 
 METRICS_PORT: Final = 9090
@@ -30,7 +30,7 @@ METRICS_TIMEOUT: Final = 5.0
 FIGURES_MAX_AGE: Final = 1.0
 """Seconds for which fetched figures are used again, however many viewers there are."""
 POD_OBJECTS: Final = Objects(CORE, "pods")
-"""The kind of pods, in requests to the API server."""
+"""Pods, as requests to the API server name them."""
 _OPERATOR_LABELS: Final = {
     "app.kubernetes.io/name": "knafka",
     "app.kubernetes.io/component": "operator",
@@ -67,28 +67,29 @@ class ProxiedMetrics:
         viewer lacks the right, and `MetricsUnavailable` if no replica answers."""
         pods = self._api.list(POD_OBJECTS, self._namespace) or ()
         texts, failures = [], []
-        for pod_document in pods:
-            labels = pod_document["metadata"].get("labels") or {}
-            if not _OPERATOR_LABELS.items() <= labels.items():
-                continue
-            pod_and_port = f"{pod_document['metadata']['name']}:{METRICS_PORT}"
-            pods_path = f"/api/v1/namespaces/{quote(self._namespace)}/pods"
-            path = f"{pods_path}/{quote(pod_and_port)}/proxy/metrics"
+        for pod_document in filter(_is_operator_pod, pods):
             try:
-                text = self._api.ask(
-                    f"get pods/proxy of {self._namespace}/{pod_and_port}", "GET", path
-                )
+                text = self._fetch(pod_document["metadata"]["name"])
             except NotAllowed:
                 raise
             except ClusterError as error:
                 failures.append(str(error))  # this replica may be starting; another one may lead
                 continue
             if text is not None:
-                texts.append(text.decode())
+                texts.append(text)
         if not texts:
             reasons = failures or [f"no operator runs in {self._namespace} (--system-namespace)"]
             raise MetricsUnavailable("; ".join(reasons))
         return texts
+
+    def _fetch(self, pod: str) -> str | None:
+        """Return the metrics of one pod, through the API server's proxy; None if the pod is gone.
+        Raises `ClusterError`, of which `NotAllowed` is a kind."""
+        pod_and_port = f"{pod}:{METRICS_PORT}"
+        pods_path = f"/api/v1/namespaces/{quote(self._namespace)}/pods"
+        path = f"{pods_path}/{quote(pod_and_port)}/proxy/metrics"
+        text = self._api.ask(f"get pods/proxy of {self._namespace}/{pod_and_port}", "GET", path)
+        return None if text is None else text.decode()
 
 
 class DirectMetrics:
@@ -166,3 +167,9 @@ class SharedFigures:
     def _fetch_figures(self) -> Figures:
         """Fetch the figures from the operator; blocks. Raises `KnafkaError`."""
         return figures.parse_figures(self._metrics.read())
+
+
+def _is_operator_pod(pod_document: Document) -> bool:
+    """Whether a pod is a replica of the operator, by its labels."""
+    labels = pod_document["metadata"].get("labels") or {}
+    return _OPERATOR_LABELS.items() <= labels.items()

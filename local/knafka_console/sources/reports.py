@@ -39,7 +39,9 @@ from knafka_operator.model.cluster import Conflict, Document
 from knafka_operator.model.sensors import KNAFKA
 
 ARCHIVE_OBJECTS: Final = Objects(KNAFKA, "deadletterarchives")
+"""DeadLetterArchives, as requests to the API server name them."""
 REPLAY_OBJECTS: Final = Objects(KNAFKA, "deadletterreplays")
+"""DeadLetterReplays, as requests to the API server name them."""
 REPORT_SUBRESOURCE: Final = "report"
 """Subresource of archives that exists only as a right, to read reports."""
 REPORT_GROUP_LABEL: Final = "knafka.dev/report-group"
@@ -48,6 +50,7 @@ ARCHIVE_CRD_MISSING: Final = (
     "this cluster has no DeadLetterArchives: their CRD is not installed (docs/how-to/"
     "archive-dead-letters.md)"
 )
+"""The error for a cluster that doesn't have the kind."""
 _RENDER_LOCK: Final = threading.Lock()
 """Held while a page is rendered, so that only one is: a large report takes a hundred MB."""
 

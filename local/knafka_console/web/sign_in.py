@@ -39,7 +39,9 @@ NEEDS_TLS: Final = (
 )
 """The answer to signing in over plain HTTP."""
 _LEGAL_TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/=-]+").fullmatch
+"""Matches the syntax of a bearer token (RFC 6750, 2.1)."""
 _LEGAL_NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?").fullmatch
+"""Matches what may be the name of a namespace."""
 
 
 class Viewer(NamedTuple):

@@ -131,7 +131,7 @@ class LocalCluster(MemoryCluster):
         there is none."""
         return self.find(version_of(kind), kind, namespace, name)
 
-    def undeclared(self, kind: str) -> list[str]:
+    def undeclared_owners(self, kind: str) -> list[str]:
         """Return `namespace/name` of the objects of a kind that have kept names though no file
         declares them any more. The kind is one of `DECLARED_KINDS`."""
         declared = {"/".join(_namespace_and_name(document)) for document in self.of(kind)}

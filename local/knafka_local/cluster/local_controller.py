@@ -76,8 +76,8 @@ _IN_ORDER: Final = (
 class _LocalStore:
     """The LocalCluster as the controller's store of objects.
 
-    Other stores remember which objects (keys) are being reconciled, so that they miss no change of
-    them. LocalCluster reports every change, so nothing has to be tracked here.
+    Other stores track what reconciling an object reads, so that a change of that enqueues the
+    object again. LocalCluster reports every change, so nothing has to be tracked here.
     """
 
     def __init__(self, cluster: LocalCluster) -> None:
@@ -124,17 +124,11 @@ class LocalController(Controller):
                 connect, open_writer, drains, family.probe, _wake, family.positions
             )
 
-        operator = Operator(
-            localize.LOCAL_OPERATOR_SETTINGS,
-            cluster,
-            clients_of(served[BROKERS]),
-        )
+        settings = localize.LOCAL_OPERATOR_SETTINGS
+        operator = Operator(settings, cluster, clients_of(served[BROKERS]))
         # Beside the first one: this operator reconciles KafkaChannels, with the same queue.
         channel_operator = Operator(
-            localize.LOCAL_OPERATOR_SETTINGS,
-            cluster,
-            clients_of(served[CHANNELS]),
-            beside=operator,
+            settings, cluster, clients_of(served[CHANNELS]), beside=operator
         )
         self._operators = {
             operator_.family: operator_ for operator_ in (operator, channel_operator)
@@ -145,6 +139,7 @@ class LocalController(Controller):
         """EventPolicies as they were last applied."""
         self._changed = asyncio.Event()
         """Set when any object changes."""
+        # `operator.queue` and the kinds are those of both operators.
         super().__init__(
             kinds_of(operator),
             operator.queue,
@@ -177,15 +172,7 @@ class LocalController(Controller):
         `SETTLE_TIMEOUT` seconds.
         """
         config_maps = self._declared_objects("ConfigMap")
-        dependents_first = [kind for kinds in reversed(_IN_ORDER) for kind in kinds]
-        removed = [
-            document
-            for document in self._declared_objects(*dependents_first)
-            if _is_undeclared(document, declared)
-        ]
-        for document in removed:
-            self._cluster.remove(document["apiVersion"], *key_of(document))
-        await self._wait_until(lambda: not any(map(self._is_stored, removed)), None)
+        await self._remove_undeclared(declared)
         self._apply_policies(declared)
         for kinds in _IN_ORDER:
             for identity, (document, folder) in declared.documents.items():
@@ -196,6 +183,19 @@ class LocalController(Controller):
                 self._enqueue_all_brokers()
             await self._wait_until(partial(self._are_settled, *kinds), SETTLE_TIMEOUT)
         await self._withdraw_undeclared()
+
+    async def _remove_undeclared(self, declared: DeclaredObjects) -> None:
+        """Delete the objects that no file declares any more, before those that they depend on, and
+        wait until all are gone."""
+        dependents_first = [kind for kinds in reversed(_IN_ORDER) for kind in kinds]
+        removed = [
+            document
+            for document in self._declared_objects(*dependents_first)
+            if _is_undeclared(document, declared)
+        ]
+        for document in removed:
+            self._cluster.remove(document["apiVersion"], *key_of(document))
+        await self._wait_until(lambda: not any(map(self._is_stored, removed)), None)
 
     def _apply_policies(self, declared: DeclaredObjects) -> None:
         """Pass EventPolicies that were added, changed or removed to the operator, before it
@@ -282,7 +282,7 @@ class LocalController(Controller):
         contract topic stay, too.
         """
         for family in self._operators:
-            for owner in self._cluster.undeclared(family.broker):
+            for owner in self._cluster.undeclared_owners(family.broker):
                 for contract in self._contracts(family):
                     if f"/{owner}" in contract.records:
                         try:

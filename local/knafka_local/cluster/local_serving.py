@@ -82,6 +82,7 @@ class ServedFamily:
     """The receiver of all Brokers or of all KafkaChannels; the operator asks it for its state."""
 
     receiver: LocalReceiver
+    """The receiver process, which serves all of them."""
 
     async def probe(self, url: str) -> None:
         """Return if the receiver takes events at `url`; raises `NotReady` otherwise (KN-BRK-21)."""

@@ -48,6 +48,7 @@ KAFKA_JVM_FLAGS: Final = (
     "-XX:TieredStopAtLevel=1",  # the faster start and the smaller code cache of C1 alone
     "-Djava.net.preferIPv4Stack=true",  # we listen on 127.0.0.1 only
 )
+"""Flags of the node's JVM; comments name the reason."""
 
 DEVELOPMENT_NODE: Final[Mapping[str, str]] = {
     "auto.create.topics.enable": "false",  # a misspelt topic must fail here as in production
@@ -99,6 +100,7 @@ appender.file.strategy.max = 1
 rootLogger.level = warn
 rootLogger.appenderRef.file.ref = file
 """
+"""Kafka's logging configuration (log4j2): warnings and errors, to `{log}` and one older file."""
 
 
 class KafkaServer:
@@ -223,21 +225,7 @@ class KafkaServer:
         """Raise `LocalKafkaError` if the directory belongs to another program or another node, or
         if a node still runs on it after `KAFKA_LOCK_TIMEOUT` seconds."""
         self.directory.mkdir(parents=True, exist_ok=True)
-        ours = {
-            self._topics_directory.name,
-            self._server_properties.name,
-            self._log4j_properties.name,
-        }
-        foreign = [
-            entry.name
-            for entry in self.directory.iterdir()
-            if entry.name not in ours and not entry.name.startswith(f"{self.log_file.stem}.")
-        ]
-        if foreign:
-            raise LocalKafkaError(
-                f"{self.directory} holds {foreign[0]}, which is not Knafka's: give Kafka an empty "
-                "directory or one that Knafka made"
-            )
+        self._refuse_foreign_files()
         if not self._is_formatted():
             return
         node_id = _read_properties(self._meta_properties).get("node.id")
@@ -253,6 +241,24 @@ class KafkaServer:
                     f"another Kafka runs on {self.directory}: stop it, or choose another directory"
                 )
             time.sleep(KAFKA_PROBE_INTERVAL)
+
+    def _refuse_foreign_files(self) -> None:
+        """Raise `LocalKafkaError` if the directory holds a file that this class doesn't write."""
+        ours = {
+            self._topics_directory.name,
+            self._server_properties.name,
+            self._log4j_properties.name,
+        }
+        foreign = [
+            entry.name
+            for entry in self.directory.iterdir()
+            if entry.name not in ours and not entry.name.startswith(f"{self.log_file.stem}.")
+        ]
+        if foreign:
+            raise LocalKafkaError(
+                f"{self.directory} holds {foreign[0]}, which is not Knafka's: give Kafka an empty "
+                "directory or one that Knafka made"
+            )
 
     def _write_configuration(self) -> None:
         """Write the node's properties and logging configuration, with its current ports."""

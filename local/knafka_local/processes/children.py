@@ -46,6 +46,7 @@ class Command:
     """A command line, with the environment, folder and log file to run it with."""
 
     arguments: Sequence[str]
+    """The program and its arguments."""
     log: Path
     """The file to which the output is appended."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -148,6 +149,7 @@ _CHILD_ENVIRONMENT = {
     # A console script beside our Python is found though its venv isn't activated.
     "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
 }
+"""Variables that every child gets in addition to our environment."""
 
 
 async def _forward_output(pipe: int, log: Path, show: Say) -> None:

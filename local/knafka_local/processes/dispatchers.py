@@ -35,7 +35,9 @@ from knafka_operator.installation.function_tokens import FunctionTokens
 from knafka_operator.scale.drains import HttpDrains
 
 P = TypeVar("P", DrainProgress, ShardProgress)
+"""The progress of one drain, or that of all drains of a shard."""
 ProgressStream: TypeAlias = AsyncIterator[P]
+"""Yields the progress of drains until they have ended."""
 
 NEXT_REQUEST_TIMEOUT: Final = 5.0
 """Seconds that a process waits for its next request, which the scaler normally sends at once."""

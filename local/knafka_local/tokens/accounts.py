@@ -8,6 +8,7 @@ from typing import NamedTuple, Self
 from knafka.core.authorization import SERVICE_ACCOUNTS
 
 _LEGAL_ACCOUNT_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?").fullmatch
+"""Matches what may be the name of a namespace or service account."""
 
 
 class ServiceAccount(NamedTuple):

@@ -49,6 +49,7 @@ class _TokenSpec(msgspec.Struct, rename="camel"):
     """The spec of Kubernetes' TokenRequest."""
 
     audiences: list[str]
+    """The audiences that shall accept the token."""
     expiration_seconds: float = 3600.0
     """The requested lifetime of the token."""
 

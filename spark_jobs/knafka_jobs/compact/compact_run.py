@@ -146,6 +146,14 @@ def _ingest_topics(
     ingested = ingest_around_unreadable(
         ingest_with_reader, reader, _spans_by_topic_id(topics), names, progress
     )
+    _report_losses(ingested, names, progress)
+    # `appended` also counts records of a call that then failed on a record Spark can't read.
+    return replace(ingested, records=appended)
+
+
+def _report_losses(ingested: IngestResult, names: Mapping[str, str], progress: Progress) -> None:
+    """Report the cuts of logs, and the number of dead letters that were deleted too early, as
+    progress. `names` has the topic's name of each topic id."""
     for (topic_id, partition), lost in ingested.cuts.items():
         progress(
             f"the log of {names[topic_id]}/{partition} was cut at offset {lost.start}, as by an "
@@ -156,8 +164,6 @@ def _ingest_topics(
         progress(
             f"{ingested.missed} dead letters were deleted from their topics before they were read"
         )
-    # `appended` also counts records of a call that then failed on a record Spark can't read.
-    return replace(ingested, records=appended)
 
 
 def _spans_by_topic_id(topics: Mapping[str, TopicState]) -> dict[Partition, OffsetSpan]:
@@ -289,6 +295,7 @@ def _delete_from_topics(
         return 0
     in_tables = _read_spans_in_tables(tables, ranges)
     log = KafkaRecords(kafka, {topic.id: name for name, topic in topics.items()})
+    # Without topics that were deleted, or created anew, since `topics` were read.
     current_topics = {
         name: topic
         for name, topic in kafka.topics(sorted({name for name, *_ in ranges})).items()
@@ -312,9 +319,12 @@ def _delete_from_topics(
 
 
 def _read_checkpoints(checkpoints: Checkpoints) -> Offsets:
-    """Return how far each partition was read by the last batch; empty before the first one."""
+    """Return how far each partition was read by the last batch; empty before the first batch, or if
+    the batch's file is missing or broken."""
     last = checkpoints.last_batch()
-    return (None if last is None else checkpoints.offsets_after(last)) or {}
+    if last is None:
+        return {}
+    return checkpoints.offsets_after(last) or {}
 
 
 def _first_young_offsets(

@@ -75,35 +75,15 @@ def find_cuts(
     }
     if unmarked:
         marks |= rows.rows_read_last(unmarked)
-    at_marks = log.first_at(
-        {
-            partition: mark.offset
-            for partition, mark in marks.items()
-            if spans[partition].start <= mark.offset < spans[partition].end
-        }
-    )
-    # Between the mark, the last record that was read, and `next` there were no records.
-    after_marks = log.first_at(
-        {
-            partition: start
-            for partition, mark in marks.items()
-            if (start := max(mark.offset + 1, spans[partition].start))
-            < min(read_partitions[partition].next, spans[partition].end)
-        }
-    )
     cuts, new_marks = {}, {}
-    for partition, reached in read_partitions.items():
-        mark, at_mark = marks.get(partition), at_marks.get(partition)
-        compared = _ComparedLog(
-            reached, spans[partition], mark, at_mark, after_marks.get(partition)
-        )
-        if mark is None and not compared.is_short:
+    for partition, compared in _compare_logs(read_partitions, spans, marks, log).items():
+        if compared.mark is None and not compared.is_short:
             continue  # the last row was purged, so nothing can be compared
         if compared.is_unchanged:
-            if partition in unmarked and at_mark is not None:
-                new_marks[partition] = at_mark
+            if partition in unmarked and compared.at_mark is not None:
+                new_marks[partition] = compared.at_mark
             continue
-        cut_offset = _find_cut(partition, reached, spans[partition], mark, log, rows)
+        cut_offset = _find_cut(partition, compared.reached, compared.span, compared.mark, log, rows)
         if cut_offset is None:
             cut_offset = compared.first_changed_offset()
         if cut_offset is not None:
@@ -111,10 +91,52 @@ def find_cuts(
     return cuts, new_marks
 
 
+def _compare_logs(
+    read_partitions: Offsets,
+    spans: Mapping[Partition, OffsetSpan],
+    marks: Mapping[Partition, RecordMark],
+    log: LogView,
+) -> dict[Partition, _ComparedLog]:
+    """Return what was read of each of these partitions, and what Kafka has there now.
+
+    `spans` are the offsets that Kafka has. `marks` are the last records that were read, as far as
+    they are known. Raises `JobError`.
+    """
+    at_marks = log.first_at(
+        {
+            partition: mark.offset
+            for partition, mark in marks.items()
+            if spans[partition].start <= mark.offset < spans[partition].end
+        }
+    )
+    # When the mark's record was read, there were no records between it and `next`.
+    behind_marks = {
+        partition: OffsetSpan(
+            max(mark.offset + 1, spans[partition].start),
+            min(read_partitions[partition].next, spans[partition].end),
+        )
+        for partition, mark in marks.items()
+    }
+    after_marks = log.first_at(
+        {partition: span.start for partition, span in behind_marks.items() if span.start < span.end}
+    )
+    return {
+        partition: _ComparedLog(
+            reached,
+            spans[partition],
+            marks.get(partition),
+            at_marks.get(partition),
+            after_marks.get(partition),
+        )
+        for partition, reached in read_partitions.items()
+    }
+
+
 class _ComparedLog(NamedTuple):
     """What was read of a partition's log, and what Kafka has of it now."""
 
     reached: ReadState
+    """How far the log was read."""
     span: OffsetSpan
     """The offsets that Kafka has now."""
     mark: RecordMark | None

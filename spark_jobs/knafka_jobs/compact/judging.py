@@ -100,20 +100,20 @@ def mark_lost_by_deletion(
         return
     pending = tables.read("sent").transform(pending_of, broker)
     partition_columns = ("namespace", "broker", "trigger", "topic", "topic_id", "partition")
-    firsts = pending.groupBy(*partition_columns).agg(F.min("offset").alias("first")).collect()
-    topics = kafka.topics(sorted({row["topic"] for row in firsts}))
-    gone, cut_topics = list[Row](), dict[str, TopicState]()
-    for row in firsts:
+    partitions = pending.groupBy(*partition_columns).agg(F.min("offset").alias("first")).collect()
+    topics = kafka.topics(sorted({row["topic"] for row in partitions}))
+    gone_partitions, cut_topics = list[Row](), dict[str, TopicState]()
+    for row in partitions:
         topic = topics.get(row["topic"])
         if topic is None or topic.id != row["topic_id"]:
-            gone.append(row)
+            gone_partitions.append(row)
         elif (span := topic.spans.get(row["partition"])) and row["first"] < span.start:
             cut_topics[topic.name] = topic
-    if gone and broker is None:
-        gone = _with_broker_here(gone, kafka.topic_names())
-    if not gone and not cut_topics:
+    if gone_partitions and broker is None:
+        gone_partitions = _with_broker_here(gone_partitions, kafka.topic_names())
+    if not gone_partitions and not cut_topics:
         return
-    gone_ids = {row["topic_id"] for row in gone}
+    gone_ids = {row["topic_id"] for row in gone_partitions}
     # The starts were read before the commits: what was settled meanwhile is not marked. Without a
     # commit (a group that has expired, or was deleted) it isn't known what was settled.
     settled = [
@@ -168,13 +168,8 @@ def mark_lost_by_cut(tables: Tables, kafka: KafkaClient, progress: Progress) -> 
         span = None if topic is None else topic.spans.get(row["partition"])
         if topic is None or span is None or topic.id != row["topic_id"]:
             continue
-        position, offset = (topic.id, row["partition"]), row["offset"]
-        one_record = OffsetSpan(offset, min(offset + 1, span.end))
-        header_value = f"{row['replay_id']}/{row['failure_id']}".encode()
-        messages = () if offset >= span.end else log.messages(position, one_record)
-        if offset >= span.start and not any(
-            (REPLAY, header_value) in headers_of(message) for message in messages
-        ):
+        # Below the first offset, events were deleted, not lost.
+        if row["offset"] >= span.start and not _is_in_log(row, topic.id, span, log):
             ranges[row["topic"], row["partition"]] = span
     if not ranges:
         return
@@ -191,6 +186,17 @@ def mark_lost_by_cut(tables: Tables, kafka: KafkaClient, progress: Progress) -> 
             "replayed once more"
         )
     _update_outcomes(tables, newly_lost)
+
+
+def _is_in_log(row: Row, topic_id: str, span: OffsetSpan, log: KafkaRecords) -> bool:
+    """Whether the replayed event of a row of `last_pending` is still at its offset in its replay
+    topic, of which Kafka has the offsets `span` in the row's partition. Raises `JobError`."""
+    offset = row["offset"]
+    if offset >= span.end:
+        return False
+    header_value = f"{row['replay_id']}/{row['failure_id']}".encode()
+    messages = log.messages((topic_id, row["partition"]), OffsetSpan(offset, offset + 1))
+    return any((REPLAY, header_value) in headers_of(message) for message in messages)
 
 
 def mark_outcomes(tables: Tables, committed: list[tuple[str, int, int]]) -> None:

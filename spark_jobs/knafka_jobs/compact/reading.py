@@ -164,14 +164,15 @@ def ingest_around_unreadable(
                 f"{count} records of {partition_name} have an impossible timestamp: the time of "
                 "this run is stored instead"
             )
+            start = spans[partition].start
             for stretch in stretches[:MAX_UNREADABLE_SPANS]:
-                # First all records before the stretch, by Spark; then the stretch itself.
-                for end, is_unreadable in ((stretch.start, False), (stretch.end, True)):
-                    reader.one_by_one = {partition} if is_unreadable else set()
-                    ingested = _sum_ingested(
-                        ingested, ingest({partition: OffsetSpan(spans[partition].start, end)})
-                    )
-            reader.one_by_one = set()
+                # All records before the stretch, by Spark.
+                before_stretch = ingest({partition: OffsetSpan(start, stretch.start)})
+                # Records that are read already aren't read again, so this is only the stretch.
+                reader.one_by_one = {partition}
+                only_stretch = ingest({partition: OffsetSpan(start, stretch.end)})
+                reader.one_by_one = set()
+                ingested = _sum_ingested(_sum_ingested(ingested, before_stretch), only_stretch)
             if len(stretches) > MAX_UNREADABLE_SPANS:
                 progress(
                     f"the remaining records of {partition_name} are left for the next run: they "

@@ -298,34 +298,26 @@ class Tables:
         path = self.path(name)
         with explain_spark_errors(f"the table {path} can't be read"):
             if not self.exists(name):
-                create_statement = f"CREATE TABLE delta.`{path}` ({ddl(TABLES[name])}) USING delta"
-                if name in BY_DAY:
-                    create_statement += " PARTITIONED BY (day)"
-                properties = {_STATISTICS: ",".join(BOUNDED[name])} if name in BOUNDED else {}
-                if name in LAYOUT:
-                    properties[LAYOUT_PROPERTY] = str(LAYOUT[name])
-                if properties:
-                    property_list = ", ".join(
-                        f"'{key}' = '{value}'" for key, value in properties.items()
-                    )
-                    create_statement += f" TBLPROPERTIES ({property_list})"
-                try:
-                    self.spark.sql(create_statement)
-                except (PySparkException, Py4JError) as error:
-                    # A report that starts beside the first compaction finds tables half made: the
-                    # folder of a table is there before its first commit.
-                    is_being_created = any(
-                        words in first_line(error) for words in _CREATION_RACE_ERRORS
-                    )
-                    deadline = time.monotonic() + (CREATION_TIMEOUT if is_being_created else 0.0)
-                    while not self.exists(name):
-                        if time.monotonic() >= deadline:
-                            raise
-                        time.sleep(CREATION_CHECK_INTERVAL)
-                        # Delta caches that the folder is no table.
-                        self._delta.DeltaLog.clearCache()
+                self._create_table(name)
                 self._existing.add(name)
             return DeltaTable.forPath(self.spark, path)
+
+    def _create_table(self, name: str) -> None:
+        """Create a table, or wait until another job has created it. Raises Spark's error if neither
+        happens within `CREATION_TIMEOUT` seconds."""
+        try:
+            self.spark.sql(_create_statement(name, self.path(name)))
+        except (PySparkException, Py4JError) as error:
+            # A report that starts beside the first compaction finds tables half made: the folder
+            # of a table is there before its first commit.
+            is_being_created = any(words in first_line(error) for words in _CREATION_RACE_ERRORS)
+            deadline = time.monotonic() + (CREATION_TIMEOUT if is_being_created else 0.0)
+            while not self.exists(name):
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(CREATION_CHECK_INTERVAL)
+                # Delta caches that the folder is no table.
+                self._delta.DeltaLog.clearCache()
 
     @property
     def _delta(self) -> Any:
@@ -349,6 +341,20 @@ class Tables:
             delta = self._delta
             spark = self.spark._jsparkSession
             return delta.DeltaLog.forTableWithSnapshot(spark, self.path(name))._2()
+
+
+def _create_statement(name: str, path: str) -> str:
+    """Return the SQL that creates the table `name` of `schema` at `path`."""
+    statement = f"CREATE TABLE delta.`{path}` ({ddl(TABLES[name])}) USING delta"
+    if name in BY_DAY:
+        statement += " PARTITIONED BY (day)"
+    properties = {_STATISTICS: ",".join(BOUNDED[name])} if name in BOUNDED else {}
+    if name in LAYOUT:
+        properties[LAYOUT_PROPERTY] = str(LAYOUT[name])
+    if properties:
+        property_list = ", ".join(f"'{key}' = '{value}'" for key, value in properties.items())
+        statement += f" TBLPROPERTIES ({property_list})"
+    return statement
 
 
 def in_days(column: str, days: Iterable[date | None]) -> str:

@@ -71,12 +71,12 @@ class TableFiles:
     def has_table(self, name: str) -> bool:
         """Whether a table exists. Raises `JobError` if it can't be read, and `NeedsSpark` if
         another version of Knafka made it."""
-        return self._registered_table(name) is not None
+        return self._open_table(name) is not None
 
     def size(self, name: str) -> int:
         """Return the bytes of a table's files; 0 if there is no such table. Raises as `has_table`
         does."""
-        if (table := self._registered_table(name)) is None:
+        if (table := self._open_table(name)) is None:
             return 0
         sizes = table.get_add_actions(flatten=True)["size_bytes"]
         return sum(size for size in sizes.to_pylist() if size)
@@ -164,7 +164,7 @@ class TableFiles:
             path, schema=Schema(fields), mode="ignore", storage_options=self._store
         )
 
-    def _registered_table(self, name: str) -> DeltaTable | None:
+    def _open_table(self, name: str) -> DeltaTable | None:
         """Return a table; None if it doesn't exist. At its first use it is opened, and registered
         in the session under its name so that queries find it.
 

@@ -53,17 +53,25 @@ class PreviousFigures:
 
 @dataclass(frozen=True, slots=True)
 class CountedRows:
-    """The rows of the plan module's queries. The field `groups` has one row per group, the others
-    have rows by group, each for the query of its name."""
+    """The rows of the plan module's queries, of which each field names its own.
+
+    `groups` has one row per group. The other fields have rows by group; a group may have none.
+    """
 
     groups: Sequence[ReportRow]
     """The sums of each group (`report_plan.GROUPS`)."""
     failed_again: Mapping[GroupKey, list[ReportRow]]
+    """Events that failed again since the previous report (`events_failed_again`)."""
     buckets: Mapping[GroupKey, list[ReportRow]]
+    """Failures over time (`buckets`)."""
     recent: Mapping[GroupKey, list[ReportRow]]
+    """Failures in the last hour and day (`recent_failures`)."""
     types: Mapping[GroupKey, list[ReportRow]]
+    """The most frequent event types (`top_values`)."""
     sources: Mapping[GroupKey, list[ReportRow]]
+    """The most frequent sources (`top_values`)."""
     examples: Mapping[GroupKey, list[ReportRow]]
+    """Whole rows of a few failures (`examples`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +81,7 @@ class GroupHistory:
     first_reported: datetime
     """When the first report that has the group was made."""
     history: tuple[Past, ...]
+    """The group's figures in the latest reports before this one, in time order."""
 
 
 def histories_of(first: Iterable[ReportRow], past: Iterable[ReportRow]) -> dict[str, GroupHistory]:

@@ -75,7 +75,7 @@ class DataFusionEngine:
             if not self._files.has_table(name):
                 self.put(name, TABLES[name], [])
 
-    def rows(self, sql: str) -> list[ReportRow]:
+    def query(self, sql: str) -> list[ReportRow]:
         """Run a query, and return its rows in the order of its ORDER BY."""
         return [
             {name: _in_utc(value) for name, value in row.items()} for row in self._files.run(sql)

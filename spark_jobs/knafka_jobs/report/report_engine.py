@@ -53,7 +53,7 @@ class ReportEngine(Protocol):
 
     dialect: SqlDialect
 
-    def rows(self, sql: str) -> list[ReportRow]:
+    def query(self, sql: str) -> list[ReportRow]:
         """Run a query, and return its rows in the order of its ORDER BY."""
 
     def derive(self, name: str, sql: str, *, repeated: bool = False) -> None:

@@ -61,21 +61,21 @@ def make_report(
     earliest = now - timedelta(days=days)
     engine.derive("reported", report_plan.reported_failures(broker, earliest, dialect))
     engine.keep("frequent", report_plan.FREQUENT)
-    many_summaries = bool(engine.rows(report_plan.MANY_SUMMARIES))
+    many_summaries = bool(engine.query(report_plan.MANY_SUMMARIES))
     engine.derive("counted", report_plan.counted_failures(many_summaries=many_summaries))
     about = report_plan.broker_predicate(broker or BrokerName("", ""), dialect)
     previous = _previous_figures(engine, about)
     previous_made = previous.report.made if previous else None
-    (first,) = engine.rows(report_plan.FIRST_FAILED)
+    (first,) = engine.query(report_plan.FIRST_FAILED)
     since = max(earliest, first["first"]) if first["first"] else now - timedelta(hours=1)
     seconds = bucket_seconds(since, now)
     since = datetime.fromtimestamp(int(since.timestamp()) // seconds * seconds, UTC)
     counted_rows = _count_by_group(engine, previous_made, since, now, seconds)
     shares: dict[GroupKey, float] = {}
-    if settled and (spans := settled(engine.rows(report_plan.ORIGINS), since)):
+    if settled and (spans := settled(engine.query(report_plan.ORIGINS), since)):
         shares = _shares_of_groups(engine, spans, since)
     histories = _known_groups(engine, about, counted_rows)
-    acknowledged = current_acknowledgements(engine.rows(report_plan.ALL_ACKNOWLEDGEMENTS), now)
+    acknowledged = current_acknowledgements(engine.query(report_plan.ALL_ACKNOWLEDGEMENTS), now)
     groups = assemble.build_groups(counted_rows, previous, shares, histories, acknowledged, now)
     result = Report(
         id=uuid.uuid4().hex[:12],
@@ -91,7 +91,7 @@ def make_report(
         groups=groups,
         replays=tuple(
             assemble.replay_run(row, now)
-            for row in engine.rows(report_plan.replay_counts(MAX_REPLAYS))
+            for row in engine.query(report_plan.replay_counts(MAX_REPLAYS))
         ),
     )
     engine.append_figures(_figure_rows(result))
@@ -112,21 +112,21 @@ def _count_by_group(
     engine.derive("sums", report_plan.sums(previous_made, dialect), repeated=True)
     engine.keep("limits", report_plan.LIMITS)
     engine.keep("chosen", report_plan.CHOSEN)
-    chosen_days = [row["day"] for row in engine.rows(report_plan.CHOSEN_DAYS)]
+    chosen_days = [row["day"] for row in engine.query(report_plan.CHOSEN_DAYS)]
     return CountedRows(
-        groups=engine.rows(report_plan.GROUPS),
+        groups=engine.query(report_plan.GROUPS),
         failed_again=_by_group(
-            engine.rows(report_plan.events_failed_again(previous_made, dialect))
+            engine.query(report_plan.events_failed_again(previous_made, dialect))
         ),
-        buckets=_by_group(engine.rows(report_plan.buckets(since, now, seconds, dialect))),
+        buckets=_by_group(engine.query(report_plan.buckets(since, now, seconds, dialect))),
         recent=_by_group(
-            engine.rows(
+            engine.query(
                 report_plan.recent_failures(now - assemble.HOUR, now - assemble.DAY, now, dialect)
             )
         ),
-        types=_by_group(engine.rows(report_plan.top_values("type"))),
-        sources=_by_group(engine.rows(report_plan.top_values("source"))),
-        examples=_by_group(engine.rows(report_plan.examples(chosen_days))),
+        types=_by_group(engine.query(report_plan.top_values("type"))),
+        sources=_by_group(engine.query(report_plan.top_values("source"))),
+        examples=_by_group(engine.query(report_plan.examples(chosen_days))),
     )
 
 
@@ -177,7 +177,7 @@ def _shares_of_groups(
     """Return each group's share of its Trigger's deliveries (0 to 1) from `since` on, where it is
     known. `spans` are the offsets that Triggers have settled since then."""
     engine.put("spans", SPANS, spans)
-    rows = engine.rows(report_plan.failures_within_spans(since, engine.dialect))
+    rows = engine.query(report_plan.failures_within_spans(since, engine.dialect))
     return assemble.delivery_shares({group_key_of(row): row["events"] for row in rows}, spans)
 
 
@@ -197,11 +197,11 @@ def _known_groups(
     id. A group that is in no earlier report is left out. `about` is the predicate for the reports'
     Broker."""
     ids: Collection[str] = {group_id(*group_key_of(row)) for row in counted_rows.groups}
-    report_times = engine.rows(report_plan.last_report_times(about, MAX_HISTORY))
+    report_times = engine.query(report_plan.last_report_times(about, MAX_HISTORY))
     if not ids or not report_times:
         return {}
-    past = engine.rows(report_plan.past_figures(about, report_times[-1]["made"], engine.dialect))
-    first = engine.rows(report_plan.first_report_times(about))
+    past = engine.query(report_plan.past_figures(about, report_times[-1]["made"], engine.dialect))
+    first = engine.query(report_plan.first_report_times(about))
     return assemble.histories_of(
         (row for row in first if row["group_id"] in ids),
         (row for row in past if row["group_id"] in ids),
@@ -211,11 +211,11 @@ def _known_groups(
 def _previous_figures(engine: ReportEngine, about: str) -> PreviousFigures | None:
     """Return the figures of the last report about a Broker; None if there is none. `about` is the
     predicate for the Broker."""
-    last = engine.rows(report_plan.last_report(about))
+    last = engine.query(report_plan.last_report(about))
     if not last:
         return None
     id_ = last[0]["report_id"]
-    rows = engine.rows(report_plan.figures_of_report(about, id_, engine.dialect))
+    rows = engine.query(report_plan.figures_of_report(about, id_, engine.dialect))
     return PreviousFigures(
         PreviousReport(id=id_, made=last[0]["made"]),
         {row["group_id"]: (row["failures"], row["unresolved"]) for row in rows},

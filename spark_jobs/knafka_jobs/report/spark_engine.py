@@ -50,7 +50,7 @@ class SparkEngine:
             else:
                 tables.read(name).createOrReplaceTempView(name)
 
-    def rows(self, sql: str) -> list[ReportRow]:
+    def query(self, sql: str) -> list[ReportRow]:
         """Run a query, and return its rows in the order of its ORDER BY."""
         with explain_spark_errors(f"the tables in {self._tables.root} can't be read"):
             rows = self._tables.spark.sql(sql).collect()
