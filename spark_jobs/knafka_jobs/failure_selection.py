@@ -28,7 +28,7 @@ class FailureCondition(NamedTuple):
 
 
 def conditions(selection: FailureSelection) -> list[FailureCondition]:
-    """Return the comparisons that a selection stands for, all of which a failure has to pass.
+    """Return the comparisons that a selection stands for; a failure has to pass all of them.
     `where`, which is SQL for Spark, is left out."""
     values: dict[str, Any] = {
         name: getattr(selection, name)

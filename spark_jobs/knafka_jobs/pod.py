@@ -55,7 +55,7 @@ POD_COMMANDS: Final[Mapping[str, Sequence[str]]] = {
     "replay": ("replay-id", "by", "rate", "dry-run"),
     "purge": ("unresolved", "dry-run"),
 }
-"""Each command's own options; `_parser` adds those that all commands have."""
+"""Options of each command alone; `_parser` adds the options that all commands have."""
 
 
 class RunCommand(Protocol):
@@ -172,8 +172,8 @@ def run_in(
     arguments: argparse.Namespace,
     progress: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Compact, then do what the command `archive`, `replay` or `purge` in `arguments` says, in a
-    session that the caller ends; return its answer.
+    """Compact, then run the command `archive`, `replay` or `purge` of `arguments`, in a session
+    that the caller ends; return its answer.
 
     Raises `KnafkaError`.
     """

@@ -1,4 +1,4 @@
-"""Replay state: decides what a replay is doing, from its rows in the tables. Pure.
+"""Replay state: decides in which state a replay is, from its rows in the tables. Pure.
 
 begun ──> running ──────────────────> finished
              │ ──> cancelling ──> cancelled

@@ -43,7 +43,7 @@ class RecordMark(NamedTuple):
 
 
 NO_MARK: Final = RecordMark(-1, "", 0)
-"""The mark of a log of which no record was read yet. No record equals it, so any record below
+"""The mark of a log from which no record was read yet. No record equals it, so any record below
 `ReadState.next` is new."""
 
 
@@ -69,7 +69,7 @@ class ReadState(NamedTuple):
 
     def logs(self) -> list[tuple[int, int]]:
         """Return the logs that make up the partition now: first offset and number of each, in
-        order. A log of which later cuts left nothing is left out."""
+        order. Logs of which later cuts left nothing are left out."""
         logs = [(0, 0)]
         for number, first in enumerate(self.cuts, start=1):
             while logs and logs[-1][0] >= first:

@@ -239,8 +239,8 @@ OffsetsInTables: TypeAlias = Mapping[tuple[str, int], int]
 async def read_dead_letters(
     admin: LogAdmin, egress: Egress, limit: int, in_tables: OffsetsInTables | None = None
 ) -> Sequence[StoredDeadLetter]:
-    """Return those of a Trigger's newest `limit` dead letters that aren't in the tables, oldest
-    first. `in_tables` has the offsets up to which they are; None: none is. Raises `LogError`."""
+    """Return which of a Trigger's newest `limit` dead letters aren't in the tables, oldest first.
+    `in_tables` None: no dead letter is in the tables. Raises `LogError`."""
     records = await _read_not_in_tables(admin, egress.dead_letter_topic, limit, in_tables or {})
     replay_times = await read_replay_times(admin, egress) if records else {}
     return [parse_dead_letter(record, replayed_at(record, replay_times)) for record in records]
@@ -249,7 +249,7 @@ async def read_dead_letters(
 async def _read_not_in_tables(
     admin: LogAdmin, topic: str, limit: int, in_tables: OffsetsInTables
 ) -> Sequence[Record]:
-    """Return those of a topic's newest `limit` records whose offsets `in_tables` doesn't cover,
+    """Return the records among a topic's newest `limit` whose offsets `in_tables` doesn't cover,
     oldest first. Raises `LogError`."""
     records = await read_topic(admin, topic, limit)
     if not records or not in_tables:
@@ -267,8 +267,8 @@ async def _read_not_in_tables(
 async def read_overview(
     admin: LogAdmin, egress: Egress, in_tables: OffsetsInTables | None = None
 ) -> DeadLetterOverview:
-    """Count those of a Trigger's newest `MOST_RECORDS_READ` dead letters that aren't in the tables.
-    `in_tables` has the offsets up to which they are; None: none is. Raises `LogError`."""
+    """Count which of a Trigger's newest `MOST_RECORDS_READ` dead letters aren't in the tables.
+    `in_tables` None: no dead letter is in the tables. Raises `LogError`."""
     dead_letters = await read_dead_letters(admin, egress, MOST_RECORDS_READ, in_tables)
     not_replayed = [dead_letter for dead_letter in dead_letters if not dead_letter.replayed]
     times = sorted(dead_letter.last_time for dead_letter in not_replayed)
@@ -332,7 +332,7 @@ def _event_digest(record: Record, *, with_data: bool) -> bytes:
 def parse_dead_letter(record: Record, replayed: int | None = None) -> StoredDeadLetter:
     """Read a record of a dead-letter topic; missing and invalid attributes become empty.
 
-    `replayed` is the time of the last replay, in milliseconds since the Unix epoch.
+    `replayed` is the time of the last replay, in ms since the Unix epoch; None: there was none.
     """
     attributes = {
         name.removeprefix("ce_"): (value or b"").decode(errors="replace")

@@ -19,7 +19,8 @@ TriggerKind: TypeAlias = Literal["Trigger", "Subscription"]
 
 
 class Action(StrEnum):
-    """An action on a Trigger; the page shows a button only for those that the viewer may do."""
+    """An action on a Trigger. The page shows a button only for the actions that the viewer may
+    do."""
 
     PAUSE = "pause"
     """Pause or resume the Trigger."""
@@ -131,7 +132,8 @@ class TriggerDetails(Model):
     order: str
     """The order of its deliveries, such as `key`."""
     max_in_flight: str = ""
-    """The most events that are delivered at once, as declared; empty if it declares none."""
+    """The largest number of events that are delivered at once, as declared; empty if none is
+    declared."""
     reply: str = ""
     """Where a Subscription's replies go; empty if they are discarded, or go back to the Broker."""
     declared_in: str = ""
@@ -308,7 +310,7 @@ class ChosenEvent(Model):
 
 
 class ReplayResult(Model):
-    """What a replay has sent, or would send."""
+    """The result of a replay: which events it has sent, or would send."""
 
     chosen: tuple[ChosenEvent, ...]
     replay: str = ""

@@ -136,8 +136,8 @@ class Source(Protocol):
     async def replay(
         self, trigger: TriggerName, events: Sequence[EventName], *, dry_run: bool
     ) -> ReplayResult:
-        """Send a Trigger's dead letters of these events again; returns which were sent. With
-        `dry_run`, nothing is sent, and the result says which would be. Raises `NotFound` and
+        """Send the dead letters of these events again to a Trigger, and return which were sent.
+        With `dry_run`, nothing is sent, and the result says which would be. Raises `NotFound` and
         `Forbidden`."""
         ...
 

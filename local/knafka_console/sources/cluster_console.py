@@ -202,8 +202,8 @@ class ClusterConsole:
     async def replay(
         self, trigger: TriggerName, events: Sequence[EventName], *, dry_run: bool
     ) -> ReplayResult:
-        """Send a Trigger's dead letters of these events again; returns which were sent. With
-        `dry_run`, nothing is sent, and the result says which would be.
+        """Send the dead letters of these events again to a Trigger, and return which were sent.
+        With `dry_run`, nothing is sent, and the result says which would be.
 
         Raises `NotFound`, and `Forbidden` if the viewer may not read dead letters and create
         replays.

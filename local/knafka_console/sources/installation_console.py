@@ -140,8 +140,8 @@ class InstallationConsole:
     async def replay(
         self, trigger: TriggerName, events: Sequence[EventName], *, dry_run: bool
     ) -> ReplayResult:
-        """Send a Trigger's dead letters of these events again; returns which were sent. With
-        `dry_run`, nothing is sent, and the result says which would be. Raises `NotFound`,
+        """Send the dead letters of these events again to a Trigger, and return which were sent.
+        With `dry_run`, nothing is sent, and the result says which would be. Raises `NotFound`,
         `LogError` and `ReplayNotSent`."""
         return await self._letters.replay(
             self._egress_of(trigger), self._kafka_configuration(), events, dry_run=dry_run

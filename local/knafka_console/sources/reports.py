@@ -301,7 +301,7 @@ def _report_row(document: Document) -> ReportRow:
 
 
 def _missing_report_reason(archive: ArchiveName, document: Document) -> str:
-    """Return why an archive, of which `document` is the object, has no report, and what to do."""
+    """Return why an archive has no report, and what to do. `document` is the archive's object."""
     report = (document.get("status") or {}).get("report") or {}
     if problem := report.get("notServed"):
         return f"the report of {archive} could not be put into Kafka: {problem:.400}"

@@ -165,8 +165,8 @@ class LocalController(Controller):
             await self._operator.close()
 
     async def apply(self, declared: DeclaredObjects) -> None:
-        """Make the cluster hold exactly the declared objects: delete those that no file declares
-        any more, then declare each kind after the kinds that it depends on.
+        """Make the cluster hold exactly the declared objects. Objects that no file declares any
+        more are deleted first; then each kind is declared after the kinds that it depends on.
 
         Waits for each group of `_IN_ORDER` until its objects are Ready or say why not, at most
         `SETTLE_TIMEOUT` seconds.
@@ -263,7 +263,7 @@ class LocalController(Controller):
 
     def _ingresses_of_family(self, family: Family) -> Iterator[Ingress]:
         """Yield the Ingress of each declared Broker or KafkaChannel of a family, sorted by name.
-        Those that no receiver serves yet are left out."""
+        Brokers that no receiver serves yet are left out."""
         served: dict[str, Ingress] = {}
         for contract in self._contracts(family):
             served |= contract.records
@@ -347,8 +347,8 @@ class LocalController(Controller):
                 self._operator.queue.enqueue(key_of(broker))
 
     def _declared_objects(self, *kinds: str) -> list[Document]:
-        """Return the cluster's objects of these kinds that files declare, without those that the
-        operator made."""
+        """Return the cluster's objects of these kinds that files declare; objects that the operator
+        made are left out."""
         return [
             document
             for kind in kinds

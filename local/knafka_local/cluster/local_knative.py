@@ -142,8 +142,8 @@ class LocalKnative:
         self._answered_by_channels = await self._channels.request_counts()
 
     def snapshot(self, problems: Sequence[str], kafka: str) -> Snapshot:
-        """Return a snapshot of everything; `problems` are those of the manifest files, and `kafka`
-        is the text that says where Kafka is and whether it runs."""
+        """Return a snapshot of everything. `problems` are sentences about the manifest files;
+        `kafka` says where Kafka is and whether it runs."""
         return self._observer.take_snapshot(
             self._answered, self._answered_by_channels, problems, kafka
         )

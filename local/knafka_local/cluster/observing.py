@@ -61,9 +61,9 @@ class Observer:
     ) -> Snapshot:
         """Take a snapshot of all objects.
 
-        `answered` counts requests to Brokers and `channels_answered` those to KafkaChannels. They
-        are apart because a Broker and a KafkaChannel may have the same name. `problems` are
-        sentences about the manifest files; `kafka` says where Kafka is and whether it runs.
+        `answered` counts requests to Brokers, and `channels_answered` counts requests to
+        KafkaChannels: a Broker and a KafkaChannel may have the same name. `problems` are sentences
+        about the manifest files; `kafka` says where Kafka is and whether it runs.
         """
         cluster, is_ours = self._cluster, self._controller.is_ours
         kinds = [*(family.trigger for family in FAMILIES), SENSOR]

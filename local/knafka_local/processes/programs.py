@@ -148,8 +148,8 @@ class Programs:
                 await self._restart_changed({Path(path) for _, path in changed})
 
     async def _restart_changed(self, changed: set[Path]) -> None:
-        """Restart every program of which a changed file is a source: one that its command names, or
-        one beside it with the same suffix."""
+        """Restart every program whose sources include a changed file: a file that its command
+        names, or a file beside it with the same suffix."""
         async with self._changing:
             for service, (program, _) in list(self._running.items()):
                 source_kinds = {(file.parent, file.suffix) for file in program.source_files()}

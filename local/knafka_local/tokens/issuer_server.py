@@ -79,23 +79,8 @@ async def serve_issuer(folder: Path) -> AsyncIterator[Mapping[str, str]]:
     )
 
     async def issue_token(request: web.Request) -> web.Response:
-        """Answer a TokenRequest with 201 and a token; 401 unless the functions' token is shown, 400
-        if the body is no TokenRequest."""
-        authorization = request.headers.get("authorization", "")
-        if not hmac.compare_digest(authorization.encode(), f"Bearer {functions_token}".encode()):
-            raise web.HTTPUnauthorized
-        try:
-            spec = msgspec.json.decode(await request.read(), type=_TokenRequest).spec
-        except msgspec.MsgspecError:
-            raise web.HTTPBadRequest from None
-        account = ServiceAccount(request.match_info["namespace"], request.match_info["name"])
-        lifetime = min(spec.expiration_seconds, LONGEST_TOKEN_LIFETIME)
-        now = datetime.now(UTC)
-        token = issuer.token(account, spec.audiences, lifetime, now.timestamp())
-        expires = now + timedelta(seconds=lifetime)
-        status = {"token": token, "expirationTimestamp": expires.isoformat()}
-        metadata = {"creationTimestamp": now.isoformat()}
-        return web.json_response({"metadata": metadata, "status": status}, status=201)
+        """Answer a TokenRequest."""
+        return await _answer_token_request(request, issuer, functions_token)
 
     application = web.Application()
     application.add_routes([web.get(path, answer) for path in answers])
@@ -113,6 +98,30 @@ async def serve_issuer(folder: Path) -> AsyncIterator[Mapping[str, str]]:
             }
         finally:
             await runner.cleanup()  # before its socket is closed
+
+
+async def _answer_token_request(
+    request: web.Request, issuer: Issuer, functions_token: str
+) -> web.Response:
+    """Answer a TokenRequest with 201 and a token that `issuer` signs.
+
+    Answers 401 unless the request shows `functions_token`, and 400 if its body is no TokenRequest.
+    """
+    authorization = request.headers.get("authorization", "")
+    if not hmac.compare_digest(authorization.encode(), f"Bearer {functions_token}".encode()):
+        raise web.HTTPUnauthorized
+    try:
+        spec = msgspec.json.decode(await request.read(), type=_TokenRequest).spec
+    except msgspec.MsgspecError:
+        raise web.HTTPBadRequest from None
+    account = ServiceAccount(request.match_info["namespace"], request.match_info["name"])
+    lifetime = min(spec.expiration_seconds, LONGEST_TOKEN_LIFETIME)
+    now = datetime.now(UTC)
+    token = issuer.token(account, spec.audiences, lifetime, now.timestamp())
+    expires = now + timedelta(seconds=lifetime)
+    status = {"token": token, "expirationTimestamp": expires.isoformat()}
+    metadata = {"creationTimestamp": now.isoformat()}
+    return web.json_response({"metadata": metadata, "status": status}, status=201)
 
 
 def _make_tls_context(folder: Path, token: str) -> ssl.SSLContext:

@@ -202,9 +202,8 @@ def fold_single(records: DataFrame) -> DataFrame:
 
 
 def fold_several(records: DataFrame) -> DataFrame:
-    """Fold records of failures that may have several records into one row each. The event is that
-    of the first record; the attempt and the position are those of the last. `summary` stays
-    null."""
+    """Fold records of failures that may have several records into one row each. The event is taken
+    from the first record, the attempt and the position from the last. `summary` stays null."""
     when = F.struct("last_attempt", "appended", "topic_id", "partition", "offset")
     first = F.min_by(F.struct(*TRIGGER, *EVENT), when)
     last = F.max_by(F.struct(*LAST_ATTEMPT, *POSITION), when)

@@ -359,9 +359,9 @@ def _read_spans_in_tables(
 def _forget_purged(
     tables: Tables, ranges: Sequence[tuple[Any, ...]], deleted_until: Mapping[Position, int]
 ) -> None:
-    """Remove from the table `purged` the positions that Kafka doesn't have any more: those below
-    `deleted_until`, in the logs that `ranges` (rows of `RANGES`) name. The others are still needed,
-    so that their records aren't read again."""
+    """Remove from the table `purged` the positions that Kafka doesn't have any more: positions
+    below `deleted_until`, in the logs that `ranges` (rows of `RANGES`) name. All others are still
+    needed, so that their records aren't read again."""
     if not deleted_until or tables.is_empty("purged"):
         return
     rows = [

@@ -190,7 +190,7 @@ def mark_lost_by_cut(tables: Tables, kafka: KafkaClient, progress: Progress) -> 
 
 def _is_in_log(row: Row, topic_id: str, span: OffsetSpan, log: KafkaRecords) -> bool:
     """Whether the replayed event of a row of `last_pending` is still at its offset in its replay
-    topic, of which Kafka has the offsets `span` in the row's partition. Raises `JobError`."""
+    topic. `span` has the offsets that Kafka has of the row's partition. Raises `JobError`."""
     offset = row["offset"]
     if offset >= span.end:
         return False

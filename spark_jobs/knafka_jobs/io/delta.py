@@ -127,10 +127,10 @@ class Tables:
     def upsert(
         self, rows: DataFrame, name: str, on: str, update: Mapping[str, str] | None = None
     ) -> None:
-        """MERGE rows into a table: insert new rows, and update those for which `on` holds.
+        """MERGE rows into a table: insert new rows, and update the rows for which `on` holds.
 
-        `on` and `update` are SQL, in which `more` is `rows` and the table has its name; without
-        `update` existing rows stay unchanged.
+        `on` and `update` are SQL, in which `more` is `rows` and the table has its name; if `update`
+        is None, existing rows stay unchanged.
         """
         merge = self._merge(rows, name, on)
         if update is not None:

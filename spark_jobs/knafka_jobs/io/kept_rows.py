@@ -49,7 +49,7 @@ def remove_own(spark: SparkSession) -> None:
 
 def remove_others(spark: SparkSession, root: str, age: float = 0.0) -> None:
     """Remove the rows below the root that other applications kept `age` seconds ago or earlier.
-    With an `age` of 0, remove all rows of theirs, also those of running applications."""
+    With an `age` of 0, remove all their rows, even if the applications still run."""
     own_folder = spark.sparkContext.getCheckpointDir()
     path, system = _file(spark, f"{root}/{KEPT_ROWS_FOLDER}")
     if not system.exists(path):

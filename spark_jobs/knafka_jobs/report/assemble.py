@@ -53,7 +53,7 @@ class PreviousFigures:
 
 @dataclass(frozen=True, slots=True)
 class CountedRows:
-    """The rows of the plan module's queries, of which each field names its own.
+    """The rows of the plan module's queries; each field has the rows of one query.
 
     `groups` has one row per group. The other fields have rows by group; a group may have none.
     """

@@ -179,8 +179,8 @@ def _time_text(value: datetime) -> str:
 
 
 def _age_text(value: datetime, now: datetime) -> str:
-    """Return the time from `value` to `now`, in the largest unit of which there are at least 2: `3
-    hours`."""
+    """Return the time from `value` to `now` as text, in the largest unit of which there are at
+    least 2."""
     seconds = max(0, int((now - value).total_seconds()))
     for unit, length in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
         if seconds >= 2 * length:

@@ -53,8 +53,8 @@ def broker_predicate(broker: BrokerName | None, dialect: SqlDialect) -> str:
 
 
 def reported_failures(broker: BrokerName | None, since: datetime, dialect: SqlDialect) -> str:
-    """Return SQL for the failures in a report about a Broker (None: about all): those that are
-    unresolved, or that failed or were resolved from `since` on."""
+    """Return SQL for the failures in a report about one Broker, or about all if `broker` is None:
+    unresolved failures, and failures that failed or were resolved from `since` on."""
     earliest = dialect.moment(since)
     return (
         f"SELECT {columns_of(FAILURES)} FROM failures "
