@@ -94,7 +94,7 @@ class Tables:
         return not self.exists(name) or self.size(name)[0] == 0
 
     def size(self, name: str) -> tuple[int, int]:
-        """Return two numbers: the table's files, and their bytes together."""
+        """Return the number of a table's files, and their total bytes."""
         snapshot = self._current_snapshot(name)
         checksum = snapshot.checksumOpt()
         if checksum.isDefined():
