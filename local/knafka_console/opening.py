@@ -68,7 +68,7 @@ async def serve_installation(
 async def serve_source(source: Source, listener: socket.socket) -> AsyncIterator[str]:
     """Serve what `source` shows to users of this machine, at the port of `listener`, while the
     context is open; yields the URL."""
-    from knafka_console.web.server import ConsoleServer
+    from knafka_console.web.server import ConsoleServer  # here, as it takes 0.1 s
 
     port = port_of(listener)
     hosts = [f"{name}:{port}" for name in (HOST, "localhost")]

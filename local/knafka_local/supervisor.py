@@ -183,6 +183,7 @@ class Supervisor:
         port = options.port + 1
         # Most installations have no KafkaChannels: a port in use must not prevent their start.
         with contextlib.suppress(OSError, OverflowError):
+            # 0 takes any free port, as Kafka is about to take the next one.
             return listen(0 if port == options.kafka_port else port)
         return listen()
 

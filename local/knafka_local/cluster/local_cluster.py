@@ -143,8 +143,11 @@ class LocalCluster(MemoryCluster):
         self._names.drop(name_of(document))
 
     async def get(self, api_version: str, kind: str, namespace: str, name: str) -> Document | None:
-        """Return the stored document; None if there is none. A ConfigMap that every real cluster
-        has (Knative's, and the installation's) is made here if no file declares it."""
+        """Return the stored document; None if there is none.
+
+        ConfigMaps that every real cluster has are made here: the installation's own and Knative's,
+        each with the data of the one that a file declares.
+        """
         stored = await super().get(_stored_version(api_version, kind), kind, namespace, name)
         if (api_version, kind) != (CORE, "ConfigMap"):
             return stored

@@ -64,7 +64,6 @@ SETTLE_TIMEOUT: Final = 20.0
 """Seconds to wait for declared objects to become Ready or say why not, before the objects that
 depend on them are declared. So a slow program doesn't delay them for long."""
 
-
 _IN_ORDER: Final = (
     ("ConfigMap", "Service"),  # EventPolicies aren't stored: `_apply_policies` passes them on
     ("Broker", "KafkaChannel"),
@@ -233,8 +232,7 @@ class LocalController(Controller):
         return self._operators[family_of(kind)]
 
     def egresses(self) -> list[Egress]:
-        """Return the Egress of each Trigger, then of each Subscription. Paused ones are
-        included."""
+        """Return the Egress of each Trigger, then of each Subscription, paused ones included."""
         operators = self._operators.values()
         return [
             watched.egress
@@ -321,7 +319,9 @@ class LocalController(Controller):
     def _enqueue_triggers_of(self, document: Document) -> None:
         """Enqueue the Triggers and Subscriptions that a Sensor owns, since their status depends on
         its status. Does nothing if the document isn't a Sensor."""
-        for family in self._operators if document["kind"] == SENSOR else ():
+        if document["kind"] != SENSOR:
+            return
+        for family in self._operators:
             for trigger in self._cluster.of(family.trigger):
                 owners = trigger["metadata"].get("ownerReferences") or ()
                 if any(owner["uid"] == document["metadata"]["uid"] for owner in owners):

@@ -101,7 +101,8 @@ class Programs:
         return f"http://{HOST}:{self._port(service)}/"
 
     def _port(self, service: Identity) -> int:
-        """Return the port of a Service's program, the same at each start."""
+        """Return the port of a Service's program: a free one at the first call, and then always the
+        same."""
         return self._ports.setdefault(service, free_port())
 
     async def run(self, service: Identity, program: Program) -> None:

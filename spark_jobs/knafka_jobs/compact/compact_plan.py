@@ -122,7 +122,8 @@ MAX_REPEATED: Final = 200_000
 
 
 def repeated_keys(records: DataFrame) -> DataFrame:
-    """Return the failures with more than one record: `key`, a 64-bit hash of the failure's id.
+    """Return the keys of the failures with more than one record: `key`, a 64-bit hash of a
+    failure's id.
 
     There are few of them, and finding them needs only a few bytes of each record.
     """

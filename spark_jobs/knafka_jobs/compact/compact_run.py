@@ -349,9 +349,9 @@ def _read_spans_in_tables(
     positions = tables.read("records").select(*KEY).where(bounds)
     if not tables.is_empty("purged"):
         positions = positions.unionByName(tables.read("purged").where(bounds))
-    older = tables.rows(ranges, compact_plan.RANGES)
+    range_rows = tables.rows(ranges, compact_plan.RANGES)
     in_tables: dict[Position, list[OffsetSpan]] = defaultdict(list)
-    for row in positions.transform(compact_plan.contiguous_ranges, older).collect():
+    for row in positions.transform(compact_plan.contiguous_ranges, range_rows).collect():
         in_tables[row["topic"], row["partition"]].append(OffsetSpan(row["start"], row["end"]))
     return in_tables
 

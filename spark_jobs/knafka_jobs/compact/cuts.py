@@ -242,7 +242,7 @@ def _find_cut(
 def first_offset_where(offsets: range, holds: Callable[[int], bool]) -> int | None:
     """Return the first offset for which `holds` is true, by binary search; None if it never is.
 
-    `holds` must be true for all offsets after the first one.
+    Once `holds` is true for an offset, it must be true for all later offsets.
     """
     low, high = offsets.start, offsets.stop
     while low < high:

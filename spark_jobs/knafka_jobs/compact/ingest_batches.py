@@ -56,7 +56,7 @@ class BatchStore(RowView, Protocol):
         """Return the offsets saved for a batch; None if they are missing or broken."""
 
     def offsets_of_rows(self) -> Offsets:
-        """Return how far partitions were read by the stored rows, for tables without saved
+        """Return how far partitions were read, as the stored rows show; for tables without saved
         offsets."""
 
     def save_offsets(self, batch: int, after: Offsets) -> None:
