@@ -12,6 +12,7 @@ from typing import Final
 from knafka.core.errors import KnafkaError
 
 HOST: Final = "127.0.0.1"
+"""The loopback address, at which everything on this machine listens."""
 _BELOW_EPHEMERAL: Final = range(10_000, 30_000)
 """Ports below those that a kernel assigns to outgoing connections (Linux: from 32,768)."""
 
@@ -45,8 +46,8 @@ def port_of(listener: socket.socket) -> int:
 def free_port() -> int:
     """Return a port that is free now, for a program that binds it itself.
 
-    It is below the ports that the kernel gives to outgoing connections, so that none of these takes
-    it first. Raises `OSError` if none of 100 random ports is free.
+    It is below the range from which the kernel takes ports for outgoing connections, so that no
+    such connection takes it first. Raises `OSError` if none of 100 random ports is free.
     """
     for port in random.sample(_BELOW_EPHEMERAL, 100):
         with socket.socket() as probe, contextlib.suppress(OSError):

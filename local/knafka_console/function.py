@@ -28,7 +28,7 @@ from knafka_console.web.server import ConsoleServer
 from knafka_console.web.sign_in import SignIn, Viewer
 
 MAX_KEPT_VIEWERS: Final = 100
-"""The most viewers whose sources are kept at once."""
+"""The largest number of viewers whose sources are kept at once."""
 VIEWER_IDLE_TIMEOUT: Final = 60.0
 """Seconds without a request after which a viewer's source and token are forgotten."""
 
@@ -44,8 +44,8 @@ class ViewerSources:
         clock: Callable[[], float] = time.monotonic,
         topics: ReportTopics | None = None,
     ) -> None:
-        """`system` is the client of the function's own account; `figures` returns lag, replicas and
-        counts, for all viewers; `topics` reads reports from Kafka (None: from the real one);
+        """`system` is the client of the function's own account. `figures` returns lag, replicas and
+        counts, for all viewers. `topics` reads reports from topics (None: from Kafka itself).
         `clock` returns seconds of any monotonic clock."""
         self._system = system
         self._figures = figures
@@ -53,8 +53,8 @@ class ViewerSources:
         self._clock = clock
         self._topics = topics
         self._sources: OrderedDict[bytes, tuple[float, ClusterConsole]] = OrderedDict()
-        """Time of the last request, and the source, by a digest of the viewer's token and
-        namespaces. The viewer who asked last is at the end."""
+        """Time of a viewer's last request and the viewer's source, by a digest of token and
+        namespaces. The viewer who sent the last request is at the end."""
 
     def source_for(self, viewer: Viewer) -> ClusterConsole:
         """Return the source of this viewer, a new one if none is kept.
@@ -68,6 +68,7 @@ class ViewerSources:
         _, kept_source = self._sources.pop(key, (now, None))
         source = kept_source or self._create_source(viewer)
         self._sources[key] = now, source
+        # This viewer's source is at the end and fresh, so it is never removed.
         while (
             len(self._sources) > MAX_KEPT_VIEWERS
             or self._oldest_request() < now - VIEWER_IDLE_TIMEOUT
@@ -80,7 +81,7 @@ class ViewerSources:
         return next(iter(self._sources.values()))[0]
 
     def _create_source(self, viewer: Viewer) -> ClusterConsole:
-        """Create the source of a viewer."""
+        """Create the source of a viewer, whose requests carry the viewer's token."""
         client = client_with_token(self._system, viewer.token)
         namespace = self._settings.namespace
         return ClusterConsole(
@@ -111,7 +112,8 @@ def client_with_token(
 
 
 def own_client() -> kubernetes.client.ApiClient:
-    """Return a client with the function's own account; Kubernetes renews its token in a file."""
+    """Return a client with the function's own account. Its token is read from a file, in which
+    Kubernetes renews it."""
     configuration = kubernetes.client.Configuration()
     kubernetes.config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
     return kubernetes.client.ApiClient(configuration)

@@ -29,11 +29,11 @@ def open_listener(
     enabled: bool = True,
     option: str = "--console-port, or --no-console",
 ) -> Iterator[socket.socket | None]:
-    """Open a listening socket for the console, at `port` or at the first free port from
-    `CONSOLE_PORT`.
+    """Open a listening socket for the console, at `port`, or (None) at the first free port from
+    `CONSOLE_PORT`; the socket is closed on exit.
 
-    Yields None if the console is not `enabled`, or no port is free. Raises `PortTaken` if `port` is
-    in use, with the `option` by which the user chooses another.
+    Yields None if the console is not `enabled`, or if none of `CONSOLE_PORTS_TRIED` ports is free.
+    Raises `PortTaken` if `port` is in use; `option` is the command's option that chooses another.
     """
     opened_listener = _listen_on_free_port(port, option) if enabled else None
     try:
@@ -68,7 +68,7 @@ async def serve_installation(
 async def serve_source(source: Source, listener: socket.socket) -> AsyncIterator[str]:
     """Serve what `source` shows to users of this machine, at the port of `listener`, while the
     context is open; yields the URL."""
-    from knafka_console.web.server import ConsoleServer
+    from knafka_console.web.server import ConsoleServer  # here, as it takes 0.1 s
 
     port = port_of(listener)
     hosts = [f"{name}:{port}" for name in (HOST, "localhost")]
@@ -80,8 +80,11 @@ async def serve_source(source: Source, listener: socket.socket) -> AsyncIterator
 
 
 def _listen_on_free_port(port: int | None, option: str) -> socket.socket | None:
-    """Return a socket that listens at `port`; if that is None, at the first free port from
-    `CONSOLE_PORT`, or None if none is free. Raises `PortTaken`."""
+    """Return a socket that listens at `port`. If `port` is None, take the first free port from
+    `CONSOLE_PORT`; None if all `CONSOLE_PORTS_TRIED` are in use.
+
+    Raises `PortTaken`, which names `option`, if `port` is in use.
+    """
     default_ports = range(CONSOLE_PORT, CONSOLE_PORT + CONSOLE_PORTS_TRIED)
     for candidate in default_ports if port is None else (port,):
         try:

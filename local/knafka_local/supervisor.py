@@ -54,7 +54,9 @@ class UpOptions:
     """The options of `knafka up`."""
 
     manifests: tuple[Path, ...]
+    """Files and folders with the manifests of Brokers, Triggers and other objects."""
     data: Path
+    """The data folder, with Kafka's records, the logs and the state for other commands."""
     port: int = 8080
     """Port on this machine at which Brokers are served."""
     kafka_port: int = 9092
@@ -90,7 +92,8 @@ class Supervisor:
         self._server: KafkaServer | None = None
         """The Kafka that was started here; None if --bootstrap-servers names one."""
         self._earlier_children = frozenset(Child.running)
-        """Children of this process that were there before; `kill` leaves them."""
+        """Children of this process that ran before this installation was started; `kill` leaves
+        them."""
         self.url = f"http://{HOST}:{options.port}"
         """The address of all Brokers, without a path."""
 
@@ -144,7 +147,7 @@ class Supervisor:
             child.kill()
 
     def snapshot(self) -> Snapshot:
-        """Return a snapshot of everything that runs, after writing the state for other commands."""
+        """Return a snapshot of everything that runs. Writes the state for other commands first."""
         self._write_state()  # other commands must find what is shown here
         problems = tuple(map(str, self._declared.problems))
         return self._knative.snapshot(problems, self.kafka)
@@ -180,6 +183,7 @@ class Supervisor:
         port = options.port + 1
         # Most installations have no KafkaChannels: a port in use must not prevent their start.
         with contextlib.suppress(OSError, OverflowError):
+            # 0 takes any free port, as Kafka is about to take the next one.
             return listen(0 if port == options.kafka_port else port)
         return listen()
 
@@ -204,8 +208,8 @@ class Supervisor:
     async def _start_kafka(self, stack: AsyncExitStack) -> str:
         """Start Kafka, unless --bootstrap-servers names one; returns its bootstrap servers.
 
-        It is started again whenever it ends, and stopped when `stack` closes. Raises
-        `LocalKafkaError`.
+        A Kafka that was started here is started again whenever it ends, and stopped when `stack`
+        closes. Raises `LocalKafkaError`.
         """
         if self._options.bootstrap_servers is not None:
             return self._options.bootstrap_servers
@@ -217,7 +221,7 @@ class Supervisor:
         self._server = server
 
         async def ensure_running() -> KafkaServer:
-            """Start Kafka again if it has ended."""
+            """Return the running node; start it first if it has ended. Raises `LocalKafkaError`."""
             if server.pid is None:
                 await server.start()
             return server
@@ -246,8 +250,11 @@ class Supervisor:
             await admin.close()
 
     async def _follow_files(self) -> None:
-        """Apply the declared objects again after each change of a manifest file. If an object is
-        missing from the files, they are read again after `REMOVAL_DELAY` seconds first."""
+        """Apply the declared objects again after each change of a manifest file, for ever.
+
+        An object that is missing from the files is deleted with its data. So if one is missing,
+        wait `REMOVAL_DELAY` seconds and read the files again, in case it is back.
+        """
         async for _ in self._manifests.changes():
             declared = self._manifests.read()
             is_any_missing = not self._declared.documents.keys() <= declared.documents.keys()

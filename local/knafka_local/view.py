@@ -23,5 +23,5 @@ class View(Protocol):
         ...
 
     async def follow(self, snapshot: TakeSnapshot) -> None:
-        """Show new snapshots, which calling `snapshot` takes, until cancelled."""
+        """Call `snapshot` repeatedly and show the snapshots that it takes, until cancelled."""
         ...

@@ -25,8 +25,8 @@ PREFIX: Final = "knafka: "
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command of the command line (see `--help`) and return its exit code. `arguments`: the
-    words after the program's name; None: those of this process."""
+    """Run one command of the command line (see `--help`) and return its exit code. `arguments` are
+    the words after the program's name; None: those of this process."""
     parsed = parser().parse_args(arguments)
     # Only now, as importing Spark takes a second: --help needs none of it.
     from knafka_jobs import commands

@@ -34,9 +34,11 @@ class Acknowledgement:
     by: str
     """Who acknowledged the group."""
     at: datetime
+    """When that was."""
     until: datetime | None
-    """When it ends; None: never."""
+    """When the acknowledgement ends; None: never."""
     note: str
+    """What the person noted; empty if nothing."""
 
 
 def latest_rows(rows: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
@@ -45,7 +47,7 @@ def latest_rows(rows: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any
     latest: dict[str, Mapping[str, Any]] = {}
     for row in rows:
         group = row["group_id"]
-        if group not in latest or _order(row) > _order(latest[group]):
+        if group not in latest or _sort_key(row) > _sort_key(latest[group]):
             latest[group] = row
     return latest
 
@@ -53,7 +55,8 @@ def latest_rows(rows: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any
 def current_acknowledgements(
     rows: Iterable[Mapping[str, Any]], now: datetime
 ) -> dict[str, Acknowledgement]:
-    """Return the acknowledgements that are valid at `now`, by the group's id."""
+    """Return the acknowledgements that are valid at `now`, by the group's id. A group whose latest
+    row takes its acknowledgement back, or whose acknowledgement has ended, is left out."""
     current = {}
     for group, row in latest_rows(rows).items():
         until = None if row["until"] is None else row["until"].astimezone(UTC)
@@ -63,8 +66,9 @@ def current_acknowledgements(
     return current
 
 
-def _order(row: Mapping[str, Any]) -> tuple[Any, ...]:
+def _sort_key(row: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return the sort key of a row among the rows of its group: its time, then all other
     columns."""
-    end = row["until"] is None, row["until"] or row["at"]  # no end comes after any end
+    # A row without an end sorts after rows with one; the time is then only a filler.
+    end = row["until"] is None, row["until"] or row["at"]
     return row["at"], row["action"], row["by"] or "", row["note"] or "", end

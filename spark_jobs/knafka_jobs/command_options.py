@@ -23,10 +23,10 @@ BATCH_RECORDS: Final = 1_000_000
 """Dead letters in one batch: few large batches cost far less than many small ones."""
 
 TIMELINE_DAYS: Final = 30.0
-"""Days that the timeline of a report covers."""
+"""Days that the timeline of a report covers, by default."""
 
 SHOWN_FIRINGS: Final = 20
-"""Firings that a backtest prints."""
+"""Firings that a backtest prints, by default."""
 
 
 class EngineName(StrEnum):
@@ -52,6 +52,7 @@ class CompactOptions:
     keep_hours: float = KEEP_HOURS
     """Hours for which a dead letter stays in its topic after the tables have it."""
     batch_records: int = BATCH_RECORDS
+    """Dead letters in one batch, about."""
     forget_resolved_days: int | None = None
     """Days after which a resolved failure is deleted; None: never."""
     forget_unresolved_days: int | None = None
@@ -60,7 +61,8 @@ class CompactOptions:
 
 @dataclass(frozen=True, slots=True)
 class FailureSelection:
-    """Selects the failures that fit every field that is set; None: the field isn't set."""
+    """Selects the failures that fit every field that is set. A field that is None isn't set, and
+    leaves no failure out."""
 
     broker: BrokerName | None = None
     trigger: str | None = None
@@ -72,17 +74,19 @@ class FailureSelection:
     source: str | None = None
     id: str | None = None
     ids: tuple[str, ...] | None = None
-    """Ids of events, any of which fits; DeadLetterReplays and -Purges set it, no option does."""
+    """Ids of events; a failure fits if its event has one of them. No option sets it, only
+    DeadLetterReplays and DeadLetterPurges do."""
     since: datetime | None = None
+    """The failure's last attempt was at this time or later."""
     until: datetime | None = None
-    """Bounds of a failure's last attempt: at `since` or later, and before `until`."""
+    """The failure's last attempt was before this time."""
     where: str | None = None
     """SQL predicate over the table `failures`, for Spark."""
 
     @classmethod
     def from_arguments(cls, arguments: argparse.Namespace) -> FailureSelection:
-        """Return the selection that these parsed options declare; an option that is missing sets no
-        field, and so leaves no failure out."""
+        """Return the selection that these parsed options declare. An option that is missing sets no
+        field."""
         return cls(**{field.name: getattr(arguments, field.name, None) for field in fields(cls)})
 
     def __str__(self) -> str:
@@ -125,7 +129,7 @@ def _parse_broker(text: str) -> BrokerName:
 
 
 def _parse_replay_id(text: str) -> str:
-    """Check the characters of a replay id. Raises `ArgumentTypeError`."""
+    """Return a replay id unchanged, after checking its characters. Raises `ArgumentTypeError`."""
     if re.fullmatch("[A-Za-z0-9._-]{1,64}", text) is None:
         raise argparse.ArgumentTypeError(
             f"{text!r} is no replay id: use 1 to 64 of A-Z, a-z, 0-9, '.', '_' and '-'"
@@ -134,19 +138,20 @@ def _parse_replay_id(text: str) -> str:
 
 
 def _parse_trace_url(text: str) -> str:
-    """Check that a URL can link to traces. Raises `ArgumentTypeError`."""
+    """Return a URL unchanged, after checking that it can link to traces. Raises
+    `ArgumentTypeError`."""
     if not is_trace_url(text):
         raise argparse.ArgumentTypeError(f"{text!r}: {EXPECTED_TRACE_URL}")
     return text
 
 
 def _positive_parser(kind: Callable[[str], N]) -> Callable[[str], N]:
-    """Return a parser of numbers above 0; `kind`: int or float."""
+    """Return a parser of numbers above 0 of one type: `kind` is int or float."""
 
-    # Its name is in argparse's message: "invalid number value".
+    # The function's name is in argparse's message: "invalid number value".
     def number(text: str) -> N:
         """Parse a number. Raises `ArgumentTypeError` unless it is above 0."""
-        if not (value := kind(text)) > 0:
+        if not (value := kind(text)) > 0:  # not `<= 0`, which NaN would pass
             raise argparse.ArgumentTypeError(f"{text!r} is too small: give a number above 0")
         return value
 
@@ -154,8 +159,9 @@ def _positive_parser(kind: Callable[[str], N]) -> Callable[[str], N]:
 
 
 def _parse_not_negative(text: str) -> float:
-    """Parse a number that is at least 0. Raises `ArgumentTypeError`."""
-    if not (value := float(text)) >= 0:
+    """Parse a number that is at least 0. Raises `ArgumentTypeError`, and `ValueError` if it is no
+    number."""
+    if not (value := float(text)) >= 0:  # not `< 0`, which NaN would pass
         raise argparse.ArgumentTypeError(f"{text!r} is too small: give 0 or more")
     return value
 
@@ -173,7 +179,8 @@ _match_age = re.compile(r"(\d+(?:\.\d+)?)([smhdw])").fullmatch
 
 
 def parse_moment_or_age(text: str) -> datetime:
-    """Read a time (ISO 8601, UTC without an offset) or an age (`30d`, `12h`) as a moment.
+    """Read a time (ISO 8601; in UTC if it has no offset) or an age (`30d`, `12h`) as a moment. An
+    age counts back from now.
 
     Raises `ArgumentTypeError`.
     """

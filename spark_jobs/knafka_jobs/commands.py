@@ -43,12 +43,12 @@ Answer: TypeAlias = dict[str, Any]
 
 
 MAX_SHOWN_PROBLEMS: Final = 5
-"""Problems that the answer of a replay lists; its progress has all of them."""
+"""Largest number of problems that the answer of a replay lists; its progress has all of them."""
 
 
 def run(arguments: Namespace, progress: Progress) -> Answer:
-    """Run the command `arguments.command` and return its answer: in a Spark session of its own, but
-    a report without Spark if that is possible.
+    """Run the command `arguments.command` in a Spark session of its own and return its answer. A
+    report runs without Spark if that is possible.
 
     Raises `KnafkaError`.
     """
@@ -92,8 +92,8 @@ def store_file(spark: SparkSession, root: str, file: Path, name: str) -> None:
 
 
 def sent_event_count(spark: SparkSession, arguments: Namespace) -> int | None:
-    """Return the number of events that the replay `arguments.replay_id` sent; None until it
-    finishes."""
+    """Return the number of events that the replay `arguments.replay_id` sent; None if it has not
+    finished. Raises `JobError`."""
     with explain_spark_errors("Spark"):
         return finished_event_count(Tables(spark, arguments.tables), arguments.replay_id)
 
@@ -119,8 +119,8 @@ def _run_report(arguments: Namespace, tables: Tables, progress: Progress) -> Ans
 
 
 def _settled_source(kafka: KafkaClient | None) -> SettledSpans | None:
-    """Return the function that reads from Kafka which offsets Triggers have settled; None without
-    Kafka."""
+    """Return a function that reads from Kafka which offsets Triggers have settled; None if `kafka`
+    is None."""
     return partial(settled_spans, kafka) if kafka else None
 
 
@@ -176,8 +176,8 @@ def _event_edits(arguments: Namespace) -> EventEdits:
 
 
 def _run_purge(arguments: Namespace, tables: Tables, progress: Progress) -> Answer:
-    """Run the command `purge`, or count the failures for a dry run; returns the number of failures.
-    Raises `KnafkaError`."""
+    """Run the command `purge`; returns the number of deleted failures. For a dry run, only count
+    the failures that would be deleted. Raises `KnafkaError`."""
     selection = FailureSelection.from_arguments(arguments)
     if arguments.dry_run:
         return {"would_purge": purgeable(tables, selection, arguments.unresolved).count()}
@@ -194,7 +194,7 @@ BACKTEST: Final = "backtest"
 
 def _run_backtest(arguments: Namespace, spark: SparkSession, progress: Progress) -> Answer:
     """Run the command `backtest`; returns the fields of `BacktestResult`. Raises `KnafkaError`."""
-    if (arguments.topic is None) is (arguments.archive is None):
+    if (arguments.topic is None) == (arguments.archive is None):  # both, or none
         raise JobError("give either --topic or --archive: a backtest reads one of them")
     sensor = read_sensor(arguments.sensor)
     span = TimeSpan(_milliseconds(arguments.events_since), _milliseconds(arguments.events_until))
@@ -223,7 +223,8 @@ _COMMANDS: Final[Mapping[str, Callable[[Namespace, Tables, Progress], Answer]]] 
 
 
 def connect(arguments: Namespace) -> KafkaClient:
-    """Connect to Kafka and wait until it answers. Raises `KnafkaError`."""
+    """Connect to the Kafka that the options name, and wait until it answers. Raises `KnafkaError`,
+    also if `--bootstrap-servers` is missing."""
     if arguments.bootstrap_servers is None:
         raise JobError("--bootstrap-servers is missing: give Kafka's addresses, HOST:PORT,...")
     kafka = KafkaClient(KafkaConnection.from_folder(arguments.bootstrap_servers, arguments.secret))
@@ -232,7 +233,7 @@ def connect(arguments: Namespace) -> KafkaClient:
 
 
 def _user_name() -> str:
-    """Return the name of the user who runs the job."""
+    """Return the name of the user who runs the job, or the user's number if there is no name."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a container's user without a name

@@ -30,10 +30,10 @@ Pointer: TypeAlias = tuple[str, ...]
 """The tokens of a JSON Pointer (RFC 6901)."""
 
 # Members, elements and values are kept as the bytes of the JSON that they had (`Raw`).
-_MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_ELEMENTS = msgspec.json.Decoder(list[msgspec.Raw]).decode
-_RAW_VALUE = msgspec.json.Decoder(msgspec.Raw).decode
-_ENCODE = msgspec.json.Encoder().encode
+_decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_decode_value = msgspec.json.Decoder(msgspec.Raw).decode
+_encode = msgspec.json.Encoder().encode
 
 
 class CannotEdit(KnafkaError):
@@ -45,11 +45,12 @@ class EventEdits:
     """The edits that a replay makes to each of its events."""
 
     set_attributes: tuple[tuple[str, str], ...] = ()
-    """Names and values."""
+    """Names and values of the attributes to set."""
     remove_attributes: tuple[str, ...] = ()
-    """Names."""
+    """Names of the attributes to remove."""
     set_data: tuple[tuple[str, str], ...] = ()
-    """JSON Pointers and values; a value that is no JSON is set as a string."""
+    """JSON Pointers into the event's data, and the values to set there; a value that is no JSON is
+    set as a string."""
 
     @classmethod
     def parse(
@@ -58,8 +59,8 @@ class EventEdits:
         remove_attributes: Iterable[str] = (),
         set_data: Iterable[str] = (),
     ) -> EventEdits:
-        """Return the edits that options declare: `NAME=VALUE`, `NAME`, `POINTER=VALUE`. Raises
-        ValueError."""
+        """Return the edits that options declare: `NAME=VALUE`, `NAME`, and `JSON-POINTER=VALUE`.
+        Raises `ValueError`, whose text says what is wrong."""
         edits = cls(
             tuple(_split(text, "NAME=VALUE") for text in set_attributes),
             tuple(remove_attributes),
@@ -90,15 +91,16 @@ class EventEdits:
 
     @property
     def _names(self) -> list[str]:
-        """Return the names of the attributes that are set or removed."""
+        """The names of the attributes that are set or removed, each once."""
         return [
             *dict.fromkeys([*(name for name, _ in self.set_attributes), *self.remove_attributes])
         ]
 
     def edit(self, event: Event) -> Event:
-        """Return the edited event; an event that has all values already is returned unchanged.
+        """Return the edited event; an event that has all values already is returned unchanged. The
+        names of changed attributes, and `data`, are added to the attribute `EDITED`.
 
-        Raises `CannotEdit`.
+        Raises `CannotEdit` if the data can't be edited, or the edited event would be invalid.
         """
         attributes, data = dict(event.attributes), event.data
         for name in self.remove_attributes:
@@ -126,7 +128,7 @@ class EventEdits:
     ) -> tuple[RecordHeaders, bytes | None]:
         """Return headers and value of a record with the edited event. Raises `CannotEdit`.
 
-        The record's key is not changed, so the event keeps its order among those of its key.
+        The record's key stays, so the event keeps its order among the events of its key.
         """
         try:
             envelope = kafka_binding.read(headers, value)
@@ -151,50 +153,52 @@ def edited_record(
 
 
 def set_member(document: bytes, pointer: Pointer, value: bytes) -> bytes:
-    """Return the JSON `document` with the value at `pointer` replaced by `value` (JSON), or one
-    member or element added.
+    """Return the JSON `document` with the value at `pointer` replaced by `value` (JSON), or with
+    `value` added there.
 
-    All but the last token must exist; `-` stands for a new last element. Raises `CannotEdit`.
+    All but the last token must exist; `-` stands for a new last element of an array. Raises
+    `CannotEdit`.
     """
     try:
-        return _set(document, pointer, value)
+        return _set_value(document, pointer, value)
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise CannotEdit("the data are not JSON") from None
     except RecursionError:
         raise CannotEdit("the data are nested too deep") from None
 
 
-def _set(document: bytes, pointer: Sequence[str], value: bytes) -> bytes:
+def _set_value(document: bytes, pointer: Sequence[str], value: bytes) -> bytes:
     """Return the JSON `document` with `value` (JSON) at the place that `pointer` names. Raises
     `CannotEdit` if the document has no such place, and the decoder's errors if it is no JSON."""
-    _RAW_VALUE(document)  # raises if the document is not JSON
+    _decode_value(document)  # raises if the document is not JSON
     if not pointer:
         return value
     token, further = pointer[0], pointer[1:]
     match document.lstrip(b" \t\r\n")[:1]:
         case b"{":
-            members = _MEMBERS(document)
+            members = _decode_members(document)
             if further and token not in members:
                 raise CannotEdit(f"the data have no member {token!r:.80}")
             inner = bytes(members.get(token, b"null"))
-            members[token] = msgspec.Raw(_set(inner, further, value))
-            return _ENCODE(members)
+            members[token] = msgspec.Raw(_set_value(inner, further, value))
+            return _encode(members)
         case b"[":
-            elements = _ELEMENTS(document)
+            elements = _decode_elements(document)
             if token == "-" and not further:
-                return _ENCODE([*elements, msgspec.Raw(value)])
+                return _encode([*elements, msgspec.Raw(value)])
+            # Nine digits are enough to compare: no array of an event is that long.
             if not (token.isascii() and token.isdigit() and int(token[:9]) < len(elements)):
                 raise CannotEdit(f"the data have no element {token!r:.80}")
             index = int(token)
-            elements[index] = msgspec.Raw(_set(bytes(elements[index]), further, value))
-            return _ENCODE(elements)
+            elements[index] = msgspec.Raw(_set_value(bytes(elements[index]), further, value))
+            return _encode(elements)
         case _:
             raise CannotEdit(f"the data have no member {token!r:.80}")
 
 
 def _split(text: str, expected_form: str) -> tuple[str, str]:
-    """Return the two sides of the first equals sign. Raises ValueError, which names
-    `expected_form`, if there is none."""
+    """Return the two sides of the first equals sign. Raises `ValueError`, which names
+    `expected_form`, if there is no equals sign."""
     name, equals, value = text.partition("=")
     if not equals:
         raise ValueError(f"{text!r:.80} is not {expected_form}")
@@ -202,7 +206,7 @@ def _split(text: str, expected_form: str) -> tuple[str, str]:
 
 
 def _check_name(name: str) -> None:
-    """Raise ValueError unless edits may set or remove the attribute of this name."""
+    """Raise `ValueError` unless edits may set or remove the attribute of this name."""
     if not is_attribute_name(name):
         raise ValueError(f"{name!r:.80} is no attribute name (a-z and 0-9, not data)")
     if name in FIXED:
@@ -212,7 +216,7 @@ def _check_name(name: str) -> None:
 
 
 def _parse_pointer(text: str) -> Pointer:
-    """Return the tokens of a JSON Pointer. Raises ValueError."""
+    """Return the tokens of a JSON Pointer (RFC 6901). Raises `ValueError`."""
     if text and not text.startswith("/"):
         raise ValueError(f"{text!r:.80} is no JSON Pointer: give for example /items/0/price")
     return tuple(token.replace("~1", "/").replace("~0", "~") for token in text.split("/")[1:])
@@ -221,6 +225,6 @@ def _parse_pointer(text: str) -> Pointer:
 def _as_json(text: str) -> bytes:
     """Return a value as JSON: the text itself if it is JSON, else the text as a string."""
     try:
-        return bytes(_RAW_VALUE(text.encode()))
+        return bytes(_decode_value(text.encode()))
     except (msgspec.DecodeError, RecursionError):
-        return _ENCODE(text)
+        return _encode(text)

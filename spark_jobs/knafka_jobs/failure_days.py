@@ -25,9 +25,10 @@ from knafka_jobs.materialize import compute_rows
 
 
 def load_known_days(tables: Tables, failures: DataFrame) -> DataFrame:
-    """Return the days under which the table may have these failures: distinct rows of `key`, `day`.
+    """Return the days under which the table `failures` may have these failures: distinct rows of
+    `key`, `day`.
 
-    If `failure_days` was removed, it is written anew first, from the table `failures`.
+    If `failure_days` was removed, it is first written anew from the table `failures`.
     """
     if tables.is_empty("failure_days") and not tables.is_empty("failures"):
         rows = tables.read("failures").select(_failure_key().alias("key"), "day")
@@ -40,16 +41,17 @@ def load_known_days(tables: Tables, failures: DataFrame) -> DataFrame:
 
 
 def distinct_days(known_days: DataFrame) -> list[date]:
-    """Return the distinct days of rows of `load_known_days`: those to open in `failures`."""
+    """Return the days that these rows of `load_known_days` have: the days to open in `failures`."""
     return [row["day"] for row in known_days.select("day").distinct().collect()]
 
 
 def assign_days(
     tables: Tables, failures: DataFrame, known_days: DataFrame, today: date
 ) -> DataFrame:
-    """Set the `day` of each failure: the known one, else `today`, also added to `failure_days`."""
+    """Set the `day` of each failure: the day in `known_days` (rows of `load_known_days`), else
+    `today`. Keys without a known day are added to `failure_days`."""
     keyed = failures.drop("day").withColumn("key", _failure_key())
-    # A key that two failures share is there twice, which changes nothing.
+    # If two new failures share a key, it is added twice, which changes nothing.
     new_keys = keyed.select("key").join(F.broadcast(known_days), "key", "left_anti")
     if not new_keys.isEmpty():
         tables.append(new_keys.withColumn("day", F.lit(today)).coalesce(1), "failure_days")

@@ -12,7 +12,7 @@ import json
 from typing import Final
 
 MAX_SUMMARIES: Final = 50
-"""Groups that differ only in their summaries, at most."""
+"""Largest number of groups that differ only in their summaries, without the group of all others."""
 
 OTHER_SUMMARIES: Final = "…"
 """The summary of the group with all further failures."""

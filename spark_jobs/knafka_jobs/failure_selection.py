@@ -28,8 +28,8 @@ class FailureCondition(NamedTuple):
 
 
 def conditions(selection: FailureSelection) -> list[FailureCondition]:
-    """Return the comparisons that a selection stands for; its `where`, which is SQL for Spark, is
-    left out."""
+    """Return the comparisons that a selection stands for; a failure has to pass all of them.
+    `where`, which is SQL for Spark, is left out."""
     values: dict[str, Any] = {
         name: getattr(selection, name)
         for name in ("trigger", "destination", "code", "summary", "type", "source", "id")

@@ -21,7 +21,7 @@ LINE_CHARACTERS: Final = 400
 """Characters of the error's line that the fingerprint is made from; its end is left out."""
 
 FINGERPRINT_CHARACTERS: Final = 160
-"""Most characters of a fingerprint."""
+"""Largest number of characters of a fingerprint."""
 
 _FIRST_LINE: Final = r"[^\r\n]*[^\s!-/:-@\[-`{-~][^\r\n]*"
 """Matches the first line that has a letter or a digit."""
@@ -31,16 +31,20 @@ _WORD_START: Final = r"(?<![0-9A-Za-z])"
 _WORD_END: Final = r"(?![0-9A-Za-z])"
 """Matches where no letter or digit follows."""
 _HEX: Final = "[0-9A-Fa-f]"
+"""Matches a hexadecimal digit."""
 _OCTET: Final = "[0-9]{1,3}"
+"""Matches a part of an IPv4 address."""
 
 _REASONS: Final = "|".join(
     f"{status.value} {re.escape(status.phrase)}" for status in HTTPStatus if status.phrase
 )
+"""Matches a status code with its reason phrase."""
 _STATUS_PREFIXES: Final = "|".join(
     f"(?<={word}{between})"
     for word in ("HTTP", "HTTP/[12]", r"HTTP/1\.[01]", "status", "status code", "code")
     for between in (" ", ": ", "=")
 )
+"""Lookbehinds for the words that may stand before a status code."""
 _STATUS: Final = (
     rf"(?i:{_REASONS}){_WORD_END}|(?i:{_STATUS_PREFIXES})[1-5][0-9]{{2}}(?![.,:]?[0-9])"
 )
@@ -81,8 +85,8 @@ def fingerprint(error: str | None) -> str:
 
 
 def fingerprint_of(error_data: Column) -> Column:
-    """Return the `fingerprint` of a column with `knativeerrordata`: base64, else taken as plain
-    text."""
+    """Return the `fingerprint` of each value of a column of `knativeerrordata`: base64, else taken
+    as plain text."""
     # Imported here, so that the report's document, which uses a limit of this module, can be read
     # without Spark, as in the console.
     from pyspark.sql import functions as F

@@ -31,12 +31,12 @@ def delete_failures(
     fold: Callable[[], object],
     in_topics: DataFrame | None = None,
 ) -> int:
-    """Delete the failures that `choose` selects, with their records; returns how many.
+    """Delete the failures that `choose` selects, with their records; returns how many failures.
 
-    To be called within `Tables.locked`. `fold` brings all of `records` into `failures`, before
-    and after: records that are not folded yet would be lost. The positions of deleted records are
-    kept in `purged`, unless their topics have deleted them: `in_topics` (`topic_id`, `partition`,
-    `start`) has the first offset of each known partition.
+    Call it within `Tables.locked`. `fold` brings all of `records` into `failures`; it is called
+    before and after, since records that are not folded yet would be lost. The positions of deleted
+    records are kept in `purged`, unless their topics have deleted them: `in_topics` (`topic_id`,
+    `partition`, `start`) has the first offset of each known partition (None: none is known).
     """
     fold()
     chosen_failures = compute_rows(
@@ -89,7 +89,7 @@ def expired_failures(
     """Return the failures that were resolved before the day `resolved_before`, and the unresolved
     ones that last failed before the day `unresolved_before`.
 
-    None for a day: no failures of this kind.
+    If a day is None, no failures of its kind are returned.
     """
     is_resolved = F.col("resolved").isNotNull()
     is_old = F.lit(False)
@@ -103,8 +103,8 @@ def expired_failures(
 
 def _days_predicate(chosen_failures: DataFrame) -> str:
     """Return a SQL predicate that is true from the first to the last day of these failures'
-    records, so that Delta opens only files of these days; `true` if the days of some failure are
-    unknown."""
+    records, so that Delta opens only files of that time. It is `true` if the days of some failure
+    are unknown."""
     unknown = "first_day IS NULL OR last_day IS NULL"
     # NULL as the first day if the days of any failure are unknown.
     row = chosen_failures.selectExpr(

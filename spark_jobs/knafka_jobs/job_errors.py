@@ -8,7 +8,7 @@ from typing import Final
 from knafka.core.errors import KnafkaError
 
 MAX_ERROR_CHARACTERS: Final = 2_000
-"""Characters that are shown of an unexpected error: Spark's may fill pages."""
+"""Largest number of characters that are shown of an unexpected error: Spark's may fill pages."""
 
 
 class JobError(KnafkaError):
@@ -26,8 +26,8 @@ _WORKER_JOB_ERROR: Final = re.compile(rf"{re.escape(JobError.__module__)}\.JobEr
 def worker_error_text(error: Exception) -> str:
     """Return the reason why a task in a Python worker of Spark failed, in one line.
 
-    It is the text of the `JobError` that was raised there, else the last line of the stack trace,
-    or the error's type if there is no text.
+    It is the text of the `JobError` that was raised there, else the last line of the stack trace;
+    if `error` has no text, the name of its type.
     """
     text = str(error)
     if job_errors := _WORKER_JOB_ERROR.findall(text):

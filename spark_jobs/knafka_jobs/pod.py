@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 TERMINATION_LOG: Final = Path("/dev/termination-log")
 """File whose content Kubernetes keeps as the container's termination message."""
 MAX_MESSAGE_CHARACTERS: Final = 3_500
-"""Characters of a termination message: Kubernetes keeps 4,096 bytes."""
+"""Largest number of characters of a termination message: Kubernetes keeps 4,096 bytes."""
 REPORT_FOLDER: Final = Path(WRITABLE_FOLDER, "report")
 """Folder for a report until it is stored beside the tables."""
 POD_COMMANDS: Final[Mapping[str, Sequence[str]]] = {
@@ -55,21 +55,21 @@ POD_COMMANDS: Final[Mapping[str, Sequence[str]]] = {
     "replay": ("replay-id", "by", "rate", "dry-run"),
     "purge": ("unresolved", "dry-run"),
 }
-"""Each command's own options; `_parser` adds those that all commands have."""
+"""Options of each command alone; `_parser` adds the options that all commands have."""
 
 
 class RunCommand(Protocol):
     """Runs a command of `python -m knafka_jobs` on the tables, in the Spark session of this pod."""
 
     def __call__(self, command: str, *words: object, ids: Sequence[str] = ()) -> dict[str, Any]:
-        """Run the command with these further words of its command line, on failures of these ids of
-        events only (empty: of all). Returns its answer."""
+        """Run the command with these further words of its command line, and return its answer. If
+        `ids` isn't empty, the command selects only failures of events with these ids."""
         ...
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command in a pod and return its exit code; `executor` replaces this process.
-    `arguments`: the words after the program's name; None: those of this process."""
+    """Run one command in a pod and return its exit code; `executor` replaces this process instead.
+    `arguments` are the words after the program's name; None: those of this process."""
     command_words = list(sys.argv[1:] if arguments is None else arguments)
     # Spark makes folders where it is started; all else of the container is read-only.
     os.chdir(WRITABLE_FOLDER)
@@ -78,12 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.execv(command[0], command)
     is_backtest = command_words[:1] == ["backtest"]
     parsed = (parser() if is_backtest else _parser()).parse_args(command_words)
-    os.environ["PYSPARK_SUBMIT_ARGS"] = shlex.join(submit_arguments(os.environ))
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    has_no_executors = int(os.environ.get("KNAFKA_EXECUTORS", "0")) == 0
-    os.environ["SPARK_LOCAL_IP"] = LOOPBACK if has_no_executors else os.environ["KNAFKA_POD_IP"]
-    if template := os.environ.get("KNAFKA_EXECUTOR_TEMPLATE"):
-        EXECUTOR_TEMPLATE_FILE.write_text(template)
+    _prepare_spark()
     try:
         with explain_faults():
             answer = (backtest if is_backtest else run)(parsed, _print_progress)
@@ -98,6 +93,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _write_termination_message(answer)
     print(json.dumps(answer), flush=True)
     return 0
+
+
+def _prepare_spark() -> None:
+    """Set the environment variables by which PySpark starts Spark in this pod, and write the pod
+    template of its executors, if there is one."""
+    os.environ["PYSPARK_SUBMIT_ARGS"] = shlex.join(submit_arguments(os.environ))
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    has_executors = int(os.environ.get("KNAFKA_EXECUTORS", "0")) != 0
+    os.environ["SPARK_LOCAL_IP"] = os.environ["KNAFKA_POD_IP"] if has_executors else LOOPBACK
+    if template := os.environ.get("KNAFKA_EXECUTOR_TEMPLATE"):
+        EXECUTOR_TEMPLATE_FILE.write_text(template)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -166,8 +172,8 @@ def run_in(
     arguments: argparse.Namespace,
     progress: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Compact, then do what the command `archive`, `replay` or `purge` in `arguments` says, in a
-    session that the caller ends; return its answer.
+    """Compact, then run the command `archive`, `replay` or `purge` of `arguments`, in a session
+    that the caller ends; return its answer.
 
     Raises `KnafkaError`.
     """
@@ -177,8 +183,8 @@ def run_in(
     topics = kafka.dead_letter_topics(arguments.broker)
 
     def run_command(command: str, *words: object, ids: Sequence[str] = ()) -> dict[str, Any]:
-        """Run a command with these further words on the archive's tables in this session, on
-        failures of these ids of events only (empty: of all). Returns its answer."""
+        """Run a command with these further words on the archive's tables, in this session, and
+        return its answer. If `ids` isn't empty, select only failures of events with these ids."""
         tables_and_broker = ("--tables", arguments.tables, "--broker", arguments.broker)
         parsed = parser().parse_args(
             [command, *(str(word) for word in (*tables_and_broker, *words))]
@@ -204,8 +210,8 @@ def run_in(
 
 
 def replay_command(arguments: argparse.Namespace) -> str:
-    """Return the beginning of the commands in an archive's report, for a shell whose kubeconfig
-    knows the cluster."""
+    """Return the beginning of the commands in an archive's report, which replay its groups: for a
+    shell whose kubeconfig knows the cluster."""
     namespace, archive = map(shlex.quote, (arguments.broker.namespace, arguments.archive))
     return (
         'knafka dead-letters replay --context "$(kubectl config current-context)" '
@@ -216,10 +222,8 @@ def replay_command(arguments: argparse.Namespace) -> str:
 def _purge_and_report(
     arguments: argparse.Namespace, started: datetime, spark: SparkSession, run_command: RunCommand
 ) -> dict[str, Any]:
-    """Delete failures whose retention has ended by `started`, and write the report if one is due.
-    Returns the answer's fields `purged` and `report`."""
-    from knafka_jobs import commands
-
+    """Delete failures whose retention has ended by `started`, and write the report if `--report` is
+    given. Returns the answer's fields: `purged` and `report`, each only if it was done."""
     answer: dict[str, Any] = {}
     for hours, purge_options in (
         (arguments.resolved_hours, ()),
@@ -230,22 +234,33 @@ def _purge_and_report(
             purged = run_command("purge", "--until", until, *purge_options)["purged"]
             answer["purged"] = answer.get("purged", 0) + purged
     if arguments.report:
-        files = {
-            format_name: REPORT_FOLDER / f"report.{format_name}" for format_name in ("json", "html")
-        }
-        report_options = [
-            word for format_name, path in files.items() for word in (f"--{format_name}", path)
-        ]
-        report_options += ["--trace-url", arguments.trace_url]
-        if arguments.archive:
-            report_options += ["--replay-command", replay_command(arguments)]
-        answer["report"] = run_command(
-            "report", *_kafka_options(arguments), "--days", arguments.days, *report_options
-        )
-        for path in files.values():
-            commands.store_file(spark, arguments.tables, path, f"reports/{path.name}")
-            history_name = f"reports/history/{started:%Y%m%dT%H%M%SZ}-{path.name}"
-            commands.store_file(spark, arguments.tables, path, history_name)
+        answer["report"] = _write_report(arguments, started, spark, run_command)
+    return answer
+
+
+def _write_report(
+    arguments: argparse.Namespace, started: datetime, spark: SparkSession, run_command: RunCommand
+) -> dict[str, Any]:
+    """Run the command `report` and store its files below the tables' root, as the latest report and
+    under the time `started`. Returns the command's answer."""
+    from knafka_jobs import commands
+
+    files = {
+        format_name: REPORT_FOLDER / f"report.{format_name}" for format_name in ("json", "html")
+    }
+    report_options = [
+        word for format_name, path in files.items() for word in (f"--{format_name}", path)
+    ]
+    report_options += ["--trace-url", arguments.trace_url]
+    if arguments.archive:
+        report_options += ["--replay-command", replay_command(arguments)]
+    answer = run_command(
+        "report", *_kafka_options(arguments), "--days", arguments.days, *report_options
+    )
+    for path in files.values():
+        commands.store_file(spark, arguments.tables, path, f"reports/{path.name}")
+        history_name = f"reports/history/{started:%Y%m%dT%H%M%SZ}-{path.name}"
+        commands.store_file(spark, arguments.tables, path, history_name)
     return answer
 
 
@@ -256,12 +271,16 @@ def _publish_report(
     progress: Callable[[str], None],
 ) -> dict[str, str]:
     """Publish the report for the console, and send an event about it to the Broker at `--announce`.
-    Returns the problems of these two steps, by `notServed` and `notAnnounced`; `topics` are the
-    dead-letter topics, whose replication the topic of reports gets."""
+    Returns the problems of these two steps, by `notServed` and `notAnnounced`; empty if both
+    succeed.
+
+    `topics` are the dead-letter topics, whose replication the topic of reports gets.
+    """
     from knafka_jobs.report.publish import publish
     from knafka_jobs.report.report_document import Report
 
     report = parse_json(Report, (REPORT_FOLDER / "report.json").read_text())
+    # -1 stands for the Kafka cluster's default.
     replication = max((topic.replication for topic in topics.values()), default=-1)
     return publish(
         kafka,
@@ -275,7 +294,8 @@ def _publish_report(
 
 
 def _run_operation(arguments: argparse.Namespace, run_command: RunCommand) -> dict[str, Any]:
-    """Run the replay or purge that the arguments describe; returns its answer."""
+    """Run the replay or purge that the arguments describe; returns its answer. Raises
+    `KnafkaError`."""
     select = dict(arguments.select)
     ids = select.pop("ids", ())
     words = [f"--{name}={value}" for name, value in select.items()]
@@ -311,8 +331,8 @@ def _write_termination_message(answer: Mapping[str, Any]) -> None:
 
 
 def termination_message(answer: Mapping[str, Any]) -> str:
-    """Return the answer as JSON that fits a termination message: lists and a long error are
-    shortened, never the counts."""
+    """Return the answer as JSON that fits a termination message. Lists and a long error are
+    shortened, step by step; counts never are."""
     shortened = dict(answer)
     while len(message := json.dumps(shortened)) > MAX_MESSAGE_CHARACTERS:
         if events := shortened.get("events"):
@@ -323,7 +343,7 @@ def termination_message(answer: Mapping[str, Any]) -> str:
             shortened["problems"] = problems[:-1]
         elif error := shortened.get("error"):
             shortened["error"] = error[: len(error) * 3 // 4]
-        else:
+        else:  # nothing is left to shorten, so the JSON is cut, below Kubernetes' limit
             return message[: MAX_MESSAGE_CHARACTERS + 100]
     return message
 

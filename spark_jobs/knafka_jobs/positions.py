@@ -16,8 +16,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 MAX_BOUNDS: Final = 200
-"""Partitions that a predicate names one by one: planning a predicate with thousands takes longer
-than reading some files too many."""
+"""Largest number of partitions that a predicate names one by one: planning a predicate with
+thousands takes longer than reading some files too many."""
 
 
 class OffsetBounds(NamedTuple):
@@ -26,19 +26,20 @@ class OffsetBounds(NamedTuple):
     topic_id: str
     partition: int
     first: int
+    """The lowest offset of a row."""
     last: int
-    """The last offset; both are inclusive."""
+    """The highest offset of a row."""
 
 
 def offset_bounds(rows: DataFrame) -> list[OffsetBounds]:
     """Return the offset bounds of rows with `topic_id`, `partition` and `offset`, one for each
-    partition. Runs a Spark job."""
+    partition. Runs a Spark job. Rows with a null are left out."""
     ends = rows.groupBy("topic_id", "partition").agg(F.min("offset"), F.max("offset")).collect()
     return [OffsetBounds(*row) for row in ends if None not in row]
 
 
 def within_bounds(bounds: Iterable[OffsetBounds]) -> Column:
-    """Return a predicate that is true for rows within these bounds.
+    """Return a predicate that is true for rows within these bounds; without bounds it is false.
 
     With more than `MAX_BOUNDS` bounds, it compares only topics and the outermost offsets, so it is
     also true for some other rows.

@@ -14,7 +14,8 @@ from knafka.core.dead_letter import REPLAY
 
 
 def select_marked(kafka: DataFrame) -> DataFrame:
-    """Add `replay_id` and `failure_id` to the records that have this header, and drop all others.
+    """Return the records that have the header of a replay, with the header's `replay_id` and
+    `failure_id` as columns.
 
     `kafka` has the columns of Spark's Kafka source, with headers.
     """

@@ -1,4 +1,4 @@
-"""Replay state: decides what a replay is doing, from its rows in the tables. Pure.
+"""Replay state: decides in which state a replay is, from its rows in the tables. Pure.
 
 begun ──> running ──────────────────> finished
              │ ──> cancelling ──> cancelled
@@ -12,21 +12,24 @@ from enum import StrEnum
 from typing import Final
 
 SILENCE: Final = timedelta(minutes=5)
-"""Time without a note after which an unfinished replay counts as interrupted; a running one notes
-its progress every fifteen seconds at first, and this interval grows by about a minute with each
-hour that it runs."""
+"""Time without a note of progress after which an unfinished replay counts as interrupted. A running
+replay makes a note every fifteen seconds at first, and this interval grows by about a minute with
+each hour that it runs."""
 
 
 class ReplayState(StrEnum):
     """The state of a replay."""
 
     RUNNING = "running"
+    """Not finished, and with a recent note of its progress."""
     CANCELLING = "cancelling"
     """Somebody cancelled it, and it has not ended yet."""
     INTERRUPTED = "interrupted"
     """Not finished, and without a note for a while: the same command continues it."""
     CANCELLED = "cancelled"
+    """It has ended because somebody cancelled it."""
     FINISHED = "finished"
+    """It has sent all of its events."""
 
 
 def replay_state(
@@ -37,7 +40,7 @@ def replay_state(
     now: datetime,
 ) -> ReplayState:
     """Return the state of a replay at `now`, from when it started, finished, last noted its
-    progress, and was cancelled (None: not at all)."""
+    progress, and was cancelled. A time is None if that has not happened."""
     if finished is not None:
         return ReplayState.FINISHED if cancelled is None else ReplayState.CANCELLED
     last_sign = max(started, noted or started)
@@ -50,13 +53,16 @@ def replay_state(
 def events_a_second(
     sent: int, first_noted: tuple[datetime, int] | None, until: datetime | None
 ) -> float | None:
-    """Return how many events a replay sends in a second; None if that is not known.
+    """Return how many events a replay sends in a second; None if that is not known, as in its first
+    second.
 
-    `first_noted` is when its progress was noted first, and with how many events; `until` is when
-    it had sent `sent`.
+    `first_noted` is when its progress was noted first, and with how many events; `until` is when it
+    had sent `sent` events.
     """
     if first_noted is None or until is None:
         return None
     began, sent_before = first_noted
     seconds = (until - began).total_seconds()
-    return round((sent - sent_before) / seconds, 1) if seconds >= 1 and sent > sent_before else None
+    if seconds < 1 or sent <= sent_before:
+        return None
+    return round((sent - sent_before) / seconds, 1)

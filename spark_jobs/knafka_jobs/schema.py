@@ -120,17 +120,18 @@ FAILURE_DAYS: Final[Columns] = {"key": "bigint", "day": "date"}
 table is empty or has a row of every failure; it may also have rows of failures that are gone."""
 
 HEADS: Final = 10
-"""Latest failures of each group whose `head` a fold keeps. A report shows fewer examples, but some
-may be resolved before it is made."""
+"""Number of each group's latest failures whose `head` a fold keeps. A report shows fewer examples,
+but some may be resolved before it is made."""
 
 HEADS_OF_KIND: Final = 10 * HEADS
-"""Limit like `HEADS` for all groups together that differ only in their summaries (`KIND`)."""
+"""Number of failures whose `head` a fold keeps, for all groups together that differ only in their
+summaries (`KIND`)."""
 
 HEAD_BYTES: Final = 4 * 512 + 1
 """Bytes of a `head`: any 512 characters in UTF-8, and one byte that shows that data follow."""
 
 PURGED: Final[Columns] = {"topic_id": "string", "partition": "int", "offset": "bigint"}
-"""Position of a purged dead letter that is not deleted from its topic yet."""
+"""Columns with the position of a purged dead letter that its topic may still have."""
 
 REPLAYS: Final[Columns] = {
     "replay_id": "string",
@@ -154,7 +155,8 @@ SENT: Final[Columns] = {
     "outcome": "string",
     "judged": "timestamp",
 }
-"""Events in their Trigger's replay topic; `outcome` is null until the event is settled."""
+"""Columns of an event in its Trigger's replay topic; `outcome` is null until the event is
+settled."""
 
 RESOLVED: Final = "resolved"
 """Outcome of a replayed event: its Trigger settled it, and it did not fail again."""
@@ -174,7 +176,8 @@ REPORTS: Final[Columns] = {
     "unresolved": "bigint",
     "resolved": "bigint",
 }
-"""The figures of each group in each report; a report without groups has one row with null."""
+"""Columns with the figures of a group in a report; a report without groups has one row, whose
+`group_id` is null."""
 
 ACKNOWLEDGEMENTS: Final[Columns] = {
     "group_id": "string",
@@ -192,7 +195,7 @@ events or errors, as a purge doesn't reach this table. Written without Spark (`l
 """
 
 CANCELLATIONS: Final[Columns] = {"replay_id": "string", "at": "timestamp", "by": "string"}
-"""Replays that were asked to end. Written without Spark (`lookup.cancel`)."""
+"""Columns of a request to end a replay. Written without Spark (`lookup.cancel`)."""
 
 REPLAY_PROGRESS: Final[Columns] = {
     "replay_id": "string",
@@ -200,8 +203,8 @@ REPLAY_PROGRESS: Final[Columns] = {
     "sent": "bigint",
     "total": "bigint",
 }
-"""How many of its `total` events a replay had sent at a time, over all its runs. Written without
-Spark (`replay.replay_progress`)."""
+"""Columns of a note: how many of its `total` events a replay had sent at a time, over all its runs.
+Written without Spark (`replay.replay_progress`)."""
 
 TABLES: Final[Mapping[str, Columns]] = {
     "records": RECORDS,
@@ -215,6 +218,7 @@ TABLES: Final[Mapping[str, Columns]] = {
     "purged": PURGED,
     "failure_days": FAILURE_DAYS,
 }
+"""The columns of each table, by the table's name."""
 
 BY_DAY: Final = ("records", "failures", "failure_days")
 """Tables that are partitioned by `day`."""

@@ -24,7 +24,7 @@ WRITABLE_FOLDER: Final = "/tmp"
 EXECUTOR_TEMPLATE_FILE: Final = Path(WRITABLE_FOLDER, "executor.json")
 """The pod template of executors, written when the job starts."""
 HEAP_SHARE: Final = 0.6
-"""Share of a container's memory for the heap: the rest is for threads, code, buffers outside the
+"""Share of a container's memory for the heap. The rest is for threads, code, buffers outside the
 heap and Python."""
 MIN_HEAP_MIB: Final = 512
 """The smallest heap, in MiB."""
@@ -50,6 +50,7 @@ POD_SPARK_SETTINGS: Final[Mapping[str, str]] = {
 EXECUTOR_CLASS: Final = "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend"
 """Main class of an executor."""
 _JAVA_OPTION = re.compile(r"SPARK_JAVA_OPT_(\d+)").fullmatch
+"""Matches the names of the variables by which Spark passes Java's options, in their order."""
 
 
 def submit_arguments(environment: Mapping[str, str]) -> list[str]:
@@ -57,9 +58,11 @@ def submit_arguments(environment: Mapping[str, str]) -> list[str]:
 
     KNAFKA_MEMORY                 MiB of this container: its heap is a share of it
     KNAFKA_SPARK                  more of Spark's settings, a JSON object
-    KNAFKA_EXECUTORS              0: `local[*]`
+    KNAFKA_EXECUTORS              number of executors; 0: `local[*]`
     KNAFKA_EXECUTOR_{IMAGE,CPU}   of each executor; memory is this container's
     KNAFKA_POD_{NAME,NAMESPACE,IP}
+
+    The last two lines are needed only with executors. Raises `KeyError` if one is missing then.
     """
     memory = int(environment.get("KNAFKA_MEMORY", "2048"))
     heap = max(MIN_HEAP_MIB, int(memory * HEAP_SHARE))
@@ -84,8 +87,8 @@ def submit_arguments(environment: Mapping[str, str]) -> list[str]:
 def _executor_settings(
     environment: Mapping[str, str], number: int, heap: int, overhead: int
 ) -> dict[str, str]:
-    """Return the Spark settings of a driver that starts `number` executors, each in its own pod;
-    `heap` and `overhead`, the memory of an executor in and outside its heap, are in MiB. Raises
+    """Return the Spark settings of a driver that starts `number` executors, each in its own pod.
+    `heap` and `overhead`, an executor's memory in and outside its heap, are in MiB. Raises
     `KeyError` for a missing variable."""
     cpu, name = environment["KNAFKA_EXECUTOR_CPU"], environment["KNAFKA_POD_NAME"]
     return {
@@ -96,6 +99,7 @@ def _executor_settings(
         "spark.kubernetes.executor.request.cores": cpu,
         "spark.kubernetes.container.image": environment["KNAFKA_EXECUTOR_IMAGE"],
         "spark.kubernetes.executor.podTemplateFile": str(EXECUTOR_TEMPLATE_FILE),
+        # The end of this pod's name is what differs; a whole name may be too long for a prefix.
         "spark.kubernetes.executor.podNamePrefix": name[-40:].lstrip("-"),
         # Its content is already on the class path, and creating a ConfigMap needs a permission.
         "spark.kubernetes.executor.disableConfigMap": "true",
@@ -121,7 +125,7 @@ def _executor_settings(
 
 
 def _whole_cores(cpu: str) -> int:
-    """Return the whole cores in a Kubernetes CPU quantity: 2 of `2500m`."""
+    """Return the whole cores in a Kubernetes CPU quantity, rounded down: 2 for `2500m`."""
     return int(cpu[:-1]) // 1000 if cpu.endswith("m") else int(float(cpu))
 
 

@@ -43,7 +43,8 @@ class RecordMark(NamedTuple):
 
 
 NO_MARK: Final = RecordMark(-1, "", 0)
-"""The mark of a log of which no record was read yet: any record below `ReadState.next` is new."""
+"""The mark of a log from which no record was read yet. No record equals it, so any record below
+`ReadState.next` is new."""
 
 
 class ReadState(NamedTuple):
@@ -59,6 +60,7 @@ class ReadState(NamedTuple):
     mark: RecordMark | None = None
     """The last record that was read; None if unknown."""
     cuts: tuple[int, ...] = ()
+    """The first offset of each log after the first."""
 
     def cut_at(self, offset: int) -> ReadState:
         """Return the state after the log was cut at `offset`: reading goes on there, in a new
@@ -67,7 +69,7 @@ class ReadState(NamedTuple):
 
     def logs(self) -> list[tuple[int, int]]:
         """Return the logs that make up the partition now: first offset and number of each, in
-        order."""
+        order. Logs of which later cuts left nothing are left out."""
         logs = [(0, 0)]
         for number, first in enumerate(self.cuts, start=1):
             while logs and logs[-1][0] >= first:
@@ -76,7 +78,8 @@ class ReadState(NamedTuple):
         return logs
 
     def split_by_log(self, span: OffsetSpan) -> list[tuple[int, OffsetSpan]]:
-        """Split a span of the partition by logs: each log's number and its part of the span."""
+        """Split a span of the partition by logs: the number of each log, and its part of the span.
+        Logs without a part are left out."""
         logs = self.logs()
         ends = [*(first for first, _ in logs[1:]), span.end]
         return [
@@ -97,13 +100,13 @@ def log_id(topic_id: str, number: int) -> str:
 
 
 def split_log_id(text: str) -> tuple[str, int]:
-    """Split a `log_id` into topic id and number of the log."""
+    """Split a `log_id` into the topic's id and the number of the log."""
     topic_id, _, number = text.partition(LOG_SEPARATOR)
     return topic_id, int(number) if number.isdecimal() else 0
 
 
 def read_states_of(log_rows: Iterable[tuple[str, int, int, int]]) -> dict[Partition, ReadState]:
-    """Return how far partitions were read, from the rows of each log.
+    """Return how far partitions were read, from the rows of each log. The marks are unknown.
 
     `log_rows` has log id, partition, first offset and the offset after the last row.
     """
@@ -143,8 +146,8 @@ class TopicState:
 
 
 def spans_of(topics: Mapping[str, TopicState]) -> dict[Position, OffsetSpan]:
-    """Return the offsets that each partition of these topics has, by topic's name and partition;
-    `topics` are by name."""
+    """Return the offsets that each partition of these topics has, by the topic's name and the
+    partition. `topics` are by name."""
     return {
         (name, partition): span
         for name, topic in topics.items()
@@ -153,7 +156,7 @@ def spans_of(topics: Mapping[str, TopicState]) -> dict[Position, OffsetSpan]:
 
 
 def is_dead_letter_topic(topic: str, broker: BrokerName | None) -> bool:
-    """Whether a topic holds dead letters of this Broker; of any Broker for None.
+    """Whether a topic holds dead letters of this Broker; if `broker` is None, of any Broker.
 
     The digest in the topic's name decides, because dashes alone don't tell where a Broker's name
     ends. A topic whose name was shortened belongs to no Broker.

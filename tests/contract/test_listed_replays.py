@@ -89,7 +89,7 @@ def test_both_engines_tell_the_same_of_replays(tables: Path, spark: SparkSession
     sent = [("runs", "f1", *[None] * 10), ("old", "f2", *[None] * 10)]
     spark_tables = Tables(spark, str(tables))
     spark_tables.append(spark.createDataFrame(sent, ddl(SENT)), "sent")
-    rows = SparkEngine(spark_tables).rows(replay_counts(9))
+    rows = SparkEngine(spark_tables).query(replay_counts(9))
     listed = list_replays(TableFiles(str(tables)), 9, NOW)
     from knafka_jobs.report.assemble import replay_run
 

@@ -74,10 +74,10 @@ def store(tables: Tables, name: str, columns: Any, *given: dict[str, Any]) -> No
 
 def counted(engine: ReportEngine, *, many_summaries: bool = False) -> ReportEngine:
     """An engine that has named what is counted."""
-    engine.derive("reported", report_plan.reported(None, ago(9_999), engine.dialect))
+    engine.derive("reported", report_plan.reported_failures(None, ago(9_999), engine.dialect))
     engine.keep("frequent", report_plan.FREQUENT)
-    assert bool(engine.rows(report_plan.MANY_SUMMARIES)) is many_summaries
-    engine.derive("counted", report_plan.counted(many_summaries=many_summaries))
+    assert bool(engine.query(report_plan.MANY_SUMMARIES)) is many_summaries
+    engine.derive("counted", report_plan.counted_failures(many_summaries=many_summaries))
     return engine
 
 
@@ -96,7 +96,7 @@ def test_a_group_is_what_failed_alike_with_its_sums_and_times(
     )
     engine = counted(open_engine())
     engine.derive("sums", report_plan.sums(ago(2), engine.dialect), repeated=True)
-    (told,) = [row for row in engine.rows(report_plan.GROUPS) if row["code"] == 503]
+    (told,) = [row for row in engine.query(report_plan.GROUPS) if row["code"] == 503]
     sums = {"events": 3, "failures": 6, "unresolved": 1, "resolved": 1, "retries": 11}
     times = {"first_seen": ago(50), "last_seen": ago(3), "oldest_unresolved": ago(30)}
     assert told == {**dict(zip(GROUP, MAIL, strict=True)), **sums, **times}
@@ -109,7 +109,7 @@ def test_a_kind_that_fails_in_very_many_ways_has_few_rows(
     given += [{"summary": "s52"}, {"summary": None, "trigger": "bill", "code": None}]
     store_failures(tables, *given)
     engine = counted(open_engine(), many_summaries=True)
-    told = engine.rows("SELECT summary, count(*) AS events FROM counted GROUP BY summary")
+    told = engine.query("SELECT summary, count(*) AS events FROM counted GROUP BY summary")
     events = {row["summary"]: row["events"] for row in told}
     assert events.pop("") == 1
     assert events.pop(OTHER_SUMMARIES) == 3
@@ -121,7 +121,7 @@ def test_failures_are_counted_by_stretches_of_time(tables: Tables, open_engine: 
     history = [(ago(minutes), "status", 503, 1) for minutes in (1, 2, 2.5, 70, 59)]
     store_failures(tables, {"history": history}, {"history": None}, {"history": []})
     engine = counted(open_engine())
-    told = engine.rows(report_plan.buckets(ago(60), NOW, 120, engine.dialect))
+    told = engine.query(report_plan.buckets(ago(60), NOW, 120, engine.dialect))
     start = int(NOW.timestamp())
     assert [(row["start"], row["failures"]) for row in told] == [
         (start - 3600, 1),
@@ -173,7 +173,7 @@ def test_the_most_frequent_values_come_first_and_are_few(
     store_failures(tables, *({"type": name} for name in "aabbbcdefg"), {"type": None})
     engine = counted(open_engine())
     engine.derive("sums", report_plan.sums(None, engine.dialect), repeated=True)
-    told = [(row["value"], row["events"]) for row in engine.rows(report_plan.top_values("type"))]
+    told = [(row["value"], row["events"]) for row in engine.query(report_plan.top_values("type"))]
     assert told == [("b", 3), ("a", 2), ("c", 1), ("d", 1), ("e", 1)]
 
 
@@ -192,9 +192,9 @@ def test_examples_are_few_and_the_unresolved_and_late_come_first(
     engine = counted(open_engine())
     engine.keep("limits", report_plan.LIMITS)
     engine.keep("chosen", report_plan.CHOSEN)
-    days = [row["day"] for row in engine.rows(report_plan.CHOSEN_DAYS)]
+    days = [row["day"] for row in engine.query(report_plan.CHOSEN_DAYS)]
     assert set(days) == {None, NOW.date()}
-    told = engine.rows(report_plan.examples(days))
+    told = engine.query(report_plan.examples(days))
     assert [row["offset"] for row in told] == [6, 4, 3, 2, 1], "without its head, 5 comes later"
     assert [row["head"] for row in told] == [None, b"x", None, None, None]
 
@@ -249,7 +249,7 @@ def test_what_failed_again_is_counted_since_the_last_report(
     store_failures(tables, {}, {}, {})
     engine = counted(open_engine())
     for before, events in ((ago(10), 1), (None, 2)):
-        (row,) = engine.rows(report_plan.failed_again(before, engine.dialect))
+        (row,) = engine.query(report_plan.events_failed_again(before, engine.dialect))
         assert row == {**dict(zip(GROUP, MAIL, strict=True)), "events": events}
 
 
@@ -297,10 +297,10 @@ def test_replays_are_told_with_what_became_of_their_events(
     sent = {"replay_id": "r", "outcome": None}
     outcomes = ("resolved", "failed-again", None)
     store(tables, "sent", SENT, *({**sent, "outcome": outcome} for outcome in outcomes))
-    told = open_engine().rows(report_plan.replay_counts(2))
+    told = open_engine().query(report_plan.replay_counts(2))
     counts = [(row["replay_id"], row["sent"], row["resolved"], row["failed_again"]) for row in told]
     assert counts == [("later", 0, 0, 0), ("empty", 0, 0, 0)]
-    told = open_engine().rows(report_plan.replay_counts(3))
+    told = open_engine().query(report_plan.replay_counts(3))
     assert [told[2][name] for name in ("sent", "resolved", "failed_again")] == [3, 1, 1]
     assert told[2]["started"] == ago(9)
 
@@ -311,11 +311,11 @@ def test_a_name_is_found_whatever_characters_it_has(tables: Tables, open_engine:
     engine = open_engine()
     spans = [(text, text, text, text, 0, 0, 1) for text in ODD]
     engine.put("spans", report_plan.SPANS, spans)
-    told = engine.rows("SELECT namespace FROM spans")
+    told = engine.query("SELECT namespace FROM spans")
     assert [row["namespace"] for row in told] == list(ODD)
     for text in ODD:
-        of_one = report_plan.of_broker(BrokerName(text, text), engine.dialect)
-        told = engine.rows(f"SELECT namespace FROM failures WHERE {of_one}")
+        of_one = report_plan.broker_predicate(BrokerName(text, text), engine.dialect)
+        told = engine.query(f"SELECT namespace FROM failures WHERE {of_one}")
         assert [row["namespace"] for row in told] == [text]
 
 
@@ -460,4 +460,4 @@ def test_a_report_that_needs_more_memory_than_it_may_use_is_left_to_spark(
 @EITHER
 def test_what_is_no_query_is_an_error_of_the_job(open_engine: Opens) -> None:
     with pytest.raises(JobError):
-        open_engine().rows("SELECT nothing FROM nowhere")
+        open_engine().query("SELECT nothing FROM nowhere")

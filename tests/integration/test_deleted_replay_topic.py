@@ -13,7 +13,7 @@ from support.letters import DeadLetters, compacted
 from knafka.core import names
 from knafka_jobs.command_options import FailureSelection
 from knafka_jobs.compact import judging
-from knafka_jobs.compact.judging import mark_gone
+from knafka_jobs.compact.judging import mark_lost_by_deletion
 from knafka_jobs.io.delta import Tables
 from knafka_jobs.io.kafka import KafkaClient
 from knafka_jobs.replay.replay_run import replay
@@ -60,7 +60,7 @@ def test_what_nobody_delivers_any_more_can_be_replayed_once_more(
     client.delete_before({(bills, number): span.end for number, span in spans.items()})
     lines: list[str] = []
     other = BrokerName(dead.namespace, "other")
-    mark_gone(tables, client, other, datetime.now(UTC), lines.append)
+    mark_lost_by_deletion(tables, client, other, datetime.now(UTC), lines.append)
     assert lines == [], "another Broker's may be in another Kafka"
     commit_starts(client, bills)
     compacted(tables, client, dead, keep_hours=1, progress=lines.append)

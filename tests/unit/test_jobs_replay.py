@@ -13,7 +13,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.testing import assertDataFrameEqual
 
 from knafka.core.names import dead_letter_topic
-from knafka_jobs.compact.judging import DELETED_AND_SETTLED, GONE_TOPIC_AGE, STARTS, mark_gone
+from knafka_jobs.compact.judging import (
+    DELETED_AND_SETTLED,
+    GONE_TOPIC_AGE,
+    STARTS,
+    mark_lost_by_deletion,
+)
 from knafka_jobs.compact.outcomes import (
     deleted_unsettled,
     last_pending,
@@ -190,7 +195,7 @@ def test_what_was_deleted_before_it_was_settled_is_lost(spark: SparkSession) -> 
 
 @dataclass
 class OneKafka:
-    """A Kafka as `mark_gone` asks it; a topic's group has committed 2 in `committed_in`."""
+    """The Kafka of `mark_lost_by_deletion`; a topic's group has committed 2 in `committed_in`."""
 
     names: Collection[str]
     described: Collection[TopicState] = ()
@@ -222,7 +227,7 @@ def marked_gone(on_their_way: DataFrame, kafka: OneKafka, broker: BrokerName | N
         update=update,
     )
     now = at(10) + GONE_TOPIC_AGE
-    mark_gone(cast(Tables, tables), cast(KafkaClient, kafka), broker, now, str)
+    mark_lost_by_deletion(cast(Tables, tables), cast(KafkaClient, kafka), broker, now, str)
     return sorted(found)
 
 

@@ -48,10 +48,10 @@ def test_what_has_ended_is_not_found_even_if_it_left_its_state_behind(tmp_path: 
 def test_the_pid_is_known_from_the_first_moment_on_and_never_after_the_end(tmp_path: Path) -> None:
     """`knafka down` must not signal a process that has got the number since."""
     installation = Installation(tmp_path)
-    assert installation.pid() is None
+    assert installation.running_pid() is None
     with installation.hold_lock():
-        assert installation.pid() == os.getpid()
-    assert installation.pid() is None
+        assert installation.running_pid() == os.getpid()
+    assert installation.running_pid() is None
 
 
 def test_what_one_that_was_killed_left_behind_is_not_taken_for_the_next_ones(

@@ -120,11 +120,11 @@ def test_up_in_the_background_returns_once_all_is_up_and_down_ends_it(
     assert code == 0
     assert "starting Kafka" in output
     installation = Installation(tmp_path / "data")
-    pid = installation.pid()
+    pid = installation.running_pid()
     assert f"in the background (pid {pid})" in output
     code, output = knafka("down", "--data-dir", tmp_path / "data")
     assert (code, output) == (0, f"stopped; everything is kept in {tmp_path / 'data'}\n")
-    assert installation.pid() is None
+    assert installation.running_pid() is None
     assert pid is not None
     os.waitpid(pid, 0)
 

@@ -25,7 +25,11 @@ from knafka_cli.adoption.broker_plan import SeenBroker, group_of, topic_of
 from knafka_cli.adoption.channel_plan import SeenChannel, topic_of_channel
 from knafka_cli.adoption.plan import Document, SeenGroup, Workload
 from knafka_cli.adoption.source_plan import SeenSource
-from knafka_client.declared.cluster_source import BROKER_CONFIG_MAP, CHANNEL_CONFIG, ClusterSource
+from knafka_client.declared.cluster_source import (
+    BROKER_CONFIG_MAP,
+    CHANNEL_CONFIG_MAP,
+    ClusterSource,
+)
 from knafka_client.declared.kubernetes_api import KubernetesApi, Objects
 from knafka_operator.brokers.external_topics import EXTERNAL_TOPICS, external_topic_refusal
 from knafka_operator.channels import entries
@@ -180,7 +184,7 @@ class AdoptionObserver:
         """Return the data of eventing-kafka-broker's ConfigMap for all channels; empty if the
         ConfigMap doesn't exist or can't be read."""
         try:
-            config = self._api.get(CONFIG_MAP_OBJECTS, self._peers_namespace, CHANNEL_CONFIG)
+            config = self._api.get(CONFIG_MAP_OBJECTS, self._peers_namespace, CHANNEL_CONFIG_MAP)
         except NotAllowed as error:
             unseen.append(str(error))
             return {}

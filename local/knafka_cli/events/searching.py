@@ -99,7 +99,7 @@ def run_search(
     settings = {"queued.max.messages.kbytes": SEARCH_QUEUE_KILOBYTES}
     try:
         with RangeReader(connection, "knafka-trace", settings) as reader:
-            search.leaderless = reader.leaderless(search.topic)
+            search.leaderless = reader.leaderless_partitions(search.topic)
             spans = reader.spans(search.topic, search.leaderless)
             starts = reader.offsets_since(search.topic, spans, since)
             ends = {number: end for number, (_, end) in spans.items()}

@@ -124,7 +124,7 @@ def _offsets_to_read(
     leaderless_topic: str | None = None
     for topic in topics:
         try:
-            leaderless = reader.leaderless(topic)
+            leaderless = reader.leaderless_partitions(topic)
             spans = reader.spans(topic, leaderless)
         except LogError as error:
             if not error.unknown_topic:

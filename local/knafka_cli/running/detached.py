@@ -43,7 +43,7 @@ def start(arguments: Sequence[str], installation: Installation, say: Say) -> int
     behind.
     """
     # Checked before the log is opened, which would overwrite that of the other process.
-    if (running := installation.pid()) is not None:
+    if (running := installation.running_pid()) is not None:
         raise NotStarted(
             f"knafka up runs on {installation.data} already (pid {running}): knafka down stops it"
         )
@@ -80,12 +80,12 @@ def stop(installation: Installation, timeout: float = DETACHED_STOP_TIMEOUT) -> 
 
     Raises `NotStopped` if it still runs after `timeout` seconds.
     """
-    pid = installation.pid()
+    pid = installation.running_pid()
     if pid is None:
         return False
     os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + timeout
-    while installation.pid() == pid:
+    while installation.running_pid() == pid:
         if time.monotonic() > deadline:
             raise NotStopped(f"pid {pid} has not stopped within {timeout:g} s: kill -9 {pid}")
         time.sleep(DETACHED_POLL_INTERVAL)
@@ -99,7 +99,7 @@ def log_file(installation: Installation) -> Path:
 
 def _is_up(installation: Installation, pid: int) -> bool:
     """Whether the process with this pid runs the installation and has written its first status."""
-    return installation.pid() == pid and installation.read_status() is not None
+    return installation.running_pid() == pid and installation.read_status() is not None
 
 
 def _show_new_lines(lines: TextIO, say: Say) -> None:

@@ -46,7 +46,7 @@ def show_status(
     if as_json:
         typer.echo(snapshot_file.snapshot_json(snapshot))
     else:
-        typer.echo(f"knafka up runs on {installation.data} (pid {installation.pid()})")
+        typer.echo(f"knafka up runs on {installation.data} (pid {installation.running_pid()})")
         Console().print(StatusTable(snapshot))
     if snapshot_file.not_ready_sentences(snapshot):
         raise typer.Exit(EXIT_FAILED)

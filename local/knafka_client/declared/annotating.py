@@ -1,7 +1,7 @@
 """Annotating: writes an annotation into the YAML or JSON file that declares an object.
 
-Only that annotation's text changes, so comments, layout and line breaks stay; the parser's marks
-say where. Two who annotate objects of one file at once both succeed.
+Only that annotation's text changes, at the place that the YAML parser reports, so comments, layout
+and line breaks stay. Two processes that annotate objects of one file at once both succeed.
 
 Not here: reading what files declare (`manifests`), and what an annotation means.
 """
@@ -23,6 +23,7 @@ from knafka.core.errors import KnafkaError
 from knafka_client.declared.manifests import ObjectIdentity, identity_of, objects_in
 
 ANNOTATIONS_KEY: Final = "annotations"
+"""Name of the field of an object's metadata with its annotations."""
 
 
 class NotAnnotated(KnafkaError):
@@ -34,7 +35,7 @@ def annotate(file: Path, identity: ObjectIdentity, key: str, value: str) -> None
     `NotAnnotated`, and leaves the file as it is, if it can't be read, written or edited safely."""
     file = file.resolve()
     try:
-        with _folder_locked(file.parent):
+        with _lock_folder(file.parent):
             _annotate_alone(file, identity, key, value)
     except yaml.YAMLError as error:
         raise NotAnnotated(f"{file} can't be read: {' '.join(str(error).split())}") from None
@@ -45,10 +46,11 @@ def annotate(file: Path, identity: ObjectIdentity, key: str, value: str) -> None
 
 
 @contextlib.contextmanager
-def _folder_locked(folder: Path) -> Iterator[None]:
-    """Exclude other annotating threads and processes inside, where the file system has locks.
+def _lock_folder(folder: Path) -> Iterator[None]:
+    """Lock a folder while the context is open, so that other threads and processes that annotate
+    files in it wait. Does nothing where the file system has no locks.
 
-    The folder is locked, as the file itself is replaced.
+    The folder is locked and not the file, as the file is replaced.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -60,7 +62,7 @@ def _folder_locked(folder: Path) -> Iterator[None]:
 
 
 def _annotate_alone(file: Path, identity: ObjectIdentity, key: str, value: str) -> None:
-    """Write an annotation into a file whose folder is locked. Raises `NotAnnotated`, `OSError`,
+    """Write an annotation into a file while its folder is locked. Raises `NotAnnotated`, `OSError`,
     `yaml.YAMLError` and `UnicodeDecodeError`."""
     # Read and written as bytes, since text mode would change the file's line breaks.
     changed = with_annotation(file.read_bytes().decode(), identity, key, value)
@@ -86,7 +88,7 @@ def with_annotation(text: str, identity: ObjectIdentity, key: str, value: str) -
     changed = _insert_annotation(text, metadata, key, json.dumps(value))
     # An edit can change more than this object, as where YAML anchors repeat its text: so compare
     # the edited documents with what they should be.
-    expected, actual = _documents(text), _documents(changed)
+    expected, actual = _parse_objects(text), _parse_objects(changed)
     for document in expected:
         if identity_of(document) == identity:
             annotations = document["metadata"].get(ANNOTATIONS_KEY) or {}
@@ -95,7 +97,8 @@ def with_annotation(text: str, identity: ObjectIdentity, key: str, value: str) -
 
 
 def _insert_annotation(text: str, metadata: yaml.MappingNode, key: str, value: str) -> str:
-    """Return the text with the annotation in an object's `metadata` node.
+    """Return the text with the annotation `key` in an object's `metadata` node, in place of an
+    earlier one of this name.
 
     `value` is the JSON text of the annotation's value.
     """
@@ -136,8 +139,8 @@ def _replace_node(text: str, node: yaml.Node, replacement: str) -> str:
 
 
 def _metadata_nodes(text: str) -> Iterator[tuple[ObjectIdentity | None, yaml.MappingNode]]:
-    """Yield the identity and the `metadata` node of each object whose metadata is a mapping with
-    entries."""
+    """Yield the identity and the `metadata` node of each object in a YAML text. Objects without
+    metadata, or with empty metadata, are left out."""
     loader = yaml.SafeLoader(text)
     try:
         while loader.check_node():
@@ -163,6 +166,6 @@ def _value_of(mapping: yaml.MappingNode, key: str) -> yaml.Node | None:
     return next((value for name, value in mapping.value if name.value == key), None)
 
 
-def _documents(text: str) -> list[Any]:
-    """Return every object in a text of YAML documents."""
+def _parse_objects(text: str) -> list[Any]:
+    """Return every object in a text of YAML documents. Raises `yaml.YAMLError`."""
     return [item for document in yaml.safe_load_all(text) for item in objects_in(document)]

@@ -56,15 +56,15 @@ from knafka_operator.model.topics import Topic
 
 BROKER_CONFIG_MAP: Final = "kafka-broker-config"
 """Name of the installation's ConfigMap for Brokers."""
-CHANNEL_CONFIG: Final = "kafka-channel-config"
+CHANNEL_CONFIG_MAP: Final = "kafka-channel-config"
 """Name of the installation's ConfigMap for KafkaChannels."""
 UNKNOWN_SINK: Final = Sink(url="http://unknown.invalid/")
 """The subscriber of a Trigger whose status has none yet."""
 NO_KNATIVE_EVENTING: Final = (
     "there are neither Brokers nor KafkaChannels: Knative Eventing is not in this cluster, nor are "
     "Knafka's CRDs"
-)
-UNREACHED_HINT: Final = (
+)  # the error of a cluster without these kinds
+UNREACHED_HINT: Final = (  # what to do if Kafka doesn't answer
     "if it is only reachable from inside the cluster, name an address that is reachable from here "
     "with --bootstrap-servers HOST:PORT (an external listener, or `kubectl port-forward` to one "
     "whose advertised address leads back here)"
@@ -75,7 +75,7 @@ class KafkaAccess(NamedTuple):
     """How to reach the Kafka of a Broker or KafkaChannel."""
 
     configuration: Mapping[str, Any]
-    """For librdkafka, with credentials."""
+    """The librdkafka configuration, with credentials."""
     config: ConfigMap | None
     """The ConfigMap that applies to the Broker or KafkaChannel."""
     problems: Sequence[str]
@@ -85,7 +85,7 @@ class KafkaAccess(NamedTuple):
 def client_of(context: str | None, kubeconfig: Path | None) -> tuple[Any, str]:
     """Return a Kubernetes client for a kubeconfig's context, and the namespace of that context.
 
-    None means kubectl's default: the current context, KUBECONFIG. Raises `ClusterError`.
+    None stands for kubectl's defaults: the current context, and KUBECONFIG. Raises `ClusterError`.
     """
     file = None if kubeconfig is None else str(kubeconfig)
     try:
@@ -191,7 +191,7 @@ class ClusterSource:
         try:
             configured = credentials.merge_configuration(reference, broker_config, base, identity)
         except InvalidDocument as error:
-            return self._without_credentials(broker, broker_config or base, problems, error)
+            return self._connect_without_credentials(broker, broker_config or base, problems, error)
         servers = self._bootstrap_servers or configured.config.data[desired.BOOTSTRAP_SERVERS]
         configuration = connection_configuration(Kafka(bootstrap_servers=servers))
         if configured.secret is not None:
@@ -204,7 +204,7 @@ class ClusterSource:
     def connection_of_channel(self, channel: Broker) -> KafkaAccess:
         """Return how to reach a KafkaChannel's Kafka: by the installation's ConfigMap, and by the
         Secret that an annotation of the channel may name. Raises `KnafkaError`."""
-        identity, base, problems = self._installation_config(CHANNEL_CONFIG)
+        identity, base, problems = self._installation_config(CHANNEL_CONFIG_MAP)
         secret_name = channel.metadata.annotations.get(credentials.KAFKA_SECRET)
         secret_values = None
         try:
@@ -215,7 +215,7 @@ class ClusterSource:
                 secret_values = dict(decode_secret(checked))
             config = credentials.channel_config(secret_name, secret_values, base, identity)
         except InvalidDocument as error:
-            return self._without_credentials(channel, base, problems, error)
+            return self._connect_without_credentials(channel, base, problems, error)
         servers = self._bootstrap_servers or config.data[desired.BOOTSTRAP_SERVERS]
         configuration = connection_configuration(Kafka(bootstrap_servers=servers))
         if secret_values is not None:
@@ -231,7 +231,7 @@ class ClusterSource:
         except NotAllowed as error:
             return identity, None, [str(error)]
 
-    def _without_credentials(
+    def _connect_without_credentials(
         self,
         broker: Broker,
         config: ConfigMap | None,
@@ -310,8 +310,7 @@ class ClusterSource:
 
 
 class _NamespaceReading:
-    """Collects what one read finds, for a `DeclaredView`; an object that can't be read becomes a
-    problem. A family is Brokers with their Triggers, or KafkaChannels with their Subscriptions."""
+    """Collects what one read finds, for a `DeclaredView`. What can't be read becomes a problem."""
 
     def __init__(self, source: ClusterSource) -> None:
         self._source = source
@@ -359,8 +358,8 @@ class _NamespaceReading:
         self.ingresses.append(ingress)
 
     def add_trigger(self, family: Family, document: Document) -> None:
-        """Add the Egress of a Trigger or Subscription whose Broker or channel was added, or a
-        problem. A dead-letter topic in its status counts only if the source trusts statuses."""
+        """Add the Egress of a Trigger or Subscription, or a problem if it can't be read. Does
+        nothing if its Broker or channel wasn't added."""
         if family is CHANNELS and not is_of_kafka_channel(document):
             return
         broker_id = f"{CHANNEL_PREFIX if family is CHANNELS else ''}{family.broker_of(document)}"
@@ -387,6 +386,7 @@ class _NamespaceReading:
         except KnafkaError as error:
             self.problems.append(f"{family.trigger} {Identity.of(document)}: {error}")
             return
+        # A status that isn't trusted may name another Trigger's topic.
         recorded_topic = trigger.status.annotations.get(DEAD_LETTER_TOPIC) or ""
         if recorded_topic.startswith(names.DEAD_LETTERS) and self._source.trusts_status:
             egress = egress.model_copy(update={"dead_letter_topic": recorded_topic})

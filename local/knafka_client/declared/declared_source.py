@@ -21,7 +21,7 @@ from knafka_client.state import snapshot_file
 from knafka_client.state.installation import CHANNEL_PREFIX, SUBSCRIPTION_PREFIX, Installation
 
 DEFAULT_NAMESPACE: Final = "default"
-"""The namespace of names without one."""
+"""The namespace of a name that doesn't include one."""
 SYSTEM_NAMESPACE: Final = "knafka"
 """The operator's namespace in a cluster, unless --system-namespace names another."""
 
@@ -36,6 +36,7 @@ class DeclaredView:
     their Kafka."""
 
     ingresses: Sequence[Ingress]
+    """An Ingress for each Broker and KafkaChannel."""
     egresses: Sequence[Egress]
     """An Egress for each Trigger and Subscription, with its topics, group and filters. Where the
     subscriber's URL isn't known, a placeholder stands for it."""
@@ -47,16 +48,17 @@ class DeclaredView:
     problems: Sequence[str] = ()
     """A sentence for each declared object that can't be read, and so isn't in the view."""
     namespace: str = DEFAULT_NAMESPACE
-    """The namespace of names without one."""
+    """The namespace of a name that doesn't include one."""
     unreached: str = ""
-    """What the user can do if Kafka doesn't answer; empty if nothing is known."""
+    """What the user can do if Kafka doesn't answer, for error messages; empty if nothing is
+    known."""
 
     def find_ingress(self, broker: str | None) -> Ingress:
         """Return the Ingress of the named Broker (`[NAMESPACE/]NAME`) or KafkaChannel
         (`channel/[NAMESPACE/]NAME`).
 
-        None means the only one that is declared. Raises `UnknownObject` if there is no such Broker,
-        or, with None, not exactly one.
+        With None, return the only Ingress that is declared. Raises `UnknownObject` if there is no
+        such Broker or, with None, not exactly one.
         """
         candidates = self.ingresses
         if broker is not None:
@@ -96,13 +98,14 @@ class DeclaredView:
         ]
 
     def connection(self, owner: Ingress | Egress) -> dict[str, Any]:
-        """Return the librdkafka configuration for the Kafka of a Broker or Trigger."""
+        """Return the librdkafka configuration for the Kafka of a Broker, KafkaChannel, Trigger or
+        Subscription."""
         return dict(self.connections[broker_name_of(owner)])
 
     @contextmanager
     def explain_unreached_kafka(self, owner: Ingress | Egress) -> Iterator[None]:
-        """Raise `KafkaNotReached` in place of a `LogError` raised inside which means that the Kafka
-        of `owner` wasn't reached; its text says what to do. Other errors pass unchanged."""
+        """While the context is open, turn a `LogError` that means that the Kafka of `owner` wasn't
+        reached into `KafkaNotReached`, which says what to do. Other errors pass unchanged."""
         try:
             yield
         except LogError as error:
@@ -112,7 +115,8 @@ class DeclaredView:
             raise KafkaNotReached(f"Kafka at {servers}: {error}: {self.unreached}") from error
 
     def _full_name(self, name: str) -> str:
-        """Return the name with a namespace."""
+        """Return a name with its namespace, which is `namespace` if the name doesn't include
+        one."""
         return name if "/" in name else f"{self.namespace}/{name}"
 
     def _with_problems(self, text: str) -> str:
@@ -139,7 +143,7 @@ class InstallationSource:
         self._installation = installation
 
     def read(self, namespace: str | None = None) -> DeclaredView:
-        """Read everything in `namespace`, or in all namespaces. Raises `NotRunning`."""
+        """Read everything in `namespace`, or in all namespaces (None). Raises `NotRunning`."""
         running = self._installation.read_state()
         configuration = connection_configuration(Kafka(bootstrap_servers=running.bootstrap_servers))
         paused: set[str] = set()
@@ -172,7 +176,8 @@ def trigger_name_of(egress: Egress) -> str:
 
 
 def namespace_in(name: str) -> str | None:
-    """Return the namespace in a name, with or without a prefix; None if it has none."""
+    """Return the namespace in a name, such as `shop` in `channel/shop/orders`; None if it has
+    none."""
     for prefix in (CHANNEL_PREFIX, SUBSCRIPTION_PREFIX):
         name = name.removeprefix(prefix)
     return name.rpartition("/")[0] or None

@@ -20,7 +20,9 @@ from knafka_operator.model.cluster import ClusterError, Conflict, Document, NotA
 API_SERVER_TIMEOUT: Final = 15.0
 """Seconds for one request."""
 MERGE_PATCH: Final = "application/merge-patch+json"
-_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?").fullmatch
+"""Content type of a JSON merge patch (RFC 7386)."""
+_LEGAL_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?").fullmatch
+"""Matches what may be the name of an object or namespace."""
 
 
 class Unauthenticated(NotAllowed):
@@ -28,7 +30,7 @@ class Unauthenticated(NotAllowed):
 
 
 class Objects(NamedTuple):
-    """A kind by its version and plural, as paths have it: `Objects("eventing.knative.dev/v1",
+    """A kind as URL paths have it, by its version and plural: `Objects("eventing.knative.dev/v1",
     "triggers")`."""
 
     version: str
@@ -51,9 +53,9 @@ class KubernetesApi:
         self._client = client
 
     def list(self, objects: Objects, namespace: str | None = None) -> Sequence[Document] | None:
-        """Return all objects of a kind in one namespace, or in all; None if the cluster doesn't
-        have the kind."""
-        if namespace is not None and _NAME(namespace) is None:
+        """Return all objects of a kind in one namespace, or in all namespaces (None). The result is
+        None if the cluster doesn't have the kind."""
+        if namespace is not None and _LEGAL_NAME(namespace) is None:
             raise ClusterError(f"{namespace!r:.80} is no name of a namespace")
         scope = f"in {namespace}" if namespace else "in all namespaces"
         # Version 0: the API server answers from its cache, without asking etcd.
@@ -65,9 +67,9 @@ class KubernetesApi:
         return items
 
     def get(self, objects: Objects, namespace: str, name: str) -> Document | None:
-        """Return one object; None if it doesn't exist, or if no object can have such a name
+        """Return one object; None if it doesn't exist, also because no object can have this name
         (`..`)."""
-        if _NAME(namespace) is None or _NAME(name) is None:
+        if _LEGAL_NAME(namespace) is None or _LEGAL_NAME(name) is None:
             return None
         answer = self.ask(
             f"get {objects.plural} {namespace}/{name}",
@@ -77,11 +79,12 @@ class KubernetesApi:
         return None if answer is None else json.loads(answer)
 
     def create(self, objects: Objects, namespace: str, body: Mapping[str, Any]) -> Document | None:
-        """Create an object; returns it, or None if the cluster doesn't have the kind.
+        """Create an object and return it; None if the cluster doesn't have the kind, or no
+        namespace can have this name.
 
         Raises `Conflict` if the object exists.
         """
-        if _NAME(namespace) is None:
+        if _LEGAL_NAME(namespace) is None:
             return None
         request_text = f"create {objects.plural} {namespace}/{body['metadata']['name']}"
         answer = self.ask(request_text, "POST", _object_path(objects, namespace), body)
@@ -118,8 +121,9 @@ class KubernetesApi:
     def is_allowed(
         self, verb: str, objects: Objects, namespace: str, name: str, subresource: str = ""
     ) -> bool:
-        """Whether the user may do `verb` (`get`, `patch` …) with this object, by a
-        SelfSubjectAccessReview."""
+        """Whether the user may do `verb` (`get`, `patch` …) with this object or its `subresource`,
+        by a SelfSubjectAccessReview. With an empty `name`: with all objects of the kind in the
+        namespace."""
         attributes = {
             "verb": verb, "group": objects.group, "resource": objects.plural,
             "subresource": subresource, "namespace": namespace, "name": name,
@@ -151,7 +155,7 @@ class KubernetesApi:
 
     def _send(self, method: str, path: str, body: bytes | None, content_type: str) -> Any:
         """Send a request with the client's credentials; returns urllib3's response. Raises
-        `ApiException` unless its status is 2xx."""
+        `ApiException` unless the status is 2xx, and urllib3's `HTTPError` if there is no answer."""
         configuration = self._client.configuration
         headers = {"Content-Type": content_type}
         if token := configuration.auth_settings().get("BearerToken"):
@@ -175,9 +179,9 @@ class KubernetesApi:
 def request_body(request_text: str, ask: Callable[[], Any]) -> bytes | None:
     """Return the body of an API server's answer; None if it was 404.
 
-    `ask` sends the request and returns the response. `request_text` begins with verb and kind, such
-    as `get Secret default/kafka`, for messages. Raises `ClusterError`, of which `Unauthenticated`
-    (401), `NotAllowed` (403) and `Conflict` (409) are kinds.
+    `ask` sends the request and returns the response. `request_text` is for messages, and begins
+    with verb and kind, such as `get Secret default/kafka`. Raises `ClusterError`; its subclasses
+    are `Unauthenticated` (401), `NotAllowed` (403) and `Conflict` (409).
     """
     try:
         data: bytes = ask().data
@@ -202,7 +206,8 @@ def request_body(request_text: str, ask: Callable[[], Any]) -> bytes | None:
 
 
 def _object_path(objects: Objects, namespace: str | None = None, name: str | None = None) -> str:
-    """Return the URL path of one object, or of all objects of its kind in a namespace or in all."""
+    """Return the URL path of one object (`name`), or of all objects of its kind: in a namespace, or
+    without `namespace` in all."""
     root = "/apis" if objects.group else "/api"
     namespace_part = f"/namespaces/{quote(namespace, safe='')}" if namespace else ""
     name_part = f"/{quote(name, safe='')}" if name else ""

@@ -42,6 +42,7 @@ SUFFIXES: Final = (".yaml", ".yml", ".json")
 Resource: TypeAlias = (
     "Broker | Trigger | ConfigMap | Service | KafkaChannel | Subscription | Sensor | EventPolicy"
 )
+"""A declared object of a kind that runs here."""
 SENSOR_KIND: Final = ("knafka.dev/v1alpha1", "Sensor")
 """apiVersion and kind of a Sensor."""
 
@@ -76,7 +77,8 @@ class ObjectIdentity(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ManifestPlace:
-    """A file, and the number of a document in it, counted from 1."""
+    """A file, and the number of a document in it, counted from 1; None stands for the whole
+    file."""
 
     file: Path
     document: int | None = None
@@ -101,12 +103,13 @@ class DeclaredObjects:
     """All objects that the files declare, and the problems in the files."""
 
     resources: Mapping[ObjectIdentity, tuple[Resource, ManifestPlace]]
+    """The objects, each with the place of its manifest."""
     problems: tuple[ManifestProblem, ...] = ()
     documents: Mapping[ObjectIdentity, tuple[Document, Path]] = field(default_factory=dict)
     """The documents as they are written, each with the folder of its file."""
 
     def of_type(self, kind: type[Any]) -> Iterator[Any]:
-        """Return all declared objects of this class."""
+        """Yield all declared objects of this class."""
         return (resource for resource, _ in self.resources.values() if isinstance(resource, kind))
 
 
@@ -134,8 +137,8 @@ class Manifests:
         """The objects that `read` last returned for each file."""
 
     def read(self) -> DeclaredObjects:
-        """Read all files again; an invalid object is returned as it last was valid, and of an
-        object that several files declare, the first declaration."""
+        """Read all files again. Of an object that is invalid now, the last valid state is returned;
+        of an object that several files declare, the first declaration."""
         problems: list[ManifestProblem] = []
         entries_by_file = {}
         for file in self._existing_files():
@@ -160,7 +163,8 @@ class Manifests:
         )
 
     def _existing_files(self) -> Iterator[Path]:
-        """Yield each file that exists now, at `paths` or directly in a folder among them, once."""
+        """Yield each file that exists now, once: files in `paths`, and manifests directly in
+        folders in `paths`."""
         seen = set()
         for path in self.paths:
             candidates = sorted(path.iterdir()) if path.is_dir() else [path]
@@ -175,7 +179,8 @@ class Manifests:
         return list(self._existing_files())
 
     async def changes(self) -> AsyncIterator[None]:
-        """Yield each time files may have changed, a moment after an editor has written them."""
+        """Yield each time files may have changed, a moment after an editor has written them; for
+        ever."""
         # Imported here: users of this module that follow no file needn't have it installed.
         from watchfiles import Change, awatch
 
@@ -202,9 +207,9 @@ def _read_file(
 ) -> dict[ObjectIdentity, _ManifestEntry]:
     """Return one file's objects by identity.
 
-    `previous` are those that it had when it was last read. An invalid object is described in a new
-    entry of `problems` and returned as it is in `previous`; if the whole file can't be read, so are
-    all of them.
+    `previous` are the objects that the file had when it was last read. An invalid object is
+    returned as it is in `previous`, and described in a new entry of `problems`. If the whole file
+    can't be read, all of `previous` is returned.
     """
     try:
         placed_documents = read_documents(file)
@@ -238,7 +243,8 @@ def _read_file(
 
 
 def _policy_problem(policy: EventPolicy) -> str:
-    """Return why a policy can't be read, and so accepts nobody; empty if it can be read."""
+    """Return why a policy's spec can't be read, so that the policy accepts nobody; empty if it can
+    be read."""
     try:
         decoding.parse(EventPolicySpec, policy.spec or {})
     except InvalidDocument as error:
@@ -247,7 +253,8 @@ def _policy_problem(policy: EventPolicy) -> str:
 
 
 def parse_declared(document: object) -> Resource | None:
-    """Parse a declared document; None if its kind doesn't run here. Raises `InvalidDocument`."""
+    """Parse a declared document. Returns None if its kind doesn't run here. Raises
+    `InvalidDocument`."""
     if isinstance(document, dict):
         version_and_kind = document.get("apiVersion"), document.get("kind")
         # A file may have a list there, which isn't hashable.
@@ -282,7 +289,7 @@ def identity_of(document: object) -> ObjectIdentity | None:
 
 
 class _Loader(yaml.SafeLoader):
-    """Loads YAML like the API server's tools, which read a date as text."""
+    """Loads YAML as the API server's tools do, which read a date as text."""
 
 
 _Loader.yaml_implicit_resolvers = {

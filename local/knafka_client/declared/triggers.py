@@ -49,10 +49,10 @@ def find_trigger(declared: DeclaredObjects, text: str) -> Trigger:
 
 
 def triggers_of_broker(declared: DeclaredObjects, broker: str | None) -> Sequence[Trigger]:
-    """Return the declared Triggers of one Broker (`NAMESPACE/NAME`, or `NAME` in `default`); of all
-    if `broker` is None.
+    """Return the declared Triggers of one Broker (`NAMESPACE/NAME`, or `NAME` in `default`). If
+    `broker` is None, return all Triggers.
 
-    Raises `UnknownObject` if the Broker has none.
+    Raises `UnknownObject` if the Broker has no Trigger.
     """
     declared_triggers: list[Trigger] = list(declared.of_type(Trigger))
     if broker is None:
@@ -81,7 +81,7 @@ def refusing_clauses(trigger: Trigger, event: Event) -> Sequence[str]:
 
 def filters_text(trigger: Trigger) -> str:
     """Return a Trigger's filters on one line: `spec.filters`, or else the attributes of
-    `spec.filter`, of which an empty one matches any value."""
+    `spec.filter`. `*` stands for an attribute whose value may be any."""
     if trigger.spec.filters:
         return " and ".join(map(_filter_text, trigger.spec.filters))
     attributes = trigger.spec.filter.attributes
@@ -112,8 +112,8 @@ def _filter_text(spec: Filter) -> str:
 
 
 def destination_text(destination: Destination) -> str:
-    """Return where a destination points, as it is declared: its URL, or `Service shop`, with the
-    path after it if one is declared."""
+    """Return the destination as it is declared: its URL, or a reference such as `Service shop`,
+    followed by the path that it declares."""
     if destination.ref is None:
         return destination.uri or ""
     reference = f"{destination.ref.kind} {destination.ref.name}"

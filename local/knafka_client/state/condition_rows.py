@@ -83,7 +83,7 @@ def condition(document: Document, type_: str) -> Document:
 
 
 def conditions(document: Document) -> Sequence[Document]:
-    """Return the conditions in an object's status."""
+    """Return the conditions in an object's status; none if it has no status yet."""
     return (document.get("status") or {}).get("conditions") or ()
 
 
@@ -95,8 +95,8 @@ def _delivery_warning(document: Document) -> str:
 
 
 def _condition_fields(document: Document) -> dict[str, Any]:
-    """Return the fields `conditions` and `observed_generation` of a row, by name; the latter is 0
-    if the object has no status yet."""
+    """Return the fields `conditions` and `observed_generation` of a row, by name. The generation is
+    0 if the object has no status yet."""
     fields = ("type", "status", "reason", "message", "severity")
     rows = tuple(
         ConditionRow(**{field: stored[field] for field in fields if field in stored})
@@ -107,7 +107,8 @@ def _condition_fields(document: Document) -> dict[str, Any]:
 
 
 def _condition_text(row: Document) -> str:
-    """Return a condition as text, `Reason: message`; an object without it has no status yet."""
+    """Return a condition (`row`) as text, `Reason: message`. An empty one means that the object has
+    no status yet."""
     if not row:
         return "not reconciled yet"
     return f"{row.get('reason', '')}: {row.get('message', '')}"

@@ -37,7 +37,8 @@ SUBSCRIPTION_PREFIX: Final = "subscription/"
 """Prefix of a Subscription's name where an option takes a Trigger's, too."""
 
 LOCK_TRIES: Final = 5
-"""Attempts to take the lock: a command that checks whether it is free holds it for a moment."""
+"""How often to try to take the lock: a command that checks whether it is free holds it for a
+moment."""
 LOCK_PAUSE: Final = 0.02
 """Seconds between two attempts."""
 
@@ -62,7 +63,7 @@ class SensorPlace(Model):
     group: str
     """The Sensor's consumer group."""
     trigger_topic: str
-    """Topic into which the Sensor copies events for those of its triggers that use them."""
+    """Topic into which the Sensor copies each event for those of its triggers that use it."""
     dead_letter_topic: str
     dead_letter_settings: TopicSettings = TopicSettings(config=dict(DEAD_LETTER_TOPIC_CONFIG))
     """Settings with which its dead-letter topic is created."""
@@ -84,6 +85,7 @@ class RunningState(Model):
     egresses: tuple[Egress, ...] = ()
     """The Egress of each Trigger, then of each Subscription."""
     sensors: tuple[SensorPlace, ...] = ()
+    """The topics and the group of each Sensor that is ready to run."""
 
     def url_of(self, ingress: Ingress) -> str:
         """Return the URL at which a Broker or KafkaChannel takes events."""
@@ -97,18 +99,20 @@ class Installation:
     def __init__(self, data: Path) -> None:
         """`data` is the folder, which needn't exist yet; the module's text lists what is in it."""
         self.data = data.absolute()
+        # Paths of folders and files in it; they needn't exist.
         self.logs = self.data / "logs"
         self.kafka = self.data / "kafka"
         self.names = self.data / "names.json"
         self.issuer = self.data / "issuer"
-        self._lock = self.data / "lock"
-        self._state = self.data / "state.json"
-        self._status = self.data / "status.json"
+        self._lock_file = self.data / "lock"
+        self._state_file = self.data / "state.json"
+        self._status_file = self.data / "status.json"
 
     @contextlib.contextmanager
     def hold_lock(self) -> Iterator[None]:
-        """Hold this data folder's lock inside, so that only one `knafka up` runs on it; the folder
-        is made if it doesn't exist.
+        """Hold this data folder's lock while the context is open, so that only one `knafka up` runs
+        on it. Creates the folder if it doesn't exist, and deletes the state and status files at the
+        start and at the end.
 
         Raises `DataFolderInUse` if another process holds the lock or the folder can't be made.
         """
@@ -118,7 +122,7 @@ class Installation:
             raise DataFolderInUse(
                 f"{self.data} can't be used ({error}): choose --data-dir DIR"
             ) from error
-        with self._lock.open("a") as file:
+        with self._lock_file.open("a") as file:
             if not _lock_with_retries(file.fileno()):
                 raise DataFolderInUse(
                     f"knafka up already runs on {self.data}{self._holder_text()}: stop it, or "
@@ -127,26 +131,27 @@ class Installation:
             file.truncate(0)
             file.write(str(os.getpid()))
             file.flush()
-            self._delete_state()  # files of a killed process
+            self._delete_state()  # the files of a `knafka up` that was killed
             try:
                 yield
             finally:
                 self._delete_state()
 
     def write_state(self, state: RunningState) -> None:
-        """Write the state file that other commands read; they see the old state or the new one."""
-        replace_file(self._state, state.model_dump_json(by_alias=True, indent=2))
+        """Write the state file that other commands read; they see the old state or the new one,
+        never a part."""
+        replace_file(self._state_file, state.model_dump_json(by_alias=True, indent=2))
 
     def write_status(self, text: str) -> None:
         """Write the status file, a snapshot as JSON, that other commands read."""
-        replace_file(self._status, text)
+        replace_file(self._status_file, text)
 
     def read_state(self) -> RunningState:
         """Return the state of the `knafka up` that runs on this folder. Raises `NotRunning`, also
         while it starts and has written no state."""
-        if self.pid() is not None:
+        if self.running_pid() is not None:
             with contextlib.suppress(OSError, InvalidDocument):
-                return documents.parse_json(RunningState, self._state.read_text())
+                return documents.parse_json(RunningState, self._state_file.read_text())
         raise NotRunning(
             f"nothing runs on {self.data}: start it with `knafka up`, or name the folder of one "
             "that runs with --data-dir"
@@ -154,30 +159,32 @@ class Installation:
 
     def read_status(self) -> str | None:
         """Return the last snapshot as JSON; None if nothing runs, or it is just starting."""
-        if self.pid() is not None:
+        if self.running_pid() is not None:
             with contextlib.suppress(OSError):
-                return self._status.read_text()
+                return self._status_file.read_text()
         return None
 
-    def pid(self) -> int | None:
+    def running_pid(self) -> int | None:
         """Return the pid of the `knafka up` on this folder, also while it starts or stops; None if
-        there is none.
+        there is none. Tries the lock to find out.
 
         The process with this pid exists, since it holds the lock.
         """
-        with contextlib.suppress(OSError, ValueError), self._lock.open() as file:
-            if not _try_lock(file.fileno()):  # a running `knafka up` holds it
+        with contextlib.suppress(OSError, ValueError), self._lock_file.open() as file:
+            # If the lock can be taken, nothing runs; closing the file releases it at once.
+            if not _try_lock(file.fileno()):
                 return int(file.read())
         return None
 
     def _delete_state(self) -> None:
         """Delete the state and the status file."""
-        for file in (self._state, self._status):
+        for file in (self._state_file, self._status_file):
             file.unlink(missing_ok=True)
 
     def _holder_text(self) -> str:
-        """Return the pid of the process that holds the lock, as part of a sentence."""
-        pid = self.pid()
+        """Return the pid of the process that holds the lock, as part of a sentence; empty if none
+        does any more."""
+        pid = self.running_pid()
         return "" if pid is None else f" (pid {pid})"
 
 
@@ -185,7 +192,7 @@ def _lock_with_retries(descriptor: int) -> bool:
     """Try `LOCK_TRIES` times to take the lock of an open file, given by its file descriptor;
     returns whether it was taken.
 
-    Other commands hold it for a moment to see whether it is free.
+    Other commands hold the lock for a moment to see whether it is free.
     """
     for _ in range(LOCK_TRIES):
         if _try_lock(descriptor):
@@ -202,8 +209,8 @@ def replace_file(file: Path, text: str) -> None:
 
 
 def _try_lock(descriptor: int) -> bool:
-    """Take the lock of this open file unless another process has it; returns whether it was taken.
-    Closing the file releases it."""
+    """Take the lock of an open file, given by its file descriptor, unless another process has it.
+    Returns whether it was taken. Closing the file releases it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

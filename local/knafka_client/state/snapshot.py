@@ -56,9 +56,9 @@ class TriggerRow:
     lag: int | None = None
     """Number of events that wait; None if not known."""
     replicas: int = 0
-    """Dispatchers that run."""
+    """Number of dispatchers that run."""
     most_replicas: int = 0
-    """Dispatchers that may run at once."""
+    """Largest number of dispatchers that may run at once; 0 if not known."""
     read: int = 0
     filtered: int = 0
     delivered: int = 0

@@ -14,11 +14,11 @@ from knafka_client.state.installation import Installation, NotRunning
 from knafka_client.state.snapshot import Snapshot
 
 STATUS_WRITE_INTERVAL: Final = 1.0
-"""Seconds between two snapshots; one without a change isn't written."""
+"""Seconds between two snapshots; a snapshot that equals the one before isn't written."""
 
 
 class StatusDocument(Model):
-    """The content of the status file."""
+    """The content of the status file: the snapshot of now."""
 
     now: Snapshot
 
@@ -28,12 +28,12 @@ def write_snapshot(installation: Installation, snapshot: Snapshot) -> None:
     installation.write_status(snapshot_json(snapshot))
 
 
-async def keep_written(installation: Installation, snapshot: Callable[[], Snapshot]) -> None:
-    """Keep the status file up to date until cancelled; `snapshot` takes a new snapshot, each
-    `STATUS_WRITE_INTERVAL` seconds."""
+async def keep_written(installation: Installation, take_snapshot: Callable[[], Snapshot]) -> None:
+    """Keep the status file up to date until cancelled: call `take_snapshot` each
+    `STATUS_WRITE_INTERVAL` seconds, and write its result if it has changed."""
     last_written = None
     while True:
-        if (current := snapshot()) != last_written:
+        if (current := take_snapshot()) != last_written:
             with contextlib.suppress(OSError):  # a full disk is no reason to stop delivering
                 write_snapshot(installation, current)
                 last_written = current
@@ -43,7 +43,8 @@ async def keep_written(installation: Installation, snapshot: Callable[[], Snapsh
 def read_snapshot(installation: Installation) -> Snapshot:
     """Return the last snapshot, at most a second old.
 
-    Raises `NotRunning` if no `knafka up` runs, also while it starts, or if it is another version.
+    Raises `NotRunning` if no `knafka up` runs, if it is starting or stopping, or if it is another
+    version of Knafka.
     """
     if (text := installation.read_status()) is None:
         installation.read_state()  # raises the clearer error if nothing runs

@@ -32,9 +32,10 @@ from knafka_operator.kafka.egresses import replay_topic
 from knafka_operator.model.family import family_of
 
 MOST_RECORDS_READ: Final = 10_000
-"""The most records that are read of one topic: enough to see what fails; the reports cover all."""
+"""Largest number of records that are read of one topic: enough to see what fails; reports cover
+all."""
 LONGEST_PREVIEW: Final = 200
-"""The most characters of data or of an error that are shown."""
+"""Largest number of characters of data or of an error that are shown."""
 COLUMNS: Final = ("TRIGGER", "COUNT", "SENT AGAIN", "OLDEST", "NEWEST", "REASONS")
 """The columns of a table of overviews."""
 ACKNOWLEDGED_COLUMN: Final = "ACKNOWLEDGED"
@@ -95,13 +96,12 @@ class StoredDeadLetter:
     def text(self) -> str:
         """Return the dead letter as lines of text."""
         reason = f"{self.reason} {self.code}".strip()
-        lines = [
-            self.event_text,
-            f"  {reason} after {self.attempts} attempts at {printable(self.destination)}",
-            f"  first {self.first_time}, last {self.last_time}, was {self.position}",
-        ]
         if self.of_broker:  # nobody has tried to deliver it
-            lines[:2] = [f"a record that holds no event: {self.position}", f"  {reason}"]
+            lines = [f"a record that holds no event: {self.position}", f"  {reason}"]
+        else:
+            attempts = f"{self.attempts} attempts at {printable(self.destination)}"
+            lines = [self.event_text, f"  {reason} after {attempts}"]
+        lines.append(f"  first {self.first_time}, last {self.last_time}, was {self.position}")
         lines += [f"  attempt {time}: {result}" for time, result in self.attempt_log]
         if self.error:
             lines.append(f"  {'answer' if self.code else 'error'}: {self.error}")
@@ -124,6 +124,7 @@ class DeadLetterOverview:
     """Dead letters that were not sent again; times and reasons are about these only."""
     oldest: str
     newest: str
+    """The least and the greatest `last_time` of them, in RFC 3339; empty if `count` is 0."""
     reasons: Mapping[str, int]
     """Number of dead letters by reason and status code."""
     replayed: int = 0
@@ -131,7 +132,7 @@ class DeadLetterOverview:
     is_cut: bool = False
     """Whether the topic has more dead letters than were read."""
     acknowledged: int = 0
-    """Number of dead letters among the `count` whose group somebody has acknowledged."""
+    """Number of dead letters in `count` whose group somebody has acknowledged."""
 
     @property
     def count_text(self) -> str:
@@ -238,18 +239,18 @@ OffsetsInTables: TypeAlias = Mapping[tuple[str, int], int]
 async def read_dead_letters(
     admin: LogAdmin, egress: Egress, limit: int, in_tables: OffsetsInTables | None = None
 ) -> Sequence[StoredDeadLetter]:
-    """Return those of a Trigger's newest `limit` dead letters that aren't in the tables, oldest
-    first. Without `in_tables`, no dead letter counts as being in the tables. Raises `LogError`."""
+    """Return which of a Trigger's newest `limit` dead letters aren't in the tables, oldest first.
+    `in_tables` None: no dead letter is in the tables. Raises `LogError`."""
     records = await _read_not_in_tables(admin, egress.dead_letter_topic, limit, in_tables or {})
-    sent = await read_replay_times(admin, egress) if records else {}
-    return [parse_dead_letter(record, replayed_at(record, sent)) for record in records]
+    replay_times = await read_replay_times(admin, egress) if records else {}
+    return [parse_dead_letter(record, replayed_at(record, replay_times)) for record in records]
 
 
 async def _read_not_in_tables(
     admin: LogAdmin, topic: str, limit: int, in_tables: OffsetsInTables
 ) -> Sequence[Record]:
-    """Return those of a topic's newest `limit` records that aren't in the tables (`in_tables`: the
-    offsets up to which they are), oldest first. Raises `LogError`."""
+    """Return the records among a topic's newest `limit` whose offsets `in_tables` doesn't cover,
+    oldest first. Raises `LogError`."""
     records = await read_topic(admin, topic, limit)
     if not records or not in_tables:
         return records
@@ -266,8 +267,8 @@ async def _read_not_in_tables(
 async def read_overview(
     admin: LogAdmin, egress: Egress, in_tables: OffsetsInTables | None = None
 ) -> DeadLetterOverview:
-    """Count those of a Trigger's newest `MOST_RECORDS_READ` dead letters that aren't in the tables
-    (`in_tables`: the offsets up to which they are). Raises `LogError`."""
+    """Count which of a Trigger's newest `MOST_RECORDS_READ` dead letters aren't in the tables.
+    `in_tables` None: no dead letter is in the tables. Raises `LogError`."""
     dead_letters = await read_dead_letters(admin, egress, MOST_RECORDS_READ, in_tables)
     not_replayed = [dead_letter for dead_letter in dead_letters if not dead_letter.replayed]
     times = sorted(dead_letter.last_time for dead_letter in not_replayed)
@@ -284,8 +285,7 @@ async def read_overview(
 
 
 async def read_topic(admin: LogAdmin, topic: str, limit: int) -> Sequence[Record]:
-    """Return the newest `limit` records of a topic, oldest first; none if the topic doesn't exist
-    yet. Raises `LogError`."""
+    """Return a topic's newest `limit` records, oldest first; none without it. Raises `LogError`."""
     try:
         return await admin.read_last(topic, limit)
     except LogError as error:
@@ -302,20 +302,21 @@ event."""
 async def read_replay_times(admin: LogAdmin, egress: Egress) -> ReplayTimes:
     """Return when each event was last sent again to a Trigger: the time of its record in the
     Trigger's replay topic. Raises `LogError`."""
-    sent: dict[bytes, int] = {}
+    times: dict[bytes, int] = {}
     for record in await read_topic(admin, replay_topic(egress), MOST_RECORDS_READ):
         edited = dict(record.headers() or ()).get(f"ce_{EDITED}") or b""
+        # A replay that edited the data has other data than the dead letter.
         digest = _event_digest(record, with_data=b"data" not in edited.split(b","))
-        sent[digest] = max(sent.get(digest, 0), record.timestamp()[1])
-    return sent
+        times[digest] = max(times.get(digest, 0), record.timestamp()[1])
+    return times
 
 
-def replayed_at(record: Record, sent: ReplayTimes) -> int | None:
-    """Return when this dead letter was last sent again, by `sent` (ms since the Unix epoch); None
-    if it has not been sent again since it failed."""
+def replayed_at(record: Record, times: ReplayTimes) -> int | None:
+    """Return when this dead letter was last sent again, in ms since the Unix epoch; None if it
+    wasn't sent since it failed. `times` is from `read_replay_times`."""
     digests = (_event_digest(record, with_data=with_data) for with_data in (True, False))
-    # 0 is a time, and a record may have it, or -1 for none.
-    replayed = max((sent[digest] for digest in digests if digest in sent), default=None)
+    # Compared with None, as 0 is a valid time, and -1 stands for a record without one.
+    replayed = max((times[digest] for digest in digests if digest in times), default=None)
     return replayed if replayed is not None and replayed >= record.timestamp()[1] else None
 
 
@@ -331,7 +332,7 @@ def _event_digest(record: Record, *, with_data: bool) -> bytes:
 def parse_dead_letter(record: Record, replayed: int | None = None) -> StoredDeadLetter:
     """Read a record of a dead-letter topic; missing and invalid attributes become empty.
 
-    `replayed` is the time of the last replay, in milliseconds since the Unix epoch.
+    `replayed` is the time of the last replay, in ms since the Unix epoch; None: there was none.
     """
     attributes = {
         name.removeprefix("ce_"): (value or b"").decode(errors="replace")
@@ -375,7 +376,7 @@ def parse_dead_letter(record: Record, replayed: int | None = None) -> StoredDead
 
 
 def _is_of_event(header: tuple[str, bytes | None]) -> bool:
-    """Whether a record's header (name, value) is an attribute of the event."""
+    """Whether a record's header (name and value) is an attribute of the event."""
     return header[0].startswith("ce_")
 
 
@@ -388,8 +389,8 @@ def _from_base64(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Return the text made fit for a terminal: on one line, without control characters, and not too
-    long."""
+    """Return the text on one line of at most `LONGEST_PREVIEW` characters, without control
+    characters."""
     flat = _without_controls(text)
     return flat if len(flat) <= LONGEST_PREVIEW else flat[: LONGEST_PREVIEW - 1] + "…"
 

@@ -33,7 +33,7 @@ LEADER_TIMEOUT: Final = 3.0
 """Seconds for which partitions without a leader are waited for: enough for another to be
 elected."""
 READ_BATCH_RECORDS: Final = 1000
-"""The most records that `records` takes from the client at once."""
+"""Largest number of records that `records` takes from the client at once."""
 BATCH_WAIT: Final = 0.1
 """Seconds to wait for a full batch; the last batch of a range is smaller."""
 
@@ -52,7 +52,7 @@ _GROUP_HAS_MEMBERS_ERRORS: Final = frozenset(
 
 
 class TopicMarks:
-    """The marks of topics in one Kafka, as they were when they were first needed; several readers
+    """The marks of topics in one Kafka, as they were when they were first needed. Several readers
     may share it, also on several threads."""
 
     def __init__(self, connection: Mapping[str, Any]) -> None:
@@ -62,6 +62,7 @@ class TopicMarks:
         self._lock = Lock()
         self._admin: AdminClient | None = None
         self._marks: dict[str, str] = {}
+        """The marks that were read, by topic."""
 
     def get(self, topic: str) -> str:
         """Return the mark of the topic that had this name when this was first called. Raises
@@ -109,27 +110,34 @@ class RangeReader:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close the consumer; a `KafkaException` is raised as a `LogError` instead."""
+        """Close the consumer. A `KafkaException` that was raised inside is raised as a `LogError`
+        instead."""
         self.consumer.close()
         if isinstance(error, KafkaException):
             raise log_error_of(error.args[0]) from error
 
-    def leaderless(self, topic: str) -> Collection[int]:
-        """Return the partitions of a topic that have no leader, so that they can't be read; one
-        that gets its leader within `LEADER_TIMEOUT` seconds has one. A topic that doesn't exist
-        raises `LogError`, too."""
+    def leaderless_partitions(self, topic: str) -> Collection[int]:
+        """Return the partitions of a topic that have no leader, so that they can't be read. Waits
+        `LEADER_TIMEOUT` seconds for them to get one. Raises `LogError` also if the topic doesn't
+        exist."""
         deadline = time.monotonic() + LEADER_TIMEOUT
         while True:
             partitions = self._partitions(topic)
-            leaderless = [number for number, each in partitions.items() if each.leader < 0]
+            # librdkafka's -1 stands for no leader.
+            leaderless = [
+                number for number, partition in partitions.items() if partition.leader < 0
+            ]
             if not leaderless or time.monotonic() > deadline:
                 return leaderless
             time.sleep(REQUEST_RETRY_INTERVAL)
 
     def spans(self, topic: str, without: Collection[int] = ()) -> dict[int, tuple[int, int]]:
         """Return the first offset of each partition of a topic, and its end offset: the one after
-        its last record. `without`: partitions to leave out; others raise `LogError` if they have no
-        leader. A topic that doesn't exist raises `LogError`, too."""
+        its last record.
+
+        Partitions in `without` are left out. Raises `LogError` also if another one has no leader,
+        or if the topic doesn't exist.
+        """
         numbers = [number for number in self._partitions(topic) if number not in without]
         try:
             return read_watermarks(self.consumer, topic, numbers, KAFKA_ANSWER_TIMEOUT)
@@ -137,7 +145,7 @@ class RangeReader:
             raise log_error_of(error.args[0]) from error
 
     def _partitions(self, topic: str) -> Mapping[int, PartitionMetadata]:
-        """Return what Kafka says of each partition of a topic."""
+        """Return Kafka's metadata of each partition of a topic, by number. Raises `LogError`."""
         try:
             metadata = self.consumer.list_topics(topic, timeout=KAFKA_ANSWER_TIMEOUT).topics[topic]
         except KafkaException as error:
@@ -151,8 +159,8 @@ class RangeReader:
         """Return the offset of each partition's first record since a time, in seconds since the
         Unix epoch.
 
-        Without such a record it is the partition's end offset. `spans` are the first offset and the
-        end offset of each partition of the topic that is of interest.
+        If there is no such record, it is the partition's end offset. `spans` has the first offset
+        and the end offset of each partition to look at.
         """
         times = [TopicPartition(topic, number, int(since * 1000)) for number in spans]
         starts = {}
@@ -161,6 +169,7 @@ class RangeReader:
                 if position.error is not None:
                     raise log_error_of(position.error)
                 low, end = spans[position.partition]
+                # A negative offset stands for no record since that time.
                 starts[position.partition] = (
                     max(low, position.offset) if position.offset >= 0 else end
                 )
@@ -169,8 +178,8 @@ class RangeReader:
         return starts
 
     def committed(self, topic: str, partitions: Collection[int]) -> Commits:
-        """Return the group's committed offset and metadata, for each partition that has one of the
-        present topic, not of an earlier one of that name."""
+        """Return the group's committed offset and metadata by partition. A partition is left out if
+        it has no commit, or one for an earlier topic of this name."""
         topic_partitions = [TopicPartition(topic, number) for number in partitions]
         try:
             present = self._marks.get(topic)
@@ -191,9 +200,9 @@ class RangeReader:
 
         Raises `GroupHasMembers` if the group has any member.
 
-        Each offset is committed with the partition's current leader epoch: by it the group's next
-        reader notices if the partition has lost its last records meanwhile. And it has the mark of
-        its topic, by which the reader notices that the topic was deleted and created again.
+        Each offset is committed with the partition's current leader epoch, so that the group's next
+        reader notices if the partition loses its last records. Its metadata gets the mark of its
+        topic, so that the reader notices if the topic is deleted and created again.
         """
         try:
             marked = [
@@ -219,7 +228,7 @@ class RangeReader:
         self, topic: str, starts: Mapping[int, int], ends: Mapping[int, int]
     ) -> Iterator[Record]:
         """Yield the records of each partition in `ends`, from its offset in `starts` to before its
-        offset in `ends`; partitions are mixed.
+        offset in `ends`. Records of different partitions are mixed.
 
         Raises `LogError` also if Kafka sends nothing for `KAFKA_ANSWER_TIMEOUT` seconds.
         """
@@ -273,7 +282,8 @@ class RangeReader:
 
 
 def leaderless_text(topic: str, numbers: Collection[int]) -> str:
-    """Return the beginning of a sentence about partitions of a topic that have no leader."""
+    """Return the beginning of a sentence about partitions (`numbers`) of a topic that have no
+    leader."""
     names = ", ".join(map(str, sorted(numbers)))
     if len(numbers) == 1:
         return f"partition {names} of {topic} has no leader"

@@ -32,9 +32,9 @@ from knafka_client.topics.dead_letters import (
 from knafka_operator.kafka.egresses import replay_topic
 
 REPLAY_WRITER_CLOSE_TIMEOUT: Final = 5.0
-"""Seconds for a writer of dead letters or replays to close."""
+"""Seconds for a writer of replays to close."""
 CLUSTER_DEFAULT: Final = -1
-"""The replication factor that stands for the Kafka cluster's default."""
+"""The replication factor by which Kafka takes the cluster's default."""
 
 
 class ReplayNotSent(KnafkaError):
@@ -48,7 +48,9 @@ class ReplayChoice:
     egress: Egress
     """The Egress of the Trigger whose delivery failed."""
     record: Record
+    """The record of the dead letter in its topic."""
     letter: StoredDeadLetter
+    """What the record says."""
     obstacle: str
     """Why the event can't or needn't be sent again; empty if it can be."""
 
@@ -84,9 +86,9 @@ async def choose_dead_letters(
 ) -> Sequence[ReplayChoice]:
     """Return the newest dead letter of each event that has one of these ids, by Trigger.
 
-    Only the dead-letter topics of `egresses` are searched, and of each its newest
-    `MOST_RECORDS_READ` records. `fields` are further fields of a `StoredDeadLetter`, with the
-    values that they must have. Raises `LogError`.
+    Only the dead-letter topics of `egresses` are searched, and only the newest `MOST_RECORDS_READ`
+    records of each. `fields` are further fields of a `StoredDeadLetter`, with the values that they
+    must have. Raises `LogError`.
     """
     choices = []
     for egress in egresses:
@@ -98,17 +100,18 @@ async def choose_dead_letters(
                 getattr(dead_letter, name) == expected for name, expected in fields.items()
             ):
                 newest[dead_letter.id, dead_letter.source] = record, dead_letter
-        sent = await read_replay_times(admin, egress) if newest else {}
+        replay_times = await read_replay_times(admin, egress) if newest else {}
         for record, dead_letter in newest.values():
             obstacle = _replay_obstacle(record, dead_letter)
-            if not obstacle and replayed_at(record, sent) is not None:
+            if not obstacle and replayed_at(record, replay_times) is not None:
                 obstacle = "sent again already, and it has not failed since"
             choices.append(ReplayChoice(egress, record, dead_letter, obstacle))
     return choices
 
 
 def _replay_obstacle(record: Record, dead_letter: StoredDeadLetter) -> str:
-    """Return why a dead letter can't be replayed; empty if it can."""
+    """Return why a dead letter can't be replayed; empty if it can. Doesn't check whether it was
+    sent again."""
     if dead_letter.reason == Reason.UNDECODABLE.value or not dead_letter.id:
         return "no event"
     if any(name == f"ce_{OMITTED}" for name, _ in record.headers() or ()):
@@ -135,9 +138,9 @@ async def send_again(admin: LogAdmin, writer: LogWriter, choices: Sequence[Repla
 
 
 async def _ensure_replay_topic(admin: LogAdmin, egress: Egress) -> str:
-    """Return the name of the Trigger's replay topic, which is created if it doesn't exist.
+    """Return the name of the Trigger's replay topic; creates the topic if it doesn't exist.
 
-    A new one has as many partitions as the Broker's or the dead-letter topic, whichever has more,
+    A new topic has as many partitions as the Broker's or the dead-letter topic, whichever has more,
     and the replication factor of the dead-letter topic. Raises `LogError`.
     """
     name = replay_topic(egress)

@@ -19,7 +19,8 @@ TriggerKind: TypeAlias = Literal["Trigger", "Subscription"]
 
 
 class Action(StrEnum):
-    """An action on a Trigger; the page shows a button only for those that the viewer may do."""
+    """An action on a Trigger. The page shows a button only for the actions that the viewer may
+    do."""
 
     PAUSE = "pause"
     """Pause or resume the Trigger."""
@@ -35,8 +36,9 @@ class Health(StrEnum):
     UNAVAILABLE = "unavailable"
     """The circuit is open: a few events probe the subscriber, the others wait."""
     TROUBLED = "troubled"
-    """Another warning about deliveries than an open circuit."""
+    """Deliveries have another warning than an open circuit."""
     PAUSED = "paused"
+    """It is declared paused: its events wait."""
     DELIVERING = "delivering"
     """At least one dispatcher runs."""
     RESTING = "resting"
@@ -50,16 +52,20 @@ class ConsoleBroker(Model):
     namespace: str
     name: str
     url: str = ""
+    """Where it takes events; empty while it isn't Ready."""
     accepted: int = 0
-    """Events; in a cluster all records of its topic, replies included."""
+    """Number of accepted events; in a cluster, of all records of its topic, replies included."""
     rejected: int | None = 0
-    """Refused requests; None if not known."""
+    """Number of refused requests; None if not known."""
     refused: str = ""
     """Why it isn't Ready; empty if it is."""
 
 
 class ConsoleTrigger(Model):
-    """One Trigger or Subscription: its place in the flow of events, and its health."""
+    """One Trigger or Subscription: its place in the flow of events, and its health.
+
+    `read` to `dead_lettered` are numbers of events.
+    """
 
     kind: TriggerKind = "Trigger"
     namespace: str
@@ -69,14 +75,16 @@ class ConsoleTrigger(Model):
     filters: str = ""
     """All filters on one line; a Subscription has none."""
     subscriber: str = ""
+    """Where its events go, as text; empty if it can't be read."""
     health: Health
     why: str = ""
     """Text about its health: a condition's message, or the scaler's last decision."""
     lag: int | None = None
     """Number of events that wait; None if not known."""
     replicas: int = 0
+    """Number of dispatchers that run."""
     most_replicas: int = 0
-    """0 if not known."""
+    """Number of dispatchers that may run at once; 0 if not known."""
     read: int = 0
     filtered: int = 0
     delivered: int = 0
@@ -90,7 +98,7 @@ class ConsoleState(Model):
     place: str
     """The name of this data folder or cluster."""
     kafka: str
-    """Kafka's address, as text for the viewer."""
+    """Kafka's address, as text for the viewer; empty if not known."""
     brokers: tuple[ConsoleBroker, ...] = ()
     """Brokers and KafkaChannels."""
     triggers: tuple[ConsoleTrigger, ...] = ()
@@ -124,7 +132,8 @@ class TriggerDetails(Model):
     order: str
     """The order of its deliveries, such as `key`."""
     max_in_flight: str = ""
-    """The most events that are delivered at once, as declared; empty if it declares none."""
+    """The largest number of events that are delivered at once, as declared; empty if none is
+    declared."""
     reply: str = ""
     """Where a Subscription's replies go; empty if they are discarded, or go back to the Broker."""
     declared_in: str = ""
@@ -140,7 +149,7 @@ class FilterVerdict(Model):
     broker: str
     gets_it: bool
     why_not: tuple[str, ...] = ()
-    """The filter clauses that refuse the event."""
+    """The filter clauses that refuse the event; empty if it gets the event."""
 
 
 class ConsoleFailure(Model):
@@ -170,11 +179,11 @@ class ConsoleFailure(Model):
     replayed: str = ""
     """When the event was last sent again, in RFC 3339."""
     of_broker: bool = False
-    """Whether it belongs to the Broker and no Trigger, since the record holds no event."""
+    """Whether it belongs to the Broker and to no Trigger, since the record holds no event."""
 
 
 class ReasonCount(Model):
-    """The number of dead letters with this reason that were not sent again."""
+    """A reason, and the number of dead letters with it that were not sent again."""
 
     reason: str
     count: int
@@ -184,7 +193,7 @@ class Failures(Model):
     """A Trigger's latest dead letters."""
 
     last: tuple[ConsoleFailure, ...]
-    """Newest first."""
+    """The dead letters, newest first."""
     reasons: tuple[ReasonCount, ...]
     """Counts of the reasons in `last`, the most frequent first."""
     is_all: bool
@@ -218,11 +227,12 @@ class Reports(Model):
 
     archives: tuple[ReportRow, ...]
     problems: tuple[str, ...] = ()
+    """A sentence for each namespace whose archives can't be listed."""
 
 
 class ReplaySelect(Model):
-    """A selection of dead letters, as `spec.select` of a DeadLetterReplay: those with all the given
-    values; None, or no `ids`, selects any."""
+    """A selection of dead letters, as `spec.select` of a DeadLetterReplay. A dead letter is
+    selected if it has all values that are given; None, and empty `ids`, allow any value."""
 
     trigger: str
     destination: str | None = None
@@ -238,7 +248,7 @@ class ReplayCreation(Model):
     failed alike."""
 
     request: Annotated[str, Field(pattern=r"^[0-9a-f]{10}$")]
-    """An id of the request: sent twice, it creates one DeadLetterReplay only."""
+    """Id of the request: a request that is sent twice creates only one DeadLetterReplay."""
     group: Annotated[str, Field(pattern=r"^[0-9a-f]{12}$")]
     """The group's id in the report."""
     select: ReplaySelect
@@ -254,6 +264,7 @@ class ArchiveReplay(Model):
     ids: int = 0
     """Number of events that the replay names by id; 0 if it selects otherwise."""
     phase: str = ""
+    """The state of the replay, from its status; empty until it has one."""
     message: str = ""
     selected: int | None = None
     """Number of dead letters that the replay selected; None until its Job has counted them."""
@@ -267,7 +278,7 @@ class ArchiveReplays(Model):
     may: bool
     """Whether the viewer may create one."""
     all: tuple[ArchiveReplay, ...] = ()
-    """Empty, too, if the viewer may not list them."""
+    """The replays; empty, too, if the viewer may not list them."""
 
 
 class EventName(Model):
@@ -284,12 +295,13 @@ class ReplayRequest(Model):
     namespace: str
     name: str
     events: tuple[EventName, ...]
+    """The events whose dead letters are sent."""
     dry_run: bool = False
-    """Only say what would be sent."""
+    """Whether to send nothing, and only answer what would be sent."""
 
 
 class ChosenEvent(Model):
-    """Whether a requested dead letter is sent."""
+    """One dead letter that a replay was asked for, and whether it is sent."""
 
     about: str
     """The Trigger, the event and why it failed, as one line for the viewer."""
@@ -298,7 +310,7 @@ class ChosenEvent(Model):
 
 
 class ReplayResult(Model):
-    """What a replay has sent, or would send."""
+    """The result of a replay: which events it has sent, or would send."""
 
     chosen: tuple[ChosenEvent, ...]
     replay: str = ""

@@ -36,12 +36,12 @@ from knafka_operator.model.resources import (
 SUBSCRIBER_UNAVAILABLE: Final = "SubscriberUnavailable"
 """Reason of a Trigger whose circuit is open (`dispatchers.conditions`, KN-DP-05)."""
 DELIVERING: Final = "Delivering"
-"""Type of the condition about deliveries."""
+"""Type of the condition that warns of failing deliveries."""
 
 
 def state_document(snapshot: Snapshot, declared: Iterable[Trigger], place: str) -> ConsoleState:
-    """Return the console's state, from a snapshot and the declared Triggers and Subscriptions (as
-    Triggers). `place` is the name of the data folder or cluster."""
+    """Return the console's state, from a snapshot and the declared Triggers and Subscriptions (the
+    latter as Triggers). `place` is the name of the data folder or cluster."""
     specs = {(trigger.kind, trigger.id): trigger for trigger in declared}
     return ConsoleState(
         place=place,
@@ -69,7 +69,8 @@ def _broker_document(row: BrokerRow) -> ConsoleBroker:
 
 
 def _trigger_document(row: TriggerRow, declared: Trigger | None) -> ConsoleTrigger:
-    """Return the document of a Trigger or Subscription."""
+    """Return the document of a Trigger or Subscription. `declared` is the object itself, a
+    Subscription as a Trigger; None if it can't be read."""
     namespace, _, name = row.name.rpartition("/")
     health, health_text = health_of(row)
     assert row.kind != "Sensor", "a snapshot keeps Sensors in `sensors`"
@@ -101,8 +102,8 @@ def _filters_text(declared: Trigger | None) -> str:
 
 
 def health_of(row: TriggerRow) -> tuple[Health, str]:
-    """Return the worst health that applies to a Trigger or Subscription, and why: a condition's
-    text, or the scaler's last decision."""
+    """Return the worst health that applies to a Trigger or Subscription, and the reason: a
+    condition's text, or the scaler's last decision."""
     if row.refused:
         return Health.NOT_READY, row.refused
     if row.error:
@@ -154,8 +155,8 @@ def details_document(
 
 
 def _yaml_of(spec: Mapping[str, Any], names: Sequence[str]) -> str:
-    """Return the fields `names` of a spec in YAML, without those that aren't set; empty if none
-    is."""
+    """Return the fields `names` of a spec in YAML. Fields that aren't set are left out; empty if
+    none is set."""
     fields = {name: spec[name] for name in names if spec.get(name)}
     return yaml.safe_dump(fields, sort_keys=False, allow_unicode=True, width=80) if fields else ""
 
@@ -163,15 +164,18 @@ def _yaml_of(spec: Mapping[str, Any], names: Sequence[str]) -> str:
 def verdicts(declared: Iterable[Trigger], event: Event) -> tuple[FilterVerdict, ...]:
     """Return for each Trigger whether it would get the event, and the filter clauses that refuse
     it."""
-    return tuple(
-        FilterVerdict(
-            namespace=trigger.metadata.namespace,
-            name=trigger.metadata.name,
-            broker=trigger.spec.broker,
-            gets_it=not (clauses := tuple(triggers.refusing_clauses(trigger, event))),
-            why_not=clauses,
-        )
-        for trigger in declared
+    return tuple(_verdict(trigger, event) for trigger in declared)
+
+
+def _verdict(trigger: Trigger, event: Event) -> FilterVerdict:
+    """Return whether a Trigger would get the event."""
+    refusing_clauses = tuple(triggers.refusing_clauses(trigger, event))
+    return FilterVerdict(
+        namespace=trigger.metadata.namespace,
+        name=trigger.metadata.name,
+        broker=trigger.spec.broker,
+        gets_it=not refusing_clauses,
+        why_not=refusing_clauses,
     )
 
 
@@ -180,9 +184,9 @@ def failures_document(
 ) -> Failures:
     """Return the document of a Trigger's newest dead letters.
 
-    `letters` are these, oldest first; if they are fewer than the `limit` with which they were read,
-    the Trigger has no others. `commands` are commands for a terminal, by what they do; `report` is
-    the URL of the last report, empty if there is none.
+    `letters` are the dead letters, oldest first, and `limit` is the number that was asked for: if
+    they are fewer, the Trigger has no others. `commands` are commands for a terminal, by what they
+    do. `report` is the URL of the last report, empty if there is none.
     """
     newest_first = tuple(
         ConsoleFailure(**{name: getattr(letter, name) for name in ConsoleFailure.model_fields})

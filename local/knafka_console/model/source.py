@@ -51,8 +51,8 @@ class TriggerName(NamedTuple):
         return f"{self.namespace}/{self.name}"
 
     def __str__(self) -> str:
-        """Return the name as the page shows it: with the kind of a Subscription, without that of a
-        Trigger."""
+        """Return the name as the page shows it: `namespace/name` for a Trigger, with the kind
+        before it for a Subscription."""
         return self.id if self.kind == "Trigger" else f"{self.kind} {self.id}"
 
 
@@ -108,7 +108,7 @@ class Source(Protocol):
         ...
 
     async def state(self) -> ConsoleState:
-        """Return the state of everything; called every second while a page is open, and never
+        """Return the state of everything. It is called every second while a page is open, and never
         otherwise."""
         ...
 
@@ -126,7 +126,8 @@ class Source(Protocol):
         ...
 
     async def pause(self, trigger: TriggerName, *, paused: bool) -> str:
-        """Pause or resume a Trigger; returns a sentence about what was done.
+        """Pause a Trigger or Subscription, or resume it if `paused` is False; returns a sentence
+        about what was done.
 
         Raises `NotFound` and `Forbidden`.
         """
@@ -135,8 +136,9 @@ class Source(Protocol):
     async def replay(
         self, trigger: TriggerName, events: Sequence[EventName], *, dry_run: bool
     ) -> ReplayResult:
-        """Send a Trigger's dead letters of these events again; returns which were sent. With
-        `dry_run` none is, and the result says which would be. Raises `NotFound` and `Forbidden`."""
+        """Send the dead letters of these events again to a Trigger, and return which were sent.
+        With `dry_run`, nothing is sent, and the result says which would be. Raises `NotFound` and
+        `Forbidden`."""
         ...
 
     async def report(self) -> bytes | None:

@@ -49,19 +49,22 @@ from knafka_operator.model.family import family_of
 from knafka_operator.model.resources import EVENTING, PAUSED_ANNOTATION
 
 TRIGGER_OBJECTS: Final = Objects(EVENTING, "triggers")
+"""Triggers, as requests to the API server name them."""
 SUBSCRIPTION_OBJECTS: Final = Objects(MESSAGING, "subscriptions")
+"""Subscriptions, as requests to the API server name them."""
 OBJECTS_BY_KIND: Final[dict[TriggerKind, Objects]] = {
     "Trigger": TRIGGER_OBJECTS,
     "Subscription": SUBSCRIPTION_OBJECTS,
 }
+"""Version and plural of each kind, for requests to the API server."""
 DEAD_LETTERS_SUBRESOURCE: Final = "deadletters"
 """Subresource of Triggers and Subscriptions that exists only as a right, to read dead letters."""
 REPLAYS_SUBRESOURCE: Final = "replays"
 """Subresource of Triggers and Subscriptions that exists only as a right, to replay dead letters."""
 SIGN_IN_AGAIN: Final = "the cluster doesn't accept this token: sign in again"
-"""The error for a token that the API server refuses."""
+"""The text of the error for a token that the API server refuses."""
 OBJECTS_MAX_AGE: Final = 3.0
-"""Seconds for which a list of objects is used again."""
+"""Seconds for which listed objects are used again."""
 
 
 class FiguresSource(Protocol):
@@ -107,7 +110,7 @@ class ClusterConsole:
         self._clock = clock
         self._lock = asyncio.Lock()
         self._stored: tuple[float, StoredObjects] | None = None
-        """When objects were last listed, by `clock`, and these; None: they must be listed anew."""
+        """When objects were last listed, by `clock`, and the objects; None: list them anew."""
         self._reports = ClusterReports(
             api,
             kafka,
@@ -169,7 +172,8 @@ class ClusterConsole:
         return snapshot_document.failures_document(letters, SHOWN_DEAD_LETTERS, {})
 
     async def verdicts(self, event: Event) -> Sequence[FilterVerdict]:
-        """Return for each Trigger whether it would get an event."""
+        """Return for each Trigger whether it would get an event. Subscriptions, which have no
+        filters, and invalid Triggers are left out. Raises `Forbidden` and `NotSignedIn`."""
         stored = await self._load_recent_objects()
         of_brokers = [trigger for trigger in stored.triggers if trigger["kind"] == "Trigger"]
         return await asyncio.to_thread(
@@ -179,8 +183,9 @@ class ClusterConsole:
         )
 
     async def pause(self, trigger: TriggerName, *, paused: bool) -> str:
-        """Pause or resume a Trigger or Subscription by its annotation, as `kubectl annotate` does;
-        returns a sentence about what was done. Raises `NotFound` and `Forbidden`."""
+        """Pause a Trigger or Subscription, or resume it if `paused` is False, by its annotation as
+        `kubectl annotate` does. Returns a sentence about what was done. Raises `NotFound`,
+        `Forbidden` and `NotSignedIn`."""
         document = await self._read_trigger(trigger)
         sentence_end = "is paused" if paused else "goes on"
         if triggers.is_paused(family_of(trigger.kind).read_trigger(document)) is paused:
@@ -191,14 +196,14 @@ class ClusterConsole:
             asyncio.to_thread(self._api.annotate, *target, PAUSED_ANNOTATION, value)
         ):
             raise NotFound(f"there is no {trigger.kind} {trigger.id}")
-        self._stored = None
+        self._stored = None  # so that the next state shows the change
         return f"{trigger} {sentence_end}"
 
     async def replay(
         self, trigger: TriggerName, events: Sequence[EventName], *, dry_run: bool
     ) -> ReplayResult:
-        """Send a Trigger's dead letters of these events again; returns which were sent, or with
-        `dry_run` which would be.
+        """Send the dead letters of these events again to a Trigger, and return which were sent.
+        With `dry_run`, nothing is sent, and the result says which would be.
 
         Raises `NotFound`, and `Forbidden` if the viewer may not read dead letters and create
         replays.
@@ -216,8 +221,8 @@ class ClusterConsole:
 
     @contextlib.contextmanager
     def _explain_unreached_kafka(self) -> Iterator[None]:
-        """Raise `KafkaNotReached`, which says what to do, in place of a `LogError` raised inside
-        which means that Kafka wasn't reached. Other errors pass unchanged."""
+        """While the context is open, turn a `LogError` that means that Kafka wasn't reached into
+        `KafkaNotReached`, which says what to do. Other errors pass unchanged."""
         try:
             yield
         except LogError as error:
@@ -250,8 +255,8 @@ class ClusterConsole:
                 )
 
     async def _require_right(self, verb: str, trigger: TriggerName, subresource: str) -> None:
-        """Raise `Forbidden` if the viewer lacks a right to the Trigger's subresource; never where
-        Kafka is read with the viewer's own credentials."""
+        """Raise `Forbidden` if the viewer lacks a right to the Trigger's subresource. Does nothing
+        where Kafka is read with the viewer's own credentials."""
         if self._scope.reviews_kafka and not await self._has_right(verb, trigger, subresource):
             plural = OBJECTS_BY_KIND[trigger.kind].plural
             raise Forbidden(f"you may not {verb} {plural}/{subresource} in {trigger.namespace}")
@@ -317,8 +322,8 @@ class ClusterConsole:
 
 
 async def _translate_refusals(request: Awaitable[Any]) -> Any:
-    """Return the result of a request to the API server. Raises `NotSignedIn` (401) and `Forbidden`
-    (403) in place of the client's errors."""
+    """Return the answer to a request to the API server. If the server refuses the request, raise
+    `NotSignedIn` (401) or `Forbidden` (403) instead of the client's error."""
     try:
         return await request
     except Unauthenticated as error:

@@ -35,8 +35,8 @@ class StoredObjects:
     """A sentence for each kind that could not be listed."""
 
     def without_foreign(self) -> StoredObjects:
-        """Return the objects without those of other Broker and channel implementations, and without
-        the Triggers and Subscriptions of these."""
+        """Return only the objects that Knafka handles: no Brokers and channels of other
+        implementations, and no Triggers and Subscriptions of such Brokers and channels."""
         foreign = {_object_key(broker) for broker in self.brokers if not _is_ours(broker)}
         return StoredObjects(
             [broker for broker in self.brokers if _object_key(broker) not in foreign],
@@ -67,8 +67,8 @@ def cluster_state(stored: StoredObjects, figures: Figures | None, place: str) ->
 
 
 def readable_triggers(triggers: Sequence[Document]) -> Sequence[Trigger]:
-    """Return the Triggers and Subscriptions whose documents are valid; a condition of the others
-    says what is wrong."""
+    """Return the Triggers and Subscriptions whose documents are valid, Subscriptions as Triggers.
+    What is wrong with the others is in a condition of their status."""
     readable = []
     for document in triggers:
         try:
@@ -79,22 +79,23 @@ def readable_triggers(triggers: Sequence[Document]) -> Sequence[Trigger]:
 
 
 def _without_rejected(broker: ConsoleBroker) -> ConsoleBroker:
-    """Return the Broker with an unknown count of rejected requests (None): only the receiver's
-    metrics have it, and they aren't read."""
+    """Return the Broker with None as the count of rejected requests: only the receiver's metrics
+    have that count, and they aren't read."""
     return broker.model_copy(update={"rejected": None})
 
 
 def _broker_row(document: Document, figures: Figures | None) -> BrokerRow:
-    """Return the row of a Broker or KafkaChannel, with the records that were written to its
-    topic."""
+    """Return the row of a Broker or KafkaChannel, with the number of records that were ever written
+    to its topic; 0 if that isn't known."""
     row, topic = broker_row(document), _status_annotation(document, TOPIC_STATUS)
     accepted = 0 if figures is None else figures.written.get(topic, 0)
     return replace(row, accepted=accepted)
 
 
 def _trigger_row(document: Document, figures: Figures | None) -> TriggerRow:
-    """Return the row of a Trigger or Subscription, with its lag, replicas and counts in `figures`;
-    if these are None or lack it, the lag is None and the others are 0."""
+    """Return the row of a Trigger or Subscription, with its lag, replicas and counts from
+    `figures`. If `figures` is None or lacks the Trigger, its lag is None and the other numbers are
+    0."""
     row, metadata = trigger_row(document), document["metadata"]
     assert row.kind != "Sensor", "a cluster's console shows none"
     key = TriggerKey(row.kind, metadata["namespace"], metadata["name"])

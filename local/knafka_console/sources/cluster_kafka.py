@@ -22,7 +22,9 @@ from knafka_operator.model.family import CHANNELS, Family, family_of
 from knafka_operator.model.resources import EVENTING
 
 BROKER_OBJECTS: Final = Objects(EVENTING, "brokers")
+"""Brokers, as requests to the API server name them."""
 KAFKA_CHANNEL_OBJECTS: Final = Objects(KAFKA_CHANNEL_VERSIONS[0], "kafkachannels")
+"""KafkaChannels, as requests to the API server name them."""
 
 
 class ClusterKafka:
@@ -37,8 +39,8 @@ class ClusterKafka:
         bootstrap_servers: str | None = None,
     ) -> None:
         """`client` has the viewer's account. `system` is a client with another account, for objects
-        in `system_namespace`; None: the viewer's account reads them, too. `bootstrap_servers`
-        replace those that the objects name."""
+        in `system_namespace`; None: the viewer's account reads them, too. `bootstrap_servers` are
+        used in place of those that objects name; None: use theirs."""
         self._api = KubernetesApi(client)
         self._source = ClusterSource(
             client,
@@ -73,7 +75,8 @@ class ClusterKafka:
         return await asyncio.to_thread(self._read_connection, {**version_and_kind, **document})
 
     def _read_connection(self, broker: Document) -> dict[str, Any]:
-        """Return the librdkafka configuration for a Broker's Kafka."""
+        """Return the librdkafka configuration for a Broker's Kafka; blocks. Raises
+        `KnafkaError`."""
         configuration, _, _ = self._source.connection_of(BROKER_FAMILY.read_broker(broker))
         return dict(configuration)
 

@@ -17,7 +17,7 @@ from knafka_client.topics.replaying import REPLAY_WRITER_CLOSE_TIMEOUT
 from knafka_console.model.document import ChosenEvent, EventName, ReplayResult
 
 SHOWN_DEAD_LETTERS: Final = 200
-"""The most dead letters of a Trigger that are shown; the report covers all."""
+"""Largest number of a Trigger's dead letters that are shown; the report covers all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,9 @@ class DeadLetterTopics:
     """Reads and replays dead letters; it opens a client for each call, since calls are rare."""
 
     connect: Callable[[Connection], LogAdmin] = KafkaAdmin
+    """Opens a client that reads, by a librdkafka configuration."""
     open_writer: Callable[[Connection], LogWriter] = KafkaWriter
+    """Opens a client that writes, by a librdkafka configuration."""
 
     async def read_latest(
         self, egress: Egress, kafka: dict[str, Any]
@@ -53,7 +55,7 @@ class DeadLetterTopics:
 
         `kafka` is the librdkafka configuration. With `dry_run`, send nothing, and return which
         would be sent. Events without a dead letter are left out. Raises `LogError`, and
-        `ReplayNotSent` if Kafka doesn't accept one; those before it are sent.
+        `ReplayNotSent` if Kafka doesn't accept an event; the events before it are then sent.
         """
         requested = {(event.id, event.source) for event in events}
         admin = self.connect(kafka)

@@ -20,9 +20,13 @@ from knafka.observability import PRODUCED
 from knafka_console.model.document import TriggerKind
 
 LAG_METRIC: Final = "knafka_trigger_lag"
+"""Number of a Trigger's events that wait."""
 REPLICAS_METRIC: Final = "knafka_trigger_replicas"
+"""Number of a Trigger's dispatchers that run."""
 EVENTS_METRIC: Final = "knafka_trigger_events_total"
+"""Number of a Trigger's events, by the label `outcome`."""
 LEADER_METRIC: Final = "knafka_operator_leader"
+"""1 in the metrics of the operator's leader."""
 _METRIC_NAMES: Final = (LAG_METRIC, REPLICAS_METRIC, EVENTS_METRIC, LEADER_METRIC, PRODUCED)
 """Names of the metrics that are read."""
 
@@ -46,13 +50,14 @@ class TriggerFigures:
     lag: int | None = None
     """Number of events that wait; None if not known."""
     replicas: int = 0
+    """Number of dispatchers that run."""
     outcomes: dict[str, int] = field(default_factory=dict)
     """Number of events by outcome: `read`, `filtered`, `delivered`, `retried`, `dead_lettered`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The figures of all Triggers and topics at one moment."""
+    """The figures of all Triggers, Subscriptions and topics at one moment."""
 
     triggers: Mapping[TriggerKey, TriggerFigures] = field(default_factory=dict)
     written: Mapping[str, int] = field(default_factory=dict)
@@ -60,10 +65,10 @@ class Figures:
 
 
 def parse_figures(texts: Iterable[str]) -> Figures:
-    """Return the figures in the metrics of the operator's leader.
+    """Return the figures in the metrics of the operator's leader; empty if no replica leads.
 
     `texts` are the metrics of each replica of the operator, as Prometheus text. While the leader
-    changes, two replicas may say that they lead, and both count. Raises `InvalidMetrics`.
+    changes, two replicas may say that they lead; then both are read. Raises `InvalidMetrics`.
     """
     triggers: dict[TriggerKey, TriggerFigures] = defaultdict(TriggerFigures)
     written: Counter[str] = Counter()
@@ -86,7 +91,8 @@ def parse_figures(texts: Iterable[str]) -> Figures:
 
 
 def _parse_samples(text: str) -> list[tuple[str, Mapping[str, str], float]]:
-    """Return name, labels and value of each sample of `_METRIC_NAMES`. Raises `InvalidMetrics`."""
+    """Return name, labels and value of each sample of a metric in `_METRIC_NAMES`. Raises
+    `InvalidMetrics` if the text can't be parsed."""
     # Skip the thousands of lines of other metrics before parsing.
     lines = [line for line in text.splitlines() if line.startswith(_METRIC_NAMES)]
     try:

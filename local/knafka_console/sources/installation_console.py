@@ -35,7 +35,7 @@ from knafka_operator.model.family import family_of, subscription_as_trigger
 from knafka_operator.model.resources import PAUSED_ANNOTATION, Trigger
 
 REPORT_FILE: Final = Path("dead-letters/report.html")
-"""The report of `knafka dead-letters report`, in the data folder."""
+"""Path of the report of `knafka dead-letters report` in the data folder."""
 
 
 class RunningInstallation(Protocol):
@@ -65,8 +65,8 @@ class InstallationConsole:
         data: Path,
         letters: DeadLetterTopics | None = None,
     ) -> None:
-        """`data` is the installation's data folder; `letters` reads and replays dead letters; None:
-        those in the real Kafka."""
+        """`data` is the installation's data folder. `letters` reads and replays dead letters (None:
+        in Kafka itself)."""
         self._running = running
         self._data = data
         self._letters = letters or DeadLetterTopics()
@@ -88,7 +88,7 @@ class InstallationConsole:
         )
 
     async def details(self, trigger: TriggerName) -> TriggerDetails:
-        """Return the details of a Trigger or Subscription; every action is allowed. Raises
+        """Return the details of a Trigger or Subscription; the viewer may do every action. Raises
         `NotFound`."""
         declared_trigger, place = self._declared_trigger(trigger)
         document, _ = self._running.declared.documents[_identity(trigger)]
@@ -119,13 +119,14 @@ class InstallationConsole:
         return snapshot_document.failures_document(letters, SHOWN_DEAD_LETTERS, commands, report)
 
     async def verdicts(self, event: Event) -> Sequence[FilterVerdict]:
-        """Return for each Trigger whether it would get an event."""
+        """Return for each declared Trigger whether it would get an event."""
         declared = tuple(self._running.declared.of_type(Trigger))
         return await asyncio.to_thread(snapshot_document.verdicts, declared, event)
 
     async def pause(self, trigger: TriggerName, *, paused: bool) -> str:
-        """Pause or resume a Trigger by an annotation in its file, as `knafka trigger pause` does;
-        returns a sentence about what was done. Raises `NotFound` and `NotAnnotated`."""
+        """Pause a Trigger or Subscription, or resume it if `paused` is False, by an annotation in
+        its file as `knafka trigger pause` does. Returns a sentence about what was done. Raises
+        `NotFound` and `NotAnnotated`."""
         declared_trigger, place = self._declared_trigger(trigger)
         sentence_end = "is paused" if paused else "goes on"
         if triggers.is_paused(declared_trigger) is paused:
@@ -139,8 +140,9 @@ class InstallationConsole:
     async def replay(
         self, trigger: TriggerName, events: Sequence[EventName], *, dry_run: bool
     ) -> ReplayResult:
-        """Send a Trigger's dead letters of these events again; returns which were sent, or with
-        `dry_run` which would be. Raises `NotFound` and `KnafkaError`."""
+        """Send the dead letters of these events again to a Trigger, and return which were sent.
+        With `dry_run`, nothing is sent, and the result says which would be. Raises `NotFound`,
+        `LogError` and `ReplayNotSent`."""
         return await self._letters.replay(
             self._egress_of(trigger), self._kafka_configuration(), events, dry_run=dry_run
         )
@@ -186,5 +188,5 @@ def _all_triggers(declared: DeclaredObjects) -> Iterator[Trigger]:
 
 
 def _identity(trigger: TriggerName) -> ObjectIdentity:
-    """Return the identity of a Trigger among the declared objects."""
+    """Return the identity of a Trigger or Subscription among the declared objects."""
     return ObjectIdentity(trigger.kind, trigger.namespace, trigger.name)

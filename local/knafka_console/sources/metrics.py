@@ -20,7 +20,7 @@ from knafka.core.errors import KnafkaError
 from knafka_client.declared.kubernetes_api import KubernetesApi, Objects
 from knafka_console.sources import figures
 from knafka_console.sources.figures import Figures
-from knafka_operator.model.cluster import ClusterError, NotAllowed
+from knafka_operator.model.cluster import ClusterError, Document, NotAllowed
 from knafka_operator.model.resources import CORE
 
 METRICS_PORT: Final = 9090
@@ -28,8 +28,9 @@ METRICS_PORT: Final = 9090
 METRICS_TIMEOUT: Final = 5.0
 """Seconds for the metrics of one replica."""
 FIGURES_MAX_AGE: Final = 1.0
-"""Seconds for which figures are used again, however many viewers there are."""
+"""Seconds for which fetched figures are used again, however many viewers there are."""
 POD_OBJECTS: Final = Objects(CORE, "pods")
+"""Pods, as requests to the API server name them."""
 _OPERATOR_LABELS: Final = {
     "app.kubernetes.io/name": "knafka",
     "app.kubernetes.io/component": "operator",
@@ -62,31 +63,33 @@ class ProxiedMetrics:
         self._namespace = namespace
 
     def read(self) -> Sequence[str]:
-        """Return the metrics of each replica that answers. Raises `KnafkaError`."""
+        """Return the metrics of each replica that answers; blocks. Raises `NotAllowed` if the
+        viewer lacks the right, and `MetricsUnavailable` if no replica answers."""
         pods = self._api.list(POD_OBJECTS, self._namespace) or ()
         texts, failures = [], []
-        for pod_document in pods:
-            labels = pod_document["metadata"].get("labels") or {}
-            if not _OPERATOR_LABELS.items() <= labels.items():
-                continue
-            pod_and_port = f"{pod_document['metadata']['name']}:{METRICS_PORT}"
-            pods_path = f"/api/v1/namespaces/{quote(self._namespace)}/pods"
-            path = f"{pods_path}/{quote(pod_and_port)}/proxy/metrics"
+        for pod_document in filter(_is_operator_pod, pods):
             try:
-                text = self._api.ask(
-                    f"get pods/proxy of {self._namespace}/{pod_and_port}", "GET", path
-                )
+                text = self._fetch(pod_document["metadata"]["name"])
             except NotAllowed:
                 raise
             except ClusterError as error:
                 failures.append(str(error))  # this replica may be starting; another one may lead
                 continue
             if text is not None:
-                texts.append(text.decode())
+                texts.append(text)
         if not texts:
             reasons = failures or [f"no operator runs in {self._namespace} (--system-namespace)"]
             raise MetricsUnavailable("; ".join(reasons))
         return texts
+
+    def _fetch(self, pod: str) -> str | None:
+        """Return the metrics of one pod, through the API server's proxy; None if the pod is gone.
+        Raises `ClusterError`, of which `NotAllowed` is a kind."""
+        pod_and_port = f"{pod}:{METRICS_PORT}"
+        pods_path = f"/api/v1/namespaces/{quote(self._namespace)}/pods"
+        path = f"{pods_path}/{quote(pod_and_port)}/proxy/metrics"
+        text = self._api.ask(f"get pods/proxy of {self._namespace}/{pod_and_port}", "GET", path)
+        return None if text is None else text.decode()
 
 
 class DirectMetrics:
@@ -100,7 +103,8 @@ class DirectMetrics:
         self._port = port
 
     def read(self) -> Sequence[str]:
-        """Return the metrics of each replica that answers. Raises `MetricsUnavailable`."""
+        """Return the metrics of each replica that answers; blocks. Raises `MetricsUnavailable` if
+        none does."""
         try:
             addresses = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
         except OSError as error:
@@ -133,7 +137,8 @@ class DirectMetrics:
 
 
 class SharedFigures:
-    """Figures that all viewers share: fetched only when one asks, and once for all of them."""
+    """Figures that all viewers share. They are fetched only when a viewer asks, and at most once in
+    `FIGURES_MAX_AGE` seconds."""
 
     def __init__(self, metrics: Metrics, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock` returns seconds of any monotonic clock."""
@@ -141,11 +146,12 @@ class SharedFigures:
         self._clock = clock
         self._lock = asyncio.Lock()
         self._last_result: tuple[float, Figures | KnafkaError] | None = None
-        """When the figures were fetched, and the figures or the error."""
+        """When the figures were last fetched, by `clock`, and the figures or the error; None: not
+        yet."""
 
     async def current(self) -> Figures:
-        """Return the figures, at most `FIGURES_MAX_AGE` seconds old. Raises `KnafkaError`, the same
-        for all who ask within that time."""
+        """Return the figures, at most `FIGURES_MAX_AGE` seconds old. Raises `KnafkaError` if they
+        can't be read; an error, too, is kept for that time."""
         async with self._lock:
             if self._last_result is None or self._clock() - self._last_result[0] >= FIGURES_MAX_AGE:
                 try:
@@ -161,3 +167,9 @@ class SharedFigures:
     def _fetch_figures(self) -> Figures:
         """Fetch the figures from the operator; blocks. Raises `KnafkaError`."""
         return figures.parse_figures(self._metrics.read())
+
+
+def _is_operator_pod(pod_document: Document) -> bool:
+    """Whether a pod is a replica of the operator, by its labels."""
+    labels = pod_document["metadata"].get("labels") or {}
+    return _OPERATOR_LABELS.items() <= labels.items()

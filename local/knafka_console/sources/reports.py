@@ -39,7 +39,9 @@ from knafka_operator.model.cluster import Conflict, Document
 from knafka_operator.model.sensors import KNAFKA
 
 ARCHIVE_OBJECTS: Final = Objects(KNAFKA, "deadletterarchives")
+"""DeadLetterArchives, as requests to the API server name them."""
 REPLAY_OBJECTS: Final = Objects(KNAFKA, "deadletterreplays")
+"""DeadLetterReplays, as requests to the API server name them."""
 REPORT_SUBRESOURCE: Final = "report"
 """Subresource of archives that exists only as a right, to read reports."""
 REPORT_GROUP_LABEL: Final = "knafka.dev/report-group"
@@ -48,13 +50,14 @@ ARCHIVE_CRD_MISSING: Final = (
     "this cluster has no DeadLetterArchives: their CRD is not installed (docs/how-to/"
     "archive-dead-letters.md)"
 )
-_RENDERING: Final = threading.Lock()
-"""Held while a page is rendered: a large report takes a hundred MB for a second."""
+"""The error for a cluster that doesn't have the kind."""
+_RENDER_LOCK: Final = threading.Lock()
+"""Held while a page is rendered, so that only one is: a large report takes a hundred MB."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReportTopics:
-    """Reads the last reports from Kafka; it opens a client for each call."""
+    """Reads the last reports from Kafka. It opens a client for each call, as calls are rare."""
 
     connect: Callable[[Connection], LogAdmin] = KafkaAdmin
 
@@ -121,8 +124,8 @@ class ClusterReports:
         """`api` sends requests with the viewer's token; `kafka` finds a Broker's Kafka.
 
         `translate_refusals` awaits a request, and raises `NotSignedIn` or `Forbidden` in place of
-        the API server's refusals. `explain_unreached_kafka` is a context that adds to an error of
-        Kafka what to do. `topics` reads reports from Kafka; None: from the real one.
+        the API server's refusals. Inside the context `explain_unreached_kafka`, an error of a Kafka
+        that isn't reached also says what to do. `topics` reads reports (None: from Kafka itself).
         """
         self._api = api
         self._kafka = kafka
@@ -132,10 +135,11 @@ class ClusterReports:
         self._topics = topics or ReportTopics()
 
     async def list(self) -> Reports:
-        """Return all archives that the viewer may list; each namespace that is refused is a
-        problem.
+        """Return all archives that the viewer may list, by namespace and name; a namespace that is
+        refused becomes a problem.
 
-        Raises `Forbidden` if the only namespace is refused, and `NotFound` without the CRD.
+        Raises `Forbidden` if the only namespace is refused, and `NotFound` if the cluster has no
+        DeadLetterArchives.
         """
         namespaces: Sequence[str | None] = self._scope.namespaces or (None,)  # None: all of them
         rows, problems = list[ReportRow](), list[str]()
@@ -194,7 +198,7 @@ class ClusterReports:
         from knafka_jobs.report.report_document import Report
         from knafka_jobs.report.report_page import render_served
 
-        with _RENDERING:
+        with _RENDER_LOCK:
             try:
                 report = documents.parse_json(Report, text.decode(errors="replace"))
             except InvalidDocument as error:
@@ -231,7 +235,7 @@ class ClusterReports:
 
     async def replay(self, archive: ArchiveName, creation: ReplayCreation) -> ArchiveReplay:
         """Create a DeadLetterReplay and return it. If an earlier call with the same
-        `creation.request` has created one, that one is returned.
+        `creation.request` has created one, return that.
 
         Raises `Forbidden`, and `NotFound` if the cluster has no DeadLetterReplays.
         """
@@ -263,8 +267,9 @@ class ClusterReports:
     async def _is_allowed(
         self, verb: str, archive: ArchiveName, objects: Objects, subresource: str = ""
     ) -> bool:
-        """Whether the viewer may do `verb` with these objects. `ARCHIVE_OBJECTS` stands for this
-        archive or its subresource; other kinds for all their objects in the archive's namespace."""
+        """Whether the viewer may do `verb` with these objects. For `ARCHIVE_OBJECTS` that means
+        this archive, or its `subresource`; for another kind, all objects in the archive's
+        namespace."""
         name = archive.name if objects is ARCHIVE_OBJECTS else ""
         review = asyncio.to_thread(
             self._api.is_allowed, verb, objects, archive.namespace, name, subresource
@@ -273,8 +278,8 @@ class ClusterReports:
 
 
 def _report_row(document: Document) -> ReportRow:
-    """Return the row of an archive, from its object: with the totals of the last report that its
-    status has."""
+    """Return the row of an archive from its object. The totals are those of the last report, as the
+    archive's status has them."""
     metadata, status = document["metadata"], document.get("status") or {}
     report = status.get("report") or {}
 
@@ -296,7 +301,7 @@ def _report_row(document: Document) -> ReportRow:
 
 
 def _missing_report_reason(archive: ArchiveName, document: Document) -> str:
-    """Return why an archive, of which `document` is the object, has no report, and what to do."""
+    """Return why an archive has no report, and what to do. `document` is the archive's object."""
     report = (document.get("status") or {}).get("report") or {}
     if problem := report.get("notServed"):
         return f"the report of {archive} could not be put into Kafka: {problem:.400}"

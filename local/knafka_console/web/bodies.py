@@ -11,6 +11,7 @@ from knafka.core.documents import Model
 from knafka.core.errors import InvalidDocument
 
 M = TypeVar("M", bound=Model)
+"""The class of a request's document."""
 
 
 async def read_document(model: type[M], request: web.Request) -> M:

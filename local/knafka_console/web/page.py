@@ -49,7 +49,7 @@ def sign_in_page() -> Page:
 
 
 def problem_page(sentence: str) -> Page:
-    """Return a page with a sentence, plain text, on why a link can't be opened."""
+    """Return a page that shows a sentence (plain text): why a link can't be opened."""
     template = _problem_template()
     return Page(template.html.replace("/*sentence*/", html.escape(sentence)), template.policy)
 

@@ -64,11 +64,11 @@ CHANGE_HEADER: Final = "knafka-console"
 STATE_POLL_INTERVAL: Final = 1.0
 """Seconds between two reads of the state while a page waits for a change."""
 LONGEST_STATE_WAIT: Final = 20.0
-"""The most seconds that a request waits for a change: below any proxy's timeout."""
+"""Seconds that a request waits for a change at most: less than the timeout of any proxy."""
 LARGEST_BODY: Final = 2 * 1024 * 1024
-"""The most bytes of a request's body."""
+"""Largest size of a request's body, in bytes."""
 SERVER_STOP_TIMEOUT: Final = 2.0
-"""Seconds for running requests when the server stops."""
+"""Seconds that running requests get to end when the server stops."""
 
 SourceOf = Callable[[web.Request], Source]
 """Returns the source of the viewer who sent a request; may raise `Forbidden` and `NotSignedIn`."""
@@ -121,7 +121,7 @@ class ConsoleServer:
     async def start(
         cls, listener: socket.socket, hosts: Collection[str], source_of: SourceOf
     ) -> ConsoleServer:
-        """Serve on `listener`, for requests to one of `hosts` (`127.0.0.1:8090`)."""
+        """Serve on `listener` requests whose Host is one of `hosts` (`127.0.0.1:8090`)."""
         return await cls._start(listener, application(hosts, source_of))
 
     @classmethod
@@ -145,7 +145,7 @@ class ConsoleServer:
 def application(
     hosts: Collection[str] | None, source_of: SourceOf, sign_in: SignIn | None = None
 ) -> web.Application:
-    """Return a console's web application. `sign_in` adds its routes; `hosts` None: any host."""
+    """Return a console's web application. `hosts` are the accepted Host headers; None: any."""
     handlers = _Handlers(source_of)
     app = web.Application(middlewares=[_guard_middleware(hosts)], client_max_size=LARGEST_BODY)
     if sign_in is not None:
@@ -175,9 +175,9 @@ def application(
 def refusal_reason(
     hosts: Collection[str] | None, method: str, path: str, headers: Mapping[str, str]
 ) -> str:
-    """Return why a request is refused; empty if it isn't (see the module's three checks).
+    """Return why one of the module's three checks refuses a request; empty if none does.
 
-    `hosts` None: any host. `headers` must find names in any case.
+    `hosts` are the accepted Host headers (None: any). `headers` must find names in any case.
     """
     host = headers.get("Host", "").lower()
     if hosts is None:
@@ -216,7 +216,7 @@ def _guard_middleware(hosts: Collection[str] | None) -> Middleware:
 
 
 async def _answer_or_problem(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Return the handler's answer, or its error as JSON or as a page."""
+    """Return the handler's answer, or an answer that says which error it raised."""
     try:
         return await handler(request)
     except NotSignedIn as error:
@@ -263,7 +263,7 @@ class _Handlers:
         self._closing = asyncio.Event()
 
     async def close(self, _: web.Application) -> None:
-        """End requests that wait for a change."""
+        """End requests that wait for a change, since the server stops."""
         self._closing.set()
 
     async def page(self, request: web.Request) -> web.Response:
@@ -272,7 +272,7 @@ class _Handlers:
         return _page_answer(console_page())
 
     async def report(self, request: web.Request) -> web.Response:
-        """Return the last report as a page: that of `knafka up`, or that of an archive."""
+        """Return a page: the last report of `knafka up`, or with `?of=` that of an archive."""
         if "of" in request.query:
             namespace, _, name = request.query["of"].partition("/")
             report_page = await self._archive_reports(request).page(ArchiveName(namespace, name))
@@ -284,14 +284,14 @@ class _Handlers:
         return web.Response(body=html, content_type="text/html", charset="utf-8", headers=policy)
 
     def _archive_reports(self, request: web.Request) -> ArchiveReports:
-        """Return the archives' reports of the viewer's source. Raises `NotFound` if it has none."""
+        """Return the reports of the viewer's source. Raises `NotFound` if it has no archives."""
         reports = self._source_of(request).reports
         if reports is None:
             raise NotFound("DeadLetterArchives exist in clusters only: knafka console shows them")
         return reports
 
     async def reports(self, request: web.Request) -> web.Response:
-        """Return all archives."""
+        """Return all archives that the viewer may list."""
         return _json_answer(await self._archive_reports(request).list())
 
     async def report_json(self, request: web.Request) -> web.Response:
@@ -300,7 +300,7 @@ class _Handlers:
         return web.Response(body=body, content_type="application/json", charset="utf-8")
 
     async def archive_replays(self, request: web.Request) -> web.Response:
-        """Return the replays of an archive."""
+        """Return the replays of an archive's failures."""
         return _json_answer(await self._archive_reports(request).replays(_archive_name(request)))
 
     async def create_archive_replay(self, request: web.Request) -> web.Response:
@@ -312,8 +312,8 @@ class _Handlers:
         )
 
     async def state(self, request: web.Request) -> web.Response:
-        """Return the state once it differs from the one whose tag is in `If-None-Match`; 304 if it
-        doesn't within `?wait=` seconds."""
+        """Return the state once its tag isn't the one in `If-None-Match`, which the page has; 304
+        if that takes longer than `?wait=` seconds."""
         source = self._source_of(request)
         known_tag = request.headers.get("If-None-Match")
         loop = asyncio.get_running_loop()
@@ -345,7 +345,7 @@ class _Handlers:
         return _json_answer(await self._source_of(request).failures(_trigger_name(request)))
 
     async def pause(self, request: web.Request) -> web.Response:
-        """Pause or resume a Trigger or Subscription."""
+        """Pause or resume a Trigger or Subscription, as the path says."""
         paused = request.match_info["action"] == "pause"
         done = await self._source_of(request).pause(_trigger_name(request), paused=paused)
         return _json_answer(ActionDone(done=done))
@@ -378,8 +378,8 @@ def _trigger_name(request: web.Request) -> TriggerName:
 
 
 def _wait_seconds(text: str) -> float:
-    """Return the seconds of `?wait=`, between 0 and `LONGEST_STATE_WAIT`. Raises
-    `InvalidDocument`."""
+    """Return the seconds of `?wait=`, from 0 (also for NaN) to `LONGEST_STATE_WAIT`. Raises
+    `InvalidDocument` if it is no number."""
     try:
         seconds = float(text)
     except ValueError:
@@ -388,7 +388,7 @@ def _wait_seconds(text: str) -> float:
 
 
 def _page_answer(page: Page, status: HTTPStatus = HTTPStatus.OK) -> web.Response:
-    """Return an answer with a page and its policy."""
+    """Return an answer with a page and its Content-Security-Policy."""
     headers = {"Content-Security-Policy": page.policy}
     return web.Response(text=page.html, status=status, content_type="text/html", headers=headers)
 

@@ -32,14 +32,16 @@ NAMESPACES_COOKIE: Final = "knafka-namespaces"
 SESSION_COOKIE: Final = "knafka-session"
 """Cookie that tells the page's script, which can't read the token, that the viewer is signed in."""
 LONGEST_TOKEN: Final = 3_800
-"""The most characters of a token: browsers limit a cookie to 4,096 bytes with its name."""
+"""Largest number of characters of a token: browsers limit a cookie to 4,096 bytes with its name."""
 NEEDS_TLS: Final = (
     "a token over plain HTTP can be read on its way: open this page by https (or set "
     "KNAFKA_CONSOLE_PLAIN_HTTP=true where nobody listens)"
 )
 """The answer to signing in over plain HTTP."""
 _LEGAL_TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/=-]+").fullmatch
+"""Matches the syntax of a bearer token (RFC 6750, 2.1)."""
 _LEGAL_NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?").fullmatch
+"""Matches what may be the name of a namespace."""
 
 
 class Viewer(NamedTuple):
@@ -55,7 +57,7 @@ class Viewer(NamedTuple):
 
 
 def has_token(request: web.Request) -> bool:
-    """Whether a request carries a token, valid or not."""
+    """Whether a request carries a well-formed token, valid or not."""
     return viewer_of_request(request.headers, request.cookies) is not None
 
 
@@ -68,8 +70,8 @@ class SignInForm(Model):
 
 
 def viewer_of_request(headers: Mapping[str, str], cookies: Mapping[str, str]) -> Viewer | None:
-    """Return the viewer of a request, from its headers (found in any case) and cookies; None if it
-    carries no token, or a malformed one."""
+    """Return the viewer of a request; None if it carries no token, or a malformed one. `headers`
+    must find names in any case. Malformed namespaces in the cookie are left out."""
     scheme, _, credentials = headers.get("Authorization", "").partition(" ")
     token = credentials.strip() if scheme.lower() == "bearer" else cookies.get(TOKEN_COOKIE, "")
     if not token or _LEGAL_TOKEN(token) is None:
@@ -138,7 +140,8 @@ def delete_cookies(response: web.StreamResponse) -> None:
 
 
 def _viewer_of_form(form: SignInForm) -> Viewer:
-    """Return the viewer that a sign-in form names. Raises `InvalidDocument`."""
+    """Return the viewer that a sign-in form names. Raises `InvalidDocument` for a malformed or too
+    long token, and for a malformed namespace."""
     token = form.token.strip()
     if _LEGAL_TOKEN(token) is None:
         raise InvalidDocument("token", "must be a bearer token")
@@ -154,7 +157,8 @@ def _viewer_of_form(form: SignInForm) -> Viewer:
 
 
 def _is_secure(request: web.Request) -> bool:
-    """Whether the browser's connection is encrypted, by the gateway's X-Forwarded-Proto."""
+    """Whether the browser's connection is encrypted: behind a gateway, as its X-Forwarded-Proto
+    says."""
     schemes = request.headers.get("X-Forwarded-Proto", request.scheme)
     browser_scheme = schemes.partition(",")[0]  # each proxy on the way appends its own
     return browser_scheme.strip().lower() == "https"

@@ -1,9 +1,10 @@
 """Kept names: which topics and groups belong to which objects, kept over restarts (KN-BRK-19).
 
-They are annotations of the objects' status, which a cluster keeps; here a file in the data folder
-does. They are kept for each Kafka cluster apart: with another cluster all objects are new, and
-back with the first one they have their topics again. An object that no file declares any more stays
-known, since its topic is deleted only if it leaves the files while `knafka up` runs.
+The names are annotations of the objects' status. A cluster keeps a status over restarts; here a
+file in the data folder keeps these annotations. Each Kafka cluster has its own: with another Kafka
+all objects are new, and with the first one again they have their topics again. The names of an
+object that no file declares any more stay kept, since its topic is deleted only if the object
+leaves the files while `knafka up` runs.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ SENSOR_ANNOTATIONS: Final = (
 """Status annotations of Sensors, repeated here since importing `sensors.decide` would take longer
 than Kafka's start."""
 GENERATION_KEY: Final = "generation"
-"""Key beside a Sensor's kept annotations: the generation that its status describes. Records of its
-trigger topic have it, and a Sensor of an earlier one doesn't read them."""
+"""Key beside a Sensor's kept annotations: the generation that its status describes. The records of
+its trigger topic carry a generation, and a Sensor ignores records of a later one than its own."""
 KEPT_ANNOTATIONS: Final = frozenset(
     {TOPIC_STATUS, TOPIC_ID, GROUP_STATUS, CONTRACT_TOPIC_KEY, DISPATCHER_KEY, *SENSOR_ANNOTATIONS}
     | {GENERATION_KEY}
 )
-"""Keys of `status.annotations` that are kept; the operator determines the others anew."""
+"""Keys of `status.annotations` that are kept; the operator sets all others again at each start."""
 
 
 class KeptNames:
@@ -60,19 +61,22 @@ class KeptNames:
         return [key.partition(" ")[2] for key in self._names if key.startswith(f"{kind} ")]
 
     def put(self, owner: str, annotations: Mapping[str, str]) -> None:
-        """Keep those annotations of an object (`Broker default/shop`) whose keys are in
-        `KEPT_ANNOTATIONS`; they are on disk when this returns. Raises `OSError`."""
+        """Keep the annotations of an object (`Broker default/shop`) whose keys are in
+        `KEPT_ANNOTATIONS`, in place of those kept so far. They are on disk when this returns.
+        Raises `OSError`."""
         kept = {key: value for key, value in annotations.items() if key in KEPT_ANNOTATIONS}
         if kept and self._names.get(owner) != kept:
             self._names[owner] = kept
             self._write()
 
     def drop(self, owner: str) -> None:
-        """Drop the kept annotations of an object (`Broker default/shop`), if there are any."""
+        """Drop the kept annotations of an object (`Broker default/shop`), if there are any. Raises
+        `OSError`."""
         if self._names.pop(owner, None) is not None:
             self._write()
 
     def _write(self) -> None:
-        """Write the kept names of all clusters to the file."""
+        """Write the kept names of all Kafka clusters to the file; does nothing without a file.
+        Raises `OSError`."""
         if self._file is not None:
             replace_file(self._file, json.dumps(self._clusters, indent=2, sort_keys=True))

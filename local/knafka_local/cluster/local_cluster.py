@@ -110,8 +110,8 @@ class LocalCluster(MemoryCluster):
         self.put(stored)
 
     def _keep_previous_state(self, stored: dict[str, Any]) -> None:
-        """Copy into a declared object what its file doesn't say: a new object gets the topic and
-        group names that it had in an earlier run, a KafkaChannel keeps its subscribers."""
+        """Add to a declared object what its file can't say. A new object gets the topic and group
+        names that it had in an earlier run, and a KafkaChannel keeps its subscribers."""
         kind = stored["kind"]
         previous = self.find(stored["apiVersion"], kind, *_namespace_and_name(stored))
         if previous is None:
@@ -131,9 +131,9 @@ class LocalCluster(MemoryCluster):
         there is none."""
         return self.find(version_of(kind), kind, namespace, name)
 
-    def undeclared(self, kind: str) -> list[str]:
-        """Return `namespace/name` of objects of a kind that have kept names though no file declares
-        them any more; the kind is one of `DECLARED_KINDS`."""
+    def undeclared_owners(self, kind: str) -> list[str]:
+        """Return `namespace/name` of the objects of a kind that have kept names though no file
+        declares them any more. The kind is one of `DECLARED_KINDS`."""
         declared = {"/".join(_namespace_and_name(document)) for document in self.of(kind)}
         return [owner for owner in self._names.owners_of_kind(kind) if owner not in declared]
 
@@ -143,8 +143,11 @@ class LocalCluster(MemoryCluster):
         self._names.drop(name_of(document))
 
     async def get(self, api_version: str, kind: str, namespace: str, name: str) -> Document | None:
-        """Return the stored document; None if there is none. ConfigMaps that a real cluster always
-        has, Knative's and the installation's, are made here if no file declares them."""
+        """Return the stored document; None if there is none.
+
+        ConfigMaps that every real cluster has are made here: the installation's own and Knative's,
+        each with the data of the one that a file declares.
+        """
         stored = await super().get(_stored_version(api_version, kind), kind, namespace, name)
         if (api_version, kind) != (CORE, "ConfigMap"):
             return stored
@@ -189,8 +192,8 @@ class LocalCluster(MemoryCluster):
         return await super().apply(manifest)
 
     async def write_status(self, document: Document, status: Document) -> None:
-        """Merge `status` into an object's status, with an address on this machine, and keep the
-        names in it."""
+        """Merge `status` into an object's status, with an address on this machine in place of the
+        Service's, and keep the names that it has."""
         if (url := self._urls.get(document["kind"])) is not None:
             status = localize.with_local_address(status, url)
         # Keep the names first. A reader of the new status may act on it at once, and after a crash
@@ -199,7 +202,8 @@ class LocalCluster(MemoryCluster):
         await super().write_status(document, status)
 
     def _keep_names(self, document: Document, status: Document) -> None:
-        """Keep the names in the status of a reconciled object, which is about to be written."""
+        """Keep the names that are in `status`, the status of `document` that is about to be
+        written. Does nothing for objects that the operator doesn't reconcile, or that are gone."""
         if document["kind"] not in RECONCILED or "annotations" not in status:
             return
         stored = self.find_reconciled(document["kind"], *_namespace_and_name(document))
@@ -233,8 +237,11 @@ def role_of(document: Document) -> str | None:
 
 
 def service_status(document: Document, condition: Condition, **more: Any) -> dict[str, Any]:
-    """Return the status of a Service, `document`, with this condition and `Ready` by Knative's
-    rules; each generation is one Revision. `more` are further fields of the status."""
+    """Return the status of a Service, `document`, with one condition.
+
+    Its `Ready` follows from that condition by Knative's rules. Each generation of the Service
+    counts as one Revision. `more` are further fields of the status.
+    """
     metadata = document["metadata"]
     revision = f"{metadata['name']}-{metadata['generation']:05}"
     previous = document.get("status") or {}
@@ -267,8 +274,8 @@ def ready_of(document: Document) -> Mapping[str, Any]:
 
 
 def _stored_version(api_version: str, kind: str) -> str:
-    """Return the apiVersion in which objects of a kind are stored; an API server serves all of them
-    in any version."""
+    """Return the apiVersion in which objects of a kind are stored. Only KafkaChannels may be named
+    by another one, since an API server serves them in several versions."""
     return CHANNELS.broker_version if kind == CHANNELS.broker else api_version
 
 
@@ -294,13 +301,13 @@ def _restore_kept_names(new: dict[str, Any], kept_annotations: Mapping[str, str]
 
 
 def _with_generation(sensor: Document, kept_annotations: Mapping[str, str]) -> dict[str, str]:
-    """Return a Sensor's kept annotations with its generation."""
+    """Return a Sensor's kept annotations together with its generation."""
     return {**kept_annotations, GENERATION_KEY: str(sensor["metadata"]["generation"])}
 
 
 def _subscription_uid(group: str | None) -> str:
-    """Return the UID of a Subscription: the one in its group's name, or a new one if it has no
-    group yet."""
+    """Return the UID of a Subscription: the end of its group's name, or a new one if it has no
+    group yet (None)."""
     return str(uuid4()) if group is None else group.rpartition(".")[2]
 
 

@@ -61,9 +61,8 @@ LOCAL_PACE: Final = RetryPace(not_ready=3.0, deletion=0.5)
 """Objects that aren't Ready are reconciled again every 3 s for ever: there are few of them here,
 nothing reports every change that they wait for (Kafka, a dependency), and a person is watching."""
 SETTLE_TIMEOUT: Final = 20.0
-"""Seconds for declared objects to become Ready or say why not, before the objects that depend on
-them are declared; a slow program delays others no longer than that."""
-
+"""Seconds to wait for declared objects to become Ready or say why not, before the objects that
+depend on them are declared. So a slow program doesn't delay them for long."""
 
 _IN_ORDER: Final = (
     ("ConfigMap", "Service"),  # EventPolicies aren't stored: `_apply_policies` passes them on
@@ -76,14 +75,15 @@ _IN_ORDER: Final = (
 class _LocalStore:
     """The LocalCluster as the controller's store of objects.
 
-    A store may have to track keys so that no change is missed; LocalCluster reports every change.
+    Other stores track what reconciling an object reads, so that a change of that enqueues the
+    object again. LocalCluster reports every change, so nothing has to be tracked here.
     """
 
     def __init__(self, cluster: LocalCluster) -> None:
         self._cluster = cluster
 
     def tracking(self, key: Key) -> AbstractContextManager[None]:
-        """Do nothing: there is nothing to track."""
+        """Return a context that does nothing, since there is nothing to track."""
         return contextlib.nullcontext()
 
     def forget(self, key: Key) -> None:
@@ -123,17 +123,11 @@ class LocalController(Controller):
                 connect, open_writer, drains, family.probe, _wake, family.positions
             )
 
-        operator = Operator(
-            localize.LOCAL_OPERATOR_SETTINGS,
-            cluster,
-            clients_of(served[BROKERS]),
-        )
+        settings = localize.LOCAL_OPERATOR_SETTINGS
+        operator = Operator(settings, cluster, clients_of(served[BROKERS]))
         # Beside the first one: this operator reconciles KafkaChannels, with the same queue.
         channel_operator = Operator(
-            localize.LOCAL_OPERATOR_SETTINGS,
-            cluster,
-            clients_of(served[CHANNELS]),
-            beside=operator,
+            settings, cluster, clients_of(served[CHANNELS]), beside=operator
         )
         self._operators = {
             operator_.family: operator_ for operator_ in (operator, channel_operator)
@@ -144,13 +138,14 @@ class LocalController(Controller):
         """EventPolicies as they were last applied."""
         self._changed = asyncio.Event()
         """Set when any object changes."""
+        # `operator.queue` and the kinds are those of both operators.
         super().__init__(
             kinds_of(operator),
             operator.queue,
             operator.publishing.write_failure,
             operator.settings,
             _LocalStore(cluster),
-            self._post,
+            self._show_event,
             LOCAL_PACE,
         )
         self._operator = operator
@@ -164,27 +159,19 @@ class LocalController(Controller):
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._operator.queue.run(self.reconcile), name="reconcile")
                 for api_version, kind in (*DECLARED_KINDS, (SERVING, "Service")):
-                    group.create_task(self._follow(api_version, kind), name=f"watch {kind}")
+                    group.create_task(self._watch_kind(api_version, kind), name=f"watch {kind}")
         finally:
             await self._operator.close()
 
     async def apply(self, declared: DeclaredObjects) -> None:
-        """Make the cluster hold exactly the declared objects: delete those that no file declares
-        any more, then declare each kind after the kinds that it depends on.
+        """Make the cluster hold exactly the declared objects. Objects that no file declares any
+        more are deleted first; then each kind is declared after the kinds that it depends on.
 
         Waits for each group of `_IN_ORDER` until its objects are Ready or say why not, at most
         `SETTLE_TIMEOUT` seconds.
         """
         config_maps = self._declared_objects("ConfigMap")
-        dependents_first = [kind for kinds in reversed(_IN_ORDER) for kind in kinds]
-        removed = [
-            document
-            for document in self._declared_objects(*dependents_first)
-            if _is_undeclared(document, declared)
-        ]
-        for document in removed:
-            self._cluster.remove(document["apiVersion"], *key_of(document))
-        await self._wait_until(lambda: not any(map(self._is_stored, removed)), None)
+        await self._remove_undeclared(declared)
         self._apply_policies(declared)
         for kinds in _IN_ORDER:
             for identity, (document, folder) in declared.documents.items():
@@ -195,6 +182,19 @@ class LocalController(Controller):
                 self._enqueue_all_brokers()
             await self._wait_until(partial(self._are_settled, *kinds), SETTLE_TIMEOUT)
         await self._withdraw_undeclared()
+
+    async def _remove_undeclared(self, declared: DeclaredObjects) -> None:
+        """Delete the objects that no file declares any more, before those that they depend on, and
+        wait until all are gone."""
+        dependents_first = [kind for kinds in reversed(_IN_ORDER) for kind in kinds]
+        removed = [
+            document
+            for document in self._declared_objects(*dependents_first)
+            if _is_undeclared(document, declared)
+        ]
+        for document in removed:
+            self._cluster.remove(document["apiVersion"], *key_of(document))
+        await self._wait_until(lambda: not any(map(self._is_stored, removed)), None)
 
     def _apply_policies(self, declared: DeclaredObjects) -> None:
         """Pass EventPolicies that were added, changed or removed to the operator, before it
@@ -241,13 +241,10 @@ class LocalController(Controller):
         ]
 
     def sensor_places(self) -> list[SensorPlace]:
-        """Return which topics each Sensor uses; Sensors that aren't ready to run are left out."""
-        # A Sensor that is ready to run is scaled: by a scaler, with a contract.
-        contracts = [
-            record.scaled[1]
-            for record in self._operator.states.sensors.values()
-            if record.scaled is not None
-        ]
+        """Return which topics each Sensor uses. Sensors that aren't ready to run are left out."""
+        # `scaled` holds a Sensor's scaler and its contract; None: it isn't ready to run.
+        scaled_sensors = [record.scaled for record in self._operator.states.sensors.values()]
+        contracts = [scaled[1] for scaled in scaled_sensors if scaled is not None]
         return [
             SensorPlace(**{name: getattr(contract, name) for name in SensorPlace.model_fields})
             for contract in contracts
@@ -255,7 +252,7 @@ class LocalController(Controller):
 
     def ingresses(self, *families: Family) -> list[Ingress]:
         """Return the Ingresses that receivers serve: those of Brokers, sorted by name, then those
-        of KafkaChannels. With `families`, return only the Ingresses of these."""
+        of KafkaChannels. If `families` are given, only theirs."""
         return [
             ingress
             for family in families or self._operators
@@ -263,8 +260,8 @@ class LocalController(Controller):
         ]
 
     def _ingresses_of_family(self, family: Family) -> Iterator[Ingress]:
-        """Return the Ingress of each declared Broker or KafkaChannel of a family that is served,
-        sorted by name."""
+        """Yield the Ingress of each declared Broker or KafkaChannel of a family, sorted by name.
+        Brokers that no receiver serves yet are left out."""
         served: dict[str, Ingress] = {}
         for contract in self._contracts(family):
             served |= contract.records
@@ -272,7 +269,8 @@ class LocalController(Controller):
         return (served[path] for path in declared if path in served)
 
     def _contracts(self, family: Family) -> Collection[ContractTopic[Ingress]]:
-        """Return the contract topics that the receiver of a family follows; here at most one."""
+        """Return the contract topics that the receiver of a family follows. On this machine there
+        is at most one, as there is one Kafka."""
         return self._operators[family].brokers.receivers.contracts.values()
 
     async def _withdraw_undeclared(self) -> None:
@@ -282,7 +280,7 @@ class LocalController(Controller):
         contract topic stay, too.
         """
         for family in self._operators:
-            for owner in self._cluster.undeclared(family.broker):
+            for owner in self._cluster.undeclared_owners(family.broker):
                 for contract in self._contracts(family):
                     if f"/{owner}" in contract.records:
                         try:
@@ -300,8 +298,9 @@ class LocalController(Controller):
             return self._operator.sensors.scaling_status(Identity(namespace, name))
         return self._operator_of(kind).triggers.scaling_status(Identity(namespace, name))
 
-    async def _follow(self, api_version: str, kind: str) -> None:
-        """Watch the objects of one kind: pass changes to the operator, and enqueue owners."""
+    async def _watch_kind(self, api_version: str, kind: str) -> None:
+        """Watch the objects of one kind for ever. Passes each change to the operator, enqueues the
+        changed object's owners, and lets `_wait_until` check its condition again."""
         async for event in self._cluster.watch(api_version, kind):
             document, deleted = event.document, event.type == "DELETED"
             for owner in document["metadata"].get("ownerReferences") or ():
@@ -318,8 +317,11 @@ class LocalController(Controller):
             self._changed.set()
 
     def _enqueue_triggers_of(self, document: Document) -> None:
-        """Enqueue the Triggers that a Sensor owns, since their status depends on its status."""
-        for family in self._operators if document["kind"] == SENSOR else ():
+        """Enqueue the Triggers and Subscriptions that a Sensor owns, since their status depends on
+        its status. Does nothing if the document isn't a Sensor."""
+        if document["kind"] != SENSOR:
+            return
+        for family in self._operators:
             for trigger in self._cluster.of(family.trigger):
                 owners = trigger["metadata"].get("ownerReferences") or ()
                 if any(owner["uid"] == document["metadata"]["uid"] for owner in owners):
@@ -331,22 +333,22 @@ class LocalController(Controller):
         if EXTERNAL_TOPIC not in _annotations(document):
             self._say(f"{name_of(document)} has left the files, so its topic is deleted")
 
-    def _post(self, document: Document, type_: EventType, reason: str, message: str) -> None:
-        """Called with each Kubernetes Event that the controller would send. Shows the user only the
-        Event about topics and groups that were left in Kafka, since no status says that."""
+    def _show_event(self, document: Document, type_: EventType, reason: str, message: str) -> None:
+        """Show a Kubernetes Event that the controller would send, if it says that topics or groups
+        were left in Kafka. Other Events only repeat what a status says."""
         if reason == LEFT_IN_KAFKA:
             self._say(f"{name_of(document)}: {message}")
 
     def _enqueue_all_brokers(self) -> None:
-        """Enqueue every Broker and KafkaChannel, since a ConfigMap changed that any of them may
-        use."""
+        """Enqueue every Broker and KafkaChannel: called when a ConfigMap changes, since any of them
+        may use it."""
         for family in self._operators:
             for broker in self._cluster.of(family.broker):
                 self._operator.queue.enqueue(key_of(broker))
 
     def _declared_objects(self, *kinds: str) -> list[Document]:
-        """Return the cluster's objects of these kinds that files declare, without those that the
-        operator made."""
+        """Return the cluster's objects of these kinds that files declare; objects that the operator
+        made are left out."""
         return [
             document
             for kind in kinds
@@ -356,7 +358,7 @@ class LocalController(Controller):
         ]
 
     def _is_stored(self, document: Document) -> bool:
-        """Whether the cluster still holds an object."""
+        """Whether the cluster still holds an object, in any state."""
         return self._cluster.find(document["apiVersion"], *key_of(document)) is not None
 
     def _are_settled(self, *kinds: str) -> bool:
@@ -368,8 +370,8 @@ class LocalController(Controller):
         )
 
     async def _wait_until(self, condition: Callable[[], bool], timeout: float | None) -> None:
-        """Wait for changes until the condition holds, for `timeout` seconds at most; None: for
-        ever."""
+        """Wait until `condition` holds; it is checked again after each change of an object. Returns
+        without it after `timeout` seconds; None: no limit."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 while not condition():
@@ -378,8 +380,8 @@ class LocalController(Controller):
 
 
 async def _wake(url: str) -> None:
-    """Do nothing where the operator wakes a dispatcher's Pod: here its process starts with its
-    first request."""
+    """Do nothing. Elsewhere this wakes a dispatcher's Pod; here its process starts with its first
+    request."""
 
 
 def _annotations(document: Document) -> Mapping[str, str]:
@@ -388,9 +390,11 @@ def _annotations(document: Document) -> Mapping[str, str]:
 
 
 def _is_undeclared(document: Document, declared: DeclaredObjects) -> bool:
-    """Whether no file declares an object any more; a Sensor that moved to another Broker or
-    KafkaChannel (its bus) counts as gone."""
+    """Whether an object has to be removed: no file declares it any more, or it is a Sensor that its
+    file puts on another Broker or KafkaChannel (its bus)."""
     declaration = declared.documents.get(manifests.ObjectIdentity(*key_of(document)))
-    if declaration is None or document["kind"] != SENSOR:
-        return declaration is None
+    if declaration is None:
+        return True
+    if document["kind"] != SENSOR:
+        return False
     return bus_of(localize.localized_document(declaration[0])) != bus_of(document)

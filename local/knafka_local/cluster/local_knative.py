@@ -74,18 +74,21 @@ class LocalKnative:
         self._drains = DispatcherProcesses(logs, issuer)
         self._serving = LocalServing(self._cluster, self._programs, self._receiver, self._channels)
         self._controller: LocalController
+        """Set by `connect`, since it needs Kafka; so is `_observer`."""
         self._observer: Observer
         self._serving_task: asyncio.Task[None]
+        """Runs `LocalServing`; set by `serving`."""
         self._answered: RequestCounts = RequestCounts()
         """Requests to Brokers answered since the start, as last read from the receiver."""
         self._answered_by_channels: RequestCounts = RequestCounts()
-        """The same for KafkaChannels."""
+        """Requests to KafkaChannels answered since the start, as last read from their receiver."""
 
     @contextlib.asynccontextmanager
     async def serving(self, declared: DeclaredObjects) -> AsyncIterator[None]:
-        """Run the programs of the declared Services inside; all processes have ended on exit.
+        """Run the programs of the declared Services while the context is open; all processes have
+        ended on exit.
 
-        Other objects than Services wait for `apply`, since they need Kafka.
+        Objects other than Services wait for `apply`, since they need Kafka.
         """
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._programs.close)
@@ -115,16 +118,20 @@ class LocalKnative:
         self._observer = Observer(self._cluster, self._controller)
 
     async def run(self) -> None:
-        """Reconcile for ever; on exit every drain has ended."""
+        """Reconcile objects and run Services for ever; call `connect` first. When it is cancelled,
+        every drain is ended before it returns."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._controller.run())
             await self._serving_task
 
     async def apply(self, declared: DeclaredObjects) -> None:
-        """Make the cluster hold the declared objects, and start the receiver even if nothing is
-        declared."""
+        """Make the cluster hold exactly the declared objects.
+
+        The receiver of Brokers is started even if no Broker is declared. While no KafkaChannel is
+        declared, requests to their port are answered with `NO_CHANNEL`.
+        """
         await self._controller.apply(declared)
-        self._cluster.adopts = False
+        self._cluster.adopts = False  # only the first `apply` takes over existing topics
         await self._receiver.serve_nothing()  # without a Broker, no Service starts a receiver
         if not (self._channels.is_running or any(self._cluster.of(CHANNELS.broker))):
             await self._declining.start()
@@ -135,8 +142,8 @@ class LocalKnative:
         self._answered_by_channels = await self._channels.request_counts()
 
     def snapshot(self, problems: Sequence[str], kafka: str) -> Snapshot:
-        """Return a snapshot of everything; `problems` are those of the manifest files, and `kafka`
-        is the text that says where Kafka is and whether it runs."""
+        """Return a snapshot of everything. `problems` are sentences about the manifest files;
+        `kafka` says where Kafka is and whether it runs."""
         return self._observer.take_snapshot(
             self._answered, self._answered_by_channels, problems, kafka
         )
@@ -148,10 +155,10 @@ class LocalKnative:
 
     @property
     def egresses(self) -> tuple[Egress, ...]:
-        """The Egress of each Trigger and Subscription."""
+        """The Egress of each Trigger and Subscription, paused ones included."""
         return tuple(self._controller.egresses())
 
     @property
     def sensor_places(self) -> tuple[SensorPlace, ...]:
-        """Which topics and group each Sensor that is ready to run uses."""
+        """The topics and the group of each Sensor that is ready to run."""
         return tuple(self._controller.sensor_places())

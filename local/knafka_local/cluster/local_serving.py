@@ -82,6 +82,7 @@ class ServedFamily:
     """The receiver of all Brokers or of all KafkaChannels; the operator asks it for its state."""
 
     receiver: LocalReceiver
+    """The receiver process, which serves all of them."""
 
     async def probe(self, url: str) -> None:
         """Return if the receiver takes events at `url`; raises `NotReady` otherwise (KN-BRK-21)."""
@@ -113,21 +114,21 @@ class LocalServing:
         self._receivers_changed = {family: asyncio.Event() for family in self.served}
         """Set for a family (Brokers or KafkaChannels) when one of its receiver Services changes."""
         self._conditions: dict[Identity, Condition] = {}
-        """The last condition of each Service's program."""
+        """The last condition of each Service's program, by the Service's namespace and name."""
         # `Programs` calls this whenever a program starts, opens its port or ends.
         programs.report = self._report_program
 
     async def run(self) -> None:
         """Run and watch all Services, for ever."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._follow(), name="serving")
+            group.create_task(self._watch_services(), name="serving")
             for family in self.served:
                 group.create_task(self._keep_receiver(family), name=f"{family.broker} receiver")
             group.create_task(self._programs.follow_sources(), name="sources")
 
-    async def _follow(self) -> None:
+    async def _watch_services(self) -> None:
         """Watch Services for ever: run the programs of declared ones, and note when a receiver's
-        Service changes. A dispatcher's needs nothing here."""
+        Service changes. A dispatcher's Service needs nothing, as the scaler starts its process."""
         async for event in self._cluster.watch(SERVING, "Service"):
             role = role_of(event.document)
             if role == services.RECEIVER_ROLE:
@@ -155,8 +156,9 @@ class LocalServing:
             await self._write_status(document, self._conditions[identity])
 
     async def _report_program(self, service: Identity, serves: Status, message: str) -> None:
-        """Write the status of a Service whose program was started (`serves` is UNKNOWN), opened its
-        port (TRUE) or ended (FALSE); `message` says why it doesn't serve."""
+        """Write the status of a Service whose program changed its state. `serves` is UNKNOWN if the
+        program was started, TRUE if it opened its port, and FALSE if it ended; `message` then says
+        why."""
         reason = {Status.FALSE: "CommandFailed", Status.UNKNOWN: DEPLOYING}.get(serves, "")
         condition = self._conditions[service] = Condition(SERVES, serves, reason, message)
         document = self._cluster.find(SERVING, "Service", *service)
@@ -167,8 +169,11 @@ class LocalServing:
             await self._write_status(document, condition, **address)
 
     async def _keep_receiver(self, family: Family) -> None:
-        """Keep one process serving all receiver Services of this family, and write their status,
-        until cancelled."""
+        """Keep one process serving all receiver Services of this family, and write their status.
+        Runs until cancelled.
+
+        If the process doesn't answer, it is asked again after `RECEIVER_RETRY_DELAY` seconds.
+        """
         loop, changed = asyncio.get_running_loop(), self._receivers_changed[family]
         receiver = self.served[family].receiver
         while True:
@@ -193,8 +198,8 @@ class LocalServing:
                 await self._write_status(document, condition)
 
     async def _write_status(self, document: Document, condition: Condition, **fields: Any) -> None:
-        """Write a Service's status with this condition, unless a newer generation of the Service
-        has been declared; `fields` are further fields of the status."""
+        """Write a Service's status with this condition; `fields` are further fields of the status.
+        Does nothing if the Service is gone, or if a newer generation of it has been declared."""
         metadata = document["metadata"]
         stored = self._cluster.find(SERVING, "Service", *_namespace_and_name(document))
         if stored is None or stored["metadata"]["generation"] != metadata["generation"]:
@@ -204,21 +209,22 @@ class LocalServing:
 
 def dispatcher_of(cluster: LocalCluster, trigger: Document) -> Document | None:
     """Return the Service of the dispatcher that delivers the events of a Trigger, Subscription or
-    Sensor (`trigger`); None if there is none. Several Triggers may share one."""
+    Sensor (`trigger`). Several Triggers may share one. None if there is none yet."""
     trigger_id = identity.Identity.of(trigger)
     if trigger["kind"] == SENSOR:
         family = bus_of(trigger).family
         name = sensor_manifests.function_name(family, trigger_id)
     else:
         family = family_of(trigger["kind"])
+        # Empty until the operator has recorded it; then no Service is found.
         name = ((trigger.get("status") or {}).get("annotations") or {}).get(DISPATCHER_KEY, "")
     namespace = services.function_namespace(family, trigger_id, localize.LOCAL_OPERATOR_SETTINGS)
     return cluster.find(SERVING, "Service", namespace, name)
 
 
 def most_replicas(dispatcher: Document | None) -> int:
-    """Return the most processes that a dispatcher's Service may have: 1 if several Triggers share
-    it, 0 if there is no Service (None), else what its annotation says."""
+    """Return the largest number of processes that a dispatcher's Service may have: what its
+    annotation says, or 1 if several Triggers share it. 0 if there is no Service (None)."""
     if dispatcher is None:
         return 0
     if role_of(dispatcher) == services.SHARD_ROLE:
@@ -227,21 +233,21 @@ def most_replicas(dispatcher: Document | None) -> int:
 
 
 def _shared_contract(receiver: Document) -> ReceiverContract:
-    """Return the contract of one receiver's Service without its path, which is the only part in
-    which the receivers of a family differ."""
+    """Return the contract of one receiver's Service without its path. The receivers of a family
+    differ only in that, so the result holds for all of them."""
     contract = parse_json(ReceiverContract, _environment(receiver)[settings.RECEIVER])
     return contract.model_copy(update={"path": None})
 
 
 def _family_of_receiver(receiver: Document) -> Family:
-    """Return the family of a receiver's Service: channels or Brokers."""
+    """Return the family that a receiver's Service serves: Brokers or KafkaChannels."""
     return (
         CHANNELS if receiver_services.CHANNELS_OWNER in services.owner_uids(receiver) else BROKERS
     )
 
 
 def _environment(document: Document) -> Mapping[str, str]:
-    """Return the environment variables of a Service's container."""
+    """Return the environment variables of a Service's container, by name."""
     return services.environment_of(document["spec"]["template"]["spec"]["containers"][0])
 
 

@@ -3,7 +3,7 @@
     Broker        is of class `kafka` unless it names another
     KafkaChannel  is stored in one version, with one copy of each event
     Trigger, Subscription
-                  its lag is read every second, and ten idle seconds end a dispatcher
+                  its lag is read every second, and its dispatcher ends after ten idle seconds
     ConfigMap     one copy of each record; neither another Kafka's address nor its credentials;
                   senders must show tokens only after `knafka up --require-auth`
     address       a Broker's is a path below one URL of this machine, a KafkaChannel's below another
@@ -64,7 +64,7 @@ cluster."""
 def localized_document(document: Document) -> dict[str, Any]:
     """Return a declared document as `LocalCluster` stores it: with defaults, without a status, and
     without the metadata that only an API server sets."""
-    declared_metadata = _set_fields(document.get("metadata"))
+    declared_metadata = _without_nulls(document.get("metadata"))
     # All other fields that `kubectl get -o yaml` shows are set by the API server.
     kept_fields = {
         key: declared_metadata[key]
@@ -93,7 +93,7 @@ def localized_document(document: Document) -> dict[str, Any]:
             stored = dict(document)
             stored["metadata"] = with_local_scaling(stored["metadata"])
         case "ConfigMap":
-            stored = {**document, "data": _local_config(_set_fields(document.get("data")))}
+            stored = {**document, "data": _local_config(_without_nulls(document.get("data")))}
         case _:
             stored = dict(document)
     stored.pop("status", None)
@@ -101,11 +101,11 @@ def localized_document(document: Document) -> dict[str, Any]:
 
 
 def with_local_scaling(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an object's metadata with the local scaling annotations, where it has none of its
-    own."""
+    """Return an object's metadata with the annotations of `LOCAL_SCALING`; the object's own
+    annotations have precedence."""
     return {
         **metadata,
-        "annotations": {**LOCAL_SCALING, **_set_fields(metadata.get("annotations"))},
+        "annotations": {**LOCAL_SCALING, **_without_nulls(metadata.get("annotations"))},
     }
 
 
@@ -161,7 +161,7 @@ def with_local_address(status: Document, url: str) -> Document:
 
 def adopted_annotations(document: Document) -> dict[str, str]:
     """Return the status annotations of an object that an older Knafka ran here, which didn't keep
-    them.
+    them; empty if it had none.
 
     A topic's id is empty: then the operator takes over the existing topic instead of creating one.
     """
@@ -184,13 +184,14 @@ def _local_config(data: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in data.items()
         if key != desired.BOOTSTRAP_SERVERS and not key.startswith("auth.secret.")
     }
-    # A single node holds only one copy. Zero, or a value that isn't a number, is kept: the
-    # operator refuses it.
+    # A single node holds only one copy. Zero (empty after `lstrip`), or a value that isn't a
+    # number, is kept: the operator refuses it.
     if str(kept.get(REPLICATION_KEY, "")).strip().lstrip("0").isdecimal():
         kept[REPLICATION_KEY] = "1"
     return kept
 
 
-def _set_fields(fields: Any) -> dict[str, Any]:
-    """Return the fields that are set: null counts as left out."""
+def _without_nulls(fields: Any) -> dict[str, Any]:
+    """Return the fields whose value isn't null: Kubernetes treats null as left out. Empty if
+    `fields` itself is None."""
     return {key: value for key, value in (fields or {}).items() if value is not None}

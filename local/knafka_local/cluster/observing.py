@@ -28,15 +28,16 @@ from knafka_operator.scale.decide import ScalingStatus
 
 @dataclass(frozen=True, slots=True)
 class _ObservedTrigger:
-    """The row of a Trigger, and the objects it was made from; stored objects are replaced, never
-    changed."""
+    """The row of a Trigger, Subscription or Sensor, and all that the row was made from. Stored
+    objects are replaced, never changed, so the same object means the same content."""
 
     document: Document
     is_ours: bool
-    """Whether Knafka handles it, and no other implementation of Brokers."""
+    """Whether Knafka handles the Trigger; False: another implementation of Brokers does."""
     service: Document | None
     """The Service of its dispatcher; None if there is none."""
     status: ScalingStatus | None
+    """The scaler's status; None if it isn't scaled."""
     row: TriggerRow
 
 
@@ -48,7 +49,8 @@ class Observer:
         self._cluster = cluster
         self._controller = controller
         self._previous: dict[tuple[str, str], _ObservedTrigger] = {}
-        """Rows of the last snapshot, by kind and name."""
+        """The Triggers, Subscriptions and Sensors of the last snapshot, by kind and
+        `namespace/name`."""
 
     def take_snapshot(
         self,
@@ -59,9 +61,9 @@ class Observer:
     ) -> Snapshot:
         """Take a snapshot of all objects.
 
-        `answered` counts requests to Brokers and `channels_answered` those to KafkaChannels, since
-        both may have the same name. `problems` are sentences about the manifest files; `kafka` says
-        where Kafka is and whether it runs.
+        `answered` counts requests to Brokers, and `channels_answered` counts requests to
+        KafkaChannels: a Broker and a KafkaChannel may have the same name. `problems` are sentences
+        about the manifest files; `kafka` says where Kafka is and whether it runs.
         """
         cluster, is_ours = self._cluster, self._controller.is_ours
         kinds = [*(family.trigger for family in FAMILIES), SENSOR]
@@ -88,8 +90,9 @@ class Observer:
         )
 
     def _shown_objects(self, kind: str) -> Iterator[Document]:
-        """Return the objects of a kind that a snapshot shows: not those being deleted, nor those of
-        ours that have no status yet. Another implementation's are shown, as such."""
+        """Yield the objects of a kind that a snapshot shows. Objects that are being deleted aren't
+        shown, nor are ours without a status yet; objects of another implementation are shown as
+        such."""
         return (
             document
             for document in self._cluster.of(kind)
@@ -98,8 +101,8 @@ class Observer:
         )
 
     def _observe_trigger(self, document: Document) -> _ObservedTrigger:
-        """Return the row of a Trigger, Subscription or Sensor; the previous one if nothing has
-        changed."""
+        """Return a Trigger, Subscription or Sensor with its row; the one of the last snapshot if
+        nothing has changed."""
         namespace, name = document["metadata"]["namespace"], document["metadata"]["name"]
         is_ours = self._controller.is_ours(document)
         service = dispatcher_of(self._cluster, document)
@@ -171,7 +174,7 @@ def _trigger_row(
 
 
 def _with_counts(row: TriggerRow, status: ScalingStatus) -> TriggerRow:
-    """Return a row with the scaler's lag, replicas, counts and decision."""
+    """Return a row with the lag, replicas, counts and decision of the scaler's status."""
     counts = status.counts
     return replace(
         row,
@@ -187,8 +190,10 @@ def _with_counts(row: TriggerRow, status: ScalingStatus) -> TriggerRow:
 
 
 def _service_problem(document: Document) -> str:
-    """Return why a Service isn't Ready (its `Ready` is False), with its name; empty if it is Ready
-    or starting, or if the operator made it."""
-    declared = FOLDER_ANNOTATION in (document["metadata"].get("annotations") or {})
-    failed = condition(document, READY).get("status") == "False"
-    return f"{name_of(document)}: {not_ready_reason(document)}" if declared and failed else ""
+    """Return a Service's name and why it isn't Ready. Empty if it is Ready or starting, or if no
+    file declares it (the operator made it)."""
+    is_declared = FOLDER_ANNOTATION in (document["metadata"].get("annotations") or {})
+    has_failed = condition(document, READY).get("status") == "False"
+    if not (is_declared and has_failed):
+        return ""
+    return f"{name_of(document)}: {not_ready_reason(document)}"

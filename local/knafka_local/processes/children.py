@@ -24,14 +24,15 @@ from knafka.core.errors import KnafkaError
 from knafka_local.processes.parent_death import die_with_parent
 
 CHILD_STOP_TIMEOUT: Final = 10.0
-"""Seconds from SIGTERM to SIGKILL: what a receiver or a dispatcher may take to finish."""
+"""Seconds from SIGTERM to SIGKILL: time for a receiver or a dispatcher to finish its work."""
 FIRST_RESTART_BACKOFF: Final = 0.2
-LONGEST_RESTART_BACKOFF: Final = 5.0
 """Seconds before a child that ended is started again; doubled each time it ends soon after."""
+LONGEST_RESTART_BACKOFF: Final = 5.0
+"""The longest backoff in seconds: it isn't doubled any further."""
 STEADY_RUN_TIME: Final = 10.0
 """Seconds that a child must run for the next backoff to be the first one again."""
 LAST_OUTPUT_TIMEOUT: Final = 1.0
-"""Seconds to read what a child printed before it ended."""
+"""Seconds to read the output that a child wrote before it ended."""
 MAX_LOG_BYTES: Final = 10 * 1024 * 1024
 """A log file that is larger when a child starts is set aside, so that two of them remain."""
 LONGEST_LINE: Final = 8192
@@ -45,10 +46,13 @@ class Command:
     """A command line, with the environment, folder and log file to run it with."""
 
     arguments: Sequence[str]
+    """The program and its arguments."""
     log: Path
+    """The file to which the output is appended."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that are set in addition to our own environment."""
     folder: Path | None = None
+    """The working directory; None: ours."""
     listener: socket.socket | None = None
     """A listening socket to inherit, by the same descriptor."""
     stop_timeout: float = CHILD_STOP_TIMEOUT
@@ -77,7 +81,8 @@ class Child:
 
     @staticmethod
     async def start(command: Command, show: Say | None = None) -> Child:
-        """Start the command; `show` is called with each line that it prints to stdout.
+        """Start the command; `show` is called with each line that it prints to stdout (None: all of
+        its output goes only to the log).
 
         Raises `OSError` if the program can't be run. The thread that calls this must live as long
         as the child does (see `die_with_parent`).
@@ -116,8 +121,8 @@ class Child:
         return await self._process.wait()
 
     async def stop(self) -> None:
-        """Send SIGTERM to the process, and wait at most its stop timeout until it ends; then send
-        SIGKILL to what is left of its process group."""
+        """Send SIGTERM to the process, and wait at most its stop timeout until it ends. Then send
+        SIGKILL to all processes that are left in its group."""
         if self.is_running:
             with contextlib.suppress(ProcessLookupError):
                 # Not `terminate`, which polls the process first: if it has just died by itself,
@@ -134,7 +139,7 @@ class Child:
         self.running.discard(self)
 
     def kill(self) -> None:
-        """Send SIGKILL to every process that is left in the group."""
+        """Send SIGKILL to every process that is left in the process's group, if any is."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
@@ -144,11 +149,12 @@ _CHILD_ENVIRONMENT = {
     # A console script beside our Python is found though its venv isn't activated.
     "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
 }
+"""Variables that every child gets in addition to our environment."""
 
 
 async def _forward_output(pipe: int, log: Path, show: Say) -> None:
     """Copy what a child prints from the descriptor `pipe` to its log file, and call `show` with
-    each line, until the pipe is closed."""
+    each whole line, until the pipe is closed."""
     reader = asyncio.StreamReader()
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(pipe, "rb", buffering=0)
@@ -171,7 +177,7 @@ class Runnable(Protocol):
         ...
 
     async def stop(self) -> None:
-        """Stop the process."""
+        """Stop the process; returns once it has ended."""
         ...
 
 
@@ -181,8 +187,9 @@ class Supervised:
     def __init__(self, name: str, start: Callable[[], Awaitable[Runnable]], say: Say) -> None:
         """Start the process in a task, at once; this needs a running event loop.
 
-        `start` starts it and returns it; an `OSError` or `KnafkaError` counts as an end. `say`
-        shows how it ended, after its `name`.
+        The function `start` starts the process and returns it. If it raises `OSError` or
+        `KnafkaError`, it is called again after the backoff. `name` and `say` are for messages to
+        the user about each end of the process.
         """
         self._name = name
         self._start = start
@@ -190,7 +197,7 @@ class Supervised:
         self._task = asyncio.create_task(self._run(), name=name)
 
     async def stop(self) -> None:
-        """Stop the process, and don't start it again."""
+        """Stop the process, and don't start it again; returns once it has ended."""
         await cancel(self._task)
 
     async def _run(self) -> None:

@@ -33,14 +33,16 @@ class DecliningServer:
         """A task for each accepted connection that isn't closed yet."""
 
     async def start(self) -> None:
-        """Start answering, also again after `stop`; has no effect while it answers."""
+        """Start to answer requests; also possible again after `stop`. Does nothing if it is started
+        already."""
         if self._server is None:
-            # A copy, as the server closes its socket when it stops.
+            # A copy: the server closes its socket when it stops, and `_listener` must stay open.
             copy = self._listener.dup()
             self._server = await asyncio.start_server(self._decline, sock=copy)
 
     def stop(self) -> None:
-        """Accept no further connection; requests of those that were accepted are still answered."""
+        """Accept no further connection. Requests on connections that were accepted are still
+        answered."""
         if self._server is not None:
             self._server.close()
             self._server = None

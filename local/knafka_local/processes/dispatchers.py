@@ -4,7 +4,7 @@ This is the local mode's `Drains`. A drain is a long HTTP request by which a dis
 events; to hold it is to keep it open and read the progress that it streams. In a cluster, Knative
 starts a Pod for it; here we start a process, send it the same request, and end the process with the
 drain. If a request ends only because its time is up (`Ended.BUDGET`), its process waits for the
-next one. A shard is a dispatcher that many Triggers share: one process has the drains of all.
+next request. A shard is a dispatcher that many Triggers share: one process runs all their drains.
 Not here: opening a failed drain again, which the scaler does.
 """
 
@@ -35,7 +35,9 @@ from knafka_operator.installation.function_tokens import FunctionTokens
 from knafka_operator.scale.drains import HttpDrains
 
 P = TypeVar("P", DrainProgress, ShardProgress)
+"""The progress of one drain, or that of all drains of a shard."""
 ProgressStream: TypeAlias = AsyncIterator[P]
+"""Yields the progress of drains until they have ended."""
 
 NEXT_REQUEST_TIMEOUT: Final = 5.0
 """Seconds that a process waits for its next request, which the scaler normally sends at once."""
@@ -52,6 +54,7 @@ class _DispatcherFunction:
     contract: str
     """The Egress, shard or Sensor, as JSON."""
     program: str = "knafka.dispatcher"
+    """The Python module to run."""
 
     @classmethod
     def for_trigger(cls, egress: Egress) -> _DispatcherFunction:
@@ -95,8 +98,8 @@ class DispatcherProcesses:
         self._idle: dict[
             _DispatcherFunction, list[tuple[_DispatcherProcess, asyncio.Task[None]]]
         ] = {}
-        """Processes whose request has ended, with the task that stops them unless another request
-        comes."""
+        """Processes whose request has ended, each with the task that stops it unless another
+        request comes, by function."""
 
     def hold(
         self, trigger_id: str, egress: Egress, request: DrainRequest, stop: asyncio.Event
@@ -110,7 +113,8 @@ class DispatcherProcesses:
         """
 
         def ask(url: str) -> tuple[HttpDrains, ProgressStream[DrainProgress]]:
-            """Send the drain request to the process at `url`."""
+            """Return a client of the process at `url`, and the stream of the drain that it
+            requests."""
             drains = HttpDrains({trigger_id: url}, tokens=self._tokens)
             return drains, drains.hold(trigger_id, egress, request, stop)
 
@@ -122,11 +126,12 @@ class DispatcherProcesses:
         """Hold the drains of a shard's Triggers open, all in one process; yields their progress.
 
         Setting `stop`, or closing the iterator, ends them cleanly. Raises `OSError` if the process
-        can't be started or dies.
+        can't be started or dies, and what `HttpDrains` raises for other failures of the request.
         """
 
         def ask(url: str) -> tuple[HttpDrains, ProgressStream[ShardProgress]]:
-            """Send the drain request to the process at `url`."""
+            """Return a client of the process at `url`, and the stream of the drains that it
+            requests."""
             drains = HttpDrains({shard.group: url}, tokens=self._tokens)
             return drains, drains.hold_shard(shard, request, stop)
 
@@ -138,11 +143,13 @@ class DispatcherProcesses:
         """Hold a Sensor's drain open in a process of its own; yields its progress.
 
         Setting `stop`, or closing the iterator, ends it cleanly. `sensor_id` is the id by which the
-        scaler knows it. Raises `OSError` if the process can't be started or dies.
+        scaler knows it. Raises `OSError` if the process can't be started or dies, and what
+        `HttpDrains` raises for other failures of the request.
         """
 
         def ask(url: str) -> tuple[HttpDrains, ProgressStream[DrainProgress]]:
-            """Send the drain request to the process at `url`."""
+            """Return a client of the process at `url`, and the stream of the drain that it
+            requests."""
             drains = HttpDrains({sensor_id: url}, tokens=self._tokens)
             return drains, drains.hold_sensor(sensor_id, sensor, request, stop)
 
@@ -156,8 +163,9 @@ class DispatcherProcesses:
         """Hold a drain open in an idle process of this function, or in a new one; yields its
         progress.
 
-        `ask` sends the drain request to the process at a URL, and returns the HTTP client, which is
-        closed here, and the stream of progress. Raises `OSError`.
+        `ask` requests the drain from the process at a URL; it returns the HTTP client, which is
+        closed here, and the stream of progress. If the request ended because its time was up, the
+        process waits for another one; otherwise it is stopped. Raises `OSError` as `hold` does.
         """
         log = self._logs / f"{function.log_name}.log"
         dispatcher = self._take_idle(function) or await self._start(function, log)
@@ -183,7 +191,7 @@ class DispatcherProcesses:
                 await child.stop()
 
     async def close(self) -> None:
-        """Stop every process that waits for another request."""
+        """Stop every idle process. Processes that hold a drain end with it."""
         idle = [entry for idle_processes in self._idle.values() for entry in idle_processes]
         self._idle.clear()
         for _, stopping in idle:
@@ -212,12 +220,14 @@ class DispatcherProcesses:
             return _DispatcherProcess(child, port_of(listener))
 
     def _keep_idle(self, function: _DispatcherFunction, dispatcher: _DispatcherProcess) -> None:
-        """Keep a process for `NEXT_REQUEST_TIMEOUT` seconds, in case another request comes."""
+        """Keep a process for another request; stop it if none comes within `NEXT_REQUEST_TIMEOUT`
+        seconds."""
         stopping = asyncio.create_task(self._stop_idle(function, dispatcher))
         self._idle.setdefault(function, []).append((dispatcher, stopping))
 
     def _take_idle(self, function: _DispatcherFunction) -> _DispatcherProcess | None:
-        """Take an idle process of this function; None if there is none."""
+        """Take an idle process of this function, which then isn't stopped any more; None if there
+        is none."""
         idle_processes = self._idle.get(function)
         if not idle_processes:
             return None

@@ -16,10 +16,10 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 def die_with_parent() -> Callable[[], None] | None:
     """Return a `preexec_fn` (for `subprocess`) that makes the kernel kill the child as soon as its
-    parent is gone.
+    parent is gone. None on systems that have no such call (macOS).
 
     The child gets SIGKILL however the parent ends, `kill -9` included: a child that ignored a
-    milder signal would keep its port and its files. None where the system has no such call (macOS).
+    milder signal would keep its port and its files.
 
     Linux takes the *thread* that starts the child for its parent: start children from a thread that
     lives as long as they should (an event loop's, never `asyncio.to_thread`).

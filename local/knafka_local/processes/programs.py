@@ -1,6 +1,6 @@
 """Programs: Knative Services as commands on this machine, each kept running on a port of its own.
 
-    started --its port is open--> serving --it ends--> not serving, started again after a while
+    started --its port opens--> serving --it ends--> not serving --after a backoff--> started
 
 A program whose sources change is started anew. What it prints to stdout is shown at once, since
 that is how a user sees events arrive; what it prints to stderr is only in its log file.
@@ -25,7 +25,7 @@ from knafka_operator.model.conditions import Status
 from knafka_operator.model.resources import LOCAL_COMMAND, Service, annotation_path
 
 PROGRAM_STOP_TIMEOUT: Final = 1.0
-"""Seconds from SIGTERM to SIGKILL: nobody waits for their answers when they are stopped."""
+"""Seconds from SIGTERM to SIGKILL; short, as nobody waits for a stopped program's answers."""
 PORT_POLL_INTERVAL: Final = 0.05
 """Seconds between two checks whether a port is open."""
 
@@ -34,8 +34,8 @@ Identity: TypeAlias = tuple[str, str]
 OnPrinted: TypeAlias = Callable[[str, str], None]
 """Called with a program's name and one line that it printed."""
 ReportStatus: TypeAlias = Callable[[Identity, Status, str], Awaitable[None]]
-"""Called with a Service, whether its program serves (UNKNOWN: it was just started), and why it
-doesn't; that text is empty if it does."""
+"""Called with a Service, whether its program serves (UNKNOWN: it was just started), and the reason
+if it doesn't serve (else empty)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,7 @@ class Program:
     """The command that runs in place of a Knative Service's container."""
 
     arguments: tuple[str, ...]
+    """The program and its arguments."""
     folder: Path
     """The manifest's folder: relative paths in the command start there."""
     environment: Mapping[str, str]
@@ -58,7 +59,8 @@ class Program:
 
 def program_of(service: Service, folder: Path) -> Program:
     """Return the program that a Service's annotation `LOCAL_COMMAND` names in place of its image;
-    `folder` is its manifest's. Raises `InvalidDocument`."""
+    `folder` is its manifest's. Raises `InvalidDocument` if the annotation is missing, or isn't a
+    command line."""
     path = annotation_path(LOCAL_COMMAND)
     if LOCAL_COMMAND not in service.annotations:
         raise InvalidDocument(
@@ -85,9 +87,10 @@ class Programs:
         self._ports: dict[Identity, int] = {}
         """The port of each Service's program, kept while it doesn't run."""
         self._running: dict[Identity, tuple[Program, Supervised]] = {}
-        """The programs that are kept running, by Service."""
+        """The command and the process of each program that is kept running, by Service."""
         self._sources_changed = asyncio.Event()
-        """Set when a program was started or stopped, so that other files are its sources."""
+        """Set when a program was started or stopped, so that the set of watched source files
+        changes."""
         self._changing = asyncio.Lock()
         """Held while programs are started or stopped."""
         self.report: ReportStatus = _ignore_report
@@ -98,11 +101,13 @@ class Programs:
         return f"http://{HOST}:{self._port(service)}/"
 
     def _port(self, service: Identity) -> int:
-        """Return the port of a Service's program, the same at each start."""
+        """Return the port of a Service's program: a free one at the first call, and then always the
+        same."""
         return self._ports.setdefault(service, free_port())
 
     async def run(self, service: Identity, program: Program) -> None:
-        """Run a Service's program; if it runs with another command, restart it."""
+        """Run a Service's program. Restarts it if it runs with another command, and does nothing if
+        it runs with this one."""
         async with self._changing:
             if service in self._running and self._running[service][0] == program:
                 return
@@ -133,7 +138,7 @@ class Programs:
             if not folders:
                 await self._sources_changed.wait()
                 continue
-            changes = awatch(
+            changes = awatch(  # it ends when another program is started or one is stopped
                 *folders,
                 stop_event=self._sources_changed,
                 recursive=False,
@@ -144,8 +149,8 @@ class Programs:
                 await self._restart_changed({Path(path) for _, path in changed})
 
     async def _restart_changed(self, changed: set[Path]) -> None:
-        """Restart every program of which a changed file is a source: one that its command names, or
-        one beside it with the same suffix."""
+        """Restart every program whose sources include a changed file: a file that its command
+        names, or a file beside it with the same suffix."""
         async with self._changing:
             for service, (program, _) in list(self._running.items()):
                 source_kinds = {(file.parent, file.suffix) for file in program.source_files()}
@@ -159,11 +164,12 @@ class Programs:
     async def _stop_program(self, service: Identity) -> None:
         """Stop a Service's program, if it runs."""
         if service in self._running:
-            await self._running.pop(service)[1].stop()
+            _, supervised = self._running.pop(service)
+            await supervised.stop()
 
     async def _start_program(self, service: Identity, program: Program) -> None:
-        """Start a program and keep it running, on the port of its Service, which it finds in the
-        variable PORT as in Knative."""
+        """Start a program and keep it running. As in Knative, the variable PORT tells the program
+        the port of its Service."""
         log = self._logs / f"service-{service[0]}-{service[1]}.log"
         port = self._port(service)
         command = Command(

@@ -45,6 +45,7 @@ _COUNTER_LINE = re.compile(
     r'knafka_receiver_events_total\{(?:broker|channel)="([^"]*)",code="(\d+)",namespace="([^"]*)"\}'
     r" (\S+)"
 ).fullmatch
+"""Matches a counter of answered requests among the metrics: name, status code, namespace, count."""
 
 
 class ReceiverProcess:
@@ -59,8 +60,8 @@ class ReceiverProcess:
         on_start: Callable[[], None] = lambda: None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """`name` is that of the log file and of messages; `on_start` is called before a process
-        takes the socket; `environment` are variables that each process gets in addition."""
+        """`name` is used for the log file and in messages. `on_start` is called before a process
+        takes the socket. `environment` are variables that each process gets in addition to ours."""
         self._listener = listener
         self._name = name
         self._log = logs / f"{name}.log"
@@ -71,6 +72,7 @@ class ReceiverProcess:
         self._contract: Mapping[str, str] = {}
         """Environment variables that tell the process which contract topic to follow."""
         self._tally = CounterTotals()
+        """Adds up the counters over restarts of the process."""
         self._url = f"http://{HOST}:{port_of(listener)}"
         self._tokens = FunctionTokens((secrets.token_bytes(32),))
 
@@ -94,8 +96,12 @@ class ReceiverProcess:
         return await self._start_with({settings.RECEIVER: json.dumps(documents.dump(contract))})
 
     async def _start_with(self, contract: Mapping[str, str]) -> bool:
-        """Replace the process by one with this contract, given as environment variables, unless it
-        has it already; returns whether it answers."""
+        """Replace the process by one with this contract (environment variables), unless it runs
+        with that already. Returns whether it answers.
+
+        The previous process is stopped once the new one answers, or `RECEIVER_READY_TIMEOUT` is
+        over.
+        """
         if self._process is not None and contract == self._contract:
             return await self._is_ready()
         previous, self._contract = self._process, contract
@@ -116,7 +122,8 @@ class ReceiverProcess:
     async def _wait_until_ready(self) -> bool:
         """Wait until the new process answers; returns False after `RECEIVER_READY_TIMEOUT` seconds.
 
-        Old and new process accept from the same socket, but only the new one knows the contract.
+        The old and the new process accept from the same socket, but only the new one knows the
+        contract.
         """
         deadline = asyncio.get_running_loop().time() + RECEIVER_READY_TIMEOUT
         while not await self._is_ready():
@@ -170,8 +177,8 @@ class ReceiverProcess:
 class CounterTotals:
     """Adds up counters of a process across its restarts, which set them to zero.
 
-    The process has restarted if a counter is lower than before, or if all earlier counters are
-    missing. If only some are missing, their Brokers or KafkaChannels were deleted.
+    The process has restarted if a counter is lower than at the last reading, or if all counters of
+    that reading are missing. If only some are missing, their Brokers or KafkaChannels were deleted.
     """
 
     def __init__(self) -> None:
@@ -181,9 +188,10 @@ class CounterTotals:
         """The counters at the last reading."""
 
     def add(self, counters: RequestCounts) -> RequestCounts:
-        """Add a new reading of the counters; returns the totals."""
+        """Add a new reading of the process's counters; returns the totals over all processes."""
         shared_keys = [key for key in self._last if key in counters]
         restarted = not shared_keys or any(counters[key] < self._last[key] for key in shared_keys)
+        # Counters of deleted Brokers are only in `_last`: `-` of Counter leaves them out.
         self.total = self.total + (counters if restarted else counters - self._last)
         self._last = counters
         return self.total

@@ -8,6 +8,7 @@ from typing import NamedTuple, Self
 from knafka.core.authorization import SERVICE_ACCOUNTS
 
 _LEGAL_ACCOUNT_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?").fullmatch
+"""Matches what may be the name of a namespace or service account."""
 
 
 class ServiceAccount(NamedTuple):
@@ -18,8 +19,8 @@ class ServiceAccount(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """Parse `NAMESPACE/NAME`, or `NAME` in `default`; None if it can't be a service account's
-        name."""
+        """Parse `NAMESPACE/NAME`, or `NAME` for an account in `default`; None if a part can't be a
+        Kubernetes name."""
         namespace, slash, name = text.rpartition("/")
         account = cls(namespace if slash else "default", name)
         return account if all(_LEGAL_ACCOUNT_NAME(part) for part in account) else None

@@ -36,6 +36,7 @@ ALGORITHM: Final = "RS256"
 RSA_BITS: Final = 2048
 """Size of the signing key in bits."""
 KEY_FILE: Final = "signing.key"
+"""Name of the file with the private key, in the issuer's folder."""
 
 
 class BadIssuer(KnafkaError):
@@ -105,7 +106,7 @@ class Issuer:
 
     @property
     def discovery(self) -> bytes:
-        """The issuer's discovery document (OpenID Connect Discovery 1.0, 4.2)."""
+        """The issuer's discovery document (OpenID Connect Discovery 1.0, 4.2), as JSON."""
         return json.dumps(
             {
                 "issuer": ISSUER,
@@ -118,7 +119,7 @@ class Issuer:
 
     @property
     def jwks(self) -> bytes:
-        """The issuer's public key as a JWKS (RFC 7517)."""
+        """The issuer's public key as a JWKS (RFC 7517), as JSON."""
         public = RSAAlgorithm.to_jwk(self._key.public_key(), as_dict=True)
         key = {**public, "use": "sig", "alg": ALGORITHM, "kid": self._key_id}
         return json.dumps({"keys": [key]}).encode()
@@ -133,22 +134,24 @@ class TokenProvider:
     def __init__(self, issuer: Issuer, account: ServiceAccount, audience: str) -> None:
         """Provide tokens of `account` that `audience` accepts, signed by `issuer`."""
         self._issuer, self._account, self._audience = issuer, account, audience
-        # The header line with the current token, and when to make another (seconds since the Unix
-        # epoch).
-        self._line, self._renewal_time = b"", 0.0
+        self._header_line = b""
+        """The header line with the current token; empty until the first is made."""
+        self._renewal_time = 0.0
+        """When to make another token, in seconds since the Unix epoch."""
 
     def header(self) -> bytes:
-        """Return the `authorization` header line of a request, with CRLF, as bytes."""
+        """Return the `authorization` header line of a request, with CRLF. Makes a new token if half
+        of the current one's life is over."""
         if (now := time.time()) >= self._renewal_time:
             token = self._issuer.token(self._account, [self._audience], self.LIFETIME, now)
-            self._line = f"authorization: Bearer {token}\r\n".encode()
+            self._header_line = f"authorization: Bearer {token}\r\n".encode()
             self._renewal_time = now + self.LIFETIME / 2
-        return self._line
+        return self._header_line
 
 
 def _read_key(file: Path) -> rsa.RSAPrivateKey:
-    """Load the private key from its file. Raises `BadIssuer`, and `FileNotFoundError` if there is
-    none."""
+    """Load the private key from its file. Raises `FileNotFoundError` if there is no file, and
+    `BadIssuer` if it can't be read or isn't an RSA key of `RSA_BITS` or more."""
     try:
         key = serialization.load_pem_private_key(file.read_bytes(), password=None)
     except FileNotFoundError:
@@ -169,8 +172,8 @@ def _unusable_key_message(file: Path, reason: str) -> str:
 
 
 def _create_key(file: Path) -> None:
-    """Make a signing key and write it as PEM, readable by the user only; readers see all of the
-    file or none."""
+    """Make a signing key and write it as PEM, readable by the user only. Other processes see the
+    whole file or none, since it gets its name last. Raises `OSError`."""
     key = rsa.generate_private_key(public_exponent=65537, key_size=RSA_BITS)
     pem = key.private_bytes(
         serialization.Encoding.PEM,

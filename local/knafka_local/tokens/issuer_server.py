@@ -5,8 +5,8 @@
     POST /api/v1/namespaces/NAMESPACE/serviceaccounts/NAME/token  a token, as for dispatchers
 
 The folder holds what a projected volume holds on a cluster: the CA and a token, both new at each
-start. The server gives tokens only to a caller that shows that token: every account of the machine
-can reach loopback, but only the user can read the folder.
+start. The server issues tokens only to a caller that shows the token in the folder: every account
+of the machine can reach loopback, but only the user can read the folder.
 Not here: signing anything (`issuer`).
 """
 
@@ -49,7 +49,9 @@ class _TokenSpec(msgspec.Struct, rename="camel"):
     """The spec of Kubernetes' TokenRequest."""
 
     audiences: list[str]
+    """The audiences that shall accept the token."""
     expiration_seconds: float = 3600.0
+    """The requested lifetime of the token."""
 
 
 class _TokenRequest(msgspec.Struct):
@@ -69,7 +71,7 @@ async def serve_issuer(folder: Path) -> AsyncIterator[Mapping[str, str]]:
     answers = {DISCOVERY: issuer.discovery, JWKS: issuer.jwks}
 
     async def answer(request: web.Request) -> web.Response:
-        """Answer with the discovery document or the keys."""
+        """Answer with the discovery document or the public key, by the request's path."""
         return web.Response(body=answers[request.path], content_type="application/json")
 
     functions_token = issuer.token(
@@ -77,23 +79,8 @@ async def serve_issuer(folder: Path) -> AsyncIterator[Mapping[str, str]]:
     )
 
     async def issue_token(request: web.Request) -> web.Response:
-        """Answer a TokenRequest with 201 and a token; 401 unless the functions' token is shown, 400
-        if the body is no TokenRequest."""
-        authorization = request.headers.get("authorization", "")
-        if not hmac.compare_digest(authorization.encode(), f"Bearer {functions_token}".encode()):
-            raise web.HTTPUnauthorized
-        try:
-            spec = msgspec.json.decode(await request.read(), type=_TokenRequest).spec
-        except msgspec.MsgspecError:
-            raise web.HTTPBadRequest from None
-        account = ServiceAccount(request.match_info["namespace"], request.match_info["name"])
-        lifetime = min(spec.expiration_seconds, LONGEST_TOKEN_LIFETIME)
-        now = datetime.now(UTC)
-        token = issuer.token(account, spec.audiences, lifetime, now.timestamp())
-        expires = now + timedelta(seconds=lifetime)
-        status = {"token": token, "expirationTimestamp": expires.isoformat()}
-        metadata = {"creationTimestamp": now.isoformat()}
-        return web.json_response({"metadata": metadata, "status": status}, status=201)
+        """Answer a TokenRequest."""
+        return await _answer_token_request(request, issuer, functions_token)
 
     application = web.Application()
     application.add_routes([web.get(path, answer) for path in answers])
@@ -113,9 +100,33 @@ async def serve_issuer(folder: Path) -> AsyncIterator[Mapping[str, str]]:
             await runner.cleanup()  # before its socket is closed
 
 
+async def _answer_token_request(
+    request: web.Request, issuer: Issuer, functions_token: str
+) -> web.Response:
+    """Answer a TokenRequest with 201 and a token that `issuer` signs.
+
+    Answers 401 unless the request shows `functions_token`, and 400 if its body is no TokenRequest.
+    """
+    authorization = request.headers.get("authorization", "")
+    if not hmac.compare_digest(authorization.encode(), f"Bearer {functions_token}".encode()):
+        raise web.HTTPUnauthorized
+    try:
+        spec = msgspec.json.decode(await request.read(), type=_TokenRequest).spec
+    except msgspec.MsgspecError:
+        raise web.HTTPBadRequest from None
+    account = ServiceAccount(request.match_info["namespace"], request.match_info["name"])
+    lifetime = min(spec.expiration_seconds, LONGEST_TOKEN_LIFETIME)
+    now = datetime.now(UTC)
+    token = issuer.token(account, spec.audiences, lifetime, now.timestamp())
+    expires = now + timedelta(seconds=lifetime)
+    status = {"token": token, "expirationTimestamp": expires.isoformat()}
+    metadata = {"creationTimestamp": now.isoformat()}
+    return web.json_response({"metadata": metadata, "status": status}, status=201)
+
+
 def _make_tls_context(folder: Path, token: str) -> ssl.SSLContext:
-    """Return the server's TLS context, with a new certificate; write the CA and the token, which
-    functions read, to the folder."""
+    """Return the server's TLS context, with a new certificate. Writes the CA and the token, which
+    functions read, to the folder; the server's key is removed from it again."""
     pem = make_certificate(ISSUER_HOST, datetime.now(UTC))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     key = folder / "tls.key"

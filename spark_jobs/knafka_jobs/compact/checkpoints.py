@@ -40,7 +40,8 @@ _WRITER: Final = "knafka-compaction"
 """The writer's name (`txnAppId`) under which Delta keeps the last batch's number in the table."""
 
 _TXN: Final = "spark.databricks.delta.write"
-"""Prefix of the Spark settings with a writer's name and number for the next commits of Delta."""
+"""Prefix of the Spark settings with a writer's name and number, which Delta stores with its next
+commits."""
 
 MARK_COLUMNS: Final = (*KEY, "key", "value", "unix_millis(appended) AS at")
 """Columns of `records` that a row's mark (`topic_offsets.RecordMark`) is made from."""
@@ -52,7 +53,7 @@ class FoldedBatch(NamedTuple):
     rows: DataFrame
     """Rows to MERGE into `failures`."""
     days: Sequence[date]
-    """The days of `failures` that may have some of these failures already."""
+    """The days of `failures` under which some of these failures may be stored already."""
     records: int
     """Number of records in the batch."""
 
@@ -70,9 +71,9 @@ class Checkpoints:
         return self._tables.last_version("records", _WRITER)
 
     def offsets_after(self, batch: int) -> Offsets | None:
-        """Return how far each partition is read after a batch, as `save_offsets` stored it; None if
+        """Return how far each partition is read after a batch, as `save_offsets` stored it. None if
         the file is missing or broken."""
-        path, system = self._file(batch)
+        path, system = self._batch_file(batch)
         if not system.exists(path):
             return None
         stream = system.open(path)
@@ -83,7 +84,7 @@ class Checkpoints:
         except Py4JJavaError as error:
             if "ChecksumException" not in first_line(error):
                 raise
-            return None
+            return None  # the file was not written to its end
         finally:
             stream.close()
         return {
@@ -93,8 +94,8 @@ class Checkpoints:
         }
 
     def offsets_of_rows(self) -> Offsets:
-        """Return how far partitions were read, by the rows of `records`; reads the positions of all
-        rows."""
+        """Return how far partitions were read, as the rows of `records` show. Reads the positions
+        of all rows."""
         if self._tables.is_empty("records"):
             return {}
         rows = self._tables.read("records").transform(next_offsets).collect()
@@ -105,8 +106,8 @@ class Checkpoints:
     def rows_read_last(
         self, partitions: Mapping[Partition, ReadState]
     ) -> Mapping[Partition, RecordMark]:
-        """Return the mark (`RecordMark`) of the row at the offset before `next`, for each partition
-        that has this row."""
+        """Return the mark (`RecordMark`) of the row at the offset before `ReadState.next`, for each
+        partition that has this row."""
         positions = [
             (log_id(topic_id, reached.logs()[-1][1]), number, reached.next - 1)
             for (topic_id, number), reached in partitions.items()
@@ -126,9 +127,11 @@ class Checkpoints:
         }
 
     def last_row(self, partition: Partition, reached: ReadState) -> RecordMark | None:
-        """Return the mark of a partition's last row below `reached.next`; None without rows."""
+        """Return the mark of a partition's last row below `reached.next`; None if it has no such
+        row."""
         rows = self._tables.read("records")
         topic_id, number = partition
+        # The latest log first, as the last row may lie in an earlier one.
         for log, piece in reversed(reached.split_by_log(OffsetSpan(0, reached.next))):
             log_bounds = OffsetBounds(log_id(topic_id, log), number, piece.start, piece.end - 1)
             # First find the offset: sorting whole rows would read the content of all of them.
@@ -146,16 +149,18 @@ class Checkpoints:
         for (topic_id, partition), reached in offsets.items():
             entry = reached if reached.mark or reached.cuts else reached.next
             topics.setdefault(topic_id, {})[partition] = entry
-        path, system = self._file(batch)
+        path, system = self._batch_file(batch)
         stream = system.create(path, True)
         stream.write(bytearray(json.dumps(topics).encode()))
         stream.close()
 
     def append_batch(self, rows: DataFrame, batch: int, last: int | None) -> int:
-        """Append a batch to `records` in one commit with its number `batch`; returns how many rows.
+        """Append a batch to `records` in one commit with its number `batch`; returns the number of
+        rows.
 
-        Raises `JobError` if `last` (None: there is none) is not the number of the last batch:
-        another compaction runs on an object store, which has no locks.
+        `last` is the number of the batch before; None: there is none. Raises `JobError` if another
+        batch was appended since: then another compaction runs on an object store, which has no
+        locks.
         """
         tables = self._tables
         if self.last_batch() != last:
@@ -172,7 +177,7 @@ class Checkpoints:
             raise tables.in_use_error() from None
         if self.last_batch() != batch:
             raise tables.in_use_error()
-        self._delete_before(batch)
+        self._delete_batches_before(batch)
         return int(row_count.get["rows"])
 
     def check_fold(self) -> None:
@@ -199,7 +204,7 @@ class Checkpoints:
     ) -> int:
         """Fold new rows of `records` and MERGE them into `failures`; returns the number of records.
 
-        `to_rows` turns a batch into rows of `failures`; `columns` are the columns of `records` that
+        `to_rows` turns a batch into rows of `failures`. `columns` are the columns of `records` that
         it needs, as a stream reads all columns otherwise. `on` and `update` are SQL as in
         `Tables.upsert`. Delta keeps the number of each streamed batch with its commit, so that a
         batch that is repeated after a crash adds nothing to the counts in `failures`.
@@ -222,7 +227,8 @@ class Checkpoints:
             spark.conf.set(f"{_TXN}.txnVersion", str(number))
             try:
                 if not days or batch_tables.is_empty("failures"):
-                    batch_tables.append(rows, "failures")  # a MERGE with nothing costs more
+                    # No row exists already, and an append costs less than a MERGE.
+                    batch_tables.append(rows, "failures")
                 else:
                     in_known_days = in_days("failures.day", days)
                     batch_tables.upsert(rows, "failures", f"{in_known_days} AND {on}", update)
@@ -250,23 +256,23 @@ class Checkpoints:
         return f"checkpoints/failures-{failures}-{records}"
 
     def _fold_has_begun(self) -> bool:
-        """Whether the stream that folds has begun a batch, by the files of its checkpoint."""
+        """Whether the stream that folds has ever begun a batch, by the files of its checkpoint."""
         path, system = self._tables.file(f"{self._fold_checkpoint_folder()}/offsets")
         if not system.exists(path):
             return False
         # Spark deletes old files in time, and hides a file with a dot until it is written.
         return any(not file.getPath().getName().startswith(".") for file in system.listStatus(path))
 
-    def _file(self, batch: int | None = None) -> tuple[Any, Any]:
-        """Return the Hadoop path and file system of a batch's offsets; of the folder of all batches
-        without `batch`."""
+    def _batch_file(self, batch: int | None = None) -> tuple[Any, Any]:
+        """Return the Hadoop path and file system of the offsets of a batch; if `batch` is None, of
+        the folder of all batches."""
         folder = f"checkpoints/batches-{self._tables.table_id('records')}"
         return self._tables.file(folder if batch is None else f"{folder}/{batch}.json")
 
-    def _delete_before(self, last: int) -> None:
-        """Delete the saved offsets of batches before the number `last`, also of runs that were
-        killed."""
-        folder, system = self._file()
+    def _delete_batches_before(self, last: int) -> None:
+        """Delete the saved offsets of all batches with a lower number than `last`, also of runs
+        that were killed."""
+        folder, system = self._batch_file()
         for file in system.listStatus(folder):
             number = file.getPath().getName().partition(".")[0]
             if number.isdecimal() and int(number) < last:
@@ -274,8 +280,8 @@ class Checkpoints:
 
 
 def _read_state(stored: int | list[Any]) -> ReadState:
-    """Read what `save_offsets` wrote of a partition: a list of next offset, mark and cuts, or only
-    the next offset if it has neither."""
+    """Return the `ReadState` that `save_offsets` stored for a partition: a list of next offset,
+    mark and cuts, or only the next offset if it has neither mark nor cuts."""
     if isinstance(stored, int):
         return ReadState(stored)
     next_, mark, cuts = stored
@@ -283,7 +289,7 @@ def _read_state(stored: int | list[Any]) -> ReadState:
 
 
 def _mark_of_row(row: Row) -> RecordMark:
-    """Return the mark of a row with `MARK_COLUMNS`; rows have no epoch."""
+    """Return the mark of a row that has `MARK_COLUMNS`. Its epoch is None, as rows have none."""
     return mark_of_parts(row["offset"], _bytes(row["key"]), _bytes(row["value"]), row["at"], None)
 
 

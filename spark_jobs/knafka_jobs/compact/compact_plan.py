@@ -37,11 +37,11 @@ from knafka_jobs.schema import (
 from knafka_jobs.topic_offsets import Offsets, OffsetSpan, Position, TopicState, log_id, spans_of
 
 HISTORY_LENGTH: Final = 50
-"""Latest failures of one event that its `history` lists; all failures are counted."""
+"""Largest number of failures in an event's `history`; `failures` counts all of them."""
 
 SMALL_FILES: Final = 8
-"""Small files that a day of a table may have before they are merged: merging two at a time would
-never end."""
+"""Number of small files that a day of a table may have before they are merged: merging two at a
+time would never end."""
 
 FULL_FILE_BYTES: Final = 32 * 1024 * 1024
 """Bytes from which a file is not merged with others; see `io.session`."""
@@ -122,7 +122,8 @@ MAX_REPEATED: Final = 200_000
 
 
 def repeated_keys(records: DataFrame) -> DataFrame:
-    """Return the failures with more than one record: `key`, a 64-bit hash of the failure's id.
+    """Return the keys of the failures with more than one record: `key`, a 64-bit hash of a
+    failure's id.
 
     There are few of them, and finding them needs only a few bytes of each record.
     """
@@ -155,7 +156,7 @@ def error_summaries(failures: DataFrame) -> DataFrame:
     return errors.withColumn("summary", fingerprint_of(F.col("error")))
 
 
-def not_repeated(failures: DataFrame, repeated: DataFrame) -> DataFrame:
+def without_repeated(failures: DataFrame, repeated: DataFrame) -> DataFrame:
     """Return the failures whose keys are not in `repeated` (rows of `repeated_keys`)."""
     return _with_key(failures).join(F.broadcast(repeated), "key", "left_anti").drop("key")
 
@@ -202,9 +203,8 @@ def fold_single(records: DataFrame) -> DataFrame:
 
 
 def fold_several(records: DataFrame) -> DataFrame:
-    """Fold records of failures that may have several records into one row each. The event is that
-    of the first record; the attempt and the position are those of the last. `summary` stays
-    null."""
+    """Fold records of failures that may have several records into one row each. The event is taken
+    from the first record, the attempt and the position from the last. `summary` stays null."""
     when = F.struct("last_attempt", "appended", "topic_id", "partition", "offset")
     first = F.min_by(F.struct(*TRIGGER, *EVENT), when)
     last = F.max_by(F.struct(*LAST_ATTEMPT, *POSITION), when)
@@ -319,10 +319,11 @@ RANGES: Final[Columns] = {
 def older_ranges(
     topics: Mapping[str, TopicState], young: Mapping[Position, int], offsets_read: Offsets
 ) -> list[tuple[Any, ...]]:
-    """Return the read offsets of each partition before its first young record, as rows of `RANGES`.
+    """Return the read offsets of each partition before its first young record, as rows of `RANGES`:
+    one for each log of a partition.
 
-    There is one row for each log of a partition. `young` has the offset of the first record that is
-    too young to delete; -1: there is none.
+    `young` has the offset of the first record that is too young to delete; -1: there is none.
+    `offsets_read` is how far partitions were read; others are left out.
     """
     rows = []
     for (name, partition), span in spans_of(topics).items():
@@ -337,9 +338,10 @@ def older_ranges(
 
 
 def contiguous_ranges(positions: DataFrame, ranges: DataFrame) -> DataFrame:
-    """Return the parts of these ranges that positions fill without a gap, with columns as `RANGES`.
+    """Return the parts of `ranges` (rows of `RANGES`) that `positions` fill without a gap, with the
+    same columns.
 
-    `positions` are those of `records` and `purged`; `ranges` has rows of `RANGES`.
+    `positions` are those of `records` and `purged`.
     """
     in_order = Window.partitionBy("topic_id", "partition").orderBy("offset")
     rank = F.row_number().over(in_order)
@@ -358,7 +360,8 @@ def contiguous_ranges(positions: DataFrame, ranges: DataFrame) -> DataFrame:
 
 
 def next_offsets(records: DataFrame) -> DataFrame:
-    """Return `first` and `next` of each log: its first offset, and the one after its last."""
+    """Return `first` and `next` of each log: the offset of its first record, and that after its
+    last."""
     return (
         records.groupBy("topic_id", "partition")
         .agg(F.min("offset").alias("first"), (F.max("offset") + 1).alias("next"))
@@ -392,13 +395,14 @@ def _knafka_attribute(name: str) -> Column:
 
 
 def _if_possible(time: str | Column, otherwise: Column) -> Column:
-    """Return a time, or `otherwise` if it is null or impossible: a record may claim any time."""
+    """Return the time, or `otherwise` where it is null or impossible: a record may claim any
+    time."""
     column = F.col(time) if isinstance(time, str) else time
     return F.when(is_possible_time(column), column).otherwise(otherwise)
 
 
 def is_possible_time(time: Column) -> Column:
-    """Whether a time may be that of a failure: from 1970 until a day from now."""
+    """Return a condition: the time may be that of a failure, from 1970 until a day from now."""
     tomorrow = F.current_timestamp() + F.expr("INTERVAL 1 DAY")
     return (time >= F.timestamp_seconds(F.lit(0))) & (time <= tomorrow)
 

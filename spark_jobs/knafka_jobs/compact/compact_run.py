@@ -26,12 +26,12 @@ from knafka_jobs.compact.checkpoints import Checkpoints, FoldedBatch
 from knafka_jobs.compact.cuts import deletable_until, find_cuts
 from knafka_jobs.compact.ingest_batches import IngestBatch, IngestResult, ingest_spans
 from knafka_jobs.compact.judging import (
-    mark_gone,
-    mark_lost,
+    mark_lost_by_cut,
+    mark_lost_by_deletion,
     mark_outcomes,
     read_settled_offsets,
 )
-from knafka_jobs.compact.reading import BatchReader, ingest_around
+from knafka_jobs.compact.reading import BatchReader, ingest_around_unreadable
 from knafka_jobs.failure_days import assign_days, distinct_days, load_known_days
 from knafka_jobs.forget import delete_failures, expired_failures
 from knafka_jobs.io.delta import Tables, explain_spark_errors, in_days
@@ -53,9 +53,9 @@ Progress = Callable[[str], object]
 """Called with one line of progress."""
 
 _VACUUM: Final = "knafka-vacuum"
-"""Name of the daily clock of VACUUM."""
+"""Name of the clock that says when VACUUM last ran (`Tables.is_due`)."""
 _RETENTION: Final = "knafka-retention"
-"""Name of the daily clock of the retention."""
+"""Name of the clock that says when the retention was last applied (`Tables.is_due`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +89,8 @@ def compact(
         explain_spark_errors(f"the tables in {tables.root} can't be brought up to date"),
     ):
         checkpoints.check_fold()
-        mark_gone(tables, kafka, options.broker, now, progress)
-        mark_lost(tables, kafka, progress)
+        mark_lost_by_deletion(tables, kafka, options.broker, now, progress)
+        mark_lost_by_cut(tables, kafka, progress)
         settled = read_settled_offsets(tables, kafka)
         topics = kafka.dead_letter_topics(options.broker)
         progress(f"{len(topics)} dead-letter topics")
@@ -121,14 +121,14 @@ def _ingest_topics(
     progress: Progress,
 ) -> IngestResult:
     """Append the new dead letters of these topics to `records`, in batches of about `batch_records`
-    records. Raises `JobError`."""
+    records; returns what was appended and lost. Raises `JobError`."""
     names = {topic.id: name for name, topic in topics.items()}
     reader = BatchReader(tables, kafka, names)
     appended = 0
 
     def append(batch: IngestBatch, number: int, last: int | None) -> int:
-        """Append the rows of a batch under this number, after the batch `last`; report and return
-        how many. Raises `JobError`."""
+        """Append the rows of a batch under this number, after the batch `last` (None: it is the
+        first); report and return how many rows. Raises `JobError`."""
         with explain_spark_errors(
             "the dead letters can't be read (if a topic or its oldest records were deleted "
             "meanwhile, run the job again)"
@@ -143,9 +143,17 @@ def _ingest_topics(
         """Ingest these spans with this run's reader."""
         return ingest_spans(checkpoints, spans, reader.log, batch_records, append, time.time_ns)
 
-    ingested = ingest_around(
+    ingested = ingest_around_unreadable(
         ingest_with_reader, reader, _spans_by_topic_id(topics), names, progress
     )
+    _report_losses(ingested, names, progress)
+    # `appended` also counts records of a call that then failed on a record Spark can't read.
+    return replace(ingested, records=appended)
+
+
+def _report_losses(ingested: IngestResult, names: Mapping[str, str], progress: Progress) -> None:
+    """Report the cuts of logs, and the number of dead letters that were deleted too early, as
+    progress. `names` has the topic's name of each topic id."""
     for (topic_id, partition), lost in ingested.cuts.items():
         progress(
             f"the log of {names[topic_id]}/{partition} was cut at offset {lost.start}, as by an "
@@ -156,12 +164,11 @@ def _ingest_topics(
         progress(
             f"{ingested.missed} dead letters were deleted from their topics before they were read"
         )
-    # `appended` also counts records of a call that then failed on a record Spark can't read.
-    return replace(ingested, records=appended)
 
 
 def _spans_by_topic_id(topics: Mapping[str, TopicState]) -> dict[Partition, OffsetSpan]:
-    """Return the offsets that each partition has, by topic id and number."""
+    """Return the offsets that each partition of these topics has, by the topic's id and the
+    partition."""
     return {(topics[name].id, number): span for (name, number), span in spans_of(topics).items()}
 
 
@@ -173,7 +180,7 @@ def fold(checkpoints: Checkpoints) -> int:
 
 
 def fold_all(tables: Tables) -> None:
-    """Fold records that a killed run left; to be called within `locked`. Raises `JobError`."""
+    """Fold records that a killed run left; call it within `Tables.locked`. Raises `JobError`."""
     checkpoints = Checkpoints(tables)
     checkpoints.check_fold()
     fold(checkpoints)
@@ -202,10 +209,10 @@ def _fold_batch(tables: Tables, records: DataFrame) -> FoldedBatch:
 
 
 def fold_records(records: DataFrame) -> DataFrame:
-    """Fold records to one row per failed event, to be merged into `failures`, without summaries and
-    days yet.
+    """Fold records to one row per failed event, to be merged into `failures`. The rows have no
+    summaries and no days yet.
 
-    Each pass over a streamed batch reads all its columns again, so `records` is read once; a second
+    Each pass over a streamed batch reads all its columns again. So `records` is read once; a second
     time only if some failures have several records.
     """
     singles = compute_rows(records.transform(compact_plan.fold_single))
@@ -215,15 +222,16 @@ def fold_records(records: DataFrame) -> DataFrame:
     count = repeated.count()
     if count == 0:
         return singles
+    # `limit` above left one more than can be sent to every task.
     if count > compact_plan.MAX_REPEATED:
         return compute_rows(records.transform(compact_plan.fold_several))
     several = compute_rows(records.transform(compact_plan.fold_repeated, repeated))
-    return singles.transform(compact_plan.not_repeated, repeated).unionByName(several)
+    return singles.transform(compact_plan.without_repeated, repeated).unionByName(several)
 
 
 def _merge_small_files(tables: Tables) -> tuple[str, ...]:
-    """Merge the small files of each day that has too many; returns the names of the tables that had
-    such days."""
+    """Merge the small files of each day that has too many; returns the names of the tables in which
+    files were merged."""
     merged = []
     for name in BY_DAY:
         if days := tables.days_of_small_files(
@@ -245,7 +253,7 @@ def vacuum(tables: Tables, now: datetime) -> None:
 def forget_expired(
     tables: Tables, options: CompactOptions, spans: Mapping[Partition, OffsetSpan], now: datetime
 ) -> int:
-    """Delete failures whose retention has ended, once a day; returns how many.
+    """Delete failures whose retention has ended, at most once a day; returns how many.
 
     `spans` are the offsets that Kafka has of the partitions that this run reads.
     """
@@ -287,6 +295,7 @@ def _delete_from_topics(
         return 0
     in_tables = _read_spans_in_tables(tables, ranges)
     log = KafkaRecords(kafka, {topic.id: name for name, topic in topics.items()})
+    # Without topics that were deleted, or created anew, since `topics` were read.
     current_topics = {
         name: topic
         for name, topic in kafka.topics(sorted({name for name, *_ in ranges})).items()
@@ -310,16 +319,19 @@ def _delete_from_topics(
 
 
 def _read_checkpoints(checkpoints: Checkpoints) -> Offsets:
-    """Return how far each partition was read by the last batch; empty before the first one."""
+    """Return how far each partition was read by the last batch; empty before the first batch, or if
+    the batch's file is missing or broken."""
     last = checkpoints.last_batch()
-    return (None if last is None else checkpoints.offsets_after(last)) or {}
+    if last is None:
+        return {}
+    return checkpoints.offsets_after(last) or {}
 
 
 def _first_young_offsets(
     kafka: KafkaClient, spans: Mapping[Position, OffsetSpan], keep_hours: float
 ) -> Mapping[Position, int]:
-    """Return the offset of each partition's first record that is younger than `keep_hours`, -1 if
-    there is none. `spans` are the offsets that Kafka has; partitions without records are left
+    """Return the offset of each partition's first record that is younger than `keep_hours`; -1 if
+    all are older. `spans` are the offsets that Kafka has; partitions without records are left
     out."""
     positions = [position for position, span in spans.items() if span.start < span.end]
     return kafka.offsets_at(positions, time.time() - keep_hours * 3600) if positions else {}
@@ -328,17 +340,18 @@ def _first_young_offsets(
 def _read_spans_in_tables(
     tables: Tables, ranges: Sequence[tuple[Any, ...]]
 ) -> Mapping[Position, list[OffsetSpan]]:
-    """Return which offsets of these ranges are in the table `records`, or `purged`, as contiguous
-    ranges. Both tables are read by position: only the files that may have these."""
+    """Return which offsets of these ranges (rows of `RANGES`) are in the table `records` or
+    `purged`, as contiguous spans. Of both tables, only files that may have these offsets are
+    read."""
     bounds = within_bounds(
         [OffsetBounds(id_, partition, start, end - 1) for _, id_, partition, start, end in ranges]
     )
     positions = tables.read("records").select(*KEY).where(bounds)
     if not tables.is_empty("purged"):
         positions = positions.unionByName(tables.read("purged").where(bounds))
-    older = tables.rows(ranges, compact_plan.RANGES)
+    range_rows = tables.rows(ranges, compact_plan.RANGES)
     in_tables: dict[Position, list[OffsetSpan]] = defaultdict(list)
-    for row in positions.transform(compact_plan.contiguous_ranges, older).collect():
+    for row in positions.transform(compact_plan.contiguous_ranges, range_rows).collect():
         in_tables[row["topic"], row["partition"]].append(OffsetSpan(row["start"], row["end"]))
     return in_tables
 
@@ -346,9 +359,9 @@ def _read_spans_in_tables(
 def _forget_purged(
     tables: Tables, ranges: Sequence[tuple[Any, ...]], deleted_until: Mapping[Position, int]
 ) -> None:
-    """Remove from the table `purged` the positions that Kafka doesn't have any more: those below
-    `deleted_until`, in the logs that `ranges` (rows of `RANGES`) name. The others are still needed,
-    so that their records aren't read again."""
+    """Remove from the table `purged` the positions that Kafka doesn't have any more: positions
+    below `deleted_until`, in the logs that `ranges` (rows of `RANGES`) name. All others are still
+    needed, so that their records aren't read again."""
     if not deleted_until or tables.is_empty("purged"):
         return
     rows = [
@@ -365,8 +378,8 @@ def _forget_purged(
 
 
 def _spans_over_logs(ranges: Iterable[tuple[Any, ...]]) -> dict[Position, OffsetSpan]:
-    """Return the span of each partition (topic's name, number) over all its logs, from rows of
-    `RANGES`."""
+    """Return for each partition (topic's name, number) one span over all its logs. `ranges` are
+    rows of `RANGES`."""
     partitions: dict[Position, OffsetSpan] = {}
     for name, _, partition, start, end in ranges:
         span = partitions.get((name, partition), OffsetSpan(start, end))

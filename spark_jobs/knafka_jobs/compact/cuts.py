@@ -23,11 +23,11 @@ class LogView(Protocol):
     """Reads single committed records from Kafka. Raises `JobError`."""
 
     def first_at(self, offsets: Mapping[Partition, int]) -> Mapping[Partition, RecordMark]:
-        """Return the mark of the first record at or after each offset; only of partitions with
-        one."""
+        """Return the mark of the first record at or after each offset. Partitions without such a
+        record are left out."""
 
     def last_in(self, spans: Mapping[Partition, OffsetSpan]) -> Mapping[Partition, RecordMark]:
-        """Return the mark of the last record of each span; only of spans with one."""
+        """Return the mark of the last record of each span. Spans without a record are left out."""
 
 
 class CommittedRecord(Protocol):
@@ -43,21 +43,22 @@ class RowView(Protocol):
     def rows_read_last(
         self, partitions: Mapping[Partition, ReadState]
     ) -> Mapping[Partition, RecordMark]:
-        """Return the mark of the row at the offset before its `ReadState`'s `next`, for each
-        partition that has this row. Epochs of these marks are unknown.
-        """
+        """Return the mark of the row at the offset before `ReadState.next`, for each partition that
+        has this row. The epochs of these marks are unknown."""
 
     def last_row(self, partition: Partition, reached: ReadState) -> RecordMark | None:
-        """Return the mark of a partition's last row below `reached.next`; None without rows."""
+        """Return the mark of a partition's last row below `reached.next`; None if it has no such
+        row."""
 
 
 def find_cuts(
     offsets_read: Offsets, spans: Mapping[Partition, OffsetSpan], log: LogView, rows: RowView
 ) -> tuple[dict[Partition, int], dict[Partition, RecordMark]]:
-    """Return the offset at which each log was cut, and the mark of each uncut partition whose
-    `ReadState` has none.
+    """Return two things: the offset at which each cut log was cut, and the mark of each uncut
+    partition whose `ReadState` has none.
 
     `spans` are the offsets that Kafka has now. Only cuts below the offsets that were read count.
+    Raises `JobError`.
     """
     read_partitions = {
         partition: reached
@@ -74,35 +75,15 @@ def find_cuts(
     }
     if unmarked:
         marks |= rows.rows_read_last(unmarked)
-    at_marks = log.first_at(
-        {
-            partition: mark.offset
-            for partition, mark in marks.items()
-            if spans[partition].start <= mark.offset < spans[partition].end
-        }
-    )
-    # Between the mark, the last record that was read, and `next` there were no records.
-    after_marks = log.first_at(
-        {
-            partition: start
-            for partition, mark in marks.items()
-            if (start := max(mark.offset + 1, spans[partition].start))
-            < min(read_partitions[partition].next, spans[partition].end)
-        }
-    )
     cuts, new_marks = {}, {}
-    for partition, reached in read_partitions.items():
-        mark, at_mark = marks.get(partition), at_marks.get(partition)
-        compared = _ComparedLog(
-            reached, spans[partition], mark, at_mark, after_marks.get(partition)
-        )
-        if mark is None and not compared.is_short:
+    for partition, compared in _compare_logs(read_partitions, spans, marks, log).items():
+        if compared.mark is None and not compared.is_short:
             continue  # the last row was purged, so nothing can be compared
         if compared.is_unchanged:
-            if partition in unmarked and at_mark is not None:
-                new_marks[partition] = at_mark
+            if partition in unmarked and compared.at_mark is not None:
+                new_marks[partition] = compared.at_mark
             continue
-        cut_offset = _find_cut(partition, reached, spans[partition], mark, log, rows)
+        cut_offset = _find_cut(partition, compared.reached, compared.span, compared.mark, log, rows)
         if cut_offset is None:
             cut_offset = compared.first_changed_offset()
         if cut_offset is not None:
@@ -110,10 +91,52 @@ def find_cuts(
     return cuts, new_marks
 
 
+def _compare_logs(
+    read_partitions: Offsets,
+    spans: Mapping[Partition, OffsetSpan],
+    marks: Mapping[Partition, RecordMark],
+    log: LogView,
+) -> dict[Partition, _ComparedLog]:
+    """Return what was read of each of these partitions, and what Kafka has there now.
+
+    `spans` are the offsets that Kafka has. `marks` are the last records that were read, as far as
+    they are known. Raises `JobError`.
+    """
+    at_marks = log.first_at(
+        {
+            partition: mark.offset
+            for partition, mark in marks.items()
+            if spans[partition].start <= mark.offset < spans[partition].end
+        }
+    )
+    # When the mark's record was read, there were no records between it and `next`.
+    behind_marks = {
+        partition: OffsetSpan(
+            max(mark.offset + 1, spans[partition].start),
+            min(read_partitions[partition].next, spans[partition].end),
+        )
+        for partition, mark in marks.items()
+    }
+    after_marks = log.first_at(
+        {partition: span.start for partition, span in behind_marks.items() if span.start < span.end}
+    )
+    return {
+        partition: _ComparedLog(
+            reached,
+            spans[partition],
+            marks.get(partition),
+            at_marks.get(partition),
+            after_marks.get(partition),
+        )
+        for partition, reached in read_partitions.items()
+    }
+
+
 class _ComparedLog(NamedTuple):
     """What was read of a partition's log, and what Kafka has of it now."""
 
     reached: ReadState
+    """How far the log was read."""
     span: OffsetSpan
     """The offsets that Kafka has now."""
     mark: RecordMark | None
@@ -121,7 +144,8 @@ class _ComparedLog(NamedTuple):
     at_mark: RecordMark | None
     """Kafka's first record at the mark's offset or after it."""
     after_mark: RecordMark | None
-    """Kafka's first record after the mark's offset, looked for up to the offset that was read."""
+    """Kafka's first record after the mark's offset; looked for below the offset up to which the log
+    was read."""
 
     @property
     def is_short(self) -> bool:
@@ -130,38 +154,38 @@ class _ComparedLog(NamedTuple):
 
     @property
     def is_filled(self) -> bool:
-        """Whether a record lies between the last one that was read and the offset up to which the
-        log was read, where there was none at that time."""
+        """Whether a record lies after the last record that was read and below the offset up to
+        which the log was read. There was none when it was read."""
         return self.after_mark is not None and self.after_mark.offset < self.reached.next
 
     @property
-    def has_mark(self) -> bool:
-        """Whether the last record that was read is still at its offset, as far as that is known and
-        Kafka still has that offset."""
+    def still_has_mark(self) -> bool:
+        """Whether the last record that was read is still at its offset. True also if that record
+        isn't known, or Kafka doesn't have its offset any more."""
         if self.mark is None or self.mark.offset < self.span.start:
             return True
         return self.at_mark is not None and is_same_record(self.at_mark, self.mark)
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether nothing shows that the log is another one than was read."""
-        return self.has_mark and not self.is_short and not self.is_filled
+        """Whether nothing shows that the log is another one than the log that was read."""
+        return self.still_has_mark and not self.is_short and not self.is_filled
 
     def first_changed_offset(self) -> int | None:
-        """Return the first offset that is known to have changed; None: none is known."""
+        """Return the first offset that is known to have changed; None if none is known."""
         mark, at_mark = self.mark, self.at_mark
         if self.is_filled and mark is not None:
             return max(mark.offset + 1, self.span.start)
         # While the mark's record is still there, only offsets behind it are lost, such as that of a
         # transaction's marker.
-        if not self.has_mark and mark and at_mark and at_mark.offset == mark.offset:
+        if not self.still_has_mark and mark and at_mark and at_mark.offset == mark.offset:
             return mark.offset
         return self.span.end if self.is_short else None
 
 
 def is_same_record(record: RecordMark, mark_read: RecordMark) -> bool:
-    """Whether Kafka's record is the one that was read. An unknown epoch of either, and an
-    impossible time, are not compared."""
+    """Whether Kafka's record is the record that was read. Epochs are compared only if both are
+    known, and the time only if it is a possible one."""
     epochs_fit = None in (record.epoch, mark_read.epoch) or record.epoch == mark_read.epoch
     times_fit = record.time == mark_read.time or not 0 <= record.time <= LATEST * 1000
     content_fits = (record.offset, record.digest) == (mark_read.offset, mark_read.digest)
@@ -176,8 +200,9 @@ def _find_cut(
     log: LogView,
     rows: RowView,
 ) -> int | None:
-    """Return the offset at which a log was cut, by the epoch of `mark`, the last record read, or
-    else by comparing rows; None if neither tells. `span` has the offsets that Kafka has now."""
+    """Return the offset at which a log was cut, by the epoch of `mark` (the last record read), or
+    else by comparing rows with Kafka's records. None if neither tells. `span` has the offsets that
+    Kafka has now."""
     offsets_read = range(span.start, min(reached.next, span.end))
 
     def first_at(offset: int) -> RecordMark | None:
@@ -217,7 +242,7 @@ def _find_cut(
 def first_offset_where(offsets: range, holds: Callable[[int], bool]) -> int | None:
     """Return the first offset for which `holds` is true, by binary search; None if it never is.
 
-    `holds` must be true for all offsets after the first one.
+    Once `holds` is true for an offset, it must be true for all later offsets.
     """
     low, high = offsets.start, offsets.stop
     while low < high:
@@ -237,8 +262,8 @@ def deletable_until(
     """Return the offset below which all committed records of a span are in the table, so that they
     may be deleted from their topic.
 
-    `in_table` are the spans that the table has without a gap. In a gap, `messages` tells whether
-    Kafka has committed records there: offsets of markers and aborted records have none.
+    `in_table` are the spans that the table has without a gap. For a gap, `messages` returns the
+    committed records that Kafka has there: offsets of markers and aborted records have none.
     """
     until = span.start
     remaining = sorted(in_table, key=lambda stretch: stretch.start)

@@ -26,7 +26,7 @@ class IngestBatch:
     """The dead letters that one batch reads and appends."""
 
     ranges: Mapping[Partition, OffsetSpan]
-    """The offsets to read of each partition; none of the spans is empty."""
+    """The offsets to read of each partition; no range is empty."""
     after: Offsets
     """How far each partition is read once the batch is appended, including partitions that the
     batch doesn't read."""
@@ -43,7 +43,7 @@ class IngestResult:
     missed: int
     """Number of records that were deleted from their topics before a compaction read them."""
     cuts: Mapping[Partition, OffsetSpan] = field(default_factory=dict)
-    """The offsets of each partition that were read and that a cut then took from its log."""
+    """The offsets of each partition that were read, and that a cut of its log then took away."""
 
 
 class BatchStore(RowView, Protocol):
@@ -53,10 +53,10 @@ class BatchStore(RowView, Protocol):
         """Return the number of the batch appended last; None before the first batch."""
 
     def offsets_after(self, batch: int) -> Offsets | None:
-        """Return the offsets saved for a batch; None if they are missing."""
+        """Return the offsets saved for a batch; None if they are missing or broken."""
 
     def offsets_of_rows(self) -> Offsets:
-        """Return how far partitions were read by the stored rows, for tables without saved
+        """Return how far partitions were read, as the stored rows show; for tables without saved
         offsets."""
 
     def save_offsets(self, batch: int, after: Offsets) -> None:
@@ -73,9 +73,9 @@ def next_batch(
 ) -> IngestBatch | None:
     """Return the next batch of about `limit` records; None if there is nothing to read or to save.
 
-    `spans` are the offsets that Kafka has of the partitions to read; `offsets_read` is how far
-    partitions were read. A partition goes on where it was read to, or at its first record if that
-    is later or the partition was never read.
+    `spans` are the offsets that Kafka has of the partitions to read. `offsets_read` is how far
+    partitions were read: reading goes on there, or at the first record that Kafka has if that is
+    later or the partition was never read.
     """
     waiting: dict[Partition, OffsetSpan] = {}
     offsets_after = dict(offsets_read)
@@ -108,10 +108,11 @@ def ingest_spans(
     append: Append,
     clock: Callable[[], int],
 ) -> IngestResult:
-    """Append the records of these spans that the store lacks, in batches of about `limit` records.
+    """Append the records of these spans that the store lacks, in batches of about `limit` records;
+    returns the sums of all batches.
 
     If logs were cut, a first batch without records saves the offsets at which reading goes on.
-    `clock` returns nanoseconds; batch numbers are made from it. Raises `JobError`.
+    `clock` returns nanoseconds, from which batch numbers are made. Raises `JobError`.
     """
     last = store.last_batch()
     saved = None if last is None else store.offsets_after(last)
@@ -152,8 +153,8 @@ def ingest_spans(
 def with_marks_of_ranges(
     offsets_read: Offsets, ranges: Mapping[Partition, OffsetSpan], log: LogView
 ) -> Offsets:
-    """Return `offsets_read` with the mark (`RecordMark`) of the last record of each partition's
-    range, which `log` reads. A range without records changes nothing. Raises `JobError`."""
+    """Return `offsets_read` with a new mark (`RecordMark`) of each partition whose range has a
+    record: that of the last record, which `log` reads. Raises `JobError`."""
     marks = log.last_in(
         {partition: span for partition, span in ranges.items() if span.start < span.end}
     )
@@ -169,4 +170,6 @@ def with_marks_of_ranges(
 def _share(size: int, limit: int, total: int) -> int:
     """Return how many of a partition's `size` offsets a batch of about `limit` offsets reads, if
     all partitions together have `total`: the same share of each partition, rounded up."""
-    return size if total <= limit else -(-size * limit // total)
+    if total <= limit:
+        return size
+    return -(-size * limit // total)  # `//` rounds down: of the negative number, so up

@@ -41,8 +41,8 @@ Progress = Callable[[str], object]
 """Called with one line of progress."""
 
 GONE_TOPIC_AGE: Final = timedelta(hours=1)
-"""Age of a replayed event from which its topic counts as deleted if Kafka doesn't have it: a broker
-may learn later than others of a topic that was just created."""
+"""Age from which a replayed event's topic counts as deleted if Kafka doesn't have it. A broker may
+learn later than others of a topic that was just created."""
 
 DELETED_AND_SETTLED: Final[Columns] = {
     "topic_id": "string",
@@ -50,8 +50,8 @@ DELETED_AND_SETTLED: Final[Columns] = {
     "start": "bigint",
     "until": "bigint",
 }
-"""Columns of a partition's first offset, below which its records are deleted, and of the one below
-which its group has settled it."""
+"""Columns of a partition's two bounds: records below `start` are deleted, and events below `until`
+are settled by the partition's group."""
 
 STARTS: Final[Columns] = {
     "topic": "string",
@@ -59,7 +59,7 @@ STARTS: Final[Columns] = {
     "partition": "int",
     "start": "bigint",
 }
-"""Columns of a partition's first offset."""
+"""Columns with a partition's first offset."""
 
 
 def read_settled_offsets(tables: Tables, kafka: KafkaClient) -> list[tuple[str, int, int]]:
@@ -81,39 +81,39 @@ def read_settled_offsets(tables: Tables, kafka: KafkaClient) -> list[tuple[str, 
     ]
 
 
-def mark_gone(
+def mark_lost_by_deletion(
     tables: Tables,
     kafka: KafkaClient,
     broker: BrokerName | None,
     now: datetime,
     progress: Progress,
 ) -> None:
-    """Mark pending replayed events as lost if they were deleted before they were settled: with
-    their records, or with their replay topic, which may have been created anew since.
+    """Mark pending replayed events as lost if their records, or their replay topic, were deleted
+    before they were settled. The topic may have been created anew since.
 
     Nobody delivers such events any more, and as long as they are pending they can't be replayed.
     Only events of `broker` are marked; None: of all Brokers. Events of other Brokers may be in
     another Kafka, so without `broker` a topic counts as deleted only if this Kafka has a
-    dead-letter topic of its Broker.
+    dead-letter topic of its Broker. Raises `JobError`.
     """
     if tables.is_empty("sent"):
         return
     pending = tables.read("sent").transform(pending_of, broker)
     partition_columns = ("namespace", "broker", "trigger", "topic", "topic_id", "partition")
-    firsts = pending.groupBy(*partition_columns).agg(F.min("offset").alias("first")).collect()
-    topics = kafka.topics(sorted({row["topic"] for row in firsts}))
-    gone, cut_topics = list[Row](), dict[str, TopicState]()
-    for row in firsts:
+    partitions = pending.groupBy(*partition_columns).agg(F.min("offset").alias("first")).collect()
+    topics = kafka.topics(sorted({row["topic"] for row in partitions}))
+    gone_partitions, cut_topics = list[Row](), dict[str, TopicState]()
+    for row in partitions:
         topic = topics.get(row["topic"])
         if topic is None or topic.id != row["topic_id"]:
-            gone.append(row)
+            gone_partitions.append(row)
         elif (span := topic.spans.get(row["partition"])) and row["first"] < span.start:
             cut_topics[topic.name] = topic
-    if gone and broker is None:
-        gone = _with_broker_here(gone, kafka.topic_names())
-    if not gone and not cut_topics:
+    if gone_partitions and broker is None:
+        gone_partitions = _with_broker_here(gone_partitions, kafka.topic_names())
+    if not gone_partitions and not cut_topics:
         return
-    gone_ids = {row["topic_id"] for row in gone}
+    gone_ids = {row["topic_id"] for row in gone_partitions}
     # The starts were read before the commits: what was settled meanwhile is not marked. Without a
     # commit (a group that has expired, or was deleted) it isn't known what was settled.
     settled = [
@@ -135,25 +135,26 @@ def mark_gone(
 
 
 def _with_broker_here(rows: Iterable[Row], topic_names: Collection[str]) -> list[Row]:
-    """Return the rows (`namespace`, `broker`, `trigger`) of Brokers and Triggers that have a
-    dead-letter topic among these topics."""
-    here: dict[BrokerName, bool] = {}
-    result = []
+    """Return the rows (`namespace`, `broker`, `trigger`) whose Broker or Trigger has a dead-letter
+    topic among these topics, and so is in this Kafka."""
+    has_topic_here: dict[BrokerName, bool] = {}
+    rows_here = []
     for row in rows:
         broker = BrokerName(row["namespace"], row["broker"])
-        if broker not in here:
-            here[broker] = any(is_dead_letter_topic(name, broker) for name in topic_names)
-        # A name that was shortened is only found as the Trigger's.
-        if here[broker] or dead_letter_topic(*broker, row["trigger"]) in topic_names:
-            result.append(row)
-    return result
+        if broker not in has_topic_here:
+            has_topic_here[broker] = any(is_dead_letter_topic(name, broker) for name in topic_names)
+        # A topic's name that was shortened doesn't tell its Broker, only its Trigger.
+        if has_topic_here[broker] or dead_letter_topic(*broker, row["trigger"]) in topic_names:
+            rows_here.append(row)
+    return rows_here
 
 
-def mark_lost(tables: Tables, kafka: KafkaClient, progress: Progress) -> None:
+def mark_lost_by_cut(tables: Tables, kafka: KafkaClient, progress: Progress) -> None:
     """Mark pending replayed events as lost if the log of their replay topic was cut before them.
 
     Other records may have the offsets of the lost events by now. So call this before
     `mark_outcomes`, which would take commits of these offsets for commits of the lost events.
+    Raises `JobError`.
     """
     if tables.is_empty("sent"):
         return
@@ -167,13 +168,8 @@ def mark_lost(tables: Tables, kafka: KafkaClient, progress: Progress) -> None:
         span = None if topic is None else topic.spans.get(row["partition"])
         if topic is None or span is None or topic.id != row["topic_id"]:
             continue
-        position, offset = (topic.id, row["partition"]), row["offset"]
-        one_record = OffsetSpan(offset, min(offset + 1, span.end))
-        header_value = f"{row['replay_id']}/{row['failure_id']}".encode()
-        messages = () if offset >= span.end else log.messages(position, one_record)
-        if offset >= span.start and not any(
-            (REPLAY, header_value) in headers_of(message) for message in messages
-        ):
+        # Below the first offset, events were deleted, not lost.
+        if row["offset"] >= span.start and not _is_in_log(row, topic.id, span, log):
             ranges[row["topic"], row["partition"]] = span
     if not ranges:
         return
@@ -192,11 +188,22 @@ def mark_lost(tables: Tables, kafka: KafkaClient, progress: Progress) -> None:
     _update_outcomes(tables, newly_lost)
 
 
+def _is_in_log(row: Row, topic_id: str, span: OffsetSpan, log: KafkaRecords) -> bool:
+    """Whether the replayed event of a row of `last_pending` is still at its offset in its replay
+    topic. `span` has the offsets that Kafka has of the row's partition. Raises `JobError`."""
+    offset = row["offset"]
+    if offset >= span.end:
+        return False
+    header_value = f"{row['replay_id']}/{row['failure_id']}".encode()
+    messages = log.messages((topic_id, row["partition"]), OffsetSpan(offset, offset + 1))
+    return any((REPLAY, header_value) in headers_of(message) for message in messages)
+
+
 def mark_outcomes(tables: Tables, committed: list[tuple[str, int, int]]) -> None:
     """Mark failures that a replay resolved, then note the outcomes of the replayed events.
 
     `committed` (topic id, partition, offset) is from `read_settled_offsets`. If the run is killed
-    in between, the events are still pending, and the next run does both again.
+    in between, the events are still pending, and the next run does both steps again.
     """
     if not committed:
         return

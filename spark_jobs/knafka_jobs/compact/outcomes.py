@@ -54,7 +54,7 @@ def outcomes_of(sent: DataFrame, records: DataFrame, committed: DataFrame) -> Da
 
 
 def last_pending(sent: DataFrame) -> DataFrame:
-    """Return the last pending event of each partition.
+    """Return the pending event with the highest offset of each partition.
 
     Columns: `topic`, `topic_id`, `partition`, `offset`, `replay_id`, `failure_id`.
     """
@@ -92,8 +92,8 @@ def as_lost(events: DataFrame) -> DataFrame:
 
 
 def pending_of(sent: DataFrame, broker: BrokerName | None) -> DataFrame:
-    """Return the pending rows of `sent`, whose events have no outcome yet, of one Broker; None: of
-    all."""
+    """Return the pending rows of `sent`, whose events have no outcome yet: those of one Broker, or
+    of all if `broker` is None."""
     pending = sent.where("outcome IS NULL")
     if broker is None:
         return pending
@@ -103,15 +103,15 @@ def pending_of(sent: DataFrame, broker: BrokerName | None) -> DataFrame:
 
 
 def lost_with_topics(pending: DataFrame, topic_ids: Collection[str], before: datetime) -> DataFrame:
-    """Return the pending rows whose event was sent `before` a time to one of these topics, which
-    Kafka doesn't have any more, with outcome `lost`."""
+    """Return the pending rows whose event was sent `before` a time to one of these topics
+    (`topic_ids`), which Kafka doesn't have any more, with outcome `lost`."""
     in_topics = pending.where(F.col("topic_id").isin(*topic_ids))
     return in_topics.where(F.col("sent") < F.lit(before)).transform(as_lost)
 
 
 def deleted_unsettled(pending: DataFrame, settled: DataFrame) -> DataFrame:
-    """Return pending rows that were deleted from their topic before they were settled, with outcome
-    `lost`.
+    """Return the pending rows whose record was deleted from its topic before the event was settled,
+    with outcome `lost`.
 
     `settled` (`topic_id`, `partition`, `start`, `until`) has each partition's first offset, and the
     offset up to which the partition's group has settled it.
@@ -124,8 +124,8 @@ def deleted_unsettled(pending: DataFrame, settled: DataFrame) -> DataFrame:
 
 
 def resolved_failures(outcomes: DataFrame) -> DataFrame:
-    """Return the failures to mark as resolved: `failure_id`, and their last times `sent` and
-    `judged`."""
+    """Return the failures to mark as resolved: `failure_id`, and the latest times `sent` and
+    `judged` of their replayed events."""
     return (
         outcomes.where(F.col("outcome") == RESOLVED)
         .groupBy("failure_id")

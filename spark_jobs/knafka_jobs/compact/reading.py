@@ -32,14 +32,16 @@ OVERFLOW_ERROR: Final = "long overflow"
 """Words of Spark's error for a timestamp outside its range."""
 
 MAX_UNREADABLE_SPANS: Final = 20
-"""Spans of unreadable records of one partition that one run reads; the next run goes on."""
+"""Largest number of spans of unreadable records of one partition that one run reads; the next run
+goes on."""
 
 MAX_SPAN_RECORDS: Final = 20
-"""Most records in a span of unreadable records: their content is held in memory."""
+"""Largest number of records in a span of unreadable records: their content is held in memory."""
 
 _MIN_TIME: Final = -62_135_596_800_000
+"""The earliest time that Spark can read, in the year 1: milliseconds since the Unix epoch."""
 _MAX_TIME: Final = 253_402_300_799_000
-"""The years 1 to 9999, in milliseconds since the Unix epoch: times that Spark can read."""
+"""The latest time that Spark can read, in the year 9999: milliseconds since the Unix epoch."""
 
 _RAW: Final[Columns] = {
     **{"key": "string", "value": "string", "topic": "string", "partition": "int"},
@@ -64,7 +66,8 @@ class BatchReader:
         """The ranges of the batch that was read last."""
 
     def rows(self, batch: IngestBatch) -> DataFrame:
-        """Return the rows of a batch, for `records`; they are read when they are written."""
+        """Return the rows of a batch, for `records`. Spark reads them when they are written;
+        records of partitions in `one_by_one` are read at once."""
         self.last_ranges = batch.ranges
         by_spark = {
             partition: span
@@ -92,7 +95,8 @@ class BatchReader:
     def unreadable_spans(
         self, ranges: Mapping[Partition, OffsetSpan]
     ) -> dict[Partition, list[OffsetSpan]]:
-        """Return the spans of records in these ranges that Spark can't read. Reads every record."""
+        """Return the spans of records in these ranges that Spark can't read; partitions without any
+        are left out. Reads every record."""
         unreadable: dict[Partition, list[OffsetSpan]] = {}
         for partition, span in ranges.items():
             for message in self.log.messages(partition, span):
@@ -130,7 +134,7 @@ class BatchReader:
         return _log_rows(self._tables, batch.ranges, batch.after, self._names)
 
 
-def ingest_around(
+def ingest_around_unreadable(
     ingest: Callable[[Mapping[Partition, OffsetSpan]], IngestResult],
     reader: BatchReader,
     spans: Mapping[Partition, OffsetSpan],
@@ -139,9 +143,9 @@ def ingest_around(
 ) -> IngestResult:
     """Ingest all of these spans; records that Spark can't read are read one by one.
 
-    `ingest` ingests spans with `reader`: it is called for all spans and, after each failure, for
-    the parts of a partition up to each stretch of unreadable records. `names` has the topic's name
-    of each topic id. Raises `JobError`, also after `MAX_UNREADABLE_SPANS` failures.
+    `ingest` ingests spans with `reader`. It is called for all spans and, after each failure, for
+    the parts of a partition before and in each stretch of unreadable records. `names` has the
+    topic's name of each topic id. Raises `JobError`, also after `MAX_UNREADABLE_SPANS` failures.
     """
     ingested = IngestResult(0, 0)
     spans = dict(spans)
@@ -160,14 +164,15 @@ def ingest_around(
                 f"{count} records of {partition_name} have an impossible timestamp: the time of "
                 "this run is stored instead"
             )
+            start = spans[partition].start
             for stretch in stretches[:MAX_UNREADABLE_SPANS]:
-                # First all records before the stretch, by Spark; then the stretch itself.
-                for end, is_unreadable in ((stretch.start, False), (stretch.end, True)):
-                    reader.one_by_one = {partition} if is_unreadable else set()
-                    ingested = _sum_ingested(
-                        ingested, ingest({partition: OffsetSpan(spans[partition].start, end)})
-                    )
-            reader.one_by_one = set()
+                # All records before the stretch, by Spark.
+                before_stretch = ingest({partition: OffsetSpan(start, stretch.start)})
+                # Records that are read already aren't read again, so this is only the stretch.
+                reader.one_by_one = {partition}
+                only_stretch = ingest({partition: OffsetSpan(start, stretch.end)})
+                reader.one_by_one = set()
+                ingested = _sum_ingested(_sum_ingested(ingested, before_stretch), only_stretch)
             if len(stretches) > MAX_UNREADABLE_SPANS:
                 progress(
                     f"the remaining records of {partition_name} are left for the next run: they "
@@ -178,7 +183,7 @@ def ingest_around(
 
 
 def is_overflow_error(error: JobError) -> bool:
-    """Whether Spark failed on a timestamp outside its range."""
+    """Whether Spark failed because of a timestamp outside its range."""
     return OVERFLOW_ERROR in f"{error}{error.__cause__}"
 
 
@@ -186,22 +191,22 @@ def read_ranges(
     tables: Tables,
     kafka: KafkaClient,
     ranges: Mapping[Partition, OffsetSpan],
-    read: Offsets,
+    offsets_read: Offsets,
     names: Mapping[str, str],
 ) -> DataFrame:
     """Return the dead letters in these ranges, as rows of `records`.
 
-    `read` has the log of each partition, `names` the topic's name of each topic id. Reading fails
-    with Spark's error if Kafka has deleted a part of a range.
+    `offsets_read` has the logs of each partition, `names` the topic's name of each topic id.
+    Reading fails with Spark's error if Kafka has deleted a part of a range.
     """
     spans_by_name = {(names[topic_id], number): span for (topic_id, number), span in ranges.items()}
     rows = read_spans(tables.spark, kafka.connection, spans_by_name)
-    return rows.transform(compact_plan.records_of, _log_rows(tables, ranges, read, names))
+    return rows.transform(compact_plan.records_of, _log_rows(tables, ranges, offsets_read, names))
 
 
 def headers_of(message: Any) -> list[tuple[str, bytes | None]]:
-    """Return a record's headers; empty if a header's name isn't UTF-8. Call it once per message, as
-    confluent-kafka returns them only once."""
+    """Return a record's headers; empty if a header's name isn't UTF-8. Call it only once for each
+    message, as confluent-kafka returns headers only once."""
     try:
         return list(message.headers() or ())
     except SystemError:
@@ -209,19 +214,23 @@ def headers_of(message: Any) -> list[tuple[str, bytes | None]]:
 
 
 def _log_rows(
-    tables: Tables, ranges: Mapping[Partition, OffsetSpan], read: Offsets, names: Mapping[str, str]
+    tables: Tables,
+    ranges: Mapping[Partition, OffsetSpan],
+    offsets_read: Offsets,
+    names: Mapping[str, str],
 ) -> DataFrame:
-    """Return the current log of each partition of `ranges`, as rows of `LOGS`. `read` has the log
-    of each partition, `names` the topic's name of each topic id."""
-    rows = [
-        (names[topic_id], partition, log_id(topic_id, read[topic_id, partition].logs()[-1][1]))
-        for topic_id, partition in ranges
-    ]
+    """Return the current log of each partition of `ranges`, as rows of `LOGS`. `offsets_read` has
+    the logs of each partition, `names` the topic's name of each topic id."""
+    rows = []
+    for topic_id, partition in ranges:
+        _, log_number = offsets_read[topic_id, partition].logs()[-1]
+        rows.append((names[topic_id], partition, log_id(topic_id, log_number)))
     return tables.rows(rows, LOGS)
 
 
 def _add_offset(spans: list[OffsetSpan], offset: int) -> None:
-    """Add an offset, higher than all others, to the last span if it is adjacent and not full."""
+    """Add an offset to `spans`; it must be higher than all others. The last span grows if it is
+    adjacent and not full, else a new one is added."""
     last = spans[-1] if spans else None
     if last is not None and last.end == offset and offset - last.start < MAX_SPAN_RECORDS:
         spans[-1] = OffsetSpan(last.start, offset + 1)
@@ -230,8 +239,8 @@ def _add_offset(spans: list[OffsetSpan], offset: int) -> None:
 
 
 def _sum_ingested(first: IngestResult, second: IngestResult) -> IngestResult:
-    """Return both results as one: numbers are added; of two cuts of one partition, the second's is
-    kept."""
+    """Return both results as one. Numbers are added; if both have a cut of one partition, that of
+    `second` is kept."""
     return replace(
         first,
         records=first.records + second.records,

@@ -42,7 +42,7 @@ _CREATION_RACE_ERRORS: Final = (
     "TABLE_OR_VIEW_ALREADY_EXISTS",
     "CREATE_TABLE_WITH_NON_EMPTY_LOCATION",
 )
-"""Delta's errors for a folder that has files but is no table, or not yet."""
+"""Delta's errors for a folder that has files but is no table, or isn't one yet."""
 CREATION_TIMEOUT: Final = 30.0
 """Seconds to wait for the first commit of a table that another job has begun to create."""
 CREATION_CHECK_INTERVAL: Final = 0.1
@@ -74,7 +74,7 @@ class Tables:
             return self._ensure_table(name).toDF().select(*TABLES[name])
 
     def table_id(self, name: str) -> str:
-        """Return Delta's id of the table: a table that is created anew has another id."""
+        """Return Delta's id of the table. A table that is created anew has another id."""
         if name not in self._ids:
             self._ids[name] = str(self._current_snapshot(name).metadata().id())
         return self._ids[name]
@@ -86,15 +86,15 @@ class Tables:
         return name in self._existing
 
     def is_empty(self, name: str) -> bool:
-        """Whether a table has no data files, and so no rows, or doesn't exist; reads Delta's log,
-        without a query. A table whose files have no rows isn't empty.
+        """Whether a table has no data files, and so no rows, or doesn't exist. A table whose files
+        have no rows isn't empty. Reads Delta's log, without a query.
 
         A missing table is not created.
         """
         return not self.exists(name) or self.size(name)[0] == 0
 
     def size(self, name: str) -> tuple[int, int]:
-        """Return the number of a table's files and their total bytes."""
+        """Return the number of a table's files, and their total bytes."""
         snapshot = self._current_snapshot(name)
         checksum = snapshot.checksumOpt()
         if checksum.isDefined():
@@ -102,15 +102,15 @@ class Tables:
         return int(snapshot.numOfFiles()), int(snapshot.sizeInBytes())
 
     def last_version(self, name: str, writer: str) -> int | None:
-        """Return the number (`txnVersion`) of `writer`'s last commit to a table; None without
-        one."""
+        """Return the number (`txnVersion`) of `writer`'s last commit to a table; None if it has
+        made none."""
         if not self.exists(name):
             return None
         number = self._current_snapshot(name).transactions().get(writer)
         return int(number.get()) if number.isDefined() else None
 
     def rows(self, values: Iterable[tuple[Any, ...]], columns: Columns) -> DataFrame:
-        """Return rows of values as a DataFrame with these columns. It is made from JSON, as
+        """Return values, row by row, as a DataFrame with these columns. It is made from JSON, as
         createDataFrame would start Python workers."""
         text = json.dumps([dict(zip(columns, row, strict=True)) for row in values], default=str)
         rows = F.from_json(F.lit(text), f"array<struct<{ddl(columns)}>>")
@@ -127,10 +127,10 @@ class Tables:
     def upsert(
         self, rows: DataFrame, name: str, on: str, update: Mapping[str, str] | None = None
     ) -> None:
-        """MERGE rows into a table: insert new rows, and update those for which `on` holds.
+        """MERGE rows into a table: insert new rows, and update the rows for which `on` holds.
 
-        `on` and `update` are SQL, in which `more` is `rows` and the table has its name; without
-        `update` existing rows stay unchanged.
+        `on` and `update` are SQL, in which `more` is `rows` and the table has its name; if `update`
+        is None, existing rows stay unchanged.
         """
         merge = self._merge(rows, name, on)
         if update is not None:
@@ -148,8 +148,8 @@ class Tables:
         self._merge(rows, name, on).whenMatchedDelete().execute()
 
     def days_of_small_files(self, name: str, full: int, most: int) -> list[date | None]:
-        """Return the days of a table that have more than `most` files of fewer than `full` bytes
-        (None: rows without a day); reads only Delta's log."""
+        """Return the days of a table that have more than `most` files of fewer than `full` bytes;
+        None among them stands for rows without a day. Reads only Delta's log."""
         if self.size(name)[0] <= most:
             return []
         files = DataFrame(self._current_snapshot(name).allFiles().toDF(), self.spark)
@@ -169,8 +169,8 @@ class Tables:
         self._ensure_table(name).vacuum()
 
     def is_due(self, name: str, clock: str, now: datetime) -> bool:
-        """Whether the daily task `clock` is due for a table: it last ran more than a day before
-        `now`, or never, and the table is older than a day."""
+        """Whether the daily task `clock` is due for a table: more than a day has passed at `now`
+        since it last ran. If it never ran, the table's creation counts instead."""
         path, system = self._clock_file(name, clock)
         if system.exists(path):
             stream = system.open(path)
@@ -246,7 +246,8 @@ class Tables:
 
     @contextlib.contextmanager
     def locked(self, job_name: str = "compaction") -> Iterator[None]:
-        """Hold the lock of a kind of job on these tables; raises `JobError` if it is taken.
+        """Hold the lock of a kind of job on these tables while the context is open. Raises
+        `JobError` if another job has it.
 
         On an object store, which has no locks, nothing is held: see `Checkpoints.append_batch` and
         the module that runs replays for what keeps two jobs apart there.
@@ -268,7 +269,7 @@ class Tables:
         return "://" not in self.root
 
     def in_use_error(self, job_name: str = "compaction") -> JobError:
-        """Return the error that another compaction, or replay, runs on these tables."""
+        """Return the error to raise if another job of this kind runs on these tables."""
         return JobError(
             f"another {job_name} runs on {self.root}: wait until it has ended, then run this again"
         )
@@ -293,46 +294,38 @@ class Tables:
         writer.mode(mode).save(self.path(name))
 
     def _ensure_table(self, name: str) -> DeltaTable:
-        """Return a table, which is created if it doesn't exist."""
+        """Return a table; it is created if it doesn't exist. Raises `JobError`."""
         path = self.path(name)
         with explain_spark_errors(f"the table {path} can't be read"):
             if not self.exists(name):
-                create_statement = f"CREATE TABLE delta.`{path}` ({ddl(TABLES[name])}) USING delta"
-                if name in BY_DAY:
-                    create_statement += " PARTITIONED BY (day)"
-                properties = {_STATISTICS: ",".join(BOUNDED[name])} if name in BOUNDED else {}
-                if name in LAYOUT:
-                    properties[LAYOUT_PROPERTY] = str(LAYOUT[name])
-                if properties:
-                    property_list = ", ".join(
-                        f"'{key}' = '{value}'" for key, value in properties.items()
-                    )
-                    create_statement += f" TBLPROPERTIES ({property_list})"
-                try:
-                    self.spark.sql(create_statement)
-                except (PySparkException, Py4JError) as error:
-                    # A report that starts beside the first compaction finds tables half made: the
-                    # folder of a table is there before its first commit.
-                    is_being_created = any(
-                        words in first_line(error) for words in _CREATION_RACE_ERRORS
-                    )
-                    deadline = time.monotonic() + (CREATION_TIMEOUT if is_being_created else 0.0)
-                    while not self.exists(name):
-                        if time.monotonic() >= deadline:
-                            raise
-                        time.sleep(CREATION_CHECK_INTERVAL)
-                        # Delta caches that the folder is no table.
-                        self._delta.DeltaLog.clearCache()
+                self._create_table(name)
                 self._existing.add(name)
             return DeltaTable.forPath(self.spark, path)
 
+    def _create_table(self, name: str) -> None:
+        """Create a table, or wait until another job has created it. Raises Spark's error if neither
+        happens within `CREATION_TIMEOUT` seconds."""
+        try:
+            self.spark.sql(_create_statement(name, self.path(name)))
+        except (PySparkException, Py4JError) as error:
+            # A report that starts beside the first compaction finds tables half made: the folder
+            # of a table is there before its first commit.
+            is_being_created = any(words in first_line(error) for words in _CREATION_RACE_ERRORS)
+            deadline = time.monotonic() + (CREATION_TIMEOUT if is_being_created else 0.0)
+            while not self.exists(name):
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(CREATION_CHECK_INTERVAL)
+                # Delta caches that the folder is no table.
+                self._delta.DeltaLog.clearCache()
+
     @property
     def _delta(self) -> Any:
-        """Return Delta's Scala package in the JVM."""
+        """Delta's Scala package in the JVM."""
         return self.spark._jvm.org.apache.spark.sql.delta  # type: ignore[union-attr]
 
     def _creation_time(self, name: str) -> float:
-        """Return when a table was created, in Unix time."""
+        """Return when a table was created, in Unix time; 0 if that isn't known."""
         created_time = self._current_snapshot(name).metadata().createdTime()
         return float(created_time.get()) / 1000 if created_time.isDefined() else 0.0
 
@@ -350,11 +343,25 @@ class Tables:
             return delta.DeltaLog.forTableWithSnapshot(spark, self.path(name))._2()
 
 
-def in_days(column: str, days: Iterable[date | None]) -> str:
-    """Return a SQL predicate that `column` is one of these days, by which Delta opens only their
-    files; `false` without days.
+def _create_statement(name: str, path: str) -> str:
+    """Return the SQL that creates the table `name` of `schema` at `path`."""
+    statement = f"CREATE TABLE delta.`{path}` ({ddl(TABLES[name])}) USING delta"
+    if name in BY_DAY:
+        statement += " PARTITIONED BY (day)"
+    properties = {_STATISTICS: ",".join(BOUNDED[name])} if name in BOUNDED else {}
+    if name in LAYOUT:
+        properties[LAYOUT_PROPERTY] = str(LAYOUT[name])
+    if properties:
+        property_list = ", ".join(f"'{key}' = '{value}'" for key, value in properties.items())
+        statement += f" TBLPROPERTIES ({property_list})"
+    return statement
 
-    None among the days means rows without a day.
+
+def in_days(column: str, days: Iterable[date | None]) -> str:
+    """Return a SQL predicate: `column` is one of these days. By it Delta opens only their files. It
+    is `false` without days.
+
+    None among the days stands for rows without a day.
     """
     distinct_days = set(days)
     day_list = ", ".join(
@@ -368,7 +375,8 @@ def in_days(column: str, days: Iterable[date | None]) -> str:
 
 @contextlib.contextmanager
 def explain_spark_errors(prefix: str) -> Iterator[None]:
-    """Turn Spark's errors into a `JobError` whose text begins with `prefix`."""
+    """Turn Spark's errors that are raised inside into a `JobError` whose text begins with
+    `prefix`."""
     try:
         yield
     except (PySparkException, Py4JError) as error:

@@ -47,7 +47,7 @@ CONNECT_CHECK_INTERVAL: Final = 2.0
 """Seconds between two tries while Kafka does not answer."""
 RETRY_INTERVAL: Final = 0.2
 """Seconds before a request is repeated because a coordinator or leader is moving."""
-TRANSIENT: Final = frozenset(
+TRANSIENT_ERRORS: Final = frozenset(
     {
         KafkaError.COORDINATOR_NOT_AVAILABLE,
         KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
@@ -58,12 +58,14 @@ TRANSIENT: Final = frozenset(
         KafkaError.UNKNOWN_LEADER_EPOCH,  # of a partition that has just been created or moved
     }
 )
-"""Errors after which a request is repeated."""
+"""Codes of errors after which a request is repeated."""
 MAX_MESSAGE_BYTES: Final = "max.message.bytes"
 """Kafka's name of a topic's limit for the bytes of one batch of records, hence of one record."""
 
 K = TypeVar("K", bound=Hashable)
+"""What a request asks for, such as a topic."""
 T = TypeVar("T")
+"""The answer to a request."""
 
 
 class KafkaClient:
@@ -97,12 +99,13 @@ class KafkaClient:
                 return
 
     def _record_error(self, error: KafkaError) -> None:
-        """Record an error of the connection, for the text of a later `JobError`."""
+        """Keep an error of the connection for the text of a later `JobError`."""
         self._errors.record(error)
         self._refusal = self._refusal or self._errors.refusal
 
     def dead_letter_topics(self, broker: BrokerName | None = None) -> dict[str, TopicState]:
-        """Return the dead-letter topics of one Broker, or all of them for None, by name."""
+        """Return the dead-letter topics of one Broker, by name; if `broker` is None, those of all
+        Brokers."""
         return self.topics(
             [name for name in self.topic_names() if is_dead_letter_topic(name, broker)]
         )
@@ -115,7 +118,8 @@ class KafkaClient:
     def topics(self, names: Collection[str], *, committed: bool = True) -> dict[str, TopicState]:
         """Return the existing topics among `names`, by name, with the offsets of their partitions.
 
-        Offsets end at the last committed record, or with `committed=False` at the last one written.
+        With `committed`, offsets end after the last committed record; without, after the last
+        record, also of open transactions.
         """
         if not names:
             return {}
@@ -171,15 +175,13 @@ class KafkaClient:
             time.sleep(RETRY_INTERVAL)
 
     def offsets_at(self, partitions: Iterable[Position], moment: float) -> dict[Position, int]:
-        """Return the offset of each partition's first record at or after `moment` (Unix time).
-
-        The offset is -1 if all records are older.
-        """
+        """Return the offset of each partition's first record at or after `moment` (Unix time); -1
+        if all records are older."""
         return self._list_offsets(partitions, OffsetSpec.for_timestamp(int(moment * 1000)))
 
     def committed(self, group: str, topic: TopicState) -> dict[int, int]:
         """Return a group's committed offsets in a topic, by partition. Partitions without a commit
-        are left out, and so are commits of an earlier topic of the name."""
+        are left out, and so are commits for an earlier topic of this name."""
         partitions = [TopicPartition(topic.name, partition) for partition in topic.spans]
         consumer = self.consumer(**{"group.id": group})
         try:
@@ -194,8 +196,9 @@ class KafkaClient:
         }
 
     def commit(self, group: str, topics: Mapping[str, TopicState]) -> None:
-        """Commit the ends of the spans of these topics for a consumer group without members. The
-        offsets need no leader epochs: only their lag is looked at, and no reader begins there."""
+        """Commit, for a consumer group without members, that these topics are read to the ends of
+        their spans. The offsets need no leader epochs: only their lag is looked at, and no reader
+        begins there."""
         offsets = [
             TopicPartition(name, partition, span.end)
             for name, topic in topics.items()
@@ -212,9 +215,11 @@ class KafkaClient:
     def create(
         self, topic: str, partitions: int, replication: int, config: Mapping[str, str]
     ) -> TopicState:
-        """Create a topic unless it exists, with this number of partitions and of replicas and these
-        settings; returns it once Kafka lists it with its partitions. Raises `JobError` after
-        `JOB_REQUEST_TIMEOUT` seconds."""
+        """Create a topic unless it exists, with these numbers of partitions and replicas and these
+        settings. Returns it once Kafka lists it with its partitions.
+
+        Raises `JobError`, also if that takes more than `JOB_REQUEST_TIMEOUT` seconds.
+        """
         new_topic = NewTopic(topic, partitions, replication, config=dict(config))
         _request_results(
             lambda: self._admin.create_topics([new_topic], request_timeout=JOB_REQUEST_TIMEOUT),
@@ -230,7 +235,8 @@ class KafkaClient:
     def write(
         self, topic: str, key: bytes, value: bytes, headers: Mapping[str, bytes], timeout: float
     ) -> None:
-        """Write one compressed record and wait, `timeout` seconds, until all replicas have it."""
+        """Write one compressed record, and wait until all replicas have it. Raises `JobError`, also
+        after `timeout` seconds."""
         errors = {"error_cb": self._errors.record}
         configuration = {
             "acks": "all",
@@ -257,7 +263,8 @@ class KafkaClient:
             raise JobError(f"Kafka: the topic {topic} did not take the record: {reason}")
 
     def record_limit(self, topic: str) -> int | None:
-        """Return the most bytes of a batch that a topic takes; None without the ACL to read it."""
+        """Return the largest size in bytes of a batch that a topic takes; None without the ACL to
+        read it."""
         resource = ConfigResource(ResourceType.TOPIC, topic)
         descriptions = _request_results(
             lambda: self._admin.describe_configs([resource], request_timeout=JOB_REQUEST_TIMEOUT),
@@ -266,7 +273,8 @@ class KafkaClient:
         return int(descriptions[resource][MAX_MESSAGE_BYTES].value) if descriptions else None
 
     def raise_record_limit(self, topic: str, limit: int) -> None:
-        """Let a topic take batches of `limit` bytes; does nothing without the ACL for it."""
+        """Set the largest size of a batch that a topic takes to `limit` bytes; does nothing without
+        the ACL for it."""
         entry = ConfigEntry(
             MAX_MESSAGE_BYTES, str(limit), incremental_operation=AlterConfigOpType.SET
         )
@@ -301,7 +309,7 @@ class KafkaClient:
     def _list_offsets(
         self, partitions: Iterable[Position], spec: OffsetSpec, **options: Any
     ) -> dict[Position, int]:
-        """Return the offset that `spec` asks for, such as the earliest, of each partition;
+        """Return the offset that `spec` asks for (such as the earliest) of each partition.
         `options` are those of librdkafka's request."""
         if not (specs := {TopicPartition(*partition): spec for partition in partitions}):
             return {}
@@ -342,12 +350,12 @@ def read_spans(
 def _request_results(
     ask: Callable[[], Mapping[K, Future[T]]], leaving_out: int | None = None
 ) -> dict[K, T]:
-    """Send a request by `ask` and return its answers, except those that fail with the code
-    `leaving_out` (None: no exception). Raises `JobError`."""
+    """Send a request by `ask` and return its answers. Answers that fail with the code `leaving_out`
+    are left out (None: no failure is). Raises `JobError`."""
 
     def answers() -> dict[K, T]:
-        """Send the request and return its answers. Raises `KafkaException` for the first that fails
-        with another code than `leaving_out`."""
+        """Send the request and return its answers. Raises the first `KafkaException` whose code
+        isn't `leaving_out`."""
         results = {}
         for key, answer in ask().items():
             try:
@@ -361,14 +369,14 @@ def _request_results(
 
 
 def _with_retries(ask: Callable[[], T]) -> T:
-    """Return the answer of a request, which is repeated while a coordinator or leader is moving, at
-    most `JOB_REQUEST_TIMEOUT`. Raises `JobError`."""
+    """Return the answer of `ask`, which sends a request. It is called again while a coordinator or
+    leader is moving, for at most `JOB_REQUEST_TIMEOUT` seconds. Raises `JobError`."""
     deadline = time.monotonic() + JOB_REQUEST_TIMEOUT
     while True:
         try:
             return ask()
         except KafkaException as error:
-            if error.args[0].code() not in TRANSIENT or time.monotonic() > deadline:
+            if error.args[0].code() not in TRANSIENT_ERRORS or time.monotonic() > deadline:
                 raise _job_error(error) from error
         time.sleep(RETRY_INTERVAL)
 

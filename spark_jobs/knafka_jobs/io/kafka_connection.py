@@ -23,7 +23,8 @@ class KafkaConnection:
     @classmethod
     def from_folder(cls, bootstrap_servers: str, secret: Path | None) -> KafkaConnection:
         """Return the connection to these addresses with the Secret that is mounted at the folder
-        `secret`; None: in plaintext. Raises `InvalidDocument`."""
+        `secret`; None: in plaintext, without authentication. Raises `InvalidDocument` if the folder
+        can't be read."""
         if secret is None:
             return cls(bootstrap_servers)
         try:
@@ -34,7 +35,8 @@ class KafkaConnection:
         return cls(bootstrap_servers, values)
 
     def for_librdkafka(self) -> dict[str, Any]:
-        """Return the configuration of a client of librdkafka. Raises `InvalidDocument`."""
+        """Return the configuration of a client of librdkafka. Raises `InvalidDocument` if the
+        Secret can't be used."""
         security = {} if self.secret is None else for_librdkafka(self.secret)
         return with_tokens(
             {"bootstrap.servers": self.bootstrap_servers, "log_level": 0, **security}

@@ -20,7 +20,7 @@ from knafka_jobs.topic_offsets import OffsetSpan, Partition, Position, RecordMar
 NEXT_RECORD_TIMEOUT: Final = 30.0
 """Seconds to wait for the next record or end of a partition."""
 RECORDS_AT_ONCE: Final = 1000
-"""Most records that one call of the consumer returns."""
+"""Largest number of records that one call of the consumer returns."""
 LOOKBACK_OFFSETS: Final = (10, 1000, sys.maxsize)
 """Offsets before the end of a span in which its last record is looked for, step by step: offsets of
 transaction markers and of aborted records have no committed record."""
@@ -48,10 +48,11 @@ _SINGLE_RECORD_SETTINGS: Final[Mapping[str, Any]] = {
 
 
 class KafkaRecords:
-    """Implements `compact.cuts.LogView` on Kafka; `names` has the topic's name of each topic id."""
+    """Implements `compact.cuts.LogView` on Kafka."""
 
     def __init__(self, kafka: KafkaClient, names: Mapping[str, str]) -> None:
-        """Prepare to read these topics; each call opens a consumer of its own."""
+        """Prepare to read topics of `kafka`; each call opens a consumer of its own. `names` has the
+        topic's name of each topic id."""
         self._kafka = kafka
         self._names = names
         self._ids = {name: topic_id for topic_id, name in names.items()}
@@ -66,8 +67,8 @@ class KafkaRecords:
             for partition, message in _read_endlessly(consumer, waiting):
                 if message is not None and (key := self._partition(partition)) not in marks:
                     marks[key] = mark_of_message(message)
-                # Don't unassign the partition: its records that are already fetched would be
-                # returned anyway.
+                # The partition stays assigned: records of it that are already fetched would be
+                # returned anyway. They are ignored.
                 waiting.pop(partition, None)
                 if not waiting:
                     break
@@ -86,10 +87,11 @@ class KafkaRecords:
         }
         for partition, span in spans.items():
             for step in LOOKBACK_OFFSETS:
-                if partition not in marks:
-                    end_of_span = OffsetSpan(max(span.start, span.end - step), span.end)
-                    for message in self.messages(partition, end_of_span):
-                        marks[partition] = mark_of_message(message)
+                if partition in marks:
+                    break
+                end_of_span = OffsetSpan(max(span.start, span.end - step), span.end)
+                for message in self.messages(partition, end_of_span):
+                    marks[partition] = mark_of_message(message)  # the last message's mark stays
         return marks
 
     def messages(self, partition: Partition, span: OffsetSpan) -> Iterator[Any]:
@@ -108,20 +110,21 @@ class KafkaRecords:
             consumer.close()
 
     def _position(self, partition: Partition) -> Position:
-        """Return the topic's name and the partition's number."""
+        """Return a partition by its topic's name instead of the topic's id."""
         return self._names[partition[0]], partition[1]
 
-    def _partition(self, partition: Position) -> Partition:
-        """Return the topic's id and the partition's number."""
-        return self._ids[partition[0]], partition[1]
+    def _partition(self, position: Position) -> Partition:
+        """Return a partition by its topic's id instead of the topic's name."""
+        return self._ids[position[0]], position[1]
 
 
 def mark_of_parts(
     offset: int, key: bytes | None, value: bytes | None, time: int, epoch: int | None
 ) -> RecordMark:
-    """Return the mark of a record from its parts; `time` is in milliseconds since the Unix epoch,
-    `epoch` the leader epoch, None if unknown."""
+    """Return the mark of a record from its parts. `time` is in milliseconds since the Unix epoch,
+    `epoch` is the leader epoch (None: unknown)."""
     digest = hashlib.blake2b(digest_size=8)
+    # With each part's length, so that no other key and value have the same bytes together.
     for part in (key, value):
         digest.update(b"-" if part is None else b"%d:" % len(part))
         digest.update(part or b"")
@@ -145,8 +148,8 @@ def _read_endlessly(
 ) -> Iterator[tuple[Position, Message | None]]:
     """Yield each record from these offsets on, with its partition; never ends by itself.
 
-    None in place of a record stands for a partition's end, and for an offset that Kafka does not
-    have. Raises `JobError` if nothing comes for `NEXT_RECORD_TIMEOUT` seconds.
+    None in place of a record means that the partition has no further record now, or that Kafka does
+    not have the offset. Raises `JobError` if nothing comes for `NEXT_RECORD_TIMEOUT` seconds.
     """
     if not starts:
         return

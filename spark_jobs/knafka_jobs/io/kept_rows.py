@@ -21,13 +21,14 @@ KEPT_ROWS_FOLDER: Final = "checkpoints/rows"
 """Folder below the tables' root; each Spark application has a folder of its own in it."""
 
 MAX_KEPT_SECONDS: Final = 86_400.0
-"""Seconds after which the rows of another application are removed: it was killed."""
+"""Age in seconds from which another application's rows are removed: it must have been killed."""
 
 
 def use_folder(spark: SparkSession, root: str) -> None:
-    """Keep rows below the tables' root from now on, if Spark has executors.
+    """Keep computed rows below the tables' root from now on. Does nothing if Spark has no
+    executors, or a folder is set already.
 
-    Also remove rows that killed applications left.
+    Rows that killed applications left are removed.
     """
     context = spark.sparkContext
     if not has_executors(spark) or context.getCheckpointDir() is not None:
@@ -47,8 +48,8 @@ def remove_own(spark: SparkSession) -> None:
 
 
 def remove_others(spark: SparkSession, root: str, age: float = 0.0) -> None:
-    """Remove the rows below the root that other applications kept `age` seconds ago or earlier; 0:
-    all of theirs."""
+    """Remove the rows below the root that other applications kept `age` seconds ago or earlier.
+    With an `age` of 0, remove all their rows, even if the applications still run."""
     own_folder = spark.sparkContext.getCheckpointDir()
     path, system = _file(spark, f"{root}/{KEPT_ROWS_FOLDER}")
     if not system.exists(path):

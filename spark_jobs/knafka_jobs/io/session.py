@@ -59,7 +59,8 @@ LOCAL_SETTINGS: Final[Mapping[str, str]] = {
 
 
 def start_session(name: str) -> SparkSession:
-    """Start the Spark session of a job. Raises `JobError` if Spark or its jars don't start."""
+    """Start the Spark session of a job. Raises `JobError` if Spark doesn't start, as without its
+    jars."""
     builder = SparkSession.builder.appName(f"knafka {name}")
     for key, value in STATIC_SETTINGS.items():
         builder = builder.config(key, value)
@@ -85,8 +86,8 @@ def has_executors(spark: SparkSession) -> bool:
 
 
 def executor_settings(cores: int) -> dict[str, str]:
-    """Return the settings that depend on the size of a cluster, for executors that have `cores`
-    cores together."""
+    """Return the settings that depend on the size of a cluster. `cores` is the number of cores of
+    all executors together."""
     # Instead of Spark's 200: each is a task, and a file if rows are written without another
     # shuffle.
     return {"spark.sql.shuffle.partitions": str(max(2, 2 * cores))}

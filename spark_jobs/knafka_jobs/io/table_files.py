@@ -31,13 +31,14 @@ SPARK_QUOTES: Final = {"datafusion.sql_parser.dialect": "databricks"}
 """Setting of a session whose SQL quotes names as Spark's does."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+"""The Unix epoch."""
 
 
 class TableFiles:
     """The tables below `root`, each in the version that it had when it was first used.
 
-    `settings` are those of DataFusion's session, `store` delta-rs's options of an object store; by
-    default the usual variables say where it is.
+    `settings` are those of DataFusion's session; None: its defaults. `store` are delta-rs's options
+    of an object store; None: the usual variables say where it is.
     """
 
     def __init__(
@@ -68,22 +69,26 @@ class TableFiles:
         return f"{self._root}/{name}"
 
     def has_table(self, name: str) -> bool:
-        """Whether a table exists. Raises `JobError`, and `NeedsSpark` for another layout."""
-        return self._registered_table(name) is not None
+        """Whether a table exists. Raises `JobError` if it can't be read, and `NeedsSpark` if
+        another version of Knafka made it."""
+        return self._open_table(name) is not None
 
     def size(self, name: str) -> int:
-        """Return the bytes of a table's files; 0 if there is no such table."""
-        if (table := self._registered_table(name)) is None:
+        """Return the bytes of a table's files; 0 if there is no such table. Raises as `has_table`
+        does."""
+        if (table := self._open_table(name)) is None:
             return 0
         sizes = table.get_add_actions(flatten=True)["size_bytes"]
         return sum(size for size in sizes.to_pylist() if size)
 
     def query(self, sql: str, *tables: str) -> list[dict[str, Any]]:
-        """Run a query over these tables; returns rows by column. Raises `JobError`."""
+        """Run a query over these tables; returns its rows, each as values by column. Raises
+        `JobError`, also if a table doesn't exist."""
         return [row for rows in self.query_in_batches(sql, *tables) for row in rows]
 
     def query_in_batches(self, sql: str, *tables: str) -> Iterator[list[dict[str, Any]]]:
-        """Run a query over these tables; yields thousands of rows at a time. Raises `JobError`."""
+        """Run a query over these tables; yields some thousand rows at a time, each as values by
+        column. Raises `JobError`, also if a table doesn't exist."""
         for name in tables:
             if not self.has_table(name):
                 raise JobError(
@@ -100,9 +105,9 @@ class TableFiles:
         self.run(f"SET datafusion.{name} = {value}")
 
     def run(self, sql: str) -> list[dict[str, Any]]:
-        """Run a statement over tables that were opened; returns its rows by column.
+        """Run a statement over tables that were opened; returns its rows, each as values by column.
 
-        Raises `JobError`, and `NeedsSpark` if it needs more memory than it may use.
+        Raises `JobError`, and `NeedsSpark` if the statement needs more memory than it may use.
         """
         try:
             rows: list[dict[str, Any]] = (
@@ -113,7 +118,8 @@ class TableFiles:
         return rows
 
     def _read_error(self, error: Exception) -> JobError:
-        """Return the error to raise for a query that failed."""
+        """Return the error to raise for a query that failed: `NeedsSpark` if its memory didn't
+        suffice, else `JobError`."""
         kind = NeedsSpark if OUT_OF_MEMORY_ERROR in str(error) else JobError
         return kind(f"the tables in {self._root} can't be read: {_error_line(error)}")
 
@@ -158,9 +164,13 @@ class TableFiles:
             path, schema=Schema(fields), mode="ignore", storage_options=self._store
         )
 
-    def _registered_table(self, name: str) -> DeltaTable | None:
-        """Return a table, opened at its first use and registered in the session under its name, so
-        that queries find it; None if it doesn't exist."""
+    def _open_table(self, name: str) -> DeltaTable | None:
+        """Return a table; None if it doesn't exist. At its first use it is opened, and registered
+        in the session under its name so that queries find it.
+
+        Raises `JobError` if it can't be read, and `NeedsSpark` if another version of Knafka made
+        it.
+        """
         if name not in self._opened:
             path = self.path(name)
             try:
@@ -177,8 +187,8 @@ class TableFiles:
 
 
 def _to_arrow_array(values: Sequence[Any], kind: str) -> Array:
-    """Return the values of one column as an Arrow array; `kind` is the column's SQL type, times are
-    in UTC."""
+    """Return the values of one column as an Arrow array; None stays null. `kind` is the column's
+    SQL type; times must have a zone, and are stored in UTC."""
     if kind == "timestamp":
         micros = [
             None if value is None else (value - _EPOCH) // _EPOCH.resolution for value in values
@@ -213,8 +223,8 @@ def _check_layout(name: str, path: str, properties: dict[str, str]) -> None:
 
 
 def s3_options(endpoint: str | None, region: str | None) -> dict[str, str]:
-    """Return delta-rs's options of an S3: without an endpoint it is AWS's, without a region that is
-    us-east-1."""
+    """Return delta-rs's options of an S3. Without an endpoint that is AWS's own S3; the region is
+    us-east-1 if none is given."""
     options = {"AWS_REGION": region or "us-east-1"}
     if endpoint:
         allow_http = str(endpoint.startswith("http://")).lower()
@@ -232,5 +242,6 @@ def _configured_store(root: str) -> dict[str, str] | None:
 
 
 def _error_line(error: Exception) -> str:
-    """Return the whole error on one line, at most 500 characters: the reason comes last."""
+    """Return an error on one line of at most 500 characters. All its lines are joined, as the
+    reason comes last."""
     return " ".join(str(error).split())[:500]

@@ -22,21 +22,22 @@ from knafka_jobs.job_errors import JobError
 from knafka_jobs.report.report_document import Report
 
 REPORTED_EVENT_TYPE: Final = "dev.knafka.deadletters.reported"
+"""Type of the event that announces a report."""
 MAX_NAMED_TRIGGERS: Final = 10
-"""Most Triggers that the event names, those with the most unresolved events."""
+"""Largest number of Triggers that the event names: those with the most unresolved events."""
 ANNOUNCE_ATTEMPTS: Final = 4
-"""Most attempts to send the event."""
+"""Largest number of attempts to send the event."""
 ANSWER_TIMEOUT: Final = 15.0
 """Seconds for the answer to one attempt: a Broker's receiver may have to start."""
 FIRST_RETRY_PAUSE: Final = 2.0
-"""Seconds before the second attempt; before each further one twice as many."""
+"""Seconds before the second attempt, doubled before each further attempt."""
 
 
 def announcement_event(report: Report, archive: str, console: str) -> dict[str, Any]:
     """Return the structured CloudEvent that announces an archive's report, as a JSON object.
 
-    `archive` is the name of the DeadLetterArchive, `console` the URL of the console that serves the
-    report; empty: unknown.
+    `archive` is the name of the DeadLetterArchive. `console` is the URL of the console that serves
+    the report; if it is empty, the event has no URL of the report.
     """
     unresolved: Counter[str] = Counter()
     for group in report.groups:
@@ -76,9 +77,10 @@ def report_url(console: str, namespace: str, archive: str) -> str:
 
 
 def send_event(broker: str, event: dict[str, Any]) -> None:
-    """Send the event to a Broker's URL, in several attempts, as the receiver may be starting.
+    """Send the event to a Broker's URL, in at most `ANNOUNCE_ATTEMPTS` attempts, as the receiver
+    may be starting; blocks.
 
-    Raises `JobError`.
+    Raises `JobError` if the Broker doesn't take it.
     """
     body, problem = json.dumps(event).encode(), ""
     for attempt in range(ANNOUNCE_ATTEMPTS):
@@ -93,6 +95,8 @@ def send_event(broker: str, event: dict[str, Any]) -> None:
         except urllib.error.HTTPError as error:
             with error:
                 problem = f"status {error.code}"
+                # Another attempt doesn't help, except against a Broker that is being created
+                # (404), has too much to do (429) or fails (5xx).
                 if error.code < 500 and error.code not in (404, 429):
                     break
         except (OSError, ValueError, HTTPException) as error:

@@ -34,7 +34,9 @@ from knafka_jobs.report.report_engine import ReportRow
 from knafka_jobs.report.report_plan import GroupKey, group_key_of
 
 HOUR: Final = timedelta(hours=1)
+"""The period of `Group.last_hour` and of `GroupAge.LAST_HOUR`."""
 DAY: Final = timedelta(days=1)
+"""The period of `Group.rate` and of `GroupAge.LAST_DAY`."""
 
 SettledSpan: TypeAlias = tuple[str, str, str, str, int, int, int]
 """A row with the columns `SPANS` of the plan module."""
@@ -51,16 +53,25 @@ class PreviousFigures:
 
 @dataclass(frozen=True, slots=True)
 class CountedRows:
-    """The rows of the plan module's queries: one row per group, and further rows by group."""
+    """The rows of the plan module's queries; each field has the rows of one query.
+
+    `groups` has one row per group. The other fields have rows by group; a group may have none.
+    """
 
     groups: Sequence[ReportRow]
-    """The sums of each group (`report_plan.GROUPS`); the other fields have their query's name."""
+    """The sums of each group (`report_plan.GROUPS`)."""
     failed_again: Mapping[GroupKey, list[ReportRow]]
+    """Events that failed again since the previous report (`events_failed_again`)."""
     buckets: Mapping[GroupKey, list[ReportRow]]
+    """Failures over time (`buckets`)."""
     recent: Mapping[GroupKey, list[ReportRow]]
+    """Failures in the last hour and day (`recent_failures`)."""
     types: Mapping[GroupKey, list[ReportRow]]
+    """The most frequent event types (`top_values`)."""
     sources: Mapping[GroupKey, list[ReportRow]]
+    """The most frequent sources (`top_values`)."""
     examples: Mapping[GroupKey, list[ReportRow]]
+    """Whole rows of a few failures (`examples`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +81,13 @@ class GroupHistory:
     first_reported: datetime
     """When the first report that has the group was made."""
     history: tuple[Past, ...]
+    """The group's figures in the latest reports before this one, in time order."""
 
 
 def histories_of(first: Iterable[ReportRow], past: Iterable[ReportRow]) -> dict[str, GroupHistory]:
-    """Return the history of each group by its id. `first` has `group_id` and the time `first` of
-    its first report; `past` has the group's figures in each earlier report, in time order."""
+    """Return the history of each group in earlier reports, by the group's id. Each row of `first`
+    has a `group_id` and the time `first` of its first report. Each row of `past` has a group's
+    figures in one report; they are in time order."""
     histories: dict[str, list[Past]] = defaultdict(list)
     for row in past:
         histories[row["group_id"]].append(
@@ -95,8 +108,10 @@ def build_groups(
     made: datetime,
 ) -> tuple[Group, ...]:
     """Build the groups of a report that is made at the time `made`, in their order (`group_order`).
-    `previous` None: there is no earlier report. `shares` are those of `delivery_shares`;
-    `histories` and `acknowledged` are by the group's id."""
+
+    `previous` is None if there is no earlier report. `shares` are those of `delivery_shares`;
+    `histories` and `acknowledged` are by the group's id.
+    """
     unsorted_groups = (
         _build_group(row, counted_rows, previous, shares, histories, acknowledged, made)
         for row in counted_rows.groups
@@ -105,23 +120,23 @@ def build_groups(
 
 
 def group_order(group: Group) -> tuple[bool, int, int, int, str]:
-    """Return the sort key of a group in a report: acknowledged groups last, new ones first, else by
-    their unresolved events."""
+    """Return the sort key of a group in a report: acknowledged groups last, then by age with the
+    newest first, then by unresolved events and failures with the most first."""
     age = list(GroupAge).index(group.age)
     return group.acknowledged is not None, age, -group.unresolved, -group.failures, group.id
 
 
 def group_age(first_seen: datetime, made: datetime) -> GroupAge:
-    """Return the age of a group in a report that is made at this time."""
+    """Return the age of a group that was first seen at `first_seen`, in a report made at `made`."""
     if first_seen >= made - HOUR:
         return GroupAge.LAST_HOUR
     return GroupAge.LAST_DAY if first_seen >= made - DAY else GroupAge.OLDER
 
 
 def failure_rate(last_day: int, first_seen: datetime, made: datetime) -> float:
-    """Return a group's failures per hour; `last_day` is their number in the day before the report.
-    A group younger than a day is measured since its first failure, but over at least one hour.
-    """
+    """Return a group's failures per hour, rounded to two decimals. `last_day` is their number in
+    the day before the report. A group younger than a day is measured since its first failure, but
+    over at least one hour."""
     hours = min(DAY, max(HOUR, made - first_seen)) / HOUR
     return round(last_day / hours, 2)
 
@@ -129,12 +144,14 @@ def failure_rate(last_day: int, first_seen: datetime, made: datetime) -> float:
 def delivery_shares(
     failed_counts: Mapping[GroupKey, int], spans: Sequence[SettledSpan]
 ) -> dict[GroupKey, float]:
-    """Return each group's share of its Trigger's deliveries (0 to 1), where that is known.
+    """Return each group's share of its Trigger's deliveries (0 to 1). Groups whose share isn't
+    known are left out.
 
-    A settled offset that did not fail was either delivered or filtered out: Kafka doesn't tell
-    which. So the share is known only for Triggers of which every settled event failed.
+    `failed_counts` are failed events in the `spans` (rows of `SPANS`) of offsets that Triggers
+    settled. A settled offset that did not fail was either delivered or filtered out: Kafka doesn't
+    tell which. So the share is known only for Triggers of which every settled event failed.
     """
-    # By Trigger, the first three columns of a group's key:
+    # A Trigger is named by the first three columns of a group's key.
     settled: dict[tuple[str, ...], int] = defaultdict(int)
     for namespace, broker, trigger, _, _, start, end in spans:
         settled[namespace, broker, trigger] += end - start
@@ -158,7 +175,7 @@ def _build_group(
     made: datetime,
 ) -> Group:
     """Build one group from its sums (`row`) and its rows in `counted_rows`. The other parameters
-    have the figures of all groups."""
+    have the figures of all groups, as in `build_groups`."""
     key = group_key_of(row)
     _, _, _, subscriber, _, status, summary = key
     id_ = group_id(*key)
@@ -248,7 +265,7 @@ def count_changes(groups: Sequence[Group]) -> Changes:
 
 
 def replay_run(row: ReportRow, made: datetime) -> ReplayRun:
-    """Return a replay as part of a report made at this time; `row` has the columns of
+    """Return a replay as part of a report made at the time `made`. `row` has the columns of
     `report_plan.replay_counts`."""
     sent = row["sent"]
     if row["finished"] is None:  # its events are counted when it ends
@@ -296,7 +313,7 @@ def _reported_acknowledgement(acknowledgement: Acknowledgement | None) -> Acknow
 
 
 def _top_values(rows: Sequence[ReportRow]) -> tuple[Top, ...]:
-    """Build the list of most frequent values from rows."""
+    """Return the most frequent values from rows with `value` and `events`."""
     return tuple(Top(value=row["value"], events=row["events"]) for row in rows)
 
 

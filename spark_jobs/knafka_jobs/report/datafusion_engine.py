@@ -16,13 +16,14 @@ from knafka_jobs.report.report_engine import REPORT_TABLES, ReportRow, SqlDialec
 from knafka_jobs.schema import REPORTS, TABLES, Columns
 
 MAX_FAILURES_BYTES: Final = 1 << 30
-"""Bytes of the table `failures` that this engine reports on, at most: some 15 million failures."""
+"""Largest size in bytes of a table `failures` that this engine reports on: some 15 million
+failures."""
 
 MEMORY: Final = "256M"
-"""Memory of sorts, sums and joins: beside the JVM of a pod of 2 GiB."""
+"""Memory that sorts, sums and joins may use: it must fit beside the JVM in a pod of 2 GiB."""
 
 TEMPORARY_FILES: Final = "8G"
-"""Size of the temporary files of one report, at most."""
+"""Largest size of the temporary files of one report."""
 
 _TYPES: Final = {
     "string": "VARCHAR",
@@ -35,8 +36,7 @@ _TYPES: Final = {
 
 
 def datafusion_text(value: str) -> str:
-    """Return a string as a literal of DataFusion's SQL, in the dialect that quotes as Spark
-    does."""
+    """Return a string as a literal of DataFusion's SQL, for a session with `SPARK_QUOTES`."""
     return "'" + value.replace("'", "''") + "'"
 
 
@@ -60,10 +60,10 @@ class DataFusionEngine:
         store: Mapping[str, str] | None = None,
         max_bytes: int = MAX_FAILURES_BYTES,
     ) -> None:
-        """Open the tables; `store` are delta-rs's options of an object store, `max_bytes` the most
-        bytes that `failures` may have.
+        """Open the tables below `root`. `store` are delta-rs's options of an object store; None:
+        the usual variables. `max_bytes` is the largest size of `failures`.
 
-        Raises `JobError`, and `NeedsSpark` for tables that only Spark reads.
+        Raises `JobError`, and `NeedsSpark` if only Spark can read the tables.
         """
         self._files = TableFiles(root, SPARK_QUOTES, store)
         if not self._files.has_table("failures"):
@@ -75,15 +75,15 @@ class DataFusionEngine:
             if not self._files.has_table(name):
                 self.put(name, TABLES[name], [])
 
-    def rows(self, sql: str) -> list[ReportRow]:
-        """Run a query, and return its rows in order."""
+    def query(self, sql: str) -> list[ReportRow]:
+        """Run a query, and return its rows in the order of its ORDER BY."""
         return [
-            {name: _plain(value) for name, value in row.items()} for row in self._files.run(sql)
+            {name: _in_utc(value) for name, value in row.items()} for row in self._files.run(sql)
         ]
 
     def derive(self, name: str, sql: str, *, repeated: bool = False) -> None:
-        """Create the view `name` of a query. Its rows are computed each time, also with `repeated`,
-        as they may be too many to keep."""
+        """Create the view `name` of a query. Its rows are computed each time that they are read,
+        also with `repeated`, as they may be too many to keep."""
         self._files.run(f"CREATE OR REPLACE VIEW {name} AS {sql}")
 
     def keep(self, name: str, sql: str) -> None:
@@ -91,8 +91,10 @@ class DataFusionEngine:
         self._files.run(f"CREATE OR REPLACE TABLE {name} AS {sql}")
 
     def put(self, name: str, columns: Columns, rows: Iterable[Sequence[Any]]) -> None:
-        """Create the table `name` with these columns and rows: SQL with the values as literals,
-        each cast to its column's type."""
+        """Create the table `name` with these columns and rows.
+
+        Its SQL has the values as literals, each cast to its column's type.
+        """
         values = [f"({', '.join(map(_sql_literal, row))})" for row in rows]
         names = ", ".join(f"`{column}`" for column in columns)
         source = f"(VALUES {', '.join(values)}) AS v({names})"
@@ -108,12 +110,12 @@ class DataFusionEngine:
 
 
 def _sql_literal(value: str | int | None) -> str:
-    """Return a value as a literal of DataFusion's SQL."""
+    """Return a value as a literal of DataFusion's SQL; None becomes NULL."""
     if value is None:
         return "NULL"
     return datafusion_text(value) if isinstance(value, str) else str(value)
 
 
-def _plain(value: Any) -> Any:
-    """Return a value with its time in UTC if it is one; other values stay as they are."""
+def _in_utc(value: Any) -> Any:
+    """Return a time in UTC; other values stay as they are."""
     return value.astimezone(UTC) if isinstance(value, datetime) else value

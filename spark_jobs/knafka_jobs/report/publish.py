@@ -16,7 +16,7 @@ from knafka_jobs.report import announce, served_report
 from knafka_jobs.report.report_document import Report
 
 MAX_PROBLEM_CHARACTERS: Final = 400
-"""Characters of a problem, which goes into an object's status."""
+"""Largest number of characters of a problem, which goes into an object's status."""
 
 
 def publish(
@@ -28,28 +28,29 @@ def publish(
     console: str,
     progress: Callable[[str], None],
 ) -> dict[str, str]:
-    """Serve and announce a report; returns the problems, by `notServed` and `notAnnounced`. Raises
-    nothing for them.
+    """Serve a report and announce it. Returns the problems by `notServed` and `notAnnounced`, empty
+    if there are none; raises nothing for them.
 
-    `archive` is the name of the DeadLetterArchive, `replication` the number of replicas if the
-    topic has to be created, `broker` the URL of the Broker to announce it to (empty: don't),
-    `console` the URL of the console that serves it (empty: unknown).
+    `archive` is the name of the DeadLetterArchive. `replication` is the number of replicas of the
+    topic of reports if it has to be created. `broker` is the URL of the Broker that gets the event
+    (empty: no event), `console` the URL of the console that serves the report (empty: unknown).
     """
     problems: dict[str, str] = {}
 
     @contextmanager
-    def noting_problem(problem_name: str) -> Iterator[None]:
-        """Report an error of the body, note it under this name in `problems`, and go on."""
+    def note_problem(problem_name: str) -> Iterator[None]:
+        """Note a `KnafkaError` that is raised inside under this name in `problems`, report it as
+        progress, and go on."""
         try:
             yield
         except KnafkaError as error:
             progress(f"{problem_name}: {error}")
             problems[problem_name] = str(error)[:MAX_PROBLEM_CHARACTERS]
 
-    with noting_problem("notServed"):
+    with note_problem("notServed"):
         served_report.write_served_report(kafka, report, archive, replication)
     if broker:
-        with noting_problem("notAnnounced"):
+        with note_problem("notAnnounced"):
             console_of_report = "" if problems else console  # a console can't show it otherwise
             announce.send_event(
                 broker, announce.announcement_event(report, archive, console_of_report)

@@ -20,4 +20,4 @@ def list_replays(files: TableFiles, limit: int, now: datetime) -> Sequence[Repla
     Raises `JobError`.
     """
     engine = DataFusionEngine(files.root, files.store, max_bytes=sys.maxsize)
-    return [replay_run(row, now) for row in engine.rows(replay_counts(limit))]
+    return [replay_run(row, now) for row in engine.query(replay_counts(limit))]

@@ -32,11 +32,12 @@ def report_without_spark(
     settled: SettledSpans | None = None,
     store: Mapping[str, str] | None = None,
 ) -> Report | None:
-    """Make a report in this process and return it; None: it is left to Spark, as `--engine` says or
-    because DataFusion can't make it.
+    """Make a report in this process and return it. None if Spark has to make it: because `--engine`
+    says so, or because DataFusion can't.
 
     `settled` reads which offsets Triggers have settled; None: the groups' shares of deliveries stay
-    unknown. `store` are delta-rs's options of an object store. Raises `JobError`.
+    unknown. `store` are delta-rs's options of an object store; None: the usual variables. Raises
+    `JobError`.
     """
     if arguments.engine == EngineName.SPARK:
         return None
@@ -74,8 +75,8 @@ def write_report(report: Report, arguments: Namespace, progress: Progress) -> di
 
 
 def _replay_command(arguments: Namespace) -> str:
-    """Return the beginning of this program's command to replay failures of the tables of a
-    report."""
+    """Return the beginning of this program's command that replays failures of the report's
+    tables."""
     words = ["python3", "-m", "knafka_jobs", "replay", "--tables", arguments.tables]
     if arguments.bootstrap_servers is not None:
         words += ["--bootstrap-servers", arguments.bootstrap_servers]
@@ -85,7 +86,7 @@ def _replay_command(arguments: Namespace) -> str:
 
 
 def _write_file(path: Path, text: str, progress: Progress) -> None:
-    """Write a text file. Raises `JobError`."""
+    """Write a text file and its missing folders, and report that as progress. Raises `JobError`."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)

@@ -31,20 +31,19 @@ from knafka_jobs.fingerprint import FINGERPRINT_CHARACTERS
 from knafka_jobs.replay_state import ReplayState
 
 PREVIEW_CHARACTERS: Final = 512
-"""Characters of an example's data: enough to recognise the event, few enough for thousands of
-examples."""
+"""Largest number of characters of an example's data: enough to recognise the event."""
 
 ERROR_CHARACTERS: Final = 1024
-"""Characters of an example's decoded error data; its 768 bytes never decode to more."""
+"""Largest number of characters of an example's error; its 768 bytes never decode to more."""
 
 MAX_EXAMPLES: Final = 5
-"""Examples per group."""
+"""Largest number of examples of a group."""
 
 MAX_TOPS: Final = 5
-"""Event types and sources listed per group."""
+"""Largest number of event types, and of sources, that are listed of a group."""
 
 MAX_HISTORY: Final = 30
-"""Earlier reports in the history of a group."""
+"""Largest number of earlier reports in the history of a group."""
 
 REPLAY_COMMAND: Final = "knafka dead-letters replay"
 """The first words of the command that replays a group; `with_replay_command` replaces them by words
@@ -54,6 +53,7 @@ MAX_BUCKETS: Final = 1000
 """Largest number of time buckets of a group; `bucket_seconds` makes far fewer of them."""
 
 Count = Annotated[int, Field(ge=0)]
+"""A number of things, never negative."""
 
 
 class Part(Model):
@@ -315,8 +315,8 @@ def replay_command(
 ) -> str:
     """Return the command that replays a group and no other, quoted for a POSIX shell.
 
-    Empty without a Trigger: such records hold no event. No option selects failures for which no
-    URL was tried.
+    It is empty without a Trigger, as such records hold no event. If no URL was tried, the command
+    selects no destination, as no option does that.
     """
     if not trigger:
         return ""
@@ -357,11 +357,11 @@ def bucket_seconds(since: datetime, until: datetime, at_most: int = 60) -> int:
 
 
 def preview(data: bytes | None) -> str | None:
-    """Return the beginning of an event's data for people: as text if it is UTF-8, else
-    hexadecimal."""
+    """Return the beginning of an event's data for people, as text if it is UTF-8, else as `hex: 0a
+    1b…`; None if there are no data."""
     if data is None:
         return None
-    beginning = data[: PREVIEW_CHARACTERS * 4]
+    beginning = data[: PREVIEW_CHARACTERS * 4]  # a character has at most 4 bytes
     try:
         # Decode incrementally: a cut within a character does not make text binary.
         text = codecs.getincrementaldecoder("utf-8")().decode(beginning, final=beginning == data)
@@ -382,7 +382,7 @@ def error_text(error_data: str | None) -> str | None:
 
 
 def _cut_text(text: str, characters: int) -> str:
-    """Cut a text to a number of characters; a cut text ends with `…`."""
+    """Cut a text to a number of characters; a text that was cut ends with `…`."""
     return text if len(text) <= characters else text[: characters - 1] + "…"
 
 

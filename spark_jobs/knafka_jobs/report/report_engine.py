@@ -27,6 +27,7 @@ REPORT_TABLES: Final = ("failures", "sent", "replays", "reports", *WRITTEN_WITHO
 """The tables that a report reads; a missing one counts as empty."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+"""The Unix epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class SqlDialect:
     """Returns the expression that makes a row of each element of an array."""
 
     def moment(self, time: datetime) -> str:
-        """Return a time as a SQL literal."""
+        """Return a time as a SQL literal, to the microsecond."""
         return self.time((time - _EPOCH) // _EPOCH.resolution)
 
 
@@ -52,21 +53,22 @@ class ReportEngine(Protocol):
 
     dialect: SqlDialect
 
-    def rows(self, sql: str) -> list[ReportRow]:
+    def query(self, sql: str) -> list[ReportRow]:
         """Run a query, and return its rows in the order of its ORDER BY."""
 
     def derive(self, name: str, sql: str, *, repeated: bool = False) -> None:
-        """Make the rows of a query available to later queries as `name`. They may be very many;
-        `repeated`: they are read repeatedly.
+        """Make the rows of a query, which may be very many, available to later queries as `name`.
 
-        The engine computes them once, or each time they are read.
+        `repeated` says that they are read several times. The engine decides whether to compute them
+        once, or each time they are read.
         """
 
     def keep(self, name: str, sql: str) -> None:
-        """Compute the rows of a query, which are few, now, and make them available as `name`."""
+        """Compute the rows of a query now, and make them available to later queries as `name`; they
+        must be few."""
 
     def put(self, name: str, columns: Columns, rows: Iterable[Sequence[Any]]) -> None:
-        """Make rows with these columns and values available as `name`."""
+        """Make rows with these columns and values available to later queries as `name`."""
 
     def append_figures(self, rows: Sequence[Sequence[Any]]) -> None:
         """Append rows to the table `reports` in one commit."""

@@ -40,7 +40,7 @@ _STATE_BADGES: Final = {
     ReplayState.CANCELLED: "steady",
     ReplayState.INTERRUPTED: "failed-again",
 }
-"""The class of the badge of each state that is not `growing`."""
+"""CSS class of the badge of a replay, by its state; other states have `growing`."""
 
 FILE_SCRIPT: Final = "file.js"
 """The script of a page that is opened as a file."""
@@ -70,7 +70,7 @@ class ServedPage:
 
 
 def render_file(report: Report, traces: str = "") -> str:
-    """Render the page as a file: about 95 kB and the compressed groups.
+    """Render the page as a file, and return its HTML: about 95 kB and the compressed groups.
 
     `traces` is the URL of a trace, with `{trace}` in place of its id; empty: no links.
     """
@@ -78,7 +78,7 @@ def render_file(report: Report, traces: str = "") -> str:
 
 
 def render_served(report: Report, traces: str, path: str) -> ServedPage:
-    """Render the page for a console, to which it may send requests.
+    """Render the page for a console that serves it, to which the page may send requests.
 
     `traces` is the URL of a trace, with `{trace}` in place of its id; empty: no links. `path` is
     the path of the report's JSON in the console.
@@ -122,7 +122,8 @@ def _render(report: Report, traces: str, path: str | None) -> ServedPage:
 
 def _packed_data(report: Report, traces: str, path: str | None) -> str:
     """Return the data for the scripts: the report, all reasons (each has a colour), and the path of
-    the report's JSON in the console (None: the page is a file).
+    the report's JSON in the console (None: the page is a file). They are JSON, compressed, in
+    base64.
 
     Compressed without a time stamp, so that the same report always makes the same page.
     """
@@ -145,8 +146,8 @@ def _digest(text: str) -> str:
 
 @cache
 def _page_file(name: str) -> str:
-    """Return a file of the page without the line break at its end: digests are of exactly this
-    text."""
+    """Return the text of a file of the page, without the line break at its end: digests are of
+    exactly this text."""
     return (files(__package__) / "page_files" / name).read_text(encoding="utf-8").strip()
 
 
@@ -156,17 +157,19 @@ def _jinja_environment() -> Environment:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters.update(badge=_badge, number=_number_text, moment=_time_text, age=_age_text)
+    environment.filters.update(
+        badge=_badge_class, number=_number_text, moment=_time_text, age=_age_text
+    )
     return environment
 
 
 def _number_text(value: int) -> str:
-    """Return a number with thousands separators."""
+    """Return a number with commas between thousands."""
     return f"{value:,}"
 
 
-def _badge(state: ReplayState | None) -> str:
-    """Return the class of the badge of a replay's state."""
+def _badge_class(state: ReplayState | None) -> str:
+    """Return the CSS class of the badge of a replay's state; `steady` if the state isn't known."""
     return "steady" if state is None else _STATE_BADGES.get(state, "growing")
 
 
@@ -176,7 +179,8 @@ def _time_text(value: datetime) -> str:
 
 
 def _age_text(value: datetime, now: datetime) -> str:
-    """Return the time from `value` to `now`, in the largest unit of which there are at least 2."""
+    """Return the time from `value` to `now` as text, in the largest unit of which there are at
+    least 2."""
     seconds = max(0, int((now - value).total_seconds()))
     for unit, length in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
         if seconds >= 2 * length:

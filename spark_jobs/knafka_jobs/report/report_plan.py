@@ -35,32 +35,36 @@ GroupKey: TypeAlias = tuple[str, str, str, str, str, int | None, str]
 """The values of the columns `GROUP`."""
 
 _SUMS: Final = ("events", "failures", "unresolved", "resolved", "retries")
+"""Columns that are summed over the event types and sources of a group."""
 
 
 def columns_of(names: Iterable[str], table: str = "") -> str:
-    """Return a list of quoted columns for SQL, each of the table `table` unless it is empty."""
+    """Return a list of quoted columns for SQL. If `table` isn't empty, each column is one of this
+    table."""
     return ", ".join(f"{table}.`{name}`" if table else f"`{name}`" for name in names)
 
 
-def of_broker(broker: BrokerName | None, dialect: SqlDialect) -> str:
-    """Return a predicate for rows of one Broker; for None it is true."""
+def broker_predicate(broker: BrokerName | None, dialect: SqlDialect) -> str:
+    """Return a SQL predicate for rows of one Broker; if `broker` is None, it is true for all
+    rows."""
     if broker is None:
         return "true"
     return f"namespace = {dialect.text(broker.namespace)} AND broker = {dialect.text(broker.name)}"
 
 
-def reported(broker: BrokerName | None, since: datetime, dialect: SqlDialect) -> str:
-    """Return SQL for the failures in a report about a Broker (None: about all): those that are
-    unresolved, or that failed or were resolved from `since` on."""
+def reported_failures(broker: BrokerName | None, since: datetime, dialect: SqlDialect) -> str:
+    """Return SQL for the failures in a report about one Broker, or about all if `broker` is None:
+    unresolved failures, and failures that failed or were resolved from `since` on."""
     earliest = dialect.moment(since)
     return (
-        f"SELECT {columns_of(FAILURES)} FROM failures WHERE {of_broker(broker, dialect)} AND "
+        f"SELECT {columns_of(FAILURES)} FROM failures "
+        f"WHERE {broker_predicate(broker, dialect)} AND "
         f"(resolved IS NULL OR last_failed >= {earliest} OR resolved >= {earliest})"
     )
 
 
 FIRST_FAILED: Final = "SELECT min(first_failed) AS first FROM reported"
-"""When the first of the failures in a report failed first."""
+"""When the first failure in a report failed for the first time."""
 
 FREQUENT: Final = (
     f"SELECT {columns_of(KIND)}, said, place FROM ("
@@ -77,10 +81,11 @@ MANY_SUMMARIES: Final = f"SELECT said FROM frequent WHERE place > {MAX_SUMMARIES
 """A row if any kind of failure has more summaries than a report has groups for."""
 
 
-def counted(*, many_summaries: bool) -> str:
-    """Return SQL for the failures in a report with the summary of their group.
+def counted_failures(*, many_summaries: bool) -> str:
+    """Return SQL for the failures in a report, with the summary of their group in place of their
+    own.
 
-    With `many_summaries` it is `OTHER_SUMMARIES` where a failure's own is not a frequent one.
+    With `many_summaries`, a failure whose summary is not a frequent one has `OTHER_SUMMARIES`.
     """
     others = columns_of((name for name in FAILURES if name != "summary"), "r")
     if not many_summaries:
@@ -94,8 +99,8 @@ def counted(*, many_summaries: bool) -> str:
 
 
 def _has_same_values(names: Iterable[str], one: str, other: str) -> str:
-    """Return a predicate that the tables `one` and `other` have the same values in these columns of
-    `GROUP`, of which only `code` may be null."""
+    """Return a SQL predicate: the tables `one` and `other` have the same values in these columns of
+    `GROUP`. Of them only `code` may be null."""
     return " AND ".join(
         # In brackets: DataFusion would take the rest of the condition for the second operand.
         f"({one}.`code` IS NOT DISTINCT FROM {other}.`code`)"
@@ -109,7 +114,8 @@ def sums(previous_made: datetime | None, dialect: SqlDialect) -> str:
     """Return SQL for the sums of failures by group, event type and source: one row for each
     combination.
 
-    `resolved` counts events resolved since the previous report, made at `previous_made`.
+    `resolved` counts events that were resolved since the previous report, which was made at
+    `previous_made`; None: there was none, so all resolved events count.
     """
     was_resolved = (
         "resolved IS NOT NULL"
@@ -153,7 +159,9 @@ def buckets(since: datetime, until: datetime, seconds: int, dialect: SqlDialect)
     )
 
 
-def recent(since_hour: datetime, since_day: datetime, until: datetime, dialect: SqlDialect) -> str:
+def recent_failures(
+    since_hour: datetime, since_day: datetime, until: datetime, dialect: SqlDialect
+) -> str:
     """Return SQL for how often events failed before `until` and from `since_hour` on (`last_hour`),
     or from `since_day` on (`last_day`), by `GROUP`. Groups without such failures are left out."""
     # A failure's history has no later time than `last_failed`.
@@ -229,8 +237,8 @@ CHOSEN_DAYS: Final = "SELECT DISTINCT `day` FROM chosen"
 
 
 def examples(days: Collection[date | None]) -> str:
-    """Return SQL for the chosen failures (`CHOSEN`) as whole rows, in the order of `place`; they
-    are kept under `days`, where None stands for rows without a day.
+    """Return SQL for the chosen failures (`CHOSEN`) as whole rows, in the order of `place`. `days`
+    are the days under which they are kept; None stands for rows without a day.
 
     Only files of these days are read.
     """
@@ -250,7 +258,7 @@ ORIGINS: Final = f"SELECT DISTINCT {columns_of(TRIGGER)}, origin_topic FROM coun
 """The topics from which each Trigger's failed events were read."""
 
 
-def failed_within(since: datetime, dialect: SqlDialect) -> str:
+def failures_within_spans(since: datetime, dialect: SqlDialect) -> str:
     """Return SQL for the number of events that failed from `since` on and lie within the offsets of
     the table `spans` (`SPANS`), by group: `GROUP`, `events`.
 
@@ -270,10 +278,9 @@ def failed_within(since: datetime, dialect: SqlDialect) -> str:
     )
 
 
-def failed_again(previous_made: datetime | None, dialect: SqlDialect) -> str:
-    """Return SQL for the number of replayed events by group that failed again since the previous
-    report. `previous_made` is when that was made; None: there was none.
-    """
+def events_failed_again(previous_made: datetime | None, dialect: SqlDialect) -> str:
+    """Return SQL for the number of replayed events that failed again since the previous report, by
+    group: `GROUP`, `events`. `previous_made` is when that report was made; None: there was none."""
     judged = "" if previous_made is None else f" AND judged > {dialect.moment(previous_made)}"
     failed_again_events = f"SELECT failure_id FROM sent WHERE outcome = '{FAILED_AGAIN}'{judged}"
     return (
@@ -285,27 +292,28 @@ def failed_again(previous_made: datetime | None, dialect: SqlDialect) -> str:
 
 def last_report(about: str) -> str:
     """Return SQL for the last report about a Broker: `report_id`, `made`; `about` is the predicate
-    for the Broker (`of_broker`)."""
+    for the Broker (`broker_predicate`)."""
     return f"SELECT report_id, made FROM reports WHERE {about} ORDER BY made DESC LIMIT 1"
 
 
 def figures_of_report(about: str, report_id: str, dialect: SqlDialect) -> str:
-    """Return SQL for the figures of the groups of one report: `group_id`, `failures`,
-    `unresolved`."""
+    """Return SQL for the figures of the groups of one report: `group_id`, `failures`, `unresolved`.
+    `about` is the predicate for the report's Broker."""
     return (
         f"SELECT group_id, failures, unresolved FROM reports WHERE {about} "
         f"AND report_id = {dialect.text(report_id)} AND group_id IS NOT NULL"
     )
 
 
-def last_made(about: str, limit: int) -> str:
+def last_report_times(about: str, limit: int) -> str:
     """Return SQL for the times at which the `limit` last reports about a Broker were made, the
-    latest first; `about` is the predicate for the Broker (`of_broker`)."""
+    latest first. `about` is the predicate for the Broker (`broker_predicate`)."""
     return f"SELECT DISTINCT made FROM reports WHERE {about} ORDER BY made DESC LIMIT {limit}"
 
 
-def first_reported(about: str) -> str:
-    """Return SQL for the time of the first report with each group: `group_id`, `first`."""
+def first_report_times(about: str) -> str:
+    """Return SQL for the time of the first report with each group: `group_id`, `first`. `about` is
+    the predicate for the reports' Broker."""
     return (
         f"SELECT group_id, min(made) AS first FROM reports WHERE {about} "
         "AND group_id IS NOT NULL GROUP BY group_id"
@@ -314,7 +322,8 @@ def first_reported(about: str) -> str:
 
 def past_figures(about: str, since: datetime, dialect: SqlDialect) -> str:
     """Return SQL for the figures of each group in reports made from `since` on, in time order:
-    `group_id`, `made`, `failures`, `unresolved`."""
+    `group_id`, `made`, `failures`, `unresolved`. `about` is the predicate for the reports'
+    Broker."""
     return (
         f"SELECT group_id, made, failures, unresolved FROM reports WHERE {about} "
         f"AND group_id IS NOT NULL AND made >= {dialect.moment(since)} ORDER BY made"
@@ -348,5 +357,5 @@ def replay_counts(limit: int) -> str:
 
 
 def group_key_of(row: ReportRow) -> GroupKey:
-    """Return the group of a row that has the columns `GROUP`."""
+    """Return the group of a row: its values of the columns `GROUP`."""
     return tuple(row[name] for name in GROUP)

@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from knafka_jobs.io.kafka import KafkaClient  # imports Spark, which may not be installed
 
 MAX_REPLAYS: Final = 50
-"""Replays that a report lists: the latest ones."""
+"""Largest number of replays that a report lists: the latest ones."""
 
 SettledSpans: TypeAlias = Callable[[Sequence[ReportRow], datetime], Sequence[SettledSpan]]
-"""Returns the spans of offsets that Triggers have settled since a time; its rows have `TRIGGER` and
-the `origin_topic` of their failed events."""
+"""Returns the spans of offsets that Triggers have settled since a time. The rows that it is given
+have `TRIGGER` and the `origin_topic` of the Triggers' failed events."""
 
 
 def make_report(
@@ -59,23 +59,23 @@ def make_report(
     """
     dialect = engine.dialect
     earliest = now - timedelta(days=days)
-    engine.derive("reported", report_plan.reported(broker, earliest, dialect))
+    engine.derive("reported", report_plan.reported_failures(broker, earliest, dialect))
     engine.keep("frequent", report_plan.FREQUENT)
-    many_summaries = bool(engine.rows(report_plan.MANY_SUMMARIES))
-    engine.derive("counted", report_plan.counted(many_summaries=many_summaries))
-    about = report_plan.of_broker(broker or BrokerName("", ""), dialect)
+    many_summaries = bool(engine.query(report_plan.MANY_SUMMARIES))
+    engine.derive("counted", report_plan.counted_failures(many_summaries=many_summaries))
+    about = report_plan.broker_predicate(broker or BrokerName("", ""), dialect)
     previous = _previous_figures(engine, about)
     previous_made = previous.report.made if previous else None
-    (first,) = engine.rows(report_plan.FIRST_FAILED)
+    (first,) = engine.query(report_plan.FIRST_FAILED)
     since = max(earliest, first["first"]) if first["first"] else now - timedelta(hours=1)
     seconds = bucket_seconds(since, now)
     since = datetime.fromtimestamp(int(since.timestamp()) // seconds * seconds, UTC)
     counted_rows = _count_by_group(engine, previous_made, since, now, seconds)
     shares: dict[GroupKey, float] = {}
-    if settled and (spans := settled(engine.rows(report_plan.ORIGINS), since)):
+    if settled and (spans := settled(engine.query(report_plan.ORIGINS), since)):
         shares = _shares_of_groups(engine, spans, since)
     histories = _known_groups(engine, about, counted_rows)
-    acknowledged = current_acknowledgements(engine.rows(report_plan.ALL_ACKNOWLEDGEMENTS), now)
+    acknowledged = current_acknowledgements(engine.query(report_plan.ALL_ACKNOWLEDGEMENTS), now)
     groups = assemble.build_groups(counted_rows, previous, shares, histories, acknowledged, now)
     result = Report(
         id=uuid.uuid4().hex[:12],
@@ -91,7 +91,7 @@ def make_report(
         groups=groups,
         replays=tuple(
             assemble.replay_run(row, now)
-            for row in engine.rows(report_plan.replay_counts(MAX_REPLAYS))
+            for row in engine.query(report_plan.replay_counts(MAX_REPLAYS))
         ),
     )
     engine.append_figures(_figure_rows(result))
@@ -105,24 +105,28 @@ def _count_by_group(
     now: datetime,
     seconds: int,
 ) -> CountedRows:
-    """Count the failures in a report by group, with their examples. The timeline begins at `since`,
-    in buckets of `seconds`; `previous_made` is when the previous report was made (None: there is
-    none)."""
+    """Count the failures in a report by group, with their examples. The timeline goes from `since`
+    to `now`, in buckets of `seconds`. `previous_made` is when the previous report was made (None:
+    there is none)."""
     dialect = engine.dialect
     engine.derive("sums", report_plan.sums(previous_made, dialect), repeated=True)
     engine.keep("limits", report_plan.LIMITS)
     engine.keep("chosen", report_plan.CHOSEN)
-    chosen_days = [row["day"] for row in engine.rows(report_plan.CHOSEN_DAYS)]
+    chosen_days = [row["day"] for row in engine.query(report_plan.CHOSEN_DAYS)]
     return CountedRows(
-        groups=engine.rows(report_plan.GROUPS),
-        failed_again=_by_group(engine.rows(report_plan.failed_again(previous_made, dialect))),
-        buckets=_by_group(engine.rows(report_plan.buckets(since, now, seconds, dialect))),
-        recent=_by_group(
-            engine.rows(report_plan.recent(now - assemble.HOUR, now - assemble.DAY, now, dialect))
+        groups=engine.query(report_plan.GROUPS),
+        failed_again=_by_group(
+            engine.query(report_plan.events_failed_again(previous_made, dialect))
         ),
-        types=_by_group(engine.rows(report_plan.top_values("type"))),
-        sources=_by_group(engine.rows(report_plan.top_values("source"))),
-        examples=_by_group(engine.rows(report_plan.examples(chosen_days))),
+        buckets=_by_group(engine.query(report_plan.buckets(since, now, seconds, dialect))),
+        recent=_by_group(
+            engine.query(
+                report_plan.recent_failures(now - assemble.HOUR, now - assemble.DAY, now, dialect)
+            )
+        ),
+        types=_by_group(engine.query(report_plan.top_values("type"))),
+        sources=_by_group(engine.query(report_plan.top_values("source"))),
+        examples=_by_group(engine.query(report_plan.examples(chosen_days))),
     )
 
 
@@ -133,7 +137,8 @@ def settled_spans(
     group's commits.
 
     `rows` have `TRIGGER` and the `origin_topic` of its failed events. A settled event was
-    delivered, failed or filtered out. Raises `JobError`.
+    delivered, failed or filtered out. Triggers without a commit in that time are left out. Raises
+    `JobError`.
     """
     origins = {
         (row["namespace"], row["broker"], row["trigger"]): str(row["origin_topic"])
@@ -161,7 +166,8 @@ def settled_spans(
 def _committed_offsets(
     kafka: KafkaClient, groups: Iterable[str], topic: TopicState
 ) -> dict[int, int]:
-    """Return the offsets of the first of these groups that has read the topic, by partition."""
+    """Return the committed offsets of the first of these groups that has read the topic, by
+    partition; empty if none has."""
     return next(filter(None, (kafka.committed(group, topic) for group in groups)), {})
 
 
@@ -169,14 +175,15 @@ def _shares_of_groups(
     engine: ReportEngine, spans: Sequence[SettledSpan], since: datetime
 ) -> dict[GroupKey, float]:
     """Return each group's share of its Trigger's deliveries (0 to 1) from `since` on, where it is
-    known: `spans` are the offsets that Triggers have settled since then."""
+    known. `spans` are the offsets that Triggers have settled since then."""
     engine.put("spans", SPANS, spans)
-    rows = engine.rows(report_plan.failed_within(since, engine.dialect))
+    rows = engine.query(report_plan.failures_within_spans(since, engine.dialect))
     return assemble.delivery_shares({group_key_of(row): row["events"] for row in rows}, spans)
 
 
 def _by_group(rows: Iterable[ReportRow]) -> dict[GroupKey, list[ReportRow]]:
-    """Return rows, which have the columns `GROUP`, by group, each group's in their order."""
+    """Return rows by their group, each group's rows in their order. The rows have the columns
+    `GROUP`."""
     grouped: dict[GroupKey, list[ReportRow]] = defaultdict(list)
     for row in rows:
         grouped[group_key_of(row)].append(row)
@@ -187,13 +194,14 @@ def _known_groups(
     engine: ReportEngine, about: str, counted_rows: CountedRows
 ) -> dict[str, GroupHistory]:
     """Return the histories of the current groups in the last `MAX_HISTORY` reports, by the group's
-    id; a group that no report has is left out. `about` is the predicate for the reports' Broker."""
+    id. A group that is in no earlier report is left out. `about` is the predicate for the reports'
+    Broker."""
     ids: Collection[str] = {group_id(*group_key_of(row)) for row in counted_rows.groups}
-    report_times = engine.rows(report_plan.last_made(about, MAX_HISTORY))
+    report_times = engine.query(report_plan.last_report_times(about, MAX_HISTORY))
     if not ids or not report_times:
         return {}
-    past = engine.rows(report_plan.past_figures(about, report_times[-1]["made"], engine.dialect))
-    first = engine.rows(report_plan.first_reported(about))
+    past = engine.query(report_plan.past_figures(about, report_times[-1]["made"], engine.dialect))
+    first = engine.query(report_plan.first_report_times(about))
     return assemble.histories_of(
         (row for row in first if row["group_id"] in ids),
         (row for row in past if row["group_id"] in ids),
@@ -201,12 +209,13 @@ def _known_groups(
 
 
 def _previous_figures(engine: ReportEngine, about: str) -> PreviousFigures | None:
-    """Return the last report among rows of `reports` for which `about` holds; None without rows."""
-    last = engine.rows(report_plan.last_report(about))
+    """Return the figures of the last report about a Broker; None if there is none. `about` is the
+    predicate for the Broker."""
+    last = engine.query(report_plan.last_report(about))
     if not last:
         return None
     id_ = last[0]["report_id"]
-    rows = engine.rows(report_plan.figures_of_report(about, id_, engine.dialect))
+    rows = engine.query(report_plan.figures_of_report(about, id_, engine.dialect))
     return PreviousFigures(
         PreviousReport(id=id_, made=last[0]["made"]),
         {row["group_id"]: (row["failures"], row["unresolved"]) for row in rows},
@@ -214,8 +223,8 @@ def _previous_figures(engine: ReportEngine, about: str) -> PreviousFigures | Non
 
 
 def _figure_rows(report: Report) -> list[tuple[Any, ...]]:
-    """Return the figures of a report's groups, as rows of the table `reports`; without groups one
-    row, which says that the report was made."""
+    """Return the figures of a report's groups, as rows of the table `reports`. If the report has no
+    groups, one row says that it was made."""
     about = (report.id, report.made, report.namespace or "", report.broker or "")
     rows: list[tuple[Any, ...]] = [
         (*about, group.id, group.failures, group.unresolved, group.events - group.unresolved)

@@ -20,12 +20,12 @@ from knafka_jobs.io.kafka import MAX_MESSAGE_BYTES, KafkaClient
 from knafka_jobs.report.report_document import Cut, Group, Report
 
 MAX_BATCH_BYTES: Final = 1_048_588
-"""Bytes of a compressed batch that Kafka takes by default, on any cluster."""
+"""Largest size in bytes of a compressed batch that Kafka takes by default."""
 BATCH_OVERHEAD_BYTES: Final = 64 * 1024
 """Bytes of a batch that are kept free for key and headers, and because libraries compress slightly
 differently."""
 MAX_JSON_BYTES: Final = 8 * 1024 * 1024
-"""Bytes of the JSON, which its reader holds in memory as a whole."""
+"""Largest size of the JSON in bytes, as its reader holds it in memory as a whole."""
 REPORTS_TOPIC_CONFIG: Final = {
     "cleanup.policy": "compact",
     MAX_MESSAGE_BYTES: str(MAX_BATCH_BYTES),
@@ -55,8 +55,8 @@ def write_served_report(kafka: KafkaClient, report: Report, archive: str, replic
 
 
 def fit_report(report: Report, limit: int) -> bytes:
-    """Return the report as JSON, shortened until it compresses to `limit` bytes, or until it has no
-    groups.
+    """Return the report as JSON, shortened until it compresses to `limit` bytes. A report without
+    groups is returned in any case.
 
     First all examples but one of each group are left out, then the last groups of the report.
     """
@@ -77,7 +77,7 @@ def fit_report(report: Report, limit: int) -> bytes:
 
 
 def _shorten_report(report: Report, groups: tuple[Group, ...]) -> Report:
-    """Return a copy of the report with these groups only, which says what it leaves out."""
+    """Return a copy of the report with these groups only; its field `cut` says what is left out."""
     examples = sum(len(group.examples) for group in report.groups[: len(groups)])
     omissions = Cut(
         groups=len(report.groups) - len(groups),

@@ -41,8 +41,8 @@ class SparkEngine:
     dialect = DIALECT
 
     def __init__(self, tables: Tables) -> None:
-        """Create a temporary view of each table of a report; a missing table that only delta-rs
-        creates gets an empty one."""
+        """Create a temporary view of each table of a report. A missing table is created, but for
+        one that only delta-rs creates: its view is empty."""
         self._tables = tables
         for name in REPORT_TABLES:
             if name in WRITTEN_WITHOUT_SPARK and not tables.exists(name):
@@ -50,15 +50,15 @@ class SparkEngine:
             else:
                 tables.read(name).createOrReplaceTempView(name)
 
-    def rows(self, sql: str) -> list[ReportRow]:
-        """Run a query, and return its rows in order."""
+    def query(self, sql: str) -> list[ReportRow]:
+        """Run a query, and return its rows in the order of its ORDER BY."""
         with explain_spark_errors(f"the tables in {self._tables.root} can't be read"):
             rows = self._tables.spark.sql(sql).collect()
         return [{name: _to_plain(value) for name, value in row.asDict().items()} for row in rows]
 
     def derive(self, name: str, sql: str, *, repeated: bool = False) -> None:
-        """Create the view `name` of a query; its rows are computed now, and only once, if they are
-        read repeatedly."""
+        """Create the view `name` of a query. With `repeated`, its rows are computed now and only
+        once; without, each time they are read."""
         rows = self._tables.spark.sql(sql)
         (compute_rows(rows) if repeated else rows).createOrReplaceTempView(name)
 
@@ -76,8 +76,8 @@ class SparkEngine:
 
 
 def _to_plain(value: Any) -> Any:
-    """Convert a value of Spark's to a type of `ReportRow`: Spark's times are local, without a
-    zone."""
+    """Convert a value of Spark's to a type of `ReportRow`: times, which Spark returns as local
+    times without a zone, to UTC; binary values to `bytes`."""
     if isinstance(value, datetime):
         return value.astimezone(UTC)
     return bytes(value) if isinstance(value, bytearray) else value
