@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from support.tabled import NOW, tabled
 
 from knafka.core.delivery import Reason
-from knafka_cli.dead_letters.dead_letter_tables import overviews
+from knafka_cli.dead_letters.dead_letter_tables import read_overviews
 from knafka_jobs.command_options import FailureSelection
 from knafka_jobs.failure_selection import FailureCondition, conditions
 from knafka_jobs.io.delta import Tables
@@ -133,9 +133,9 @@ def test_what_was_sent_again_or_resolved_is_told_by_when(tables: Tables) -> None
     assert [told[each] for each in (b"failed again", b"one")] == [None, None]
     assert count_pending(files, []) == {("shop", "main", "bill"): 1}
     # What is on its way is not in the times and reasons of what isn't.
-    one = overviews(files, [FailureCondition("trigger", "=", "bill")])["shop", "main", "bill"]
+    one = read_overviews(files, [FailureCondition("trigger", "=", "bill")])["shop", "main", "bill"]
     assert (one.count, one.replayed, one.reasons) == (1, 1, {"status 503": 1})
-    one = overviews(files, [FailureCondition("id", "=", "sent")])["shop", "main", "bill"]
+    one = read_overviews(files, [FailureCondition("id", "=", "sent")])["shop", "main", "bill"]
     assert one.row == ("shop/bill", "0", "1", "", "", "")
 
 

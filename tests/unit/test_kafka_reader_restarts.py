@@ -194,8 +194,8 @@ def any_reader(request: pytest.FixtureRequest) -> KafkaReader | KafkaPositionedR
 
 def replace_topic(reader: KafkaReader | KafkaPositionedReader) -> None:
     """Let the reader notice that its topic was deleted and created again."""
-    reader._replaced._ids._note(TOPIC, "old id")
-    reader._replaced._ids._note(TOPIC, "new id")
+    reader._replaced._ids._note_id(TOPIC, "old id")
+    reader._replaced._ids._note_id(TOPIC, "new id")
 
 
 async def begin_read(reader: KafkaReader, consumer: ScriptedConsumer) -> asyncio.Task[Any]:
@@ -270,17 +270,17 @@ async def test_commits_after_a_lost_log_name_the_topic_once_its_id_was_read_agai
         await reader.read(1, 1)
         await reader.commit_now({0: OffsetAndMetadata(1)})
 
-    reader._replaced._ids._note(TOPIC, "id")
+    reader._replaced._ids._note_id(TOPIC, "id")
     await commit_after(None)
     consumer.sends_ids.clear()
     began = time.monotonic()
     for message in (LostOffset(), LostOffset(), None):
         await commit_after(message)
     consumer.sends_ids.set()
-    await until(lambda: bool(reader._replaced.id(TOPIC, began)))
+    await until(lambda: bool(reader._replaced.topic_id(TOPIC, began)))
     answered = time.monotonic()  # it may be a request that was sent before the second loss
     reader._replaced.hasten()
-    await until(lambda: bool(reader._replaced.id(TOPIC, answered)))
+    await until(lambda: bool(reader._replaced.topic_id(TOPIC, answered)))
     await commit_after(None)
     assert consumer.committed_metadata == [mark("", "id"), "", "", "", mark("", "id")]
 
@@ -291,7 +291,7 @@ async def test_a_commit_of_a_topic_that_was_never_read_makes_the_topics_id_be_co
     """Another member may know of a newer topic before this one does."""
     consumer.messages.put(None)
     await reader.read(1, 1)
-    reader._replaced._ids._note(TOPIC, "id")
+    reader._replaced._ids._note_id(TOPIC, "id")
     consumer.group_metadata = mark("", short_id("idOfNewerTopic"))
     for message in (1, None):
         consumer.messages.put(message)

@@ -119,7 +119,7 @@ async def test_the_marks_of_all_ids_that_were_read_are_known(
 ) -> None:
     kafka.answers = ["old", "new"]
     topics.start()
-    await until(lambda: topics.id(TOPIC) == "new")
+    await until(lambda: topics.topic_id(TOPIC) == "new")
     assert [topics.was_read(TOPIC, mark) for mark in ("old", "new", "newer")] == [True, True, False]
     assert not topics.was_read("other", "new")
 
@@ -170,7 +170,7 @@ async def test_several_consumers_of_a_topic_share_its_comparisons(kafka: Scripte
     second.start()
     await until(lambda: kafka.asked > 2)
     assert [list(each.pop()) for each in (first, second, other)] == [[TOPIC], [TOPIC], []]
-    assert first.id(TOPIC) == second.id(TOPIC) == "new"
+    assert first.topic_id(TOPIC) == second.topic_id(TOPIC) == "new"
     await first.close()
     asked = kafka.asked
     await until(lambda: kafka.asked > asked)
