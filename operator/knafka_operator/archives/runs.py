@@ -82,18 +82,18 @@ def run_status_patch(
     of an operation goes to `lastOperation`.
     """
     job_report = parse_run_report(terminated_state(pod).get("message") or "")
-    succeeded = outcome == "Complete"
+    succeeded, started = outcome == "Complete", start_time(job) or timestamp(now)
     run = {
         "job": object_name(job),
         "outcome": "Succeeded" if succeeded else "Failed",
-        "started": start_time(job) or timestamp(now),
+        "started": started,
         "finished": timestamp(now),
         **{key: job_report[key] for key in ("records", "missed", "purged") if key in job_report},
     }
     annotations = job["metadata"].get("annotations") or {}
     patch: dict[str, Any] = {"run": max(previous_status.get("run", 0), run_number(job))}
     if succeeded:  # an operation's Job, too: it has compacted dead letters before its own task
-        patch |= _compaction_patch(job_report, previous_status, run["started"])
+        patch |= _compaction_patch(job_report, previous_status, started)
     if operation_uid(job):  # the operation's own status counts its failures
         run["of"] = annotations.get(OPERATION_ANNOTATION, "")
         patch["lastOperation"] = _replacing_patch(previous_status.get("lastOperation"), run)
@@ -109,7 +109,7 @@ def run_status_patch(
             key: value for key, value in report.items() if isinstance(value, int | str)
         }
         patch["report"] = _replacing_patch(
-            previous_status.get("report"), {"made": run["started"], **simple_values}
+            previous_status.get("report"), {"made": started, **simple_values}
         )
     patch["lastRun"] = _replacing_patch(previous_status.get("lastRun"), run)
     return patch
