@@ -49,6 +49,8 @@ NO_REASONS = {
     *("ClusterRole", "DisruptionTarget", "FallbackToLogsOnError", "OnRootMismatch"),
     *("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"),
     *("ContainerCreating", "PodInitializing", "PodScheduled", "ReadWriteMany"),
+    # Knative's, of a Revision.
+    *("ContainerHealthy", "ResourcesAvailable", "ResolvingDigests"),
 }
 """Words in the operator's code that look like a condition or a reason and are none."""
 OF_BUSES = {"DoesNotExist", "NotConfigured", "NotReady"}

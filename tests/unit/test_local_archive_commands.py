@@ -243,7 +243,7 @@ def view(monkeypatch: pytest.MonkeyPatch) -> MemoryLog:
     def ask(reached: Any, asked: Any) -> Any:
         return asyncio.run(asked(MemoryAdmin(memory)))
 
-    monkeypatch.setattr(cluster_targets.TopicsTarget, "view", lambda *_: found)
+    monkeypatch.setattr(cluster_targets.TopicsTarget, "read_objects", lambda *_: found)
     monkeypatch.setattr(archive_commands, "ask_kafka", ask)
     return memory
 

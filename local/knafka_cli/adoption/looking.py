@@ -2,10 +2,7 @@
 Kafka.
 
 Everything is read anew for every plan. An object that the user may not read adds a sentence to
-`unseen`, and the others are read all the same.
-
-Not here: making plans (`broker_plan`, `channel_plan`, `source_plan`), and carrying them out
-(`cluster`).
+`unseen`, and the others are read all the same. Others make the plans (`broker_plan` …).
 """
 
 from __future__ import annotations
