@@ -197,7 +197,7 @@ def test_events_that_are_held_and_raise_are_named_and_let_go_of(
     assert (letter.reason, letter.about["sensortrigger"]) == ("internal-error", "two")
 
 
-@pytest.mark.parametrize("broken", ["expire", "expires", "due"])
+@pytest.mark.parametrize("broken", ["expire", "expiry_time", "due_time"])
 def test_what_time_raises_ends_no_sensor(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     world = MemorySensor(1)
     world.send(Send("a", "x", 0))
