@@ -202,7 +202,10 @@ class Supervisor:
         environment: Mapping[str, str] = await stack.enter_async_context(
             issuer_server.serve_issuer(folder)
         )
-        self._view.say(f"senders must show a token: knafka token; the issuer's key is in {folder}")
+        self._view.say(
+            "senders must show a token (`knafka token` prints one); the issuer's key is in "
+            f"{folder}"
+        )
         return environment
 
     async def _start_kafka(self, stack: AsyncExitStack) -> str:

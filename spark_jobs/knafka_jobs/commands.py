@@ -41,7 +41,10 @@ Progress: TypeAlias = Callable[[str], None]
 Answer: TypeAlias = dict[str, Any]
 """A command's result, which is printed as JSON."""
 
-
+REPORT: Final = "report"
+"""The command that may need no Spark."""
+BACKTEST: Final = "backtest"
+"""The command that needs no tables."""
 MAX_SHOWN_PROBLEMS: Final = 5
 """Largest number of problems that the answer of a replay lists; its progress has all of them."""
 
@@ -141,7 +144,7 @@ def _run_replay(arguments: Namespace, tables: Tables, progress: Progress) -> Ans
     selection = FailureSelection.from_arguments(arguments)
     edits = _event_edits(arguments)
     if arguments.dry_run and edits:
-        raise JobError("a dry run that Spark does can't show edits: leave --where out")
+        raise JobError("a dry run with --where can't show edits: leave out --where, or the edits")
     if arguments.dry_run:
         return preview(tables, selection).document()
     result = replay(
@@ -185,13 +188,6 @@ def _run_purge(arguments: Namespace, tables: Tables, progress: Progress) -> Answ
     return {"purged": purged}
 
 
-REPORT: Final = "report"
-"""The command that may need no Spark."""
-
-BACKTEST: Final = "backtest"
-"""The command that needs no tables."""
-
-
 def _run_backtest(arguments: Namespace, spark: SparkSession, progress: Progress) -> Answer:
     """Run the command `backtest`; returns the fields of `BacktestResult`. Raises `KnafkaError`."""
     if (arguments.topic is None) == (arguments.archive is None):  # both, or none
@@ -199,13 +195,14 @@ def _run_backtest(arguments: Namespace, spark: SparkSession, progress: Progress)
     sensor = read_sensor(arguments.sensor)
     span = TimeSpan(_milliseconds(arguments.events_since), _milliseconds(arguments.events_until))
     if arguments.archive is not None:
-        records, until = records_of_archive(spark, arguments.archive, span)
+        records, firings_until = records_of_archive(spark, arguments.archive, span)
     else:
-        records, until = records_of_topic(
+        records, firings_until = records_of_topic(
             spark, connect(arguments), arguments.topic, span, datetime.now(UTC)
         )
+    # `firings_until` (ms): the time of --events-until; without this option, the source's own end.
     progress(f"reading events of {arguments.archive or arguments.topic}")
-    return asdict(backtest(records, sensor, until, arguments.limit, arguments.output))
+    return asdict(backtest(records, sensor, firings_until, arguments.limit, arguments.output))
 
 
 def _milliseconds(moment: datetime | None) -> int | None:

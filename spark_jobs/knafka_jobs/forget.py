@@ -95,6 +95,8 @@ def expired_failures(
     is_old = F.lit(False)
     if resolved_before is not None:
         midnight = datetime.combine(resolved_before, datetime.min.time())
+        # As text, which Spark reads in its session's time zone, UTC; it would take a `datetime` to
+        # be in the time zone of this machine.
         is_old |= is_resolved & (F.col("resolved") < F.lit(str(midnight)).cast("timestamp"))
     if unresolved_before is not None:
         is_old |= ~is_resolved & (F.col("last_day") < F.lit(unresolved_before))

@@ -39,12 +39,12 @@ def short_id(topic_id: str) -> str:
     return "" if start_of_id == _ZERO_ID else start_of_id
 
 
-def mark(metadata: str, topic: str) -> str:
-    """Return the metadata with a mark put before them. `topic` is the topic's `short_id`. If it is
-    empty, or there is no room for a mark, the metadata are returned unchanged."""
-    if not topic or len(metadata) + MARK_LENGTH > MAX_METADATA:
+def mark(metadata: str, short_topic_id: str) -> str:
+    """Return the metadata with a mark put before them. They are returned unchanged if
+    `short_topic_id` (the topic's `short_id`) is empty, or if there is no room for a mark."""
+    if not short_topic_id or len(metadata) + MARK_LENGTH > MAX_METADATA:
         return metadata
-    return f"@{topic}:{metadata}"
+    return f"@{short_topic_id}:{metadata}"
 
 
 def unmark(metadata: str) -> tuple[str, str]:

@@ -90,7 +90,8 @@ class Leased(Protocol[P_co]):
 
     def progress(self, ended: Ended | None = None, error: str | None = None) -> P_co:
         """Return the progress, with the counts since the last request ended. `ended`: why the
-        request ends; None: it goes on. `error`: a sentence for the caller."""
+        request, and except for `Ended.BUDGET` also the drain, has ended; None: both go on. `error`:
+        a sentence for the caller about what failed; None: nothing did."""
         ...
 
     def reset_reported_counts(self) -> None:

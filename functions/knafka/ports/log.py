@@ -39,8 +39,8 @@ Start: TypeAlias = Literal["earliest", "latest"] | int
 record since a time in milliseconds since the Unix epoch; after the last one if all are older."""
 
 Reported: TypeAlias = Callable[[LogError | None], None]
-"""Callback that is called once for each appended record, on the event loop: with None when the
-record is durable, or with the error for which it isn't."""
+"""Callback that is called on the event loop once for each appended record (of `append_all`: once
+for all of them): with None once they are durable, else with the error that prevented it."""
 
 AppendAll: TypeAlias = Callable[[str, Sequence[Draft], Reported], None]
 """`LogWriter.append_all`, or a function that calls it."""
@@ -160,8 +160,9 @@ class Assignment(Protocol):
         ...
 
     async def on_revoked(self, partitions: Sequence[int]) -> Commits:
-        """Finish with these partitions. Return the commits to make before another member gets
-        them."""
+        """Take no more records of these partitions, and let the attempts under way end, for a
+        limited time that the implementation knows. Return the partitions' last commits, which the
+        reader makes before another member gets the partitions."""
         ...
 
     def on_lost(self, partitions: Sequence[int]) -> None:

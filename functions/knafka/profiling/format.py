@@ -112,19 +112,23 @@ class _Encoder:
     def _encode_sample(self, stack: Iterable[Frame], values: Iterable[int]) -> bytes:
         """Encode the values of one stack: the message `Sample`."""
         locations = [self._locations.setdefault(frame, len(self._locations) + 1) for frame in stack]
+        # `location_id` (1) and `value` (2).
         return _packed_field(1, locations) + _packed_field(2, values)
 
     def _encode_location(self, number: int, frame: Frame) -> bytes:
         """Encode a line of a function: the message `Location` with this number as its id."""
         name_and_file = frame.function, frame.file
-        function = self._functions.setdefault(name_and_file, len(self._functions) + 1)
-        line = _number_field(1, function) + _number_field(2, frame.line)
+        function_number = self._functions.setdefault(name_and_file, len(self._functions) + 1)
+        # The message `Line`: `function_id` (1) and `line` (2).
+        line = _number_field(1, function_number) + _number_field(2, frame.line)
+        # `id` (1) and `line` (4).
         return _number_field(1, number) + _bytes_field(4, line)
 
     def _encode_function(self, number: int, name: str, file: str) -> bytes:
         """Encode a function: the message `Function` with this number as its id. Its name stands in
         both `name` (2) and `system_name` (3), as Python has only one name for a function."""
         name_number, file_number = self._string(name), self._string(file)
+        # `id` (1), `name` (2), `system_name` (3), `filename` (4).
         return (
             _number_field(1, number)
             + _number_field(2, name_number)

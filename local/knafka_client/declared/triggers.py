@@ -121,7 +121,7 @@ def destination_text(destination: Destination) -> str:
 
 
 def is_paused(trigger: Trigger) -> bool:
-    """Whether a Trigger or Subscription is declared paused."""
+    """Whether a Trigger (or a Subscription in the form of one) is declared paused."""
     return trigger.metadata.annotations.get(PAUSED_ANNOTATION) == "true"
 
 

@@ -65,8 +65,8 @@ class InstallationConsole:
         data: Path,
         letters: DeadLetterTopics | None = None,
     ) -> None:
-        """`data` is the installation's data folder. `letters` reads and replays dead letters (None:
-        in Kafka itself)."""
+        """`data` is the installation's data folder. `letters` reads and replays dead letters;
+        None: a `DeadLetterTopics` that uses the real Kafka."""
         self._running = running
         self._data = data
         self._letters = letters or DeadLetterTopics()
@@ -106,8 +106,9 @@ class InstallationConsole:
         )
 
     async def failures(self, trigger: TriggerName) -> Failures:
-        """Return the latest dead letters of a Trigger or Subscription, with commands that show
-        more. Raises `NotFound` and `LogError`."""
+        """Return the latest dead letters of a Trigger or Subscription (the page calls them
+        failures), with commands that show more, and a link to the last report if there is one.
+        Raises `NotFound` and `LogError`."""
         letters = await self._letters.read_latest(
             self._egress_of(trigger), self._kafka_configuration()
         )

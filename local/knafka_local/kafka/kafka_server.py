@@ -317,7 +317,7 @@ class KafkaServer:
 
     async def _wait_until_ready(self, node: Child, log_size_before: int) -> None:
         """Wait until the node answers. Raises `LocalKafkaError` if it ends first or takes too long,
-        with what Kafka logged after `log_size_before` bytes."""
+        with what Kafka logged after `log_size_before` bytes; also if another cluster answers."""
         ended = asyncio.create_task(node.wait())
         ready = asyncio.create_task(await_cluster(self.bootstrap_servers, self.cluster_id))
         try:
@@ -332,7 +332,7 @@ class KafkaServer:
                 raise self._failure_with_log(
                     f"Kafka was not ready in {KAFKA_START_TIMEOUT:.0f} s", log_size_before
                 )
-            ready.result()
+            ready.result()  # raises if another cluster answers at the address
         finally:
             ended.cancel()
             ready.cancel()

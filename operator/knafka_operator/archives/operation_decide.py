@@ -111,19 +111,24 @@ class OperationDecision:
 
 
 def decide(observed: ObservedOperation, now: datetime) -> OperationDecision:
-    """Decide an operation's status, when to reconcile it again, and whether to delete it now."""
+    """Decide an operation's status, by the first of these that applies: it has finished, so only
+    its deletion is decided; it is invalid; a Job runs or has succeeded; too many attempts have
+    failed; its archive isn't ready. Else it is queued."""
     if is_finished(observed.status):
         ended = observed.status.get("completionTime") or timestamp(now)
         decision = _decision_after_end(observed, ended, now)
+        # A deletion that was tried isn't repeated in this reconciliation.
         return replace(decision, effects=()) if observed.deletion_tried else decision
     steps = _OperationSteps(observed, now)
     status, conditions, operation = steps.status, steps.conditions, observed.operation
     if isinstance(operation, InvalidDocument):  # the spec can't change, so it stays invalid
         conditions.fail(JOB_SUCCEEDED, operation)
         return steps.decision("Failed", str(operation))
-    # First: a Job that exists is finished even if the archive isn't ready any more.
+    # Before the check of the archive: a Job that was created already runs to its end, even if the
+    # archive isn't ready any more. The call also counts a failed Job in `status`.
     if (decision_by_jobs := _decide_by_jobs(operation, steps)) is not None:
         return decision_by_jobs
+    # The failure of a Job that was just counted, else the recorded one.
     failure = status.get("lastFailure") or observed.status.get("lastFailure") or {}
     if status["attempts"] >= MAX_ATTEMPTS:
         message = f"{status['attempts']} attempts failed, the last with: {failure.get('message')}"

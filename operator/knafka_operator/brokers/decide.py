@@ -174,7 +174,7 @@ def decide(observed: ObservedBroker, settings: Settings) -> AddressableDecision:
     if observed.stopped:  # the receiver is deleted, so its address is, too
         steps.status["address"] = None
         steps.annotations.pop(PROBED, None)
-    configuration = _read_configuration(observed, steps)
+    configuration = _decide_configuration(observed, steps)
     if configuration is None or not _project_secret(observed, configuration, steps):
         return steps.decision()
     if observed.refused is not None:
@@ -233,12 +233,15 @@ def decide(observed: ObservedBroker, settings: Settings) -> AddressableDecision:
     return steps.decision(topic)
 
 
-def _read_configuration(
+def _decide_configuration(
     observed: ObservedBroker, steps: AddressableSteps
 ) -> _BrokerConfiguration | None:
     """Decide `ConfigParsed` and `DeadLetterSinkResolved`, and fail `TopicReady` for an external
     topic that isn't allowed. Returns the configuration; None: something needed for it can't be
-    read."""
+    read.
+
+    An error that is raised in a step becomes that step's condition, and goes no further.
+    """
     broker: Broker | None = None
     configuration: _BrokerConfiguration | None = None
     with steps.conditions.step(CONFIG_PARSED):
@@ -246,9 +249,10 @@ def _read_configuration(
         connection = value_or_raise(observed.connection)
         authentication = value_or_raise(observed.authentication)
         rules = SenderRules(authentication, value_or_raise(observed.encryption))
+        # It is None only if an error above has ended this step; the types don't show that.
         if connection is not None:
             configuration = _BrokerConfiguration(broker, connection, rules)
-    if broker is not None:
+    if broker is not None:  # its spec could be parsed, even if the step has failed later
         steps.resolve_dead_letter_sink(broker.spec.delivery, observed.dead_letter_sink)
     if observed.refused is not None:
         error = TopicRefused("ExternalTopicNotAllowed", observed.refused)

@@ -76,9 +76,9 @@ than one while the channel moves to the receiver of another Secret."""
 
 CHANNEL_DIRECT_REFUSAL: Final = Refusal("this KafkaChannel", "", "DirectServiceRejected")
 ROUTE_REFUSAL: Final = Refusal("this KafkaChannel", "ServiceNotOurs", "RouteRejected", "Service")
-"""A Service that is being deleted with an earlier channel of the name also counts as foreign. Only
-the Service is checked: the Ingress is in the operator's namespace, where only the operator creates
-one."""
+"""The Service of an earlier channel with the same name, which is still being deleted, also counts
+as not ours. Only the Service is checked: the Ingress is in the operator's namespace, where only the
+operator creates one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +102,7 @@ class ObservedChannel(ObservedObject):
     rival: str | None = None
     """Name of another implementation that serves KafkaChannels here; None: there is none."""
     connection: ChannelConnection | KnafkaError | None = None
+    """Its Kafka configuration; None: not read, as the channel is invalid or has a `rival`."""
     dead_letter_sink: Sink | KnafkaError | None = None
     """Where the channel sends dead letters; None: it declares no sink."""
     topic: ObservedTopic | KnafkaError | None = None
@@ -122,8 +123,8 @@ class ObservedChannel(ObservedObject):
     """Knative's gateway, which gives the channel its own host; None: the channel is addressed by a
     path at its receiver."""
     routed: str | None = None
-    """The host to which this reconciliation has routed the channel's own host; None: the route
-    hasn't been applied yet."""
+    """The target of the channel's route, to which the channel's own host name leads; None: this
+    reconciliation hasn't applied the route yet."""
     direct_served: bool = False
     """Whether this reconciliation has applied the Service that leads past Knative's proxy."""
     probed: str | None = None
@@ -199,7 +200,7 @@ def decide(observed: ObservedChannel, settings: Settings) -> AddressableDecision
     if (handled_condition := _subscriptions_handled_condition(observed.handling)) is not None:
         steps.conditions.set(handled_condition)
     steps.status |= {**NO_DEAD_LETTER_SINK, "subscribers": list(observed.subscribers)}
-    configuration = _read_configuration(observed, steps)
+    configuration = _decide_configuration(observed, steps)
     if configuration is None:
         return steps.decision()
     connection = configuration.connection
@@ -243,11 +244,14 @@ def decide(observed: ObservedChannel, settings: Settings) -> AddressableDecision
     return steps.decision(topic)
 
 
-def _read_configuration(
+def _decide_configuration(
     observed: ObservedChannel, steps: AddressableSteps
 ) -> _ChannelConfiguration | None:
     """Decide `ConfigParsed` and `DeadLetterSinkResolved`; return the channel's configuration. None:
-    something can't be read, or another implementation serves the channel."""
+    something can't be read, or another implementation serves the channel.
+
+    An error that is raised in a step becomes that step's condition, and goes no further.
+    """
     channel: KafkaChannel | None = None
     configuration: _ChannelConfiguration | None = None
     with steps.conditions.step(CONFIG_PARSED):
@@ -257,9 +261,10 @@ def _read_configuration(
         connection = value_or_raise(observed.connection)
         authentication = value_or_raise(observed.authentication)
         rules = SenderRules(authentication, value_or_raise(observed.encryption))
+        # They are None only if an error above has ended this step; the types don't show that.
         if observed.broker is not None and connection is not None:
             configuration = _ChannelConfiguration(channel, observed.broker, connection, rules)
-    if channel is not None:
+    if channel is not None:  # its spec could be parsed, even if the step has failed later
         steps.resolve_dead_letter_sink(channel.spec.delivery, observed.dead_letter_sink)
     return configuration
 

@@ -37,14 +37,16 @@ _SUBSCRIPTION_CONDITIONS: Final = {
     BROKER_READY: CHANNEL_READY,
     SUBSCRIPTION_READY: ADDED_TO_CHANNEL,
 }
-"""The Subscription's condition for each of a Trigger's that only changes its name."""
+"""Conditions of a Trigger that a Subscription has under another name: that name, by the
+Trigger's."""
 _REFERENCES: Final = (SUBSCRIBER_RESOLVED, DEAD_LETTER_SINK_RESOLVED)
 """Conditions of a Trigger that become the one condition `ReferencesResolved`."""
 _RESOLVED: Final = (
     *("subscriberUri", "replyUri", "deadLetterSinkUri"),
     *("subscriberCACerts", "replyCACerts", "deadLetterSinkCACerts"),
 )
-"""Fields of `status.physicalSubscription` that are always written, as null without a value."""
+"""Fields of `status.physicalSubscription` that are always written, as null without a value; only
+`subscriberUri` is then empty, as upstream's schema requires it (KN-SUB-03)."""
 _AUDIENCES: Final = ("subscriberAudience", "replyAudience", "deadLetterSinkAudience")
 """Fields of `status.physicalSubscription` that are written only with a value."""
 
@@ -75,7 +77,7 @@ def subscription_status(decided: Mapping[str, Any]) -> dict[str, Any]:
     other_fields = {key: value for key, value in decided.items() if key not in physical_keys}
     physical = {key: decided.get(key) or None for key in _RESOLVED}
     physical |= {key: decided[key] for key in _AUDIENCES if decided.get(key)}
-    physical["subscriberUri"] = physical["subscriberUri"] or ""  # KN-SUB-03
+    physical["subscriberUri"] = physical["subscriberUri"] or ""  # required: not null
     return {**other_fields, "physicalSubscription": physical}
 
 
@@ -83,16 +85,16 @@ def channel_entry(
     document: Mapping[str, Any], egress: Egress | None, conditions: ConditionSet
 ) -> ChannelEntry:
     """Return what a Subscription's channel gets: an entry for `spec.subscribers` (None: it isn't
-    delivered, or stands for an entry itself) and one for `status.subscribers`. `egress` is how the
-    Subscription is delivered; None: it isn't. Its entry is ready when `AddedToChannel` is True: the
-    offsets are committed, and the dispatcher delivers as declared (DSP-10)."""
+    delivered, or was itself made from such an entry) and one for `status.subscribers`. `egress` is
+    how the Subscription is delivered; None: it isn't. Its entry is ready when `AddedToChannel` is
+    True: the offsets are committed, and the dispatcher delivers as declared (DSP-10)."""
     metadata, added = document["metadata"], conditions.by_type()[ADDED_TO_CHANNEL]
     identity = {"uid": metadata.get("uid", "")}
     generation = metadata.get("generation", 0)
     reported = {**identity, "observedGeneration": generation, "ready": str(added.status)}
     if added.message:
         reported["message"] = added.message
-    if egress is None or is_entry(document):  # an entry exists already
+    if egress is None or is_entry(document):
         return ChannelEntry(None, reported)
     declared: dict[str, Any] = {
         **identity,
@@ -146,5 +148,5 @@ def orphaned_finalizers(
         f"kubectl -n {metadata['namespace']} patch subscription {metadata['name']} --type=merge "
         """-p '{"metadata":{"finalizers":null}}'"""
     )
-    identity = f"the finalizer {EVENTING_FINALIZER} of Knative Eventing's controller"
-    return (), f"it keeps {identity}. If that is gone: {command}"
+    finalizer = f"Knative Eventing's finalizer {EVENTING_FINALIZER}"
+    return (), f"{finalizer} is left. If its controller is gone, run: {command}"

@@ -46,11 +46,12 @@ class Unresolved(KnafkaError):
 
 
 def not_allowed_error(api_version: str, kind: str, namespace: str, name: str) -> Unresolved:
-    """Return the error for a referenced object that the operator's roles don't let it read."""
+    """Return the error for a referenced object that the operator's roles don't let it read. The
+    texts are cut, as a user has declared them and may have made them long."""
     return Unresolved(
         NOT_ALLOWED_REASON,
         f"the operator may not read {kind:.100} {namespace}/{name:.253} ({api_version:.300}): "
-        f"label a ClusterRole that allows to get that kind with {ADDRESSABLE_LABEL}",
+        f"create a ClusterRole that may get this kind, with the label {ADDRESSABLE_LABEL}",
     )
 
 

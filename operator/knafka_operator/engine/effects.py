@@ -226,8 +226,8 @@ class Effects:
             raise _foreign_object_error(refusal, f"{kind} {name}")
 
     async def _delete(self, name: ObjectName, owner: Resource | None) -> None:
-        """Delete an object if it exists, and, unless `owner` is None, if `owner` owns it. Raises
-        `ClusterError`."""
+        """Delete an object if it exists. With an `owner`, delete it only if `owner` owns it; None:
+        whoever owns it. Raises `ClusterError`."""
         if owner is not None:
             existing = await self.cluster.get(*name)
             if existing is None or not services.is_owned(existing, owner):

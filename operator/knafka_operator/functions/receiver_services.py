@@ -2,8 +2,8 @@
 
     Broker, Receiver                 -> the receiver's Service
     Receiver of many KafkaChannels   -> the Service of the receiver that they share
-    a receiver, and a port           -> a Kubernetes Service that leads past Knative to its pods
-    a Broker's annotations           -> how many pods they may ask of its receiver
+    a receiver, and a port           -> a Kubernetes Service that leads to its pods without Knative
+    a Broker's annotations           -> how many pods its receiver may have
 
 Not here: the common part of all functions' Services (`services`).
 """
@@ -44,9 +44,9 @@ from knafka_operator.model.maxima import LARGEST_INT32, Maxima
 from knafka_operator.model.resources import KNAFKA_PREFIX, Broker, Resource, annotation_path
 
 PROBED: Final = "knafka.dev/probed"
-"""Key of `status.annotations`: the receiver's Revision that has answered; of a KafkaChannel, the
-address. Kept there, since a probe wakes a receiver, and a restart of the operator should not wake
-them all."""
+"""Key of `status.annotations` for what has answered the last probe: of a KafkaChannel its address,
+of any other object the Revision of its receiver. Kept there, since a probe wakes a receiver, and a
+restart of the operator should not wake them all."""
 CHANNELS_RECEIVER: Final = "kafka-channel-receiver"
 """Name of the receiver of all KafkaChannels without a Secret."""
 CHANNELS_OWNER: Final = "kafka-channels"
@@ -81,7 +81,7 @@ _DIRECT_SCALING: Final[Mapping[str, str]] = {
     # Requests never pass the activator.
     "target-burst-capacity": "0",
 }
-"""Likewise, of a receiver that senders reach past Knative's proxy."""
+"""Knative's autoscaling of a receiver that senders reach without Knative's proxy; keys as above."""
 
 
 def receiver_name(broker: Resource) -> str:
@@ -155,8 +155,9 @@ def receiver_service(
 
 
 def receiver_pods_service(broker: Resource, name: str, port: Mapping[str, Any]) -> Manifest:
-    """Return the manifest of a Kubernetes Service `name` by which senders reach the pods of a
-    Broker's receiver past Knative's proxy. `port` is the entry of its `spec.ports`."""
+    """Return the manifest of a Kubernetes Service `name` through which senders reach the pods of a
+    Broker's receiver without Knative's proxy. `port` becomes the only entry of the new Service's
+    `spec.ports`."""
     metadata = {
         "namespace": broker.metadata.namespace,
         "ownerReferences": [owner_reference(broker)],
@@ -167,9 +168,10 @@ def receiver_pods_service(broker: Resource, name: str, port: Mapping[str, Any]) 
 def channels_receiver_pods_service(
     receiver: str, name: str, port: Mapping[str, Any], settings: Settings
 ) -> Manifest:
-    """Return the manifest of a Kubernetes Service `name` by which senders reach the pods of
-    `receiver`, one that KafkaChannels share, past Knative's proxy. `port` is the entry of its
-    `spec.ports`."""
+    """Return the manifest of a Kubernetes Service `name` through which senders reach the pods of
+    `receiver` without Knative's proxy. `receiver` is the name of a receiver that KafkaChannels
+    share. `port` becomes the only entry of the new Service's `spec.ports`; the namespace is that of
+    `settings`."""
     return _pods_service(name, {"namespace": settings.namespace}, receiver, port)
 
 

@@ -124,9 +124,9 @@ def _parse_yaml_mapping(environment: Mapping[str, str], name: str) -> dict[str, 
 def _parse_resources(
     environment: Mapping[str, str], name: str, default: Mapping[str, Any] = DEFAULT_RESOURCES
 ) -> Mapping[str, Any]:
-    """Parse an environment variable that holds a container's resources, as YAML; returns `default`
-    if the variable isn't set. Raises `InvalidDocument`: only `requests` and `limits` are known, and
-    an amount is text or a number."""
+    """Parse the environment variable `name`, which holds a container's resources as YAML; returns
+    `default` if the variable isn't set. Raises `InvalidDocument` for a field other than `requests`
+    and `limits`, and for an amount that is neither text nor a number."""
     if not environment.get(name, "").strip():
         return default
     resources = _parse_yaml_mapping(environment, name)

@@ -225,8 +225,8 @@ class ApiCluster:
         )
 
     async def patch_metadata(self, document: Document, metadata: Document) -> Document | None:
-        """Merge `metadata` into an object's, unless it has changed since it was read. Returns the
-        stored object, None: it is gone. Raises `ClusterError`, also for a conflict."""
+        """Merge `metadata` into the metadata of the object that was read as `document`. Returns the
+        stored object, None: it is gone. Raises `ClusterError`, also if it has changed since."""
         version = {"resourceVersion": document["metadata"].get("resourceVersion")}
 
         def ask() -> Document | None:

@@ -66,8 +66,8 @@ class ControllerApi(cache.CachedApi, watches.WatchApi, Protocol):
     """What the client knows of the API server's kinds."""
 
     async def patch_metadata(self, document: Document, metadata: Document) -> Document | None:
-        """Merge `metadata` into an object's, unless it has changed since it was read. Returns the
-        stored object, None: it is gone. Raises `ClusterError`, also for a conflict."""
+        """Merge `metadata` into the metadata of the object that was read as `document`. Returns the
+        stored object, None: it is gone. Raises `ClusterError`, also if it has changed since."""
         ...
 
 
@@ -90,7 +90,8 @@ class _Store:
         self, document: Document, finalizers: Sequence[str]
     ) -> Document | None:
         """Replace an object's finalizers, and keep the stored object in the cache. Returns it; None
-        if the object is gone. Raises `ClusterError`, also for a conflict."""
+        if the object is gone. Raises `ClusterError`, also if it has changed since `document` was
+        read."""
         stored = await self._api.patch_metadata(document, {"finalizers": list(finalizers)})
         if stored is not None:
             self._cluster.keep(stored)
@@ -114,9 +115,14 @@ class ClusterController(Controller):
         functions' tokens; None: functions require no token."""
         self._events = Events(api, operator.settings.identity)
         """Posts Kubernetes Events."""
-        failed, settings = operator.publishing.write_failure, operator.settings
-        parts = kinds_of(operator), operator.queue, failed, settings, _Store(cluster, api)
-        super().__init__(*parts, self._events.post)
+        super().__init__(
+            kinds_of(operator),
+            operator.queue,
+            write_failure=operator.publishing.write_failure,
+            settings=operator.settings,
+            store=_Store(cluster, api),
+            post=self._events.post,
+        )
         self._operator = operator
         self._cluster = cluster
         self._api = api

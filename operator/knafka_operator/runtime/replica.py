@@ -90,7 +90,7 @@ async def _run(
     # with our first read.
     acquired = asyncio.Event()
     lease = LeaseThread(leadership, lambda: _set_from_thread(loop, acquired))
-    closing.push_async_callback(_leave, lease)
+    closing.push_async_callback(_leave, lease)  # for an error before the second one, below
     tracing = FollowedTracing(settings, api)
     keys = FunctionKeys(settings, api)
     clients = OperatorClients(partial(KafkaAdmin, max_read_bytes=MAX_READ_BYTES), KafkaWriter)
@@ -109,6 +109,7 @@ async def _run(
             "the installation", lambda: _read_installation_id(settings, api)
         )
         settings = replace(settings, installation=installation_id)
+        # It registers itself with `operator`, which from now on also runs it, and closes it.
         Operator(settings, cluster, clients, beside=operator)
     serving = await _start_webhooks(
         settings, api, operator, lambda: _set_from_thread(loop, stop), channels=settings.channels
@@ -136,7 +137,7 @@ async def _read_installation_id(settings: Settings, api: ApiCluster) -> str:
         namespace_document = await api.get(CORE, "Namespace", namespace, namespace)
     except NotAllowed as error:
         log.warning(
-            "channels of other clusters at the same Kafka can't be distinguished: %s", error
+            "channels can't be told from those of other clusters at the same Kafka: %s", error
         )
         namespace_document = None
     return "" if namespace_document is None else str(namespace_document["metadata"]["uid"])

@@ -1,7 +1,8 @@
 """Scaled shard: the Triggers of one shard, and the progress that its request reports for each.
 
-Many Triggers share one request, so one pod (docs/decisions/0019-contract-topic.md). Work for all
-Triggers is done once per request; the work for a line grows with its changes.
+Many Triggers share one request, and so one pod (docs/decisions/0019-contract-topic.md). Only the
+start and the end of a request cost work for every Trigger; a line of its response costs work only
+for the Triggers that the line reports.
 
 Not here: which Trigger is in which shard (callers decide), holding the request (`holds`).
 """
@@ -152,8 +153,8 @@ class ScaledShard:
         )
 
     def has_applied(self, position: int) -> bool:
-        """Whether the shard delivers by all records of the contract topic before `position`, as its
-        open request has reported. Also True if the shard has no request."""
+        """Whether the open request has reported that the shard delivers by all records of the
+        contract topic before `position`. Also True if the shard has no request."""
         if not self.holds.all:
             return True
         return self._is_open and self._contract is not None and self._contract >= position

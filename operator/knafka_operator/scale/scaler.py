@@ -6,7 +6,8 @@
 A Trigger has its own requests, or its shard has one for all its Triggers. A Trigger that changes,
 moves or is deleted has only one of the two at a time:
 
-    own --stopped, awaited--> shard --record removed--> own, another shard, none
+    own requests -> shard                       once its own drains were stopped and have ended
+    shard -> own requests, other shard, none    once its record was removed from the contract
 
 Drains of a changed or deleted Trigger are ended at once. The end of this process ends no drain:
 dispatchers go on, and the next scaler holds them. Times are by the event loop's clock.
@@ -113,7 +114,8 @@ class Scaler:
         """Shards with Triggers, or with a request that hasn't ended, by group."""
         self._ending = EndingHolds(self._on_drains_ended)
         self._forgotten: dict[str, Egress] = {}
-        """The last Egress of Triggers with own drains that are no longer scaled."""
+        """By id, the last Egress of each Trigger that is no longer scaled and had its own
+        drains."""
         self._lag_checks = LagChecks()
 
     async def run(self) -> None:
@@ -317,7 +319,7 @@ class Scaler:
         return None if trigger is None else trigger.counts()
 
     def shards(self) -> Sequence[ShardStatus]:
-        """Return the status of each shard with Triggers."""
+        """Return the status of each shard with Triggers (`statuses`: that of each Trigger)."""
         return [shard.status() for shard in self._shards.values() if not shard.is_empty]
 
     def reads(self, topic: str) -> bool:
@@ -341,9 +343,10 @@ class Scaler:
         return {trigger.id: trigger.status() for trigger in self._triggers.values()}
 
     def _delay_drains(self, id_: str, previous: str, group: str, autoscaling: Autoscaling) -> None:
-        """Let a changed Trigger or Sensor open drains only once its consumer group is empty: drains
-        without a request of ours may continue with the old contract. No delay if the group isn't
-        the `previous` one, or with min-scale: then the reconciliation waits for the old pods."""
+        """Let a changed Trigger or Sensor open drains only once its consumer group is empty: pods
+        with the old contract may go on draining without a request of ours. There is no delay if
+        `group` isn't the `previous` one, nor with a min-scale, as the reconciliation then waits for
+        the old pods."""
         if previous == group and not autoscaling.min_scale:
             self._ending.delay_end(id_, partial(self._wait_until_empty, id_, group))
 

@@ -178,20 +178,22 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         return groups
 
     async def delete(self, document: Document) -> None:
-        """Delete a Sensor's Triggers, function, group and topics, in that order. Raises `NotReady`
-        while one of the Triggers still exists, `ClusterError`, and the errors of
-        `_delete_group_and_topics`."""
+        """Delete a Sensor's Triggers and function; once the Triggers are gone, also its group and
+        topics. Raises `NotReady` while one of the Triggers still exists, `ClusterError`, and the
+        errors of `_delete_group_and_topics`."""
         record, sensor = self.remember(document), resource_of(document)
-        family = record.bus.family
-        kind, namespace = (family.trigger_version, family.trigger), sensor.metadata.namespace
+        family, namespace = record.bus.family, sensor.metadata.namespace
+        trigger_kind = family.trigger_version, family.trigger
         triggers = await self._list_triggers(sensor, family)
         for name, trigger in triggers.items():
             if "deletionTimestamp" not in trigger["metadata"]:
-                await self.cluster.delete(*kind, namespace, name)
+                await self.cluster.delete(*trigger_kind, namespace, name)
         await self._delete_function(record)
+        # List them again: their finalizers may keep deleted Triggers for a while.
         if remaining_triggers := sorted(await self._list_triggers(sensor, family)):
             message = f"{family.trigger}s {', '.join(remaining_triggers)} are being deleted"
             raise NotReady("Waiting", message, transient=True)
+        # The status names topics before they and the group are created.
         if any(name_key in status_annotations(document) for name_key, _ in TOPICS.values()):
             await self._delete_group_and_topics(document, record)
         await self.forget(document)

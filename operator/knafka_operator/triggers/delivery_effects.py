@@ -334,8 +334,8 @@ def _account_effects(
 
 
 def stop_effects(document: Mapping[str, Any], settings: Settings) -> tuple[Effect, ...]:
-    """Return the effects that end all delivery of a Trigger that is paused, or whose Broker may not
-    use its topic."""
+    """Return the effects that end a Trigger's delivery and delete its own Services: for a Trigger
+    that is paused, or whose Broker may not use the Broker's topic."""
     return StopDelivery(), _owned_deletion(Step.DELETE_FUNCTIONS, own_services(document, settings))
 
 
@@ -363,8 +363,8 @@ def _group_promise(
     egress: Egress, dispatcher: str | None, observed: ObservedTrigger[K]
 ) -> Annotate:
     """Return the effect that records in the status the Trigger's group, its dead-letter topic and
-    `dispatcher`, the Service that will deliver. None keeps the recorded Service, which is still to
-    be deleted, or the Trigger is paused and has none."""
+    `dispatcher`, the Service that will deliver. None: the recorded name stays as it is, because
+    that Service is still to be deleted, or because the Trigger is paused and has none."""
     promise = {GROUP_STATUS: egress.group, DEAD_LETTER_TOPIC: egress.dead_letter_topic}
     if dispatcher is not None:
         promise[DISPATCHER_KEY] = dispatcher

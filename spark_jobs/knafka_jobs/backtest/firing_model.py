@@ -88,7 +88,8 @@ class FiringModel:
                 self._until = event.at + self._rule.within
 
     def end(self, time: int) -> Iterator[ExpectedFiring]:
-        """End at `time` (ms), after every earlier event was added; yields the last firings."""
+        """End at `time` (ms), after every earlier event was added; yields the firing of a wait that
+        ended before `time`, if there is one. A set that still waits at `time` doesn't fire."""
         yield from self._end_wait(time)
 
     def has_waiting_events(self, time: int) -> bool:

@@ -121,9 +121,9 @@ def _render(report: Report, traces: str, path: str | None) -> ServedPage:
 
 
 def _packed_data(report: Report, traces: str, path: str | None) -> str:
-    """Return the data for the scripts: the report, all reasons (each has a colour), and the path of
-    the report's JSON in the console (None: the page is a file). They are JSON, compressed, in
-    base64.
+    """Return the data for the scripts: the report, all reasons, the summaries of the groups
+    `others`, the template `traces` for URLs of traces, and the `path` of the report's JSON in the
+    console (None: the page is a file). They are one JSON object, compressed, in base64.
 
     Compressed without a time stamp, so that the same report always makes the same page.
     """
@@ -134,7 +134,8 @@ def _packed_data(report: Report, traces: str, path: str | None) -> str:
         "served": path,
         "traces": traces,
     }
-    # One JSON object: the report as text that is not parsed again, then the settings.
+    # Join the two JSON texts by hand (`[1:]` drops the brace of the second): to parse a large
+    # report only to write it again would be slow.
     text = f'{{"report":{document},{json.dumps(page_settings)[1:]}'
     return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 

@@ -120,7 +120,7 @@ def problems_of(attributes: Attributes) -> list[str]:
 def too_many_attributes() -> InvalidEvent:
     """Return the error to raise for an event with more than `MAX_ATTRIBUTES` attributes."""
     return InvalidEvent(
-        f"an event may have {MAX_ATTRIBUTES} attributes: put what is more into the data"
+        f"an event may have at most {MAX_ATTRIBUTES} attributes: move the rest into the data"
     )
 
 

@@ -46,12 +46,13 @@ class Router:
     """Finds the routes of each event of the bus; its filters are compiled once."""
 
     def __init__(self, sensor: Conditions, count_error: CountError) -> None:
-        """`sensor`: its dependencies and triggers. `count_error` is called for each evaluation of a
-        filter or correlation that ends with an error."""
-        rules = sensor.rules()
+        """`sensor` is what a Sensor declares: its dependencies, its triggers, and whether it drops
+        duplicates. `count_error` is called for each evaluation of a filter or correlation that ends
+        with an error."""
+        rules = sensor.rules()  # one for each trigger, in the order of `sensor.triggers`
         self._has_dedupe = sensor.dedupe is not None
-        """Whether duplicates are recognised: then no event fires at once, as its mark must be
-        held."""
+        """Whether the Sensor drops duplicates. If so, no event fires a trigger at once: the event's
+        identity must be stored first, so that a repeated event is recognised."""
         self._dependencies: list[tuple[str, Predicate, tuple[_DependentTrigger, ...]]] = []
         """For each dependency its name, its compiled filter, and the triggers that it concerns."""
         for dependency in sensor.dependencies:

@@ -36,8 +36,8 @@ JOIN_PATIENCE: Final = 50.0
 """Least seconds that a drain without partitions waits before it counts as idle: the group may have
 to notice a dead member first, which takes a session's 45 s (docs/decisions/0013)."""
 FIRST_READ_PATIENCE: Final = 10.0
-"""Least seconds without work before a drain counts as idle that has partitions of which it got
-neither a record nor the end yet."""
+"""Least seconds without work before a drain counts as idle while it has a partition of which it has
+got neither a record nor the end."""
 MIN_IDLE: Final = 1.0
 """Least seconds without work before any other drain counts as idle."""
 MAX_UNSETTLED: Final = 10_000

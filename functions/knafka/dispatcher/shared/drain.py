@@ -189,8 +189,8 @@ class ShardDrain:
         self._last: dict[str, asyncio.Task[None]] = {}
         """The task of the drains that were started last, by group, while it runs."""
         self._position_by_stopped_task: dict[asyncio.Task[None], int] = {}
-        """For each task of stopped drains that hasn't ended: the position of the contract before
-        the stop, which stays the reported one until the task has ended."""
+        """The tasks of stopped drains that still run, each with the contract's position before the
+        stop. Until a task has ended, no later position is reported."""
         self._reported: dict[str, ReportedCounts] = {}
         """The counts that earlier requests have reported, by group."""
         self._stopping = False
@@ -349,9 +349,9 @@ class ShardDrain:
         drains.task.add_done_callback(on_ended)
 
     def _seconds_until_idle(self) -> float:
-        """Return the seconds until all drains are idle; infinity: they never end by themselves. A
-        result of `IDLE_CHECK_INTERVAL` or more may be too low: once it is that high, the other
-        drains aren't looked at, as the caller checks again by then."""
+        """Return the seconds until all drains are idle; infinity: they never end by themselves. The
+        result is exact only below `IDLE_CHECK_INTERVAL`: the search stops at the first drain that
+        needs as long or longer, as the caller checks again by then anyway."""
         if self._idle is None:
             return math.inf
         longest = self._active_at + self._idle - self._loop.time()

@@ -196,7 +196,30 @@ class KafkaAdmin:
     async def end_offsets_of_all(self, topics: Collection[str]) -> Mapping[str, Positions]:
         """Return the end offsets of many topics, by topic; with one request if their partitions are
         cached. Topics and partitions that can't be read are left out. Raises `LogError` if none can
-        be read."""
+        be read.
+
+        Caches the partitions for the next call, and for `lags` the ends of the topics that were
+        read completely.
+        """
+        await self._refresh_cached_partitions(topics)
+        partitions = [
+            partition
+            for topic in topics
+            if topic in self._cached_partitions
+            for partition in self._cached_partitions[topic].partitions
+        ]
+        requested_at = time.monotonic()
+        ends: dict[str, dict[int, int]] = {}
+        for partition, offset in (
+            await self._offsets_of_partitions(partitions, allow_failures=True)
+        ).items():
+            ends.setdefault(partition.topic, {})[partition.partition] = offset
+        self._cache_ends(topics, ends, requested_at)
+        return ends
+
+    async def _refresh_cached_partitions(self, topics: Collection[str]) -> None:
+        """Forget partitions that were cached `PARTITIONS_CACHE_SECONDS` ago, and cache those of the
+        other `topics` that can be read. Raises `LogError` if none can, and no topic is cached."""
         now = time.monotonic()
         self._cached_partitions = {
             topic: cached
@@ -215,29 +238,23 @@ class KafkaAdmin:
             self._cached_partitions[topic] = _CachedPartitions(
                 now, description.id, with_offset(description.partitions, LATEST)
             )
-        partitions = [
-            partition
-            for topic in topics
-            if topic in self._cached_partitions
-            for partition in self._cached_partitions[topic].partitions
-        ]
-        requested_at = time.monotonic()
-        ends: dict[str, dict[int, int]] = {}
-        for partition, offset in (
-            await self._offsets_of_partitions(partitions, allow_failures=True)
-        ).items():
-            ends.setdefault(partition.topic, {})[partition.partition] = offset
+
+    def _cache_ends(
+        self, topics: Collection[str], ends: Mapping[str, Positions], requested_at: float
+    ) -> None:
+        """Cache the ends of each topic of which all partitions were read, and forget old ends.
+        `topics` are those of which ends were requested, at `requested_at` (`time.monotonic`)."""
         self._cached_ends = {
             topic: cached_ends
             for topic, cached_ends in self._cached_ends.items()
-            # A topic that can't be read now must not keep its earlier ends.
+            # All of `topics` lose their earlier ends: those that were read completely get new ones
+            # below, and the others must have none.
             if requested_at - cached_ends.at < ENDS_CACHE_SECONDS and topic not in topics
         } | {
             topic: _CachedEnds(requested_at, self._cached_partitions[topic].id, topic_ends)
             for topic, topic_ends in ends.items()
             if len(topic_ends) == len(self._cached_partitions[topic].partitions)
         }
-        return ends
 
     async def ranges_of_all(self, topics: Collection[str]) -> Mapping[str, Range]:
         """Return the start and end offsets of many topics' partitions, by topic. Topics that don't
@@ -475,8 +492,13 @@ class KafkaAdmin:
     async def _list_offsets(
         self, partitions: list[TopicPartition], *, allow_failures: bool = False
     ) -> dict[TopicPartition, Any]:
-        """Return Kafka's answers as `kafka_ranges.list_offsets` does; the error of a refusal names
-        the missing right."""
+        """Ask Kafka for the offset that each partition's own `offset` selects (`with_offset`).
+        Returns confluent-kafka's `ListOffsetsResultInfo` by partition, with `offset` and
+        `leader_epoch`.
+
+        `allow_failures`: leave out partitions that can't be read. Raises `LogError` if one can't
+        (with `allow_failures`: if none can); if Kafka denies access, it names the missing ACL.
+        """
         topics = {partition.topic for partition in partitions}
         with explain_denials(topic=("Describe", _first_by_name(topics))):
             return await list_offsets(self._calls, partitions, allow_failures=allow_failures)
@@ -487,7 +509,7 @@ class KafkaAdmin:
         """Send a request by `ask`, which gets a timeout in seconds. Returns True if it succeeded,
         False if it failed with the code `done_before`, as there was nothing left to do. Raises
         `LogError` for any other failure."""
-        # An omitted code leaves no answer.
+        # `request_each` leaves out an answer with the code `done_before`: then there is none.
         answers = self._calls.request_each(lambda timeout: {True: ask(timeout)}, {done_before})
         return bool(await answers)
 

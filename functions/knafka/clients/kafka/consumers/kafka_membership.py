@@ -62,8 +62,8 @@ FINISHING_POLL_TIMEOUT: Final = 0.05
 
 class Membership(GroupConsumer):
     """A `GroupConsumer` on the topics of a `Numbering`, which numbers their partitions. `reads`:
-    whether the records and commits of assigned partitions are read. `trusts_metadata`: whether a
-    commit's metadata count even if an election may have made them wrong."""
+    whether the records and commits of assigned partitions are read. `trusts_metadata`: whether the
+    metadata of a commit are used even if a later leader election may have made them wrong."""
 
     def __init__(
         self,
@@ -88,8 +88,8 @@ class Membership(GroupConsumer):
         self.refusal: LogError | None = None
         """The error for which assigned partitions can't be read; every read raises it."""
         self.owned: dict[int, int] = {}
-        """The least leader epoch of a commit, by owned partition: the epoch of the group's last
-        commit, or of the log's end at the assignment, if that is later."""
+        """By owned partition, the lowest leader epoch that its commits may have: the last commit's,
+        or that of the log's end at the assignment, if that is later."""
         self.reached: dict[int, int] = {}
         """Ends of owned partitions that no read has returned yet."""
         self.last_commits: Future[Commits] = Future()
@@ -166,7 +166,7 @@ class Membership(GroupConsumer):
         if not stalled:
             return
         log.warning(
-            "the consumer of %s stands still in %s, though a new one goes on: it is opened anew",
+            "the consumer of group %s has stalled in %s, where a new one would go on: it rejoins",
             self._group, names_of(stalled),
         )  # fmt: skip
         # Not revoked: their offsets may be of a log that is gone, and would hide records of the
@@ -218,10 +218,10 @@ class Membership(GroupConsumer):
     def commit_now(self, commits: Commits, known_restarts: Mapping[int, int]) -> None:
         """Make these commits and wait until Kafka confirms them. Raises `LogError`, also if a
         partition isn't owned, or was restarted since (`known_restarts` as in `commit`)."""
-        not_owned = commits.keys() - self.owned.keys()
-        not_owned |= {number for number in commits if self._was_restarted(number, known_restarts)}
-        if not_owned:
-            raise LogError(f"partitions that aren't owned can't be committed: {sorted(not_owned)}")
+        refused = commits.keys() - self.owned.keys()
+        refused |= {number for number in commits if self._was_restarted(number, known_restarts)}
+        if refused:
+            raise LogError(f"partitions aren't owned, or were restarted: {sorted(refused)}")
         try:
             self._commits.commit_now(self.consumer, commits, self.owned)
         except KafkaException as error:
@@ -288,8 +288,8 @@ class Membership(GroupConsumer):
             if owned_commits:
                 self._commits.commit_unrecorded(self.consumer, owned_commits, self._finishing)
             elif self.protocol is GroupProtocol.CLASSIC and self.consumer.memberid():
-                # Behind a JoinGroup that waits for other members, librdkafka would give up leaving
-                # after 5 s. An answer on the same connection shows that no JoinGroup is pending.
+                # Ask for any commit only to learn from the answer that no JoinGroup is pending:
+                # while one waits for other members, librdkafka gives up leaving after 5 s.
                 self.consumer.committed(
                     self.partitions_of([0]), max(0.1, deadline - time.monotonic())
                 )

@@ -256,8 +256,8 @@ class KafkaPositionedReader:
         if not (stalled := self._stalled.find(self._consumer)):
             return
         log.warning(
-            "the consumer of %s stands still in partitions %s, though a new one goes on: it is "
-            "opened anew", self._topic, sorted(partition.partition for partition in stalled),
+            "the consumer of %s has stalled in partitions %s, where a new one would go on: it is "
+            "replaced", self._topic, sorted(partition.partition for partition in stalled),
         )  # fmt: skip
         positions, paused = self._stalled.positions(self._consumer), self._stalled.paused
         new_consumer = self._open()

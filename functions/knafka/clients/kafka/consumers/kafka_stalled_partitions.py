@@ -102,7 +102,9 @@ class StalledPartitions:
                 self._states.pop(key, None)
 
     def note_end(self, message: Message) -> None:
-        """Note the end of a partition that the consumer reports in this message."""
+        """Remember a partition's end. `message` is the event `_PARTITION_EOF`, which the consumer
+        got instead of a record."""
+        # confluent-kafka declares all three as optional; this event has them.
         topic, number, offset = message.topic(), message.partition(), message.offset()
         if topic is not None and number is not None and offset is not None:
             self._ends[topic, number] = offset

@@ -142,9 +142,9 @@ class TransactionalMember(GroupConsumer):
             raise failure
         self.check(heard=bool(records or self.reached))
         # Fewer records than `limit` mean that none wait in the consumer's queue, so a partition
-        # without records really stands still.
+        # without records has really stalled.
         if len(records) < limit and (stalled := self._stalled.find(self.consumer)):
-            reason = f"the consumer stands still in {names_of(stalled)}: a new one goes on"
+            reason = f"the consumer has stalled in {names_of(stalled)}: it must be replaced"
             self._refusal = LogError(reason)
             raise LogError(reason)
         return records
@@ -247,19 +247,19 @@ class TransactionalMember(GroupConsumer):
         self._set_consumer_paused(owned, paused=paused)
 
     def _set_consumer_paused(self, partitions: Collection[Partition], *, paused: bool) -> None:
-        """Pause or resume partitions of librdkafka's consumer; ignore those that it can't."""
+        """Pause or resume these partitions in librdkafka's consumer; after a resume, also seek to
+        where each had paused. Skip partitions that the consumer doesn't read, with a log line."""
         change = self.consumer.pause if paused else self.consumer.resume
         watch = self._stalled.pause if paused else self._stalled.resume
         for partition in partitions:
+            entries = [TopicPartition(*partition)]
             try:
-                change([TopicPartition(partition.topic, partition.number)])
-                watch([TopicPartition(partition.topic, partition.number)])
+                change(entries)
+                watch(entries)
                 if not paused:
-                    # librdkafka was seen not to resume at the position where it had paused.
+                    # It may resume elsewhere. A seek loses the epochs, so note them first.
                     self._note_epochs([partition])
-                    (position,) = self.consumer.position(
-                        [TopicPartition(partition.topic, partition.number)]
-                    )
+                    (position,) = self.consumer.position([TopicPartition(*partition)])
                     if position.offset >= 0:
                         self.consumer.seek(position)
             except KafkaException as error:

@@ -197,7 +197,8 @@ class SentReplies(_RetriedReplies):
 
     async def _send(self, reply: Draft) -> tuple[Outcome, bytes] | None:
         """Send a reply once. Returns None if it was delivered, else the outcome and the body that
-        explains it: that of the destination's response, or a sentence if there was none."""
+        explains it: that of the destination's response, or a sentence if there was none. If no
+        token could be got for the destination, that is the reason of the failure."""
         envelope = read(reply.headers, reply.value)
         head, body = request_of(envelope, self._delivery.format)
         try:
