@@ -11,6 +11,7 @@ data everything but the edited member stays byte for byte, except for whitespace
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -28,6 +29,9 @@ FIXED: Final = ("specversion", "id", "source")
 
 Pointer: TypeAlias = tuple[str, ...]
 """The tokens of a JSON Pointer (RFC 6901)."""
+_INDEX: Final = re.compile(r"0|[1-9][0-9]{0,8}", re.ASCII)
+"""A token that may name an element of an array: no leading zeros (RFC 6901), and no more digits
+than an array of an event could need."""
 
 # Members, elements and values are kept as the bytes of the JSON that they had (`Raw`).
 _decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -186,8 +190,7 @@ def _set_value(document: bytes, pointer: Sequence[str], value: bytes) -> bytes:
             elements = _decode_elements(document)
             if token == "-" and not further:
                 return _encode([*elements, msgspec.Raw(value)])
-            # Nine digits are enough to compare: no array of an event is that long.
-            if not (token.isascii() and token.isdigit() and int(token[:9]) < len(elements)):
+            if not (_INDEX.fullmatch(token) and int(token) < len(elements)):
                 raise CannotEdit(f"the data have no element {token!r:.80}")
             index = int(token)
             elements[index] = msgspec.Raw(_set_value(bytes(elements[index]), further, value))

@@ -112,6 +112,8 @@ def test_numbers_beside_the_edited_one_stay_as_they_are_written() -> None:
         (b"{}", "/a/b=1", "no member 'a'"),
         (b"[1]", "/1=1", "no element '1'"),
         (b"[1]", "/-1=1", "no element '-1'"),
+        (b"[1]", "/00=1", "no element '00'"),
+        (b"[1, 2, 3, 4, 5, 6]", "/0000000005=1", "no element '0000000005'"),
         (b"3", "/n=1", "no member 'n'"),
         (b"[" * 100_000 + b"]" * 100_000, "/0=1", "nested too deep"),
     ],

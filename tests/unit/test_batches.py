@@ -176,6 +176,14 @@ async def test_a_batch_counts_to_what_may_wait_for_kafka() -> None:
     assert (await world.send([event(n) for n in range(5)]))[0] == 202
 
 
+async def test_the_headers_of_a_batch_count_for_the_bytes_in_flight() -> None:
+    """As one event's do: each is kept at a price of its own."""
+    world = World(in_flight_bytes=1_000)
+    assert (await world.send([event(1), event(2)]))[0] == 503
+    assert world.records == []
+    assert (await World(in_flight_bytes=2_000).send([event(1), event(2)]))[0] == 202
+
+
 def test_a_batch_is_written_as_an_array_of_what_is_written_of_each_event() -> None:
     one = Event({"specversion": "1.0", "id": "1", "source": "/a", "type": "t"}, b'{"a":1}')
     one.attributes["datacontenttype"] = "application/json"  # type: ignore[index]

@@ -263,6 +263,7 @@ class IngestHandler:
             route.respond(answers.invalid(str(error)), respond)
             return
         batch = EventBatch(records)
+        held = batch.held + HEADER_OVERHEAD * batch.headers
         if matches_policy is not None and not all(
             matches_policy(read(record.headers, record.value).attributes) for record in records
         ):
@@ -275,12 +276,11 @@ class IngestHandler:
             route.respond(answers.AWAY, respond, len(records))
         elif (
             route.writer.in_flight + len(records) > self.limits.in_flight
-            or self._waiting_bytes + batch.held > self.limits.in_flight_bytes
+            or self._waiting_bytes + held > self.limits.in_flight_bytes
         ):
             route.respond(answers.BUSY, respond, len(records))
         else:
             began, clock = self._clock(), self._clock
-            held = batch.held + HEADER_OVERHEAD * batch.headers
             self._waiting_bytes += held
 
             def on_stored(error: LogError | None) -> None:
