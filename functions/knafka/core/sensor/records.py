@@ -128,9 +128,8 @@ def _parse_origin(raw: bytes | None) -> tuple[tuple[int, int], int]:
     ValueError."""
     if raw is None:
         return (-1, -1), NEVER
-    numbers = [int(number) for number in raw.split(b".")[:3]]
-    until = numbers[2] if len(numbers) > 2 else NEVER
-    return (numbers[0], numbers[1]), until
+    partition, offset, *until = (int(number) for number in raw.split(b".")[:3])
+    return (partition, offset), until[0] if until else NEVER
 
 
 def changelog_key(key: str, offset: int) -> bytes:
