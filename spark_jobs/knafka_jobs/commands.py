@@ -144,7 +144,10 @@ def _run_replay(arguments: Namespace, tables: Tables, progress: Progress) -> Ans
     selection = FailureSelection.from_arguments(arguments)
     edits = _event_edits(arguments)
     if arguments.dry_run and edits:
-        raise JobError("a dry run with --where can't show edits: leave out --where, or the edits")
+        raise JobError(
+            "a dry run that Spark does can't show edits: leave out the edits, or --where if you "
+            "gave one"
+        )
     if arguments.dry_run:
         return preview(tables, selection).document()
     result = replay(

@@ -29,7 +29,7 @@ class ReplayState(StrEnum):
     CANCELLED = "cancelled"
     """It has ended because somebody cancelled it."""
     FINISHED = "finished"
-    """It has sent all of its events."""
+    """It has ended by itself, or because another replay began."""
 
 
 def replay_state(

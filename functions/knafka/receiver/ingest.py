@@ -318,7 +318,7 @@ class IngestHandler:
         contract or the event types. Any other request is counted and answered 404 or 503
         (`_answer_not_served`)."""
         if method in (b"GET", b"HEAD"):
-            # These requests aren't counted as unrouted.
+            # Requests of the paths below aren't counted as unrouted.
             if path in LIVENESS:
                 failure = failure_of(self.writers)
                 return answers.HEALTHY if failure is None else answers.not_storing(str(failure))

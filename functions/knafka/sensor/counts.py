@@ -1,5 +1,5 @@
-"""Counts events, firings and dead letters of one process of a Sensor, in committed transactions
-only."""
+"""Counts events, firings and dead letters of one process of a Sensor in committed transactions, and
+its aborted transactions and errors."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class Processor:
         `LogError`."""
         self._tracing = None if tracer is None else SensorTracing(tracer, sensor)
         self.counts = SensorCounts()
-        """Counts of the committed transactions, and of the aborted ones."""
+        """Counts of the committed transactions. Aborted ones and errors are counted at once."""
         self._sensor = sensor
         self._monotonic = monotonic
         self._rules: dict[str, Rule] = {rule.name: rule for rule in sensor.rules()}
@@ -108,7 +108,7 @@ class Processor:
         more.
 
         Returns the number of records and keys that were handled; keys whose timers ran out count
-        only if further ones may wait. 0: there was nothing to do, so the drain may count as idle.
+        only if further ones may wait. 0: the drain may count as idle.
         """
         if now < self._now - MAX_STEP_BACK:
             # The noted times up to which everything was read may lie in the future now.

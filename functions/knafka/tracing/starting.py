@@ -72,9 +72,8 @@ def start_tracing(environment: Mapping[str, str], service: str) -> Tracing | Non
         extra = "tracing-grpc" if settings.exporter == "otlp-grpc" else "tracing"
         log.warning("tracing is off: %s: install knafka[%s]", error, extra)
         return None
-    except (
-        Exception
-    ) as error:  # the SDK refuses a setting, but the function must start all the same
+    except Exception as error:
+        # The SDK refuses a setting, but the function must start all the same.
         log.warning("tracing is off: the exporter can't be started: %s", error)
         return None
     for name in EXPORTER_LOGS:

@@ -220,7 +220,7 @@ def read_page_of_letters(
 
 def _to_dead_letters(rows: Sequence[tuple[Any, datetime | None]]) -> Sequence[StoredDeadLetter]:
     """Return the parsed dead letters of these rows, in reverse order. A row is a record and the
-    time of its last replay; None: it was never replayed."""
+    time of its last replay, or of its resolution; None: it has neither."""
     return [
         parse_dead_letter(record, None if replayed is None else round(replayed.timestamp() * 1000))
         for record, replayed in reversed(rows)

@@ -126,7 +126,6 @@ def list_triggers(files: Files = None, data_dir: DataDir = DEFAULT_DATA) -> None
         ]
         for declared_trigger in declared.of_type(Trigger)
     ]
-
     print_table(columns, rows, "no Trigger is declared")
     if files and declared.problems:
         raise typer.Exit(EXIT_FAILED)

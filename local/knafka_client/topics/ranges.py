@@ -118,8 +118,8 @@ class RangeReader:
 
     def leaderless_partitions(self, topic: str) -> Collection[int]:
         """Return the partitions of a topic that have no leader, so that they can't be read. Waits
-        `LEADER_TIMEOUT` seconds for them to get one. Raises `LogError` also if the topic doesn't
-        exist."""
+        up to `LEADER_TIMEOUT` seconds for them to get one. Raises `LogError`, also if the topic
+        doesn't exist."""
         deadline = time.monotonic() + LEADER_TIMEOUT
         while True:
             partitions = self._partitions(topic)

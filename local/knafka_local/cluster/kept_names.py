@@ -62,8 +62,8 @@ class KeptNames:
 
     def put(self, owner: str, annotations: Mapping[str, str]) -> None:
         """Keep the annotations of an object (`Broker default/shop`) whose keys are in
-        `KEPT_ANNOTATIONS`, in place of those kept so far. They are on disk when this returns.
-        Raises `OSError`."""
+        `KEPT_ANNOTATIONS`, in place of those kept so far; if there are none, those stay. They
+        are on disk when this returns. Raises `OSError`."""
         kept = {key: value for key, value in annotations.items() if key in KEPT_ANNOTATIONS}
         if kept and self._names.get(owner) != kept:
             self._names[owner] = kept

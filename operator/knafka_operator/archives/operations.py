@@ -147,7 +147,7 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
 
     async def find_next_operation(self, archive: Identity) -> tuple[Operation | None, float]:
         """Return the archive's oldest queued operation that may run now (None: there is none), and
-        the seconds until an older one that has failed may be retried (infinite: there is none).
+        the seconds until a queued one that has failed may be retried (infinite: there is none).
 
         Raises `ClusterError`.
         """

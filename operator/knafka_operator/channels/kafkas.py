@@ -126,9 +126,8 @@ def _channel_defaults(config: ConfigMap, annotations: Mapping[str, str]) -> Defa
     defaults = desired.defaults_with_config(
         config, Defaults(kafka=Kafka(bootstrap_servers=servers))
     )
+    # The client's settings first, as the webhook does: an error names the same setting.
+    kafka = kafka_settings.with_annotation_settings(defaults.kafka, annotations)
     topic_settings = kafka_settings.channel_topic_settings(annotations)
-    return replace(
-        defaults,
-        kafka=kafka_settings.with_annotation_settings(defaults.kafka, annotations),
-        topic_config={**defaults.topic_config, **topic_settings},
-    )
+    topic_config = {**defaults.topic_config, **topic_settings}
+    return replace(defaults, kafka=kafka, topic_config=topic_config)

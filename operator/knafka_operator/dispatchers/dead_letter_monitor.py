@@ -306,7 +306,8 @@ class DeadLetterMonitor:
     def _enqueue_if_changed(self, identity: Identity, record: TriggerRecord) -> None:
         """Enqueue a Trigger whose condition or annotations about dead letters are outdated, and
         announce its first dead letters. If only the condition's message is outdated, the Trigger is
-        enqueued at most once in `MESSAGE_INTERVAL` seconds. Entries of channels aren't enqueued."""
+        enqueued at most once in `MESSAGE_INTERVAL` seconds. Entries of channels are left
+        out."""
         topic, document = self._topics.get(identity), record.document
         current = self._condition(identity)
         if topic is None or document is None or current is None or is_entry(document):

@@ -163,8 +163,9 @@ class Shards:
         """Apply the Service of shard `number` of the Broker `identity`. Raises `NotReady` while it
         isn't Ready, and `ClusterError`.
 
-        The same manifest is applied once for all Triggers, and again only if it wasn't Ready
-        `APPLY_RETRY_INTERVAL` seconds ago, or by the Broker's reconciliation (`maintain`).
+        The same manifest is applied once for all Triggers. It is applied again if that failed, if
+        it wasn't Ready `APPLY_RETRY_INTERVAL` seconds ago, or by the Broker's reconciliation
+        (`maintain`).
         """
         record = self._record(identity)
         assert record.state is not None  # checked by `_record`

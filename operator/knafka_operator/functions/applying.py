@@ -188,10 +188,10 @@ async def apply_service(
     `NotReady` while that isn't Ready, or if a Service of that name has another owner or is refused;
     raises `ClusterError`.
 
-    `owner` None: the Service belongs to all KafkaChannels, and `key` is required. `rolls` limits
-    how many functions roll at a time; None: the Service is applied at once. A Service that must
-    wait for its turn only gets its owner's edits, and `key` (by default its owner's) is enqueued at
-    that turn.
+    `owner` None: the Service belongs to all KafkaChannels, and with `rolls`, `key` is required.
+    `rolls` limits how many functions roll at a time; None: the Service is applied at once. A
+    Service that must wait for its turn only gets its owner's edits, and `key` (by default its
+    owner's) is enqueued at that turn.
     """
     manifest = deciding.with_template_digest(manifest)
     service = Identity.of(manifest)

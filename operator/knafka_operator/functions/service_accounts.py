@@ -76,9 +76,9 @@ def sender_account(trigger: Trigger, document: Mapping[str, Any]) -> str:
     name, metadata = account_name(trigger), document["metadata"]
     if ENTRY not in metadata:
         return name
-    # `trigger` has the name of the stored Subscription with the entry's UID. Any other account is
-    # refused: otherwise a user who may write a channel could have the tokens of any account sent to
-    # an address of their own.
+    # `trigger` has the name of the stored Subscription with the entry's UID, or one made from the
+    # UID if there is none. Any other account is refused: otherwise a user who may write a channel
+    # could have the tokens of any account sent to an address of their own.
     if metadata[SENDS_AS] == name:
         return name
     message = (

@@ -62,8 +62,9 @@ class Handling:
 
     @property
     def reason(self) -> str:
-        """Return a sentence for users about why `handler` was chosen; empty if that is Knafka, and
-        Knative Eventing isn't installed (or not known to be), so that there was no choice."""
+        """Return a sentence for users about why `handler` was chosen; empty if there was no
+        choice, as Knative Eventing isn't installed or isn't known to be, and no setting names
+        it."""
         if self.declared in (Handler.AUTO, Handler.OWN) and not self.is_eventing_installed:
             return ""
         setting = f"KNAFKA_SUBSCRIPTIONS={self.declared}"

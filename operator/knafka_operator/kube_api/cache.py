@@ -309,8 +309,8 @@ class CachedCluster:
             annotations = {**(metadata.get("annotations") or {}), APPLIED: digest}
             manifest = {**manifest, "metadata": {**metadata, "annotations": annotations}}
         cached = self._look_up((manifest["apiVersion"], manifest["kind"], *_identity(manifest)))
-        # An equal digest (or equal `data`) shows that no field was removed from the manifest; the
-        # comparison, that nobody has changed the object by hand.
+        # An equal digest shows that no field was removed from the manifest (of a Secret, equal
+        # `data` show it for these); the comparison, that nobody has changed the object by hand.
         if (
             cached
             and contains(cached, manifest)

@@ -278,7 +278,8 @@ class Scaler:
         if len(idle_holds) <= limit:
             for holds, triggers in idle_holds.items():
                 for trigger in triggers:
-                    trigger.set_scale(scale_for_expected_event(shared=bool(trigger.drained_by)))
+                    is_shared = trigger.drained_by is not None
+                    trigger.set_scale(scale_for_expected_event(shared=is_shared))
                     # An event is on its way, so the lag needn't be requested before the drain.
                     trigger.note_lag_known()
                 holds.open(Cause.PREWARM)

@@ -233,7 +233,7 @@ class KafkaSinks(Reconciler[ObservedSink, AddressableDecision, SinkRecord], Kind
             topics = record.kafka.topics
             description = await topics.describe_topic(sink.spec.topic)
             has_empty_id = status_annotations(document).get(TOPIC_ID) == ""
-            disputed = True  # only of an existing topic with an empty id it matters
+            disputed = True  # looked at only if the topic exists and its recorded id is empty
             if description is not None and has_empty_id:
                 disputed = await has_records(topics, sink.spec.topic)
         except EXPECTED as error:

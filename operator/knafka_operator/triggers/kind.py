@@ -218,8 +218,8 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
 
     async def _delete_group(self, group: str, trigger: Identity, broker: Identity) -> None:
         """Delete a Trigger's consumer group. It stays if another object's status names it, or if
-        its Kafka can't be found because the Broker is gone. Raises `LogError`, and `NotReady` while
-        the Broker exists and its Kafka isn't known."""
+        its Kafka can't be found because the Broker is gone. Raises `LogError`, `ClusterError`,
+        `InvalidDocument`, and `NotReady` while the Broker exists and its Kafka isn't known."""
         # After a crash of the operator, a Trigger that was never delivered may be in the contract.
         await self.shards.withdraw(broker, [group])
         family, kafka = self.states.family, self._known_kafka(trigger, broker)

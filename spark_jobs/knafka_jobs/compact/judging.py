@@ -168,7 +168,7 @@ def mark_lost_by_cut(tables: Tables, kafka: KafkaClient, progress: Progress) -> 
         span = None if topic is None else topic.spans.get(row["partition"])
         if topic is None or span is None or topic.id != row["topic_id"]:
             continue
-        # Below the first offset, events were deleted, not lost.
+        # Events below the first offset were deleted: `mark_lost_by_deletion`.
         if row["offset"] >= span.start and not _is_in_log(row, topic.id, span, log):
             ranges[row["topic"], row["partition"]] = span
     if not ranges:

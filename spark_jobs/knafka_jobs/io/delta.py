@@ -303,8 +303,8 @@ class Tables:
             return DeltaTable.forPath(self.spark, path)
 
     def _create_table(self, name: str) -> None:
-        """Create a table, or wait until another job has created it. Raises Spark's error if neither
-        happens within `CREATION_TIMEOUT` seconds."""
+        """Create a table, or wait until another job has created it. Raises Spark's error if it
+        isn't one of two jobs at once, or if no table is there after `CREATION_TIMEOUT` seconds."""
         try:
             self.spark.sql(_create_statement(name, self.path(name)))
         except (PySparkException, Py4JError) as error:

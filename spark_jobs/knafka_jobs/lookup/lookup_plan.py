@@ -140,8 +140,9 @@ def count_pending(predicate_sql: str) -> str:
 
 
 def next_offsets(tables: Iterable[str]) -> str:
-    """Return the query for the offsets that these tables have of each partition. Columns:
-    `topic_id`, `partition`, `first` (the lowest offset), `next` (the highest one plus 1)."""
+    """Return the query for the offsets that these tables have of each log, of which a partition
+    has another one after a cut. Columns: `topic_id`, `partition`, `first` (the lowest offset),
+    `next` (the highest one plus 1)."""
     positions = " UNION ALL ".join(f"SELECT {column_list(KEY)} FROM {table}" for table in tables)
     partition = column_list(KEY[:2])
     ends = 'min("offset") AS first, max("offset") + 1 AS next'

@@ -65,9 +65,9 @@ def begin_replay(
 
     `selection` says what is selected and edited, as options of the command line; `by` is the
     person's name. `replay_id` None: continue the latest interrupted replay of this selection that
-    is not older than `CONTINUABLE_AGE` and not cancelled, else begin a new one. `is_alone`: whether
-    surely no other replay runs on these tables. Raises `JobError` if the replay is finished or has
-    another selection, or if another replay may run.
+    can be continued (`_is_continuable`; not asked unless `is_alone`), else begin a new one.
+    `is_alone`: whether surely no other replay runs on these tables. Raises `JobError` if the replay
+    is finished or has another selection, or if another replay may run.
     """
     unfinished = tables.read("replays").where("finished IS NULL").orderBy("started").collect()
     if replay_id is None:

@@ -286,7 +286,7 @@ class MemoryReader(MemoryPositions):
 
     async def commit_now(self, commits: Commits) -> None:
         if gone := commits.keys() - self._next.keys():
-            raise LogError(f"partitions that aren't owned can't be committed: {sorted(gone)}")
+            raise LogError(f"partitions aren't owned, or were restarted: {sorted(gone)}")
         self._commit(commits)
 
     def _commit(self, commits: Commits) -> None:

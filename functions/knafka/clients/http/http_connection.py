@@ -340,9 +340,9 @@ class Connection(asyncio.Protocol):
         self.lost.set_result(None)
 
     def _on_end(self, error: Exception | None) -> None:
-        """Handle the connection's end; `error`: why it was lost, None: the server has closed it. An
-        idle connection leaves the pool. The exchange under way gets its response if the closing
-        marks the response's end; else it fails."""
+        """Handle the connection's end; `error`: why it was lost, None: the server or we have
+        closed it. An idle connection leaves the pool. The exchange under way gets its response if
+        the closing marks the response's end; else it fails."""
         if self._exchange is None:
             self._pool.forget(self)
         elif error is None and self._status and not self._is_framed():

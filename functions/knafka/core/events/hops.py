@@ -27,7 +27,7 @@ FIRST_TTL: Final = 255
 """The value that is assumed for an event without the attribute, so that 254 replies may follow;
 upstream's default."""
 DEEP: Final = 10
-"""Number of replies in a row at which they are reported as a loop."""
+"""Number of replies in a row from which on they are reported as a loop."""
 
 _STRUCTURED: Final = b"application/cloudevents"
 """Beginning of the content type of a record in structured mode."""
