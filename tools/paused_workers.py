@@ -10,12 +10,13 @@ import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Final
 
 import psutil
 
-WORKER = "sys.stdin.readline"
+WORKER: Final = "sys.stdin.readline"
 """What the command line of a worker has: execnet sends it its program."""
-LOOK_INTERVAL = 0.5
+LOOK_INTERVAL: Final = 0.5
 """Seconds between two looks for new workers."""
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from itertools import chain, groupby, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -37,10 +37,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if seed is not None:
         shuffle(items, random.Random(seed))
         return
-    items.sort(key=_turn)
-    items[:] = chain.from_iterable(
-        _ordered(turn, list(some)) for turn, some in groupby(items, _turn)
-    )
+    of_spark: list[pytest.Item] = []
+    on_cluster: list[pytest.Item] = []
+    others: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("cluster"):
+            on_cluster.append(item)
+        elif item.get_closest_marker("spark"):
+            of_spark.append(item)
+        else:
+            others.setdefault(item.path, []).append(item)
+    waiting = [file for file in others.values() if _waits(file)]
+    computing = [file for file in others.values() if not _waits(file)]
+    computing.sort(key=_is_short)
+    on_cluster.sort(key=lambda item: item.path.name not in LONG_ON_CLUSTER)
+    # Cluster tests come last: what they need may still be compiling.
+    items[:] = [*of_spark, *alternated(waiting, computing), *on_cluster]
 
 
 def shuffle(items: list[pytest.Item], order: random.Random) -> None:
@@ -58,25 +70,6 @@ def alternated(waiting: Sequence[Sequence[T]], computing: Sequence[Sequence[T]])
     for pair in zip_longest(waiting, computing, fillvalue=()):
         for file in pair:
             yield from file
-
-
-def _turn(item: pytest.Item) -> int:
-    """0 for what begins first. Cluster tests come last: what they need may still be compiling."""
-    if item.get_closest_marker("cluster"):
-        return 2 if item.path.name in LONG_ON_CLUSTER else 3
-    return 0 if item.get_closest_marker("spark") else 1
-
-
-def _ordered(turn: int, items: Sequence[pytest.Item]) -> Iterator[pytest.Item]:
-    if turn != 1:
-        return iter(items)
-    files: dict[Path, list[pytest.Item]] = {}
-    for item in items:
-        files.setdefault(item.path, []).append(item)
-    waiting = [file for file in files.values() if _waits(file)]
-    computing = [file for file in files.values() if not _waits(file)]
-    computing.sort(key=_is_short)
-    return alternated(waiting, computing)
 
 
 def _waits(file: Sequence[pytest.Item]) -> bool:

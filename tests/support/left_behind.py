@@ -25,12 +25,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from support.markers import PURE_FOLDERS, is_long
+from support.markers import PURE_FOLDERS, folder_of, is_long
 
 from knafka.observability import RateLimitedFilter
 
-_TESTS: Final = Path(__file__).parents[1]
-FOLDERS: Final = tuple(_TESTS / folder for folder in PURE_FOLDERS)
 ALLOWED: Final = ("loop-watch", "pytest_timeout", "parser", "tokio-rt-worker", "jemalloc_bg_thd")
 """What the names of threads begin with that serve all tests of a process, such as delta-rs's, and
 call nothing of a test's but what it waits for."""
@@ -108,7 +106,7 @@ def let_through_again() -> None:
 
 def is_guarded(item: pytest.Item) -> bool:
     """Whether a test is pure: it has only its own process."""
-    return not is_long(item) and any(item.path.is_relative_to(folder) for folder in FOLDERS)
+    return folder_of(item.path) in PURE_FOLDERS and not is_long(item)
 
 
 def running() -> frozenset[str]:

@@ -19,6 +19,7 @@ from support.kafka import transact
 from support.memory.admin import MemoryAdmin
 from support.memory.log import MemoryLog, MemoryReader, MemoryWriter
 from support.memory.shared import MemoryMember, MemoryOffsets, MemoryPositionedReader
+from support.waiting import until_found
 
 from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
 from knafka.clients.kafka.admin.kafka_offsets import KafkaOffsets
@@ -110,9 +111,7 @@ class Log:
         name = f"contract-{uuid.uuid4().hex}"
         self._topics.append(name)
         assert await self.admin.ensure_topic(name, partitions, 1, {})
-        async with asyncio.timeout(SOON):
-            while not await self._has_leaders(name, partitions):
-                pass
+        await until_found(partial(self._has_leaders, name, partitions), within=10)
         return name
 
     async def _has_leaders(self, topic: str, partitions: int) -> bool:
