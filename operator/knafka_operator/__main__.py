@@ -19,8 +19,8 @@ from knafka_operator.runtime import replica
 
 
 def main() -> None:
-    """Read the settings and run one replica of the operator until it is told to stop. Exits with 2
-    if a setting is invalid, with 1 if no cluster is configured."""
+    """Read the settings, and run one replica of the operator until SIGTERM or SIGINT. Exits with 2
+    if a setting is invalid, and with 1 if no cluster is configured."""
     try:
         settings = Settings.from_environment(os.environ)
     except InvalidDocument as error:

@@ -111,7 +111,7 @@ def _executor_settings(
         "spark.kubernetes.driver.reusePersistentVolumeClaim": "false",
         "spark.kubernetes.authenticate.oauthTokenFile": f"{SERVICE_ACCOUNT_FOLDER}/token",
         "spark.kubernetes.authenticate.caCertFile": f"{SERVICE_ACCOUNT_FOLDER}/ca.crt",
-        # Without authentication, whoever reaches the ports can run tasks and read Kafka's
+        # Without authentication, everybody who reaches the ports can run tasks and read Kafka's
         # credentials. Spark makes a secret for each run and hands it to executors in an environment
         # variable, never in arguments.
         "spark.authenticate": "true",

@@ -332,8 +332,8 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
         )
 
     async def _read_lease(self, document: Document) -> Document | None:
-        """Return the stored Lease of the archive's tables, whoever holds it; None: there is none,
-        or the storage is invalid. Raises `ClusterError`."""
+        """Return the stored Lease of the archive's tables, also if another archive holds it; None:
+        there is none, or the storage is invalid. Raises `ClusterError`."""
         storage = (document.get("spec") or {}).get("storage") or {}
         namespace = document["metadata"]["namespace"]
         try:

@@ -227,7 +227,7 @@ class Effects:
 
     async def _delete(self, name: ObjectName, owner: Resource | None) -> None:
         """Delete an object if it exists. With an `owner`, delete it only if `owner` owns it; None:
-        whoever owns it. Raises `ClusterError`."""
+        delete it also if another object owns it. Raises `ClusterError`."""
         if owner is not None:
             existing = await self.cluster.get(*name)
             if existing is None or not services.is_owned(existing, owner):

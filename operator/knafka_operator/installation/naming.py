@@ -219,7 +219,7 @@ class AsRecorded(Naming):
     what the operator has written."""
 
     def is_own(self, kind: NameKind, name: str | None, owner: NamedObject) -> bool:
-        """Whether the name is legal in Kafka, whoever `owner` is; False if there is no name."""
+        """Whether the name is legal in Kafka; False if there is no name. `owner` doesn't matter."""
         return name is not None and names.is_topic(name)
 
 

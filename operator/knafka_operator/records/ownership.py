@@ -116,7 +116,7 @@ class GroupOwnership:
         if self.states.family is CHANNELS or naming.is_default(kind):
             return frozenset()
         if status_annotations(document).get(GROUP_STATUS):
-            return frozenset()  # the status names a group, whoever wrote it
+            return frozenset()  # the status names a group, perhaps a forged one
         try:
             group = naming.name(kind, NamedObject.of(document))
             topics = broker.kafka.topics

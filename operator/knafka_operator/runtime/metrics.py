@@ -348,7 +348,7 @@ class MetricsServer:
             return web.Response(body=text, headers={"content-type": CONTENT_TYPE})
 
         async def answer_liveness(_: web.Request) -> web.Response:
-            """Answer a liveness probe: whoever can answer is alive."""
+            """Answer a liveness probe. An answer is all that it asks for."""
             return web.Response(text="ok")
 
         async def answer_readiness(_: web.Request) -> web.Response:

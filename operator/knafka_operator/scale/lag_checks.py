@@ -176,13 +176,15 @@ class TopicLagCheck(LagCheck):
             *(self.kafka.lags(groups, topic) for topic in self.names), return_exceptions=True
         )
         unread_error = _error_of_unread_topic(answers)
+        all_groups = {trigger.egress.group for trigger in self.triggers.values()}
+        unrequested_groups = all_groups - {*groups}
         lags_by_topic: list[Mapping[str, Lag]] = []
         groups_with_events: set[str] = set()
         for topic, answer in zip(self.names, answers, strict=True):
             if isinstance(answer, BaseException):
                 lags_by_topic.append(self._last_known_lags(topic, answer, groups))
             else:
-                self._keep_lags(topic, answer, groups)
+                self._keep_lags(topic, answer, unrequested_groups)
                 lags_by_topic.append(answer)
                 groups_with_events |= {group for group, lag in answer.items() if lag.total}
         merged: dict[str, Lag | LogError] = {}
@@ -204,13 +206,11 @@ class TopicLagCheck(LagCheck):
         known_lags = {} if is_unknown_topic else self._last_lags.get(topic, {})
         return {group: known_lags.get(group, Lag({})) for group in groups}
 
-    def _keep_lags(self, topic: str, lags: Mapping[str, Lag], groups: Sequence[str]) -> None:
-        """Keep the read lags of `groups` on a topic, beside those of Triggers whose lag wasn't
-        requested; lags of other groups are dropped."""
+    def _keep_lags(self, topic: str, lags: Mapping[str, Lag], unrequested_groups: set[str]) -> None:
+        """Keep the read `lags` on a topic, beside those of Triggers whose lag wasn't requested;
+        lags of other groups are dropped."""
         known_lags = self._last_lags.get(topic, {})
-        all_groups = {trigger.egress.group for trigger in self.triggers.values()}
-        unrequested_groups = (all_groups - {*groups}) & known_lags.keys()
-        unrequested = {group: known_lags[group] for group in unrequested_groups}
+        unrequested = {group: known_lags[group] for group in unrequested_groups & known_lags.keys()}
         self._last_lags[topic] = {**unrequested, **lags}
 
     def _scale_by_lag(self, trigger: ScaledTrigger, lag: Lag | None) -> None:

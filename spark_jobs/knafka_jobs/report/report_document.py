@@ -9,7 +9,7 @@ It is the schema that machines may rely on (docs/report-schema.json, printed by
 
 It counts *events* (distinct per Trigger: an event that fails three times is one event) and
 *failures* (each time an event was dead-lettered). All text is bounded. Text of an event is
-untrusted and kept unchanged: whoever shows it must escape it.
+untrusted and kept unchanged: a program that shows it must escape it.
 """
 
 from __future__ import annotations
