@@ -42,10 +42,18 @@ OF_COMPILED := tests/compiled $(wildcard $(patsubst %,tests/unit/test_%.py,attri
 INTEGRATION = (integration or chaos or go or spark) $(SLICE)
 # The gate, which runs both, has the slice with the rest of Spark, in their session: `SLICE=`.
 SLICE ?= and not slice
+# Of a property's examples (tests/support/examples.py); `make chaos` tries sixteen times as many.
+EXAMPLES ?= 0.5
 # Coverage doubles the CPU of a pure test: the gate measures it, or `make test COVERAGE=1`.
 MEASURED = $(if $(CI)$(COVERAGE),--cov --cov-report=)
 # Per cent of the lines and branches that are pure (pyproject.toml names the packages).
 COVERED := 99
+
+# Sizes of `make chaos`, and the tests that have some of them.
+LARGER := KNAFKA_BURST=40000 KNAFKA_AWAY=5,30,60 KNAFKA_OUTAGES=20 KNAFKA_ABSENT=600 KNAFKA_KILLS=10 \
+	KNAFKA_UPDATES=20 KNAFKA_TEST_COLD_STARTS=5 KNAFKA_SENSOR_MATRIX=full KNAFKA_RATE=100 KNAFKA_ROLLED=10
+LARGER_TESTS := tests/chaos $(patsubst %,tests/cluster/test_%.py,changes components operator_absent \
+	rolls scale_to_zero senders) $(patsubst %,tests/integration/test_%.py,dead_letter_pipeline dead_letters_on_s3)
 
 .PHONY: help run jobs test test-fast compiled test-compiled test-integration test-cluster test-again tests-here tests-of-jobs tests-of-processes style lint types docs bench bench-backtest bench-jobs bench-replay chaos lock clean \
 	collector s3-gateway java image image-push image-jobs cluster-build cluster-up cluster-images cluster-down cluster-purge
@@ -107,7 +115,7 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 
 tests-here: $(VENV)/.dev
-	$(RUN_TESTS) here -m "not cluster and not ($(INTEGRATION))" -q $(MORE_SIDE_BY_SIDE) $(SHOWN_PACKAGES) $(MEASURED) $(ARGS)
+	KNAFKA_EXAMPLES=$(EXAMPLES) $(RUN_TESTS) here -m "not cluster and not ($(INTEGRATION))" -q $(MORE_SIDE_BY_SIDE) $(SHOWN_PACKAGES) $(MEASURED) $(ARGS)
 	$(if $(MEASURED),$(BIN)/coverage report --skip-covered --show-missing --fail-under=$(COVERED))
 
 docs: $(VENV)/.dev ## Write the generated pages of docs/ anew (conformance.md: tools/conformance_page.py)
@@ -125,33 +133,10 @@ bench-jobs: $(VENV)/.dev ## Measure the dead-letter jobs on tables of 1, 5 and 5
 bench-replay: $(VENV)/.dev ## Replay a million events on the default heap, killed three times (ARGS="--events 100000")
 	PYTHONPATH=tools:local:functions:spark_jobs $(BIN)/python tools/bench/replaying.py $(ARGS)
 
-chaos: $(VENV)/.dev ## Disturb bursts; take Kafka and the operator away under load (90 minutes; root, Linux)
+chaos: $(VENV)/.dev ## Disturb bursts; take Kafka and the operator away; what is too long for the gate (two hours; root, Linux)
 	$(CLUSTER) eventing
-	KNAFKA_BURST=40000 KNAFKA_AWAY=5,30,60 KNAFKA_OUTAGES=20 KNAFKA_ABSENT=600 KNAFKA_KILLS=10 \
-		KNAFKA_UPDATES=20 KNAFKA_TEST_COLD_STARTS=5 KNAFKA_SENSOR_MATRIX=full KNAFKA_RATE=100 KNAFKA_ROLLED=10 \
-		$(BIN)/python -m pytest \
-		tests/chaos tests/integration/test_knative_eventing.py \
-		tests/cluster/test_outages.py tests/cluster/test_operator_absent.py \
-		tests/cluster/test_changes.py tests/cluster/test_planned_changes.py \
-		tests/cluster/test_scale_to_zero.py tests/cluster/test_rolls.py tests/cluster/test_components.py \
-		tests/cluster/test_slow_api_server.py tests/cluster/test_many_triggers.py \
-		tests/cluster/test_operator.py tests/cluster/test_cluster.py \
-		tests/behaviour/test_conditions_in_every_world.py tests/behaviour/test_changes_in_every_world.py \
-		tests/behaviour/test_pause_in_every_world.py tests/cluster/test_adopt.py \
-		tests/cluster/test_function_pods.py tests/cluster/test_security.py \
-		tests/cluster/test_sensors.py tests/cluster/test_shared_dispatchers.py \
-		tests/cluster/test_direct.py tests/cluster/test_senders.py \
-		tests/cluster/test_dead_letter_jobs.py \
-		tests/cluster/test_dead_letter_docs.py \
-		tests/integration/test_dead_letter_pipeline.py tests/integration/test_dead_letters_on_s3.py \
-		tests/integration/test_dead_letters_once.py tests/integration/test_dead_letter_security.py \
-		tests/integration/test_served_report.py tests/integration/test_lost_brokers.py \
-		tests/integration/test_cut_dead_letter_log.py tests/integration/test_executors_on_s3.py \
-		tests/integration/test_edited_replay.py tests/integration/test_cancelled_replay.py \
-		tests/cluster/test_names_collide.py tests/contract/test_report_engine_contract.py \
-		tests/unit/test_jobs_purge.py tests/unit/test_congestion.py tests/unit/test_profiling.py \
-		tests/e2e/test_new_failures_in_browser.py \
-		-s $(ARGS)
+	$(LARGER) $(BIN)/python -m pytest tests -m only_chaos -s $(ARGS)
+	$(LARGER) $(BIN)/python -m pytest $(LARGER_TESTS) -m "not only_chaos" -s $(ARGS)
 	KNAFKA_TEST_DIRECT=1 $(BIN)/python -m pytest tests/cluster/test_conformance_*.py \
 		tests/cluster/test_channels.py tests/behaviour -m "cluster and not alone" $(ARGS)
 	KNAFKA_EXAMPLES=8 $(BIN)/python -m pytest tests/property $(SIDE_BY_SIDE) $(ARGS)

@@ -51,7 +51,8 @@ async def awake(process: functions.FunctionProcess) -> None:
         pass
 
 
-@pytest.mark.parametrize("rate", [pytest.param(20, marks=only_chaos), 2_000])
+@only_chaos
+@pytest.mark.parametrize("rate", [20, 2_000])
 async def test_as_it_comes_and_after_a_sleep_it_fires_what_order_would_have_fired(
     kafka: Kafka, topic: MakeTopic, tmp_path: Path, rate: int
 ) -> None:

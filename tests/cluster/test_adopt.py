@@ -326,7 +326,7 @@ class World:
 @pytest.fixture(
     params=[
         pytest.param(BROKER, id="a Broker"),
-        pytest.param(CHANNEL, id="a KafkaChannel", marks=only_chaos),
+        pytest.param(CHANNEL, id="a KafkaChannel"),
     ]
 )
 def world(
@@ -353,6 +353,7 @@ def by_trigger(subscriber: Subscriber) -> dict[str, list[tuple[int, float]]]:
     return found
 
 
+@only_chaos
 def test_what_the_peer_serves_is_adopted_under_load_and_given_back(
     world: World, installed: Installation
 ) -> None:

@@ -7,6 +7,7 @@ import os
 import pytest
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
+from support.gate import only_chaos
 from support.installation import Installation
 from support.numbered import sending
 
@@ -35,6 +36,7 @@ def test_a_trigger_that_is_updated_again_and_again_under_load_loses_nothing(
     assert revisions.count("all-kn-dispatcher") >= UPDATES
 
 
+@only_chaos
 @pytest.mark.usefixtures("brokers_go")
 def test_what_is_still_being_delivered_when_a_broker_goes_hides_no_event_of_the_next(
     installed: Installation, namespace: str
@@ -55,6 +57,7 @@ def test_what_is_still_being_delivered_when_a_broker_goes_hides_no_event_of_the_
     assert set(subscriber.ids()) == {"before", "after"}
 
 
+@only_chaos
 @pytest.mark.usefixtures("brokers_go")
 def test_a_trigger_whose_offsets_kafka_has_forgotten_gets_all_that_waits_for_it(
     installed: Installation, namespace: str

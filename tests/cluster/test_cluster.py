@@ -59,6 +59,7 @@ def subscriber(cluster: Cluster, namespace: str) -> str:
     return f"subscriber.{namespace}.svc.cluster.local"
 
 
+@only_chaos
 def test_a_request_starts_a_service_that_was_at_zero_and_it_returns_to_zero(
     cluster: Cluster, namespace: str, subscriber: str
 ) -> None:

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 from support.cluster import OPERATOR_NAMESPACE, Cluster
+from support.gate import only_chaos
 from support.installation import ROOT, Installation
 
 from knafka_console.web.server import CHANGE_HEADER
@@ -58,6 +59,7 @@ class Console:
         return found
 
 
+@only_chaos
 def test_each_viewer_sees_and_does_what_the_viewers_token_may(
     installed: Installation, cluster: Cluster, namespace: str
 ) -> None:

@@ -172,6 +172,7 @@ CHANGES: Final[dict[str, Callable[[Directed], None]]] = {
 }
 
 
+@only_chaos
 def test_no_send_fails_and_none_is_lost_whatever_becomes_of_the_receiver(
     installed: Installation, direct_component: None, namespace: str
 ) -> None:

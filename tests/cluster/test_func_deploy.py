@@ -23,6 +23,7 @@ import httpx
 import pytest
 import yaml
 from support.cluster import Cluster
+from support.gate import only_chaos
 from support.installation import ARRIVAL, READY, ROOT, Installation, Subscriber
 from support.once_a_run import OnceARun
 from support.pages import block, blocks
@@ -236,6 +237,7 @@ def test_an_event_goes_through_the_pages_receiver_and_dispatcher(
     topics.run(topics.own(block(PAGE, f"kafka-topics.sh --bootstrap-server {KAFKA} --delete"), ""))
 
 
+@only_chaos
 def test_a_sensors_action_goes_through_the_pages_functions(
     cluster: Cluster, namespace: str, topics: Topics, subscriber: Subscriber, tmp_path: Path
 ) -> None:
@@ -255,6 +257,7 @@ def test_a_sensors_action_goes_through_the_pages_functions(
     assert event["key"] == "o-1", "what the events have in common is the subject"
 
 
+@only_chaos
 def test_a_dispatcher_that_may_sleep_delivers_when_somebody_asks_it(
     cluster: Cluster, namespace: str, topics: Topics, subscriber: Subscriber, tmp_path: Path
 ) -> None:

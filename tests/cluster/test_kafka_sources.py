@@ -15,6 +15,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from support.cluster import Cluster
+from support.gate import only_chaos
 from support.installation import Installation, Subscriber
 
 RECORDS: Final = int(os.environ.get("KNAFKA_SOURCE_RECORDS", "20000"))
@@ -132,6 +133,7 @@ def kill_a_dispatcher(cluster: Cluster, namespace: str) -> None:
     cluster.wait_for(has_restarted, WITHIN, "its container has started anew")
 
 
+@only_chaos
 def test_a_source_from_zero_and_back_loses_nothing_by_a_kill_and_an_edit(
     sources: Installation, cluster: Cluster, namespace: str, topics: tuple[str, str]
 ) -> None:

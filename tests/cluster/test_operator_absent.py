@@ -114,6 +114,7 @@ def test_without_an_operator_awake_triggers_are_delivered_to_and_sleeping_ones_o
     assert waited < TAKEN_OVER + 1
 
 
+@only_chaos
 @pytest.mark.alone
 @pytest.mark.timeout(600)
 def test_the_other_replica_takes_over_from_a_killed_one(
@@ -170,6 +171,7 @@ def test_an_image_that_cannot_be_pulled_stops_nobody(
     _all_arrive(load, [subscriber])
 
 
+@only_chaos
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("brokers_go")
 def test_what_both_filters_accept_is_not_missed_while_a_trigger_is_edited(

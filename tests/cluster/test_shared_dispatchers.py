@@ -83,6 +83,7 @@ def test_many_triggers_share_one_pod_and_one_event_starts_no_other(
     assert pods(cluster, namespace) == {RECEIVER: 1, SHARD: 1}
 
 
+@only_chaos
 def test_a_trigger_that_moves_and_changes_under_load_loses_nothing_and_keeps_its_order(
     installed: Installation, namespace: str
 ) -> None:

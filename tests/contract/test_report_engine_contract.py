@@ -319,6 +319,7 @@ def test_a_name_is_found_whatever_characters_it_has(tables: Tables, open_engine:
         assert [row["namespace"] for row in told] == [text]
 
 
+@only_chaos
 def test_figures_of_a_report_are_read_by_the_next_one_of_either_engine(tables: Tables) -> None:
     store_failures(tables, {}, {"code": None, "reason": "timeout"})
     last = None

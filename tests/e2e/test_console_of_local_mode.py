@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.gate import only_chaos
 from support.kafka import Kafka
 from support.up import WITHIN, Up
 
@@ -152,6 +153,7 @@ def test_a_failure_is_seen_sent_again_and_held_back_from_the_console(console: Co
     assert "stopped; everything is kept" in console.up.output
 
 
+@only_chaos
 @pytest.mark.integration
 def test_a_subscriptions_failure_is_seen_sent_again_and_held_back(
     tmp_path: Path, kafka: Kafka

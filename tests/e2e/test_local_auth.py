@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.gate import IN_CI
+from support.gate import IN_CI, only_chaos
 
 from knafka_client.sockets import free_port
 from knafka_local.kafka.kafka_distribution import KafkaDistribution
@@ -73,6 +73,7 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
     made.run("knafka down")
 
 
+@only_chaos
 @pytest.mark.integration
 def test_policies_are_tried_by_the_commands_of_the_docs(
     shell: Shell, kafka_distribution: KafkaDistribution

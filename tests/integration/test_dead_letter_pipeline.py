@@ -189,6 +189,7 @@ def test_a_topic_that_vanishes_or_is_made_anew_loses_nothing(
     assert {row["trigger"]: row["count"] for row in counts} == {"mail": 21, "bill": 90, "ship": 21}
 
 
+@only_chaos
 def test_records_that_somebody_else_deleted_are_told_and_the_rest_is_read(
     dead: DeadLetters, client: KafkaClient, tables: Tables
 ) -> None:
@@ -360,6 +361,7 @@ def settle(dead: DeadLetters, client: KafkaClient, events: int, failed: int) -> 
     dispatcher.close()
 
 
+@only_chaos
 def test_an_event_as_large_as_its_dead_letter_topic_takes_is_replayed(
     dead: DeadLetters, client: KafkaClient, tables: Tables
 ) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from support.gate import only_chaos
 from support.letters import DeadLetters
 
 from knafka.core import names
@@ -93,6 +94,7 @@ def test_what_a_replay_is_asked_for_it_sends_once_however_often_it_runs(
     assert run["selection"].endswith("--trigger mail --id 3 --id 4")
 
 
+@only_chaos
 def test_a_purge_forgets_what_it_selects_and_nothing_the_second_time(
     pod_: Pod, dead: DeadLetters, tables: Tables
 ) -> None:

@@ -62,6 +62,7 @@ def tables(spark: SparkSession, bucket: Bucket, dead: DeadLetters) -> Tables:
     return Tables(spark, f"{bucket.url}/{dead.namespace}")
 
 
+@only_chaos
 def test_tables_in_a_bucket_have_each_dead_letter_once_and_none_that_is_forgotten(
     kafka: Kafka,
     dead: DeadLetters,

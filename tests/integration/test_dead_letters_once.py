@@ -159,6 +159,7 @@ def test_what_was_purged_does_not_come_back(
     assert tables.read("records").count() == 10
 
 
+@only_chaos
 def test_what_was_purged_is_deleted_from_its_topic_with_the_rest(
     dead: DeadLetters, client: KafkaClient, tables: Tables
 ) -> None:

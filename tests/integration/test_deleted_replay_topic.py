@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
+from support.gate import only_chaos
 from support.letters import DeadLetters, compacted
 
 from knafka.core import names
@@ -34,6 +35,7 @@ def commit_starts(client: KafkaClient, topic: str) -> None:
     consumer.close()
 
 
+@only_chaos
 def test_what_nobody_delivers_any_more_can_be_replayed_once_more(
     dead: DeadLetters, client: KafkaClient, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,10 +25,8 @@ pytestmark = [
 EDITS = EventEdits.parse(["type=test.v2"], [], ["/total=2"])
 
 
-@pytest.mark.parametrize(
-    "driver_events",
-    [pytest.param(0, id="workers"), pytest.param(5_000, id="driver", marks=only_chaos)],
-)
+@only_chaos
+@pytest.mark.parametrize("driver_events", [0, 5_000], ids=["workers", "driver"])
 def test_edited_events_are_sent_and_what_cannot_be_edited_is_counted_and_stays(
     driver_events: int,
     dead: DeadLetters,

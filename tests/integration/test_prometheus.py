@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from support.channel_world import ChannelWorld, running_channels
 from support.functions import FunctionProcess, receiver
+from support.gate import only_chaos
 from support.http_cases import EVENT
 from support.kafka import Kafka, MakeTopic
 from support.operator_world import QuietDrains
@@ -322,6 +323,7 @@ async def test_alerts_fire_when_a_subscriber_a_broker_and_the_operator_fail(
         await held.hang_up()
 
 
+@only_chaos
 async def test_alerts_fire_while_kafka_is_away(
     prometheus_programs: Programs, own_kafka: KafkaServer, tmp_path: Path
 ) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame
+from support.gate import only_chaos
 from support.letters import DeadLetters, compacted
 
 from knafka.core import names
@@ -26,6 +27,7 @@ pytestmark = [
 EARLIER, LATER = 40, 10
 
 
+@only_chaos
 def test_a_new_replay_reads_its_topic_from_where_the_earlier_ones_ended(
     dead: DeadLetters, client: KafkaClient, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from pyspark.sql import SparkSession
+from support.gate import only_chaos
 from support.kafka import Kafka, MakeTopic
 from support.sensors import SensorWorld, process
 
@@ -24,6 +25,7 @@ pytestmark = [
 ]
 
 
+@only_chaos
 def test_a_backtest_of_the_bus_says_what_the_function_fires(
     spark: SparkSession, kafka: Kafka, topic: MakeTopic
 ) -> None:

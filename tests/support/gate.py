@@ -8,6 +8,5 @@ import pytest
 IN_CI: Final = os.environ.get("CI", "").lower() in ("true", "1")
 IN_GATE: Final = "KNAFKA_BURST" not in os.environ
 """Whether `make chaos` doesn't run, whose bursts are larger."""
-only_chaos: Final = pytest.mark.skipif(
-    IN_GATE, reason="the gate shows it elsewhere: `make chaos` runs it"
-)
+only_chaos: Final = pytest.mark.only_chaos
+"""Marks what the gate shows elsewhere (docs/design/tests.md says where); `make chaos` runs it."""

@@ -14,7 +14,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import pytest
 from confluent_kafka import Producer
@@ -29,6 +29,10 @@ from knafka_local.kafka.kafka_server import KafkaServer
 
 MakeTopic: TypeAlias = Callable[..., str]
 """`topic(partitions=1, **config) -> name`: a new topic; a config's dots are written as `_`."""
+
+CLASSIC_PROTOCOL: Final = (pytest.mark.kafka, pytest.mark.integration)
+"""Marks of a test that is tried with the older group protocol as well; `make test` tries the newer
+one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import Any, Final
 import pytest
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
-from support.kafka import transact
+from support.kafka import CLASSIC_PROTOCOL, transact
 from support.memory.admin import MemoryAdmin
 from support.memory.log import MemoryLog, MemoryReader, MemoryWriter
 from support.memory.shared import MemoryMember, MemoryOffsets, MemoryPositionedReader
@@ -184,7 +184,7 @@ each_reader = pytest.mark.parametrize(
         "memory",
         "memory-shared",
         pytest.param("kafka-consumer", marks=pytest.mark.kafka),
-        pytest.param("kafka-classic", marks=pytest.mark.kafka),
+        pytest.param("kafka-classic", marks=CLASSIC_PROTOCOL),
         pytest.param("kafka-shared", marks=pytest.mark.kafka),
     ],
     indirect=True,
@@ -196,7 +196,7 @@ each_protocol = pytest.mark.parametrize(
     [
         "memory",
         pytest.param("kafka-consumer", marks=pytest.mark.kafka),
-        pytest.param("kafka-classic", marks=pytest.mark.kafka),
+        pytest.param("kafka-classic", marks=CLASSIC_PROTOCOL),
     ],
     indirect=True,
 )

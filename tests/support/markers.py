@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 from support.fake_clock import NOOP_CYCLES
-from support.gate import IN_CI
+from support.gate import IN_CI, IN_GATE, only_chaos
 
 PURE_TIMEOUT: Final = 180.0 if IN_CI else 60.0
 """Seconds for a test that has only its own process; pyproject.toml has the timeout of properties,
@@ -32,6 +32,8 @@ packages."""
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         mark_what_it_needs(item)
+        if IN_GATE and item.get_closest_marker(only_chaos.name):
+            item.add_marker(pytest.mark.skip(reason="`make chaos` runs it"))
         takes_long, folder = is_long(item), folder_of(item.path)
         if not takes_long and folder != PROPERTIES and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(PURE_TIMEOUT))

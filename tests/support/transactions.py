@@ -18,7 +18,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
-from support.kafka import Kafka
+from support.kafka import CLASSIC_PROTOCOL, Kafka
 from support.logs import SOON
 from support.memory.log import MemoryLog
 from support.memory.records import Undecided
@@ -205,7 +205,11 @@ PROTOCOLS: Final = {
 
 
 @pytest.fixture(
-    params=["memory", *(pytest.param(each, marks=pytest.mark.kafka) for each in PROTOCOLS)]
+    params=[
+        "memory",
+        pytest.param("kafka-consumer", marks=pytest.mark.kafka),
+        pytest.param("kafka-classic", marks=CLASSIC_PROTOCOL),
+    ]
 )
 def transactions(request: pytest.FixtureRequest) -> Iterator[Transactions]:
     if request.param == "memory":

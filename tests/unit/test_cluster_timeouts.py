@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.gate import only_chaos
 
 ROOT = Path(__file__).parents[2]
 TESTS = """
@@ -28,6 +29,7 @@ def test_that_comes_after(request):
 """
 
 
+@only_chaos
 @pytest.mark.slow
 @pytest.mark.integration
 def test_the_first_test_of_a_file_that_is_not_skipped_waits_for_the_cluster(tmp_path: Path) -> None:

@@ -56,7 +56,11 @@ class Away:
         # A hundred are under way when the first attempt fails; then one for each
         # MAX_PROBE_INTERVAL.
         pytest.param(Delivery(retry=0), 100 + 130, 230, MAX_PROBE_INTERVAL, id="no retry"),
-        pytest.param(Delivery(retry=3, backoff_delay=600), 5, 160, 600.0, id="3 x PT10M"),
+        pytest.param(
+            *(Delivery(retry=3, backoff_delay=600), 5, 160, 600.0),
+            id="3 x PT10M",
+            marks=pytest.mark.integration,
+        ),
     ],
 )
 @pytest.mark.parametrize(

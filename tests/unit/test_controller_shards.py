@@ -124,6 +124,8 @@ async def quiet(world: World) -> None:
             return
 
 
+@pytest.mark.slow
+@pytest.mark.integration
 async def test_many_shared_triggers_cost_what_is_written_of_each_and_no_function(
     world: World,
 ) -> None:

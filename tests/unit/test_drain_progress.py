@@ -45,7 +45,10 @@ def attribute(letter: Envelope, name: str) -> str:
 @pytest.mark.parametrize(
     ("delivery", "answer_takes"),
     [
-        pytest.param(Delivery(retry=10, backoff_delay=600, timeout=1200), 0.0, id="10 x PT10M"),
+        pytest.param(
+            Delivery(retry=10, backoff_delay=600, timeout=1200), 0.0,
+            id="10 x PT10M", marks=pytest.mark.integration,
+        ),
         pytest.param(Delivery(retry=10, backoff_delay=1), 0.0, id="retry 10"),
         pytest.param(
             Delivery(retry=5, backoff_delay=30, backoff_policy=BackoffPolicy.LINEAR), 0.0,
@@ -257,6 +260,7 @@ async def test_a_dead_letter_that_was_not_written_is_written_by_the_next() -> No
     assert attribute(letter, "knafkareason") == "refused"
 
 
+@pytest.mark.integration
 @pytest.mark.slow
 async def test_no_more_deliveries_begin_than_a_commit_can_tell_of() -> None:
     """Run-ahead is bounded by what fits (docs/reference/delivery.md)."""

@@ -53,6 +53,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.integration
 @pytest.mark.slow
 @pytest.mark.timeout(90)
 def test_an_answer_of_66_megabytes_is_not_taken() -> None:

@@ -22,19 +22,6 @@ def test_the_standard_library_operator_is_not_shadowed_in_the_root() -> None:
     subprocess.run(command, cwd=ROOT, check=True)
 
 
-def test_make_chaos_runs_every_file_whose_tests_the_gate_leaves_to_it() -> None:
-    rule = re.search(r"^chaos:.*?\n\n", (ROOT / "Makefile").read_text(), re.MULTILINE | re.DOTALL)
-    assert rule is not None
-    paths = re.findall(r"tests/\S+", rule[0])
-    left = {
-        file.relative_to(ROOT).as_posix()
-        for file in (ROOT / "tests").rglob("test_*.py")
-        if re.search(r"^from support\.gate import .*\bonly_chaos\b", file.read_text(), re.MULTILINE)
-    }
-    assert left
-    assert {file for file in left if not any(file.startswith(path) for path in paths)} == set()
-
-
 @pytest.mark.slow
 def test_no_client_is_opened_by_importing_the_functions() -> None:
     """functions-framework imports in the server's master and serves in a fork."""

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.gate import only_chaos
 
 ROOT = Path(__file__).parents[2]
 TESTS = """
@@ -33,6 +34,7 @@ asyncio_default_fixture_loop_scope = function
 """
 
 
+@only_chaos
 @pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.parametrize("workers", ["0", "1"])

@@ -413,6 +413,7 @@ async def test_nobody_hears_of_every_lease_of_the_cluster(
     assert watched == ["PersistentVolumeClaim"]
 
 
+@pytest.mark.integration
 @pytest.mark.slow
 @pytest.mark.looptime  # what was seen counts for some seconds
 async def test_a_thousand_archives_cost_a_look_at_kafka_and_no_more(world: ArchivesWorld) -> None:

@@ -310,6 +310,7 @@ async def test_an_entry_that_comes_back_while_it_is_stopped_is_reported(
     assert reported(world)[UID]["ready"] == "True"
 
 
+@pytest.mark.integration
 @pytest.mark.slow
 async def test_a_thousand_entries_fit_into_an_object_and_few_writes(world: ChannelWorld) -> None:
     """etcd takes 1.5 MiB: spec, status and what was promised."""

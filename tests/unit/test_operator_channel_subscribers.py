@@ -175,6 +175,7 @@ async def test_a_subscription_is_deleted_also_after_the_config_map_of_its_channe
     assert world.log.groups == {}
 
 
+@pytest.mark.integration
 @pytest.mark.slow
 async def test_what_many_channels_and_subscriptions_cost_does_not_grow_with_their_square(
     world: ChannelWorld,

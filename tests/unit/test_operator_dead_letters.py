@@ -329,6 +329,7 @@ async def test_a_retention_that_somebody_has_set_by_hand_stays(by_hand: str) -> 
         assert watched.retention == by_hand
 
 
+@pytest.mark.integration
 @pytest.mark.slow
 async def test_hundreds_of_triggers_cost_no_more_requests_than_one() -> None:
     """Without dead letters none of their topics is asked for but once a minute."""

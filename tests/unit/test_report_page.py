@@ -225,6 +225,7 @@ def test_the_same_report_makes_the_same_page() -> None:
     assert report_page.render_file(made) == report_page.render_file(made)
 
 
+@pytest.mark.integration
 @pytest.mark.slow
 def test_a_page_of_5000_failures_stays_small_enough_to_send() -> None:
     assert len(report_page.render_file(sample_report(*sample_groups(5000)))) < 2_000_000

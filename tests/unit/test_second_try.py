@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.gate import only_chaos
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "tools" / "run_tests.py"
@@ -64,6 +65,7 @@ def test_few_tests_of_real_services_get_a_second_try(
     assert program.why_no_second_try(failures) == reason
 
 
+@only_chaos
 @pytest.mark.parametrize("workers", [(), ("-n1", "--dist=loadfile")], ids=["alone", "xdist"])
 @pytest.mark.slow
 @pytest.mark.integration
@@ -79,6 +81,7 @@ def test_what_passes_alone_passes_the_run_and_is_named(
     assert flaky.get("message")
 
 
+@only_chaos
 @pytest.mark.slow
 @pytest.mark.integration
 def test_what_fails_twice_fails_the_run(tmp_path: Path) -> None:
@@ -87,6 +90,7 @@ def test_what_fails_twice_fails_the_run(tmp_path: Path) -> None:
     assert "flaky" not in done.stdout
 
 
+@only_chaos
 @pytest.mark.slow
 @pytest.mark.integration
 def test_a_pure_test_gets_no_second_try(tmp_path: Path) -> None:

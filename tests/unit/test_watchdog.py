@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.failures import markers_by
+from support.gate import only_chaos
 
 ROOT = Path(__file__).parents[2]
 # The timeout isn't for the failing test, which ends at once: on a busy machine a short one passes
@@ -31,6 +32,7 @@ def test_comes_after():
 """
 
 
+@only_chaos
 @pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.parametrize("handed_out", ["load", "loadfile"])
