@@ -44,6 +44,9 @@ from testcluster.shell import apply, in_namespace, run, succeeds, wait_until
 
 HOST_LINK: Final = f"{NETWORK_NAMESPACE[:10]}-host"  # a link's name has 15 letters at most
 CGROUPS: Final = Path("/sys/fs/cgroup")
+CPU_SHARES_OF_PODS: Final = 16_384
+"""Weight of all pods together; a thread that is in no cgroup has 1024. With the kernel's 1024 for
+all pods, tests that ran beside them took the processors: pods started, and answered, too late."""
 CTR: Final = ("ctr", "--address", CONTAINERD, "--namespace", "k8s.io")
 PARTS: Final = (
     "kubelet", "kube-proxy", "kube-controller-manager", "kube-scheduler", "coredns", "ingress",
@@ -211,11 +214,15 @@ def _fill(template: str) -> str:
 
 
 def _make_cgroups() -> None:
-    """Make the cgroup under which the kubelet puts pods, in each hierarchy of cgroup v1."""
+    """Make the cgroup under which the kubelet puts pods, in each hierarchy of cgroup v1, and give
+    it `CPU_SHARES_OF_PODS`."""
     for hierarchy in CGROUPS.iterdir():
         ours = Path(f"{hierarchy}{CGROUP}")
         if not hierarchy.is_symlink() and hierarchy.name != "unified":
             ours.mkdir(exist_ok=True)
+        shares = ours / "cpu.shares"
+        if shares.exists():
+            shares.write_text(str(CPU_SHARES_OF_PODS))
         if hierarchy.name == "cpuset":
             for name in ("cpuset.cpus", "cpuset.mems"):
                 (ours / name).write_text((hierarchy / name).read_text())
