@@ -40,6 +40,7 @@ from knafka_operator.model.resources import EVENTING
 TOKEN = "eyJhbGciOi.a-token.of_ada"
 
 
+@pytest.mark.integration
 def test_knafka_console_serves_a_clusters_flow_until_it_is_stopped(tmp_path: Path) -> None:
     with console_cluster() as (server, client):
         file = tmp_path / "config"

@@ -224,6 +224,7 @@ metadata:
 """
 
 
+@pytest.mark.integration
 def test_the_port_of_channels_says_that_there_is_none_until_there_is_one(
     up: Callable[[], Up], files: Files
 ) -> None:

@@ -195,6 +195,7 @@ def test_an_idle_trigger_has_no_process_and_a_busy_one_never_more_than_partition
     assert max(replicas) in (2, 3, 4)
 
 
+@pytest.mark.integration
 @pytest.mark.conformance("KN-DLV-06", "KN-TRG-03")
 def test_files_that_change_are_applied_and_broken_ones_change_nothing(
     up: Callable[..., Up], shop: Callable[..., Path], kafka: Kafka
@@ -225,6 +226,7 @@ def test_files_that_change_are_applied_and_broken_ones_change_nothing(
     assert running.knafka("send", f"{folder.name}/shop").returncode == 0
 
 
+@pytest.mark.integration
 def test_a_program_starts_anew_when_its_source_changes_and_says_when_it_can_not(
     up: Callable[..., Up], shop: Callable[..., Path], kafka: Kafka
 ) -> None:

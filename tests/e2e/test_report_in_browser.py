@@ -193,6 +193,7 @@ def test_a_link_opens_its_failure_on_whatever_page_it_is(open_page: Open) -> Non
     wait(chromium, lambda: every(chromium, f'[id="details-{other.id}"] .details'))
 
 
+@pytest.mark.integration
 def test_of_5000_failures_only_a_page_is_drawn(open_page: Open) -> None:
     report = sample_report(*sample_groups(5000))
     chromium = open_page(report)
