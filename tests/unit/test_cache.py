@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from support.api_server import merged
 
-from knafka_operator.kube_api.cache import APPLIED, CachedCluster, changes_nothing, contains
+from knafka_operator.kube_api.cache import APPLIED, CachedCluster
 from knafka_operator.kube_api.cluster import WatchSelection
+from knafka_operator.kube_api.differences import changes_nothing, contains
 from knafka_operator.model.cluster import ClusterError, Document
 from knafka_operator.model.resources import CORE, EVENTING, SERVING
 

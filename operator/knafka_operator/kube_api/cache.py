@@ -12,7 +12,8 @@ It also tracks readers: `tracking` registers each object that a reconciliation r
 read; when one of them changes, `changed` is called for each object whose reconciliation read it.
 Belongs to one event loop.
 
-Not here: watching (`watches`), and reacting to a change (`controller`).
+Not here: watching (`watches`), reacting to a change (`controller`), and what a write would change
+(`differences`).
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from knafka_operator.kube_api.cluster import WatchSelection
+from knafka_operator.kube_api.differences import changes_nothing, contains
 from knafka_operator.model.cluster import Cluster, Document
 from knafka_operator.model.identity import Key
 
@@ -335,36 +337,6 @@ class CachedCluster:
         await self._api.delete(api_version, kind, namespace, name)
         for watched in self._watched.get((api_version, kind), ()):
             watched.documents.pop((namespace, name), None)
-
-
-def contains(stored: Any, desired: Any) -> bool:
-    """Whether a stored value contains the desired one; mappings may have additional keys."""
-    if isinstance(desired, Mapping):
-        return isinstance(stored, Mapping) and all(
-            key in stored and contains(stored[key], value) for key, value in desired.items()
-        )
-    if isinstance(desired, list | tuple):
-        return (
-            isinstance(stored, list)
-            and len(stored) == len(desired)
-            and all(map(contains, stored, desired))
-        )
-    return bool(stored == desired)
-
-
-def changes_nothing(stored: Mapping[str, Any], patch: Mapping[str, Any]) -> bool:
-    """Whether merging `patch` (RFC 7386) into `stored` would change nothing."""
-    for key, value in patch.items():
-        if value is None:
-            if key in stored:
-                return False
-        elif isinstance(value, Mapping):
-            stored_value = stored.get(key)
-            if not isinstance(stored_value, Mapping) or not changes_nothing(stored_value, value):
-                return False
-        elif stored.get(key) != value:
-            return False
-    return True
 
 
 def _without_managed_fields(document: Document) -> Document:
