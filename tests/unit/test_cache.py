@@ -414,6 +414,23 @@ async def test_a_late_deletion_does_not_hide_the_object_that_an_answer_showed_re
     assert await cluster.get(EVENTING, "Broker", "shop", "default") == created
 
 
+async def test_a_deletion_does_not_hide_the_object_that_was_created_before_its_answer_came(
+    api: Api, cluster: CachedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The watch may be faster than the answer; else the new one isn't seen until it changes."""
+    broker = api.put(_document(EVENTING, "Broker", "default"))
+    cluster.on_objects(BROKERS, (broker,), ())
+    created = _recreated(broker, 1000)
+
+    async def answer_late(*_: str) -> None:
+        cluster.on_objects(BROKERS, (), (broker,))
+        cluster.on_objects(BROKERS, (created,), ())
+
+    monkeypatch.setattr(api, "delete", answer_late)
+    await cluster.delete(EVENTING, "Broker", "shop", "default")
+    assert await cluster.get(EVENTING, "Broker", "shop", "default") == created
+
+
 async def test_a_reconciliation_is_not_repeated_for_what_it_has_written(
     api: Api, cluster: CachedCluster, told: list[Any]
 ) -> None:

@@ -150,7 +150,9 @@ class CachedCluster:
         self, selection: WatchSelection, changed: Sequence[Document], gone: Sequence[Document]
     ) -> None:
         """Store the changed objects, drop the deleted ones, and notify their readers
-        (`watches.Listener`). A newer stored object isn't replaced by an older version."""
+        (`watches.Listener`). A newer stored object isn't replaced by an older version: an answer to
+        a write may be ahead of the watch. The versions of a metadata-only selection come from its
+        watch alone, which reports them in order."""
         watched = self._ensure_watched_objects(selection)
         for document in changed:
             identity = _identity(document)
@@ -333,10 +335,18 @@ class CachedCluster:
             self.keep(stored)
 
     async def delete(self, api_version: str, kind: str, namespace: str, name: str) -> None:
-        """Delete an object, if it exists, and drop it from the cache if that hasn't failed."""
+        """Delete an object, if it exists, and drop it from the cache if that hasn't failed. A new
+        object of its name, which a watch has reported before the API server answered, stays."""
+        identity = namespace, name
+        cached = [
+            (watched.documents, document)
+            for watched in self._watched.get((api_version, kind), ())
+            if (document := watched.documents.get(identity)) is not None
+        ]
         await self._api.delete(api_version, kind, namespace, name)
-        for watched in self._watched.get((api_version, kind), ()):
-            watched.documents.pop((namespace, name), None)
+        for documents, document in cached:
+            if _uid(documents.get(identity, document)) == _uid(document):
+                documents.pop(identity, None)
 
 
 def _without_managed_fields(document: Document) -> Document:
