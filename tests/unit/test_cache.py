@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from support.api_server import merged
 
-from knafka_operator.kube_api.cache import APPLIED, CachedCluster, changes_nothing, contains
+from knafka_operator.kube_api.cache import APPLIED, CachedCluster
 from knafka_operator.kube_api.cluster import WatchSelection
+from knafka_operator.kube_api.differences import changes_nothing, contains
 from knafka_operator.model.cluster import ClusterError, Document
 from knafka_operator.model.resources import CORE, EVENTING, SERVING
 
@@ -410,6 +411,23 @@ async def test_a_late_deletion_does_not_hide_the_object_that_an_answer_showed_re
     created = _recreated(broker, 1000)
     cluster.keep(created)
     cluster.on_objects(BROKERS, (), (broker,))
+    assert await cluster.get(EVENTING, "Broker", "shop", "default") == created
+
+
+async def test_a_deletion_does_not_hide_the_object_that_was_created_before_its_answer_came(
+    api: Api, cluster: CachedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The watch may be faster than the answer; else the new one isn't seen until it changes."""
+    broker = api.put(_document(EVENTING, "Broker", "default"))
+    cluster.on_objects(BROKERS, (broker,), ())
+    created = _recreated(broker, 1000)
+
+    async def answer_late(*_: str) -> None:
+        cluster.on_objects(BROKERS, (), (broker,))
+        cluster.on_objects(BROKERS, (created,), ())
+
+    monkeypatch.setattr(api, "delete", answer_late)
+    await cluster.delete(EVENTING, "Broker", "shop", "default")
     assert await cluster.get(EVENTING, "Broker", "shop", "default") == created
 
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from support.operator_world import SETTINGS
+from support.sources_world import sources_world
+from support.waiting import until
 
 from knafka.core.errors import LogError
-from knafka_operator.engine.deletions import Deletions
+from knafka_operator.engine.deletions import LEFT_IN_KAFKA, Deletions
+from knafka_operator.model.resources import CORE
+from knafka_operator.model.sources import KAFKA_SOURCE, SOURCES_VERSION
 
 KEY = "Broker", "shop", "default"
 
@@ -28,3 +34,26 @@ async def test_a_recreated_object_has_the_whole_time_for_its_deletion() -> None:
     deletions.began[KEY] = uid, began - 61
     assert not await deletions.try_delete(KEY, second, _fail(), "left")
     assert posted == []
+
+
+@pytest.mark.looptime
+async def test_a_source_whose_secret_is_gone_is_deleted_in_the_end() -> None:
+    """Another operator has taken over: without the Secret it can't reach the group's Kafka."""
+    group = "knative-kafka-source-7c2b2f0e-5f3a-4c83-9c43-0d6f6f1a2b3c"
+    password = {"secretKeyRef": {"name": "user", "key": "word"}}
+    key = SOURCES_VERSION, KAFKA_SOURCE, "shop", "orders"
+    async with sources_world() as world:
+        stored = world.inner.cluster.objects
+        world.inner.declare_secret("shop", "user", word="secret")
+        sasl = {"enable": True, "user": password, "password": password}
+        world.declare(consumerGroup=group, net={"sasl": sasl})
+        await world.turn()
+        assert world.committed(group)
+        world.inner.cluster.remove(CORE, "Secret", "shop", "user")
+        await world.start()
+        await world.delete()
+        assert key in stored
+        await asyncio.sleep(world.inner.operator.settings.deletion_timeout)
+        await world.turn()
+        assert key not in stored
+        await until(lambda: any(one.get("reason") == LEFT_IN_KAFKA for one in stored.values()))

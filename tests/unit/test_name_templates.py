@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from support.memory.log import MemoryWriter
 from support.operator_world import SETTINGS, OperatorWorld, condition, running_operator
+from support.waiting import until
 
 from knafka.core import names
 from knafka.core.errors import InvalidDocument
@@ -188,6 +190,28 @@ async def test_after_a_restart_what_was_valid_last_is_in_force_and_what_was_befo
     assert again.settings.naming.is_own(BROKER, f"one-{OF.uid}", OF)
     assert again.settings.naming.is_own(BROKER, "knative-broker-shop-orders", OF)
     assert not again.settings.naming.is_own(BROKER, f"three-{OF.uid}", OF)
+
+
+async def test_what_was_declared_while_no_operator_ran_is_told_once() -> None:
+    following = Following(MemoryCluster())
+    following.put(
+        brokers_topic_template="{{ .Bad }}", triggers_consumergroup_template="group-{{ .UID }}"
+    )
+    await following.naming.start()
+    task = asyncio.create_task(following.naming.follow(following.post))
+    await until(lambda: len(following.events) == 2)
+    assert {reason for reason, _ in following.events} == {
+        "NameTemplateChanged",
+        "InvalidNameTemplate",
+    }
+    following.put(
+        brokers_topic_template="{{ .Bad }}", triggers_consumergroup_template="again-{{ .UID }}"
+    )
+    following.naming.reread_soon()
+    await until(lambda: following.now(GROUP) == "again-{{ .UID }}")
+    task.cancel()
+    await asyncio.wait([task])
+    assert [reason for reason, _ in following.events].count("InvalidNameTemplate") == 1
 
 
 async def test_no_name_is_made_by_a_template_that_could_not_be_remembered() -> None:

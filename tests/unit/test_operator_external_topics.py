@@ -12,7 +12,13 @@ from support.operator_world import OperatorWorld, condition, running_operator
 from knafka.core import names
 from knafka_operator.kafka.topics import TOPIC_ID
 from knafka_operator.model.identity import Key
-from knafka_operator.model.resources import EVENTING, EXTERNAL_TOPIC, TOPIC_STATUS
+from knafka_operator.model.resources import (
+    EVENTING,
+    EXTERNAL_TOPIC,
+    ISOLATION,
+    SERVING,
+    TOPIC_STATUS,
+)
 from knafka_operator.triggers.started_topics import STARTED_TOPICS
 
 NOT_ALLOWED = "ExternalTopicNotAllowed"
@@ -291,3 +297,33 @@ async def test_a_trigger_of_an_earlier_release_has_begun_once_it_is_delivered(
     await _ready(world, "shop")
     await world.reconcile_trigger("shop", "all")
     assert not world.log.group(group).committed
+
+
+@pytest.mark.parametrize("order", [("Broker", "Trigger"), ("Trigger", "Broker")], ids="-".join)
+async def test_a_group_goes_with_its_trigger_though_the_broker_goes_first_and_nothing_is_delivered(
+    world: OperatorWorld, order: tuple[str, str]
+) -> None:
+    """Only a delivery told the operator that took over in which Kafka the Trigger's group is."""
+    world.allow("legacy")
+    annotations = {EXTERNAL_TOPIC: "legacy", ISOLATION: "shared"}
+    world.declare_broker("shop", annotations=annotations)
+    await _ready(world, "shop")
+    world.declare_trigger("shop", "all")
+    group = (await world.reconcile_trigger("shop", "all"))["annotations"]["group.id"]
+    missing = {"ref": {"apiVersion": SERVING, "kind": "Service", "name": "missing"}}
+    world.declare_trigger("shop", "all", subscriber=missing)
+    await world.reconcile_trigger("shop", "all")
+    await world.restart()
+    await world.operator.resume()
+    await _ready(world, "shop")
+    await world.reconcile_trigger("shop", "all")
+    assert world.operator.triggers.watched == {}
+    assert group in world.log.groups
+    for kind in order:
+        if kind == "Broker":
+            await world.delete_broker("shop")
+            assert (group in world.log.groups) == (order[0] == "Broker"), "a new Broker goes on"
+        else:
+            await world.delete_trigger("shop", "all")
+    assert group not in world.log.groups
+    assert "legacy" in world.log.topics

@@ -144,7 +144,8 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
     async def delete_topic(self, document: Document, groups: Collection[str]) -> None:
         """Delete a Broker's receiver and shards, then its topic, the `groups` that read the topic,
         and its dead letters' and contracts' topics. Topic and groups stay if the topic is external
-        or wasn't created for this Broker.
+        or wasn't created for this Broker: a Broker that is declared again goes on by these groups,
+        and each goes with its Trigger.
 
         Raises `LogError`, also while one of the groups has members, and `ClusterError`.
         """
@@ -163,8 +164,9 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
             claimed = await self._own.is_claimed(identity, topic)
             await delete_topic_and_groups(topics, topic, recorded_id, groups, claimed=claimed)
         if topic is not None:  # else no dispatcher was ever started
-            topics = (await self._find_kafka(broker)).topics
-            await delete_broker_dead_letters(topics, *identity)
+            kafka = await self._find_kafka(broker)
+            self.states.note_kafka(identity, kafka)
+            await delete_broker_dead_letters(kafka.topics, *identity)
         if record.has_contract:
             topics = (await self._find_kafka(broker)).topics
             await delete_shard_contract(topics, *identity, record.shards, topic)

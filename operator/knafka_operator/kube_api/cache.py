@@ -12,7 +12,8 @@ It also tracks readers: `tracking` registers each object that a reconciliation r
 read; when one of them changes, `changed` is called for each object whose reconciliation read it.
 Belongs to one event loop.
 
-Not here: watching (`watches`), and reacting to a change (`controller`).
+Not here: watching (`watches`), reacting to a change (`controller`), and what a write would change
+(`differences`).
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from knafka_operator.kube_api.cluster import WatchSelection
+from knafka_operator.kube_api.differences import changes_nothing, contains
 from knafka_operator.model.cluster import Cluster, Document
 from knafka_operator.model.identity import Key
 
@@ -148,7 +150,9 @@ class CachedCluster:
         self, selection: WatchSelection, changed: Sequence[Document], gone: Sequence[Document]
     ) -> None:
         """Store the changed objects, drop the deleted ones, and notify their readers
-        (`watches.Listener`). A newer stored object isn't replaced by an older version."""
+        (`watches.Listener`). A newer stored object isn't replaced by an older version: an answer to
+        a write may be ahead of the watch. The versions of a metadata-only selection come from its
+        watch alone, which reports them in order."""
         watched = self._ensure_watched_objects(selection)
         for document in changed:
             identity = _identity(document)
@@ -331,40 +335,18 @@ class CachedCluster:
             self.keep(stored)
 
     async def delete(self, api_version: str, kind: str, namespace: str, name: str) -> None:
-        """Delete an object, if it exists, and drop it from the cache if that hasn't failed."""
+        """Delete an object, if it exists, and drop it from the cache if that hasn't failed. A new
+        object of its name, which a watch has reported before the API server answered, stays."""
+        identity = namespace, name
+        cached = [
+            (watched.documents, document)
+            for watched in self._watched.get((api_version, kind), ())
+            if (document := watched.documents.get(identity)) is not None
+        ]
         await self._api.delete(api_version, kind, namespace, name)
-        for watched in self._watched.get((api_version, kind), ()):
-            watched.documents.pop((namespace, name), None)
-
-
-def contains(stored: Any, desired: Any) -> bool:
-    """Whether a stored value contains the desired one; mappings may have additional keys."""
-    if isinstance(desired, Mapping):
-        return isinstance(stored, Mapping) and all(
-            key in stored and contains(stored[key], value) for key, value in desired.items()
-        )
-    if isinstance(desired, list | tuple):
-        return (
-            isinstance(stored, list)
-            and len(stored) == len(desired)
-            and all(map(contains, stored, desired))
-        )
-    return bool(stored == desired)
-
-
-def changes_nothing(stored: Mapping[str, Any], patch: Mapping[str, Any]) -> bool:
-    """Whether merging `patch` (RFC 7386) into `stored` would change nothing."""
-    for key, value in patch.items():
-        if value is None:
-            if key in stored:
-                return False
-        elif isinstance(value, Mapping):
-            stored_value = stored.get(key)
-            if not isinstance(stored_value, Mapping) or not changes_nothing(stored_value, value):
-                return False
-        elif stored.get(key) != value:
-            return False
-    return True
+        for documents, document in cached:
+            if _uid(documents.get(identity, document)) == _uid(document):
+                documents.pop(identity, None)
 
 
 def _without_managed_fields(document: Document) -> Document:

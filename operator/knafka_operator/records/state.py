@@ -291,6 +291,13 @@ class States:
         """Return namespace and name of each Trigger of a Broker."""
         return list(self.triggers_by_broker.get(broker, ()))
 
+    def note_kafka(self, broker: Identity, kafka: KafkaCluster) -> None:
+        """Note a Broker's Kafka for those of its Triggers that this operator hasn't delivered: once
+        the Broker is gone, only this says where their groups are."""
+        for trigger in self.triggers_of(broker):
+            record = self.triggers[trigger]
+            record.kafka = record.kafka or kafka
+
     def claim_group(self, record: TriggerRecord, group: str) -> None:
         """Reserve a group name for the Trigger of `record`, even if another one has claimed it."""
         self.groups[group] = record.uid

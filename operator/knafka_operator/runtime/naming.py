@@ -56,12 +56,14 @@ class FollowedNaming:
         """Set when the ConfigMap may have changed; wakes `follow`."""
         self._problems: Mapping[NameKind, str] = {}
         """The problem of each invalid template, so that it is posted as an Event only once."""
+        self._unposted: list[tuple[Document, Literal["Normal", "Warning"], str, str]] = []
+        """The Events of `start`, as arguments of `Post`; `follow` posts them."""
 
     async def start(self) -> None:
         """When a term begins: load the recorded templates, then put the declared ones in force.
         Loading is retried until the API server answers: without the recorded templates, names in
         statuses would look foreign. A failure to apply the declared ones is logged; `follow` tries
-        again.
+        again, and posts the Events of what is found here.
         """
         while True:
             try:
@@ -71,7 +73,7 @@ class FollowedNaming:
                 log.warning("can't read the recorded templates of names: %s", error)
                 await asyncio.sleep(NAMING_RETRY_INTERVAL)
         try:
-            await self.apply_config(lambda *_: None)  # posts no Events
+            await self.apply_config(lambda *event: self._unposted.append(event))
         except ClusterError as error:
             log.warning("the templates of names stay as they were: %s", error)
         self.reread_soon()
@@ -86,8 +88,11 @@ class FollowedNaming:
         self._changed.set()
 
     async def follow(self, post: Post) -> None:
-        """Apply each change of the ConfigMap, until cancelled; `post` posts Kubernetes Events.
-        Errors are logged."""
+        """Post the Events of `start`, then apply each change of the ConfigMap, until cancelled;
+        `post` posts Kubernetes Events. Errors are logged."""
+        for event in self._unposted:
+            post(*event)
+        self._unposted.clear()
         while True:
             await self._changed.wait()
             self._changed.clear()
