@@ -26,7 +26,7 @@ from knafka_cli.dead_letters import (
 from knafka_cli.events import send_command, tail_command, trace_command
 from knafka_cli.running import console_command, status_commands, up_commands
 from knafka_cli.sensors import convert_commands, sensor_commands, sensor_record_commands
-from knafka_cli.shared.options import EXIT_FAILED
+from knafka_cli.shared.options import EXIT_FAILED, print_error
 from knafka_cli.triggers import trigger_commands
 
 app = typer.Typer(
@@ -90,7 +90,7 @@ def main() -> None:
         with explain_faults():
             app()
     except KnafkaError as error:
-        typer.echo(f"knafka: {error}", err=True)
+        print_error(str(error))
         sys.exit(EXIT_FAILED)
 
 

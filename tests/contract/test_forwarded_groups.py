@@ -102,6 +102,24 @@ def test_a_dry_run_posts_nothing(tables: Path, destination: Destination) -> None
     assert destination.posted == []
 
 
+@pytest.mark.parametrize(
+    ("to", "why"),
+    [
+        ("mail", "is no URL"),
+        ("http://user:secret@mail/", "credentials"),
+        ("http://mail:99999/", "can't be read"),
+    ],
+)
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+def test_where_nothing_can_be_posted_is_refused_also_by_a_dry_run(
+    tables: Path, to: str, why: str, more: list[str]
+) -> None:
+    result = forward(tables, "--to", to, *more)
+    assert result.exit_code == 2, result.output
+    assert why in result.output
+    assert "would be posted" not in result.output
+
+
 def test_a_refused_event_is_named_and_the_others_are_posted(
     tables: Path, destination: Destination
 ) -> None:
@@ -114,8 +132,7 @@ def test_a_refused_event_is_named_and_the_others_are_posted(
     assert destination.ids == ["e0", "e2", "e3"]
 
 
-def test_what_is_no_url_or_no_group_is_said(tables: Path) -> None:
-    assert "is no URL" in forward(tables, "--to", "mail").output
+def test_what_is_no_group_is_said(tables: Path) -> None:
     unknown = CliRunner().invoke(
         app,
         [

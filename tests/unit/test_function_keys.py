@@ -11,7 +11,7 @@ from support.operator_world import OperatorWorld, running_operator
 from support.sharing import SERVICE, SHARED, SHOP, declare
 from support.waiting import until
 
-from knafka.core.tokens.caller_tokens import CALLERS, Callers
+from knafka.core.tokens.caller_tokens import CALLERS, MAX_VERIFIERS, Callers
 from knafka_operator.functions import rolls, services
 from knafka_operator.installation.settings import Settings
 from knafka_operator.kube_api.memory_cluster import MemoryCluster
@@ -61,6 +61,24 @@ async def test_a_key_that_could_be_guessed_is_none(caplog: pytest.LogCaptureFixt
     assert settings.tokens.keys == (OLD.encode(),)
     assert "2 is too short to be a key: want 32 characters" in caplog.text
     assert "letmein" not in caplog.text
+
+
+async def test_keys_that_are_none_leave_room_for_those_that_are() -> None:
+    """Else functions would lose the key that their callers have, and get one that none has."""
+    cluster, settings = MemoryCluster(), installed()
+    short = {f"2026-07-{day:02}": "letmein" for day in range(1, MAX_VERIFIERS + 1)}
+    put(cluster, {"2026-01-01": OLD, **short})
+    await FunctionKeys(settings, cluster).start()
+    assert settings.tokens.keys == (OLD.encode(),)
+
+
+async def test_as_many_keys_count_as_a_function_takes_and_the_newest_do() -> None:
+    cluster, settings = MemoryCluster(), installed()
+    keys = {f"{number:02}": f"{number:064}" for number in range(MAX_VERIFIERS + 1)}
+    put(cluster, keys)
+    await FunctionKeys(settings, cluster).start()
+    newest_first = [keys[name].encode() for name in sorted(keys, reverse=True)]
+    assert settings.tokens.keys == tuple(newest_first[:MAX_VERIFIERS])
 
 
 async def test_a_secret_without_a_key_gets_one() -> None:

@@ -181,6 +181,7 @@ def running(installation: Installation, *audiences: str | None) -> None:
         (["x", AUDIENCE], ["--broker", "b1"]),
         ([], ["--audience", AUDIENCE, "--audience", "x"]),
         ([AUDIENCE], ["--duration", "90s"]),
+        ([AUDIENCE], ["--duration", "1.5h"]),
     ],
 )
 def test_a_token_is_printed_that_its_audience_believes(
@@ -212,6 +213,8 @@ def test_a_token_is_printed_that_its_audience_believes(
         ),
         (["Web"], 2, "is no service account: give [NAMESPACE/]NAME"),
         (["web", "--duration", "soon"], 2, "no duration: give one such as 90s"),
+        (["web", "--duration", "0s"], 2, "no duration: give one such as 90s"),
+        (["web", "--duration", f"{'9' * 400}d"], 2, "no duration: give one such as 90s"),
         (["web", "--broker", "b9"], 2, "there is no Broker b9: there is default/b0"),
         (["web", "--broker", "b0", "--audience", "x"], 2, "not both"),
         (["web", "--audience", ""], 2, "give the audience of a Broker"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -57,6 +58,26 @@ def test_a_time_is_the_first_offset_since_it_within_what_is_left_of_the_log(
     ) as ranges_reader:
         starts = ranges_reader.offsets_since("t", spans, 0.0)
     assert starts == {0: 4, 1: 5, 2: 9}, "at the end where nothing came since"
+
+
+def test_kafka_is_asked_once_which_partitions_can_be_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ranges, "LEADER_TIMEOUT", 0.0)
+    asked: list[str] = []
+
+    class Consumer(Answers):
+        def list_topics(self, topic: str, timeout: float) -> Any:
+            asked.append(topic)
+            partitions = {number: SimpleNamespace(leader=number - 1) for number in range(3)}
+            return SimpleNamespace(
+                topics={topic: SimpleNamespace(error=None, partitions=partitions)}
+            )
+
+    with reader(monkeypatch, Consumer(get_watermark_offsets=(4, 9))) as ranges_reader:
+        spans, leaderless = ranges_reader.readable_spans("t")
+    assert (spans, leaderless) == ({1: (4, 9), 2: (4, 9)}, [0])
+    assert asked == ["t"]
 
 
 def test_partitions_without_a_committed_offset_are_left_out(

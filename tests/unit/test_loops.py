@@ -16,7 +16,7 @@ from knafka.core.documents import dump
 from knafka.core.drain import DrainProgress
 from knafka.core.events.hops import FIRST_TTL, MAX_HOPS, hops_of, ttl_of
 from knafka.core.events.http_binding import record_of
-from knafka.core.events.kafka_binding import Draft
+from knafka.core.events.kafka_binding import Draft, read
 from knafka.ports.subscriber import Response
 from knafka_operator.dispatchers.conditions import delivering_condition, loop_condition
 from knafka_operator.model.family import CHANNELS
@@ -192,6 +192,26 @@ def test_counts_that_cant_be_read_are_as_none(
 ) -> None:
     headers = [(f"ce_{name}", value.encode()) for name, value in attributes.items()]
     assert (ttl_of(headers, None), hops_of(headers, None)) == (ttl, hops)
+
+
+@pytest.mark.parametrize("header", ["content-type", "Content-Type"])
+@pytest.mark.conformance("KN-BRK-13")
+def test_counts_of_a_structured_event_are_read_whatever_the_case_of_its_content_type(
+    header: str,
+) -> None:
+    """Another producer's record, which is read as a structured event, too."""
+    headers = [(header, b"Application/CloudEvents+json")]
+    counts = b'"knativebrokerttl":"7","knafkahops":"2",'
+    event = JSON_REPLY.replace(b"{", b"{" + counts, 1)
+    assert read(headers, event).attributes["knafkahops"] == "2"
+    assert (ttl_of(headers, event), hops_of(headers, event)) == (7, 2)
+
+
+@pytest.mark.conformance("KN-BRK-13")
+def test_of_a_count_given_twice_the_last_one_counts() -> None:
+    """CE-K6, as for every attribute."""
+    headers = [("ce_knafkahops", b"1"), ("ce_knafkahops", b"3")]
+    assert hops_of(headers, None) == 3
 
 
 @pytest.mark.conformance("KN-BRK-13")

@@ -10,6 +10,7 @@ from support.operator_world import condition
 from support.sensors_world import BUS, GROUP, OWN, SensorsWorld, ready_sensor, spec
 
 from knafka.core import names
+from knafka_operator.kafka.dead_letter_topics import FAILURE_ATTRIBUTES_BYTES
 
 
 @pytest.fixture
@@ -130,6 +131,19 @@ async def test_topics_that_are_too_small_by_now_are_told(world: SensorsWorld) ->
     message = condition(world.status(), "TopicAsDeclared")["message"]
     wanted = f"topic {OWN[0]} is left as it is: max.message.bytes: 2162712, declared 10065536"
     assert wanted in message
+
+
+async def test_dead_letters_of_a_sensor_have_room_for_what_its_topics_take(
+    world: SensorsWorld,
+) -> None:
+    """Also where the bus was raised in Kafka, which the Sensor's own topics follow."""
+    described = world.inner.log.descriptions
+    described[BUS] = replace(described[BUS], config={"max.message.bytes": "5000000"})
+    await world.settle()
+    of_actions = world.egress().dead_letter_settings.config["max.message.bytes"]
+    of_sensor = world.contract().dead_letter_settings.config["max.message.bytes"]
+    assert int(of_actions) == 64 * 1024 * 1024 + FAILURE_ATTRIBUTES_BYTES
+    assert int(of_sensor) == 5_000_000 + FAILURE_ATTRIBUTES_BYTES
 
 
 @pytest.mark.conformance("BUS-31")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from knafka.core.errors import LogError
 from knafka.core.numbering import STRIDE
 from knafka.ports.log import OffsetAndMetadata
 from knafka_operator.installation.naming import NameKind
+from knafka_operator.kafka.dead_letter_topics import FAILURE_ATTRIBUTES_BYTES
 from knafka_operator.model.resources import FINALIZER, SERVING
 from knafka_operator.model.sources import KEY_TYPE, PEERS_SOURCE_FINALIZER
 from knafka_operator.runtime.metrics import operator_metrics
@@ -59,6 +61,17 @@ async def test_a_source_is_delivered_by_a_dispatcher_of_its_own() -> None:
     assert {each["type"] for each in status["conditions"]} >= {
         *("SinkProvided", "ConnectionEstablished", "InitialOffsetsCommitted", "Deployed"),
     }
+
+
+async def test_dead_letters_have_room_for_the_largest_record_of_any_topic() -> None:
+    async with sources_world() as world:
+        described = world.inner.log.descriptions
+        for topic, limit in (("raw", "2000000"), ("more", "3000000")):
+            described[topic] = replace(described[topic], config={"max.message.bytes": limit})
+        world.declare(topics=["raw", "more"])
+        await world.turn()
+        settings = world.egress().dead_letter_settings
+    assert int(settings.config["max.message.bytes"]) == 3_000_000 + FAILURE_ATTRIBUTES_BYTES
 
 
 async def test_what_an_installation_does_not_ask_for_is_not_served() -> None:

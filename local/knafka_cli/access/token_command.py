@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Final
 
 import typer
 
+from knafka_cli.shared.moments import parse_duration
 from knafka_cli.shared.options import DataDir, account_of, add, audience_of, ingress_of, refuse
 from knafka_client.state.installation import DEFAULT_DATA, Installation
 
-_SECONDS_BY_UNIT: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-_match_duration = re.compile(r"([1-9][0-9]{0,5})([smhd])").fullmatch
-"""Matches a duration such as `15m`, with groups for its number and its unit."""
+MAX_TOKEN_LIFETIME: Final = 1_000_000 * 86_400
+"""Most seconds for which a token is valid; times remain small numbers."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -49,8 +48,8 @@ def token(
 
     In a cluster: kubectl -n NAMESPACE create token NAME --audience AUDIENCE
     """
-    duration_match = _match_duration(duration)
-    if duration_match is None:
+    lifetime = parse_duration(duration)
+    if lifetime is None or not 1 <= lifetime <= MAX_TOKEN_LIFETIME:
         raise typer.BadParameter(f"{duration!r} is no duration: give one such as 90s, 15m, 1h, 1d")
     if audience and broker is not None:
         raise typer.BadParameter("give --broker or --audience, not both")
@@ -61,6 +60,4 @@ def token(
     # Imported here, as cryptography would slow the start of every other command.
     from knafka_local.tokens.issuer import Issuer
 
-    number, unit = duration_match.groups()
-    lifetime = int(number) * _SECONDS_BY_UNIT[unit]
-    typer.echo(Issuer.load(installation.issuer).token(sender, audiences, lifetime))
+    typer.echo(Issuer.load(installation.issuer).token(sender, audiences, int(lifetime)))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from knafka_cli.shared.options import EXIT_FAILED, EXIT_USAGE, add
+from knafka_cli.shared.options import EXIT_FAILED, add, print_error, refuse
 from knafka_cli.shared.source_options import (
     BootstrapServers,
     ContextName,
@@ -177,8 +177,7 @@ def _parse_names(names: list[str], namespace: str) -> list[tuple[str, Identity]]
         own_namespace, slash, name = text.removeprefix(prefix).rpartition("/")
         lacks_part = not name or (slash and not own_namespace)
         if lacks_part or "/" in own_namespace:
-            typer.echo(f"knafka: {text!r} is no name: {NAME_FORMS}", err=True)
-            raise typer.Exit(EXIT_USAGE)
+            raise refuse(f"{text!r} is no name: {NAME_FORMS}")
         objects.append((PREFIXES.get(prefix, "Broker"), Identity(own_namespace or namespace, name)))
     return objects
 
@@ -187,7 +186,7 @@ def _print_plan(plan: Plan, unseen: Sequence[str]) -> None:
     """Print a plan, and before it, on stderr, the sentences about objects that could not be
     read."""
     for sentence in unseen:
-        typer.echo(f"knafka: {sentence}", err=True)
+        print_error(sentence)
     typer.echo(plan.text)
 
 

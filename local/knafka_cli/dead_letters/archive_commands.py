@@ -28,6 +28,7 @@ from knafka_cli.shared.options import (
     EXIT_INTERRUPTED,
     ask_kafka,
     exit_on_bad_input,
+    print_error,
     print_table,
     refuse,
 )
@@ -212,13 +213,8 @@ def _explain_interrupt() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        _print_error("the operation continues in the cluster: follow its status with kubectl")
+        print_error("the operation continues in the cluster: follow its status with kubectl")
         raise typer.Exit(EXIT_INTERRUPTED) from None
-
-
-def _print_error(line: str) -> None:
-    """Print one line on stderr."""
-    typer.echo(f"knafka: {line}", err=True)
 
 
 def open_operations(target: ClusterTarget) -> ArchiveOperations:
@@ -231,7 +227,7 @@ def open_operations(target: ClusterTarget) -> ArchiveOperations:
 
     client, context_namespace = cluster_source.client_of(target.context, target.kubeconfig)
     return archive_operations.ArchiveOperations(
-        KubernetesApi(client), target.namespace or context_namespace, _print_error
+        KubernetesApi(client), target.namespace or context_namespace, print_error
     )
 
 
@@ -256,7 +252,7 @@ def _run_operation(
     with _explain_interrupt():
         status: Mapping[str, Any] = operations.follow(kind, name)
     if status["phase"] != "Succeeded":
-        _print_error(status.get("message") or "it failed")
+        print_error(status.get("message") or "it failed")
         raise typer.Exit(EXIT_FAILED)
     return status
 
@@ -296,7 +292,7 @@ def _run_archive(
         status: Mapping[str, Any] = operations.follow_run(archive, request_id)
     last_run = status.get("lastRun") or {}
     if last_run.get("outcome") != "Succeeded":
-        _print_error(last_run.get("message") or "it failed")
+        print_error(last_run.get("message") or "it failed")
         raise typer.Exit(EXIT_FAILED)
     return status
 

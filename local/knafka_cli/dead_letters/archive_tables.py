@@ -20,10 +20,9 @@ from knafka_cli.dead_letters.dead_letter_tables import (
     INSTALL_TABLES,
     NO_TABLES,
     Tables,
-    print_error,
     tables_option,
 )
-from knafka_cli.shared.options import DataDir, exit_on_bad_input, print_table, refuse
+from knafka_cli.shared.options import DataDir, exit_on_bad_input, print_error, print_table, refuse
 from knafka_client.declared import triggers
 from knafka_client.state.installation import DEFAULT_DATA
 from knafka_jobs.failure_selection import FailureCondition

@@ -30,7 +30,6 @@ from knafka_cli.dead_letters.dead_letter_tables import (
     TABLES_FOLDER,
     Tables,
     kafka_option,
-    print_error,
     tables_option,
 )
 from knafka_cli.dead_letters.replay_commands import replay
@@ -41,6 +40,7 @@ from knafka_cli.shared.options import (
     add,
     egress_of,
     ingress_of,
+    print_error,
     print_table,
     refuse,
     with_kafka,

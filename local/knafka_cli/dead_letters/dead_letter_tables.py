@@ -60,11 +60,6 @@ def kafka_option(data_dir: Path) -> dict[str, Any]:
     return {"bootstrap-servers": Installation(data_dir).read_state().bootstrap_servers}
 
 
-def print_error(line: str) -> None:
-    """Print one line on stderr."""
-    typer.echo(f"knafka: {line}", err=True)
-
-
 def open_tables(place: str, show_problem: Callable[[str], None]) -> TableFiles | None:
     """Return the tables at `place`, a folder or URI; None if there are none, or if they can't be
     read without Spark or the package `deltalake`.

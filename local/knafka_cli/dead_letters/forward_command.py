@@ -52,6 +52,10 @@ def forward(
     accepts an event; 429 and 503 are tried again. The tables don't change: the events stay
     unresolved until they are replayed or purged. Exit code 1 if any event was not accepted.
     """
+    if not to.startswith(("http://", "https://")):
+        raise refuse(f"--to {to!r} is no URL: give http://HOST/PATH or https://HOST/PATH")
+    with exit_on_bad_input():
+        sending.target_of(to)  # a dry run must refuse what the real one would refuse
     files = tables.open()
     count, predicate = find_members(files, group, not every)
     if dry_run:
@@ -80,8 +84,6 @@ def forward(
             if refused <= SHOWN_REFUSALS:
                 typer.echo(str(answer))
 
-    if not to.startswith(("http://", "https://")):
-        raise refuse(f"--to {to!r} is no URL: give http://HOST/PATH or https://HOST/PATH")
     with exit_on_bad_input():
         # With one connection, each event waits for the answer to the one before: order is kept.
         summary = asyncio.run(sending.send(whole_events(), to, show, rate=rate, connections=1))

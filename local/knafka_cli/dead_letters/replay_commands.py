@@ -22,7 +22,6 @@ from knafka_cli.dead_letters.dead_letter_tables import (
     NO_TABLES,
     Tables,
     kafka_option,
-    print_error,
     tables_option,
 )
 from knafka_cli.dead_letters.group_commands import By, user_name
@@ -35,6 +34,7 @@ from knafka_cli.shared.options import (
     add,
     arguments_of,
     kafka_configuration,
+    print_error,
     print_table,
     refuse,
     with_kafka,

@@ -99,8 +99,7 @@ def run_search(
     settings = {"queued.max.messages.kbytes": SEARCH_QUEUE_KILOBYTES}
     try:
         with RangeReader(connection, "knafka-trace", settings) as reader:
-            search.leaderless = reader.leaderless_partitions(search.topic)
-            spans = reader.spans(search.topic, search.leaderless)
+            spans, search.leaderless = reader.readable_spans(search.topic)
             starts = reader.offsets_since(search.topic, spans, since)
             ends = {number: end for number, (_, end) in spans.items()}
             search.offsets_total = sum(ends[number] - start for number, start in starts.items())

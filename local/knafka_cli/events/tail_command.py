@@ -20,6 +20,7 @@ from knafka_cli.shared.options import (
     DataDir,
     add,
     exit_on_bad_input,
+    print_error,
     refuse,
 )
 from knafka_cli.shared.source_options import (
@@ -212,14 +213,10 @@ def _print_records(
     shown = 0
     matches = all_of(predicates)
 
-    def note(text: str) -> None:
-        """Print on stderr a sentence about something that isn't shown."""
-        typer.echo(f"knafka: {text}", err=True)
-
     try:
-        for record in tailing.tail_records(view.connection(owner), topics, start, note):
+        for record in tailing.tail_records(view.connection(owner), topics, start, print_error):
             if (problem := tailing.problem_of(record)) is not None:
-                note(problem)
+                print_error(problem)
                 continue
             line = tailing.line_of(record, matches, format_)
             if line is not None:
@@ -228,5 +225,5 @@ def _print_records(
             if shown == limit:
                 return
     except tailing.TopicsMissing as error:
-        typer.echo(f"knafka: {error}", err=True)
+        print_error(str(error))
         raise typer.Exit(EXIT_FAILED) from None

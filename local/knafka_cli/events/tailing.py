@@ -124,8 +124,7 @@ def _offsets_to_read(
     leaderless_topic: str | None = None
     for topic in topics:
         try:
-            leaderless = reader.leaderless_partitions(topic)
-            spans = reader.spans(topic, leaderless)
+            spans, leaderless = reader.readable_spans(topic)
         except LogError as error:
             if not error.unknown_topic:
                 raise

@@ -26,6 +26,7 @@ from knafka_cli.shared.options import (
     add,
     ask_kafka,
     exit_on_bad_input,
+    print_error,
     print_table,
 )
 from knafka_cli.shared.source_options import (
@@ -128,7 +129,7 @@ def trace(
     for search in searches:
         _print_unsearched(search)
     if not traces:
-        typer.echo(f"knafka: {_not_found_message(view, id_, source, moment, searches)}", err=True)
+        print_error(_not_found_message(view, id_, source, moment, searches))
         raise typer.Exit(EXIT_FAILED)
 
 
@@ -147,14 +148,13 @@ def _is_complete(searches: Sequence[TopicSearch], traces: Sequence[Trace]) -> bo
 def _print_unsearched(search: TopicSearch) -> None:
     """Print on stderr which records of a topic were not searched; nothing if all were."""
     if not search.ended:
-        typer.echo(
-            f"knafka: interrupted: {search.offsets_total - search.offsets_read} older records "
-            f"of {search.topic} were not searched",
-            err=True,
+        print_error(
+            f"interrupted: {search.offsets_total - search.offsets_read} older records of "
+            f"{search.topic} were not searched"
         )
     if search.leaderless:
         unsearched = leaderless_text(search.topic, search.leaderless)
-        typer.echo(f"knafka: {unsearched}: events there were not searched", err=True)
+        print_error(f"{unsearched}: events there were not searched")
 
 
 def _trace_records(view: DeclaredView, ingress: Ingress, search: TopicSearch) -> Sequence[Trace]:
@@ -218,7 +218,7 @@ def _with_zipkin_steps(view: DeclaredView, record_trace: Trace, zipkin: str) -> 
     try:
         spans = fetch_spans(zipkin, record_trace.trace_id)
     except ZipkinError as error:
-        typer.echo(f"knafka: the spans are not shown: {error}", err=True)
+        print_error(f"the spans are not shown: {error}")
         return record_trace
     by_name = {trigger_name_of(egress): egress for egress in view.egresses}
     deliveries = [

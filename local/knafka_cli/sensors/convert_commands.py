@@ -11,7 +11,7 @@ import yaml
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument
 from knafka_cli.shared import event_input
-from knafka_cli.shared.options import EXIT_FAILED, add, exit_on_bad_input
+from knafka_cli.shared.options import EXIT_FAILED, add, exit_on_bad_input, print_error
 
 
 def add_to(app: typer.Typer) -> None:
@@ -55,7 +55,7 @@ def convert_sensors(
         for conversion in conversions:
             name = conversion.document["metadata"]["name"]
             for note in (*conversion.changed, *conversion.lost):
-                typer.echo(f"knafka: {name}: {note}", err=True)
+                print_error(f"{name}: {note}")
         # Checked last, so that an invalid Sensor was printed and can be corrected by hand. One
         # without triggers, which is invalid, too, is already noted as a loss.
         for conversion in conversions:

@@ -1,4 +1,5 @@
-"""Reads the moments that options take: a time, a duration ago or from now, the start of a topic."""
+"""Reads the durations and moments that options take. A moment is a time, a duration ago or from
+now, or the start of a topic."""
 
 from __future__ import annotations
 
@@ -16,6 +17,15 @@ _match_duration = re.compile(r"(\d+(?:\.\d+)?)([smhd])").fullmatch
 """Matches a duration such as `1.5h`, with groups for its number and its unit."""
 
 
+def parse_duration(text: str) -> float | None:
+    """Return the seconds of a duration such as `90s`, `15m`, `1.5h` or `3d`; None: `text` is no
+    duration. Infinite for more digits than a float has."""
+    if (duration := _match_duration(text)) is None:
+        return None
+    number, unit = duration.groups()
+    return float(number) * _SECONDS_BY_UNIT[unit]
+
+
 def parse_moment(text: str, now: float) -> float:
     """Return the moment that `text` names: a duration before `now` such as `2h`, `start` or an ISO
     8601 time.
@@ -25,8 +35,8 @@ def parse_moment(text: str, now: float) -> float:
     """
     if text == "start":
         return START_OF_TOPIC
-    if duration := _match_duration(text):
-        return max(START_OF_TOPIC, now - float(duration[1]) * _SECONDS_BY_UNIT[duration[2]])
+    if (seconds := parse_duration(text)) is not None:
+        return max(START_OF_TOPIC, now - seconds)
     try:
         return datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError):
@@ -42,8 +52,8 @@ def parse_end(text: str, now: float) -> float:
     Both moments are in seconds since the Unix epoch. A time without an offset is local time. Raises
     `BadInput` for any other text, and for a time that isn't after `now`.
     """
-    if duration := _match_duration(text):
-        return now + float(duration[1]) * _SECONDS_BY_UNIT[duration[2]]
+    if (seconds := parse_duration(text)) is not None:
+        return now + seconds
     try:
         end = datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError):

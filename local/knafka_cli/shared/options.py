@@ -72,6 +72,11 @@ def add(app: typer.Typer, name: str, command: Callable[..., None], example: str)
     app.command(name, epilog=f"Example: {example}")(command)
 
 
+def print_error(sentence: str) -> None:
+    """Print a sentence on stderr, after the name of the program."""
+    typer.echo(f"knafka: {sentence}", err=True)
+
+
 @contextlib.contextmanager
 def exit_on_bad_input() -> Iterator[None]:
     """Print an error about the user's input that is raised inside, and exit with code 2; other
@@ -79,14 +84,14 @@ def exit_on_bad_input() -> Iterator[None]:
     try:
         yield
     except (event_input.BadInput, triggers.UnknownObject, InvalidDocument, InvalidEvent) as error:
-        typer.echo(f"knafka: {error}", err=True)
+        print_error(str(error))
         raise typer.Exit(EXIT_USAGE) from None
 
 
 def refuse(problem: str) -> typer.Exit:
     """Print what is wrong with the command's options; returns the exception that the caller must
     raise, with exit code 2."""
-    typer.echo(f"knafka: {problem}", err=True)
+    print_error(problem)
     return typer.Exit(EXIT_USAGE)
 
 
@@ -100,7 +105,7 @@ def read_declared(files: list[Path] | None, data_dir: Path) -> DeclaredObjects:
     paths = files or [Path(path) for path in Installation(data_dir).read_state().manifests]
     declared = Manifests(paths).read()
     for problem in declared.problems:
-        typer.echo(f"knafka: {problem}", err=True)
+        print_error(problem)
     return declared
 
 

@@ -91,6 +91,14 @@ class SendSummary:
         return f"{accepted} of {total} accepted{others} in {seconds:.1f} s ({speed})"
 
 
+def target_of(url: str) -> Target:
+    """Return the target at `url`. Raises `InvalidDocument` if no event can be posted there."""
+    target = Target.parse(url)
+    if target.problem:
+        raise InvalidDocument("", target.problem)
+    return target
+
+
 async def send(
     events: Iterable[Event],
     url: str,
@@ -111,9 +119,7 @@ async def send(
     `authorization` header line; the default, `bytes`, returns none. Raises `InvalidDocument` for an
     unusable URL, and `BadInput` from `events`.
     """
-    target = Target.parse(url)
-    if target.problem:
-        raise InvalidDocument("", target.problem)
+    target = target_of(url)
     subscriber = HttpSubscriber(limit=connections)
     summary = SendSummary()
     numbered_groups = _split_into_groups(events, max(1, batch))

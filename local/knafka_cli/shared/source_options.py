@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from knafka_cli.shared.options import refuse
+from knafka_cli.shared.options import print_error, refuse
 from knafka_client.declared.declared_source import (
     SYSTEM_NAMESPACE,
     DeclaredSource,
@@ -96,5 +96,5 @@ def read_view(source: DeclaredSource, namespace: str | None, name: str | None) -
     named_namespace = namespace_in(name) if name else None
     view = source.read(named_namespace or namespace)
     for problem in view.problems:
-        typer.echo(f"knafka: {problem}", err=True)
+        print_error(problem)
     return view

@@ -7,7 +7,7 @@ joins the group whose name it has; only `commit` writes.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from threading import Lock
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
@@ -116,10 +116,10 @@ class RangeReader:
         if isinstance(error, KafkaException):
             raise log_error_of(error.args[0]) from error
 
-    def leaderless_partitions(self, topic: str) -> Collection[int]:
-        """Return the partitions of a topic that have no leader, so that they can't be read. Waits
-        up to `LEADER_TIMEOUT` seconds for them to get one. Raises `LogError`, also if the topic
-        doesn't exist."""
+    def readable_spans(self, topic: str) -> tuple[dict[int, tuple[int, int]], Collection[int]]:
+        """Return the `spans` of those partitions of a topic that can be read, and the numbers of
+        the others, which have no leader. Waits up to `LEADER_TIMEOUT` seconds for them to get one.
+        Raises `LogError`, also if the topic doesn't exist."""
         deadline = time.monotonic() + LEADER_TIMEOUT
         while True:
             partitions = self._partitions(topic)
@@ -128,17 +128,18 @@ class RangeReader:
                 number for number, partition in partitions.items() if partition.leader < 0
             ]
             if not leaderless or time.monotonic() > deadline:
-                return leaderless
+                readable = [number for number in partitions if number not in leaderless]
+                return self._spans_of(topic, readable), leaderless
             time.sleep(REQUEST_RETRY_INTERVAL)
 
-    def spans(self, topic: str, without: Collection[int] = ()) -> dict[int, tuple[int, int]]:
+    def spans(self, topic: str) -> dict[int, tuple[int, int]]:
         """Return the first offset of each partition of a topic, and its end offset: the one after
-        its last record.
+        its last record. Raises `LogError`, also if a partition has no leader, or if the topic
+        doesn't exist."""
+        return self._spans_of(topic, self._partitions(topic))
 
-        Partitions in `without` are left out. Raises `LogError` also if another one has no leader,
-        or if the topic doesn't exist.
-        """
-        numbers = [number for number in self._partitions(topic) if number not in without]
+    def _spans_of(self, topic: str, numbers: Iterable[int]) -> dict[int, tuple[int, int]]:
+        """Return the `spans` of these partitions of a topic. Raises `LogError`."""
         try:
             return read_watermarks(self.consumer, topic, numbers, KAFKA_ANSWER_TIMEOUT)
         except KafkaException as error:

@@ -485,7 +485,7 @@ def _update_state(
     record.stopped = None
     record.state = BrokerState(
         broker=observed.broker,
-        topic=topic.desired,
+        topic=desired.with_records_as_in_kafka(topic.desired, topic.existing.config),
         partitions=topic.existing.partitions,
         defaults=connection.defaults,
         secret=None if mount is None else (mount.name, mount.version),

@@ -454,7 +454,7 @@ def _update_state(
     ready = statuses.ready_condition(conditions)
     record.state = BrokerState(
         broker=observed.broker,
-        topic=topic.desired,
+        topic=desired.with_records_as_in_kafka(topic.desired, topic.existing.config),
         partitions=topic.existing.partitions,
         defaults=connection.defaults,
         secret=connection.secret,

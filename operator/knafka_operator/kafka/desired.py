@@ -291,6 +291,16 @@ def max_record_bytes(topic: Topic) -> int:
     return int(limit) if limit.isdecimal() else MAX_RECORD_BYTES
 
 
+def with_records_as_in_kafka(topic: Topic, config: Mapping[str, str]) -> Topic:
+    """Return the desired topic with the size of the largest record that it has in Kafka, by its
+    settings `config` there, if that is more than declared. Events as large as that are accepted
+    (`ingress_limits`), so topics of dead letters and of Sensors must have room for them."""
+    limit = config.get(MAX_MESSAGE_BYTES, "")
+    if not limit.isdecimal() or int(limit) <= max_record_bytes(topic):
+        return topic
+    return replace(topic, config={**topic.config, MAX_MESSAGE_BYTES: limit})
+
+
 def _positive_count(data: Mapping[str, str], key: str, default: int, maximum: int) -> int:
     """Return the number under `key` of a ConfigMap's data, or `default`. Raises `InvalidDocument`
     unless it is from 1 to `maximum`."""

@@ -28,6 +28,8 @@ class BrokerState(Generic[K]):
 
     broker: Broker
     topic: Topic
+    """The topic as declared, but with records as large as the topic takes in Kafka, if that is
+    more (`kafka.desired.with_records_as_in_kafka`)."""
     partitions: int
     """Number of the topic's partitions in Kafka."""
     defaults: Defaults

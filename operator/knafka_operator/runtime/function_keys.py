@@ -107,20 +107,21 @@ class FunctionKeys:
 
 
 def _usable_keys(values: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the newest `MAX_VERIFIERS` of the keys in a Secret, by name. Of these, keys that are
-    too short are logged and left out, not replaced by older ones."""
-    newest = sorted(values)[-MAX_VERIFIERS:]
-    if short_keys := [name for name in newest if len(values[name]) < MIN_KEY_LENGTH]:
+    """Return the newest `MAX_VERIFIERS` of the keys in a Secret that are long enough, by name. The
+    newest names of keys that are too short, as many at most, are logged."""
+    names = sorted(values)
+    usable_keys = [name for name in names if len(values[name]) >= MIN_KEY_LENGTH]
+    if short_keys := [name for name in names if len(values[name]) < MIN_KEY_LENGTH]:
         requirement = (
             f"want {MIN_KEY_LENGTH} characters or more, such as `openssl rand -hex 32` writes"
         )
         log.warning(
             "Secret %s: %s is too short to be a key: %s",
             KEYS_SECRET,
-            ", ".join(short_keys),
+            ", ".join(short_keys[-MAX_VERIFIERS:]),
             requirement,
         )
-    return {name: values[name] for name in newest if name not in short_keys}
+    return {name: values[name] for name in usable_keys[-MAX_VERIFIERS:]}
 
 
 def _secret_manifest(namespace: str, keys: Mapping[str, str]) -> Document:

@@ -306,9 +306,9 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
     async def _describe_topics(
         self, sensor: Sensor, annotations: Mapping[str, str], bus: BrokerState
     ) -> Mapping[str, Any] | KnafkaError:
-        """Describe the bus's topic and the topics that the Sensor has or may get, by name; None for
-        a topic that doesn't exist. An error of Kafka's is returned."""
-        topic_names = [bus.topic.name]
+        """Describe the topics that the Sensor has or may get, by name; None for a topic that
+        doesn't exist. An error of Kafka's is returned."""
+        topic_names: list[str] = []
         for use in TOPICS:
             recorded = recorded_topic(sensor, use, annotations)
             topic_names += [recorded] if recorded is not None else candidate_names(sensor, use)

@@ -53,10 +53,7 @@ def desired_topics(
         if recorded_partitions.isdecimal() and int(recorded_partitions)
         else broker.partitions
     )
-    limit = max(
-        desired.max_record_bytes(broker.topic),
-        _configured_max_bytes(existing_topics.get(broker.topic.name)),
-    )
+    limit = desired.max_record_bytes(broker.topic)
     event_record_bytes = 2 * limit + RECORD_OVERHEAD_BYTES
     limits = {
         TRIGGER: event_record_bytes,
@@ -77,13 +74,6 @@ def desired_topics(
         )
         for use in TOPICS
     }
-
-
-def _configured_max_bytes(bus: TopicDescription | None) -> int:
-    """Return the most bytes of a record on the bus, by the setting that its topic has in Kafka now;
-    0 if that isn't known."""
-    limit = "" if bus is None else bus.config.get(MAX_MESSAGE_BYTES, "")
-    return int(limit) if limit.isdecimal() else 0
 
 
 def candidate_names(sensor: Sensor, use: str) -> Sequence[str]:

@@ -16,7 +16,7 @@ from knafka_operator.decisions.status import NotReady
 from knafka_operator.functions import services
 from knafka_operator.installation.settings import Settings
 from knafka_operator.kafka.clusters import KafkaCluster, KafkaClusters
-from knafka_operator.kafka.desired import Defaults
+from knafka_operator.kafka.desired import Defaults, with_records_as_in_kafka
 from knafka_operator.kafka.endpoints import check_endpoint
 from knafka_operator.model.cluster import Cluster, Document, decode_secret, status_annotations
 from knafka_operator.model.family import SOURCES
@@ -120,10 +120,13 @@ class SourceObserver:
         features = await observe_features(
             self.cluster, self.settings, self.states.policies, namespace
         )
+        # The numbers mean nothing: an external topic is never created or compared.
+        topic = Topic(spec.topics[0], 1, 1, existing[0].config, external=True)
+        for description in existing[1:]:
+            topic = with_records_as_in_kafka(topic, description.config)
         state = BrokerState(
             broker=SOURCES.read_broker(document),
-            # The numbers mean nothing: an external topic is never created or compared.
-            topic=Topic(spec.topics[0], 1, 1, existing[0].config, external=True),
+            topic=topic,
             partitions=sum(description.partitions for description in existing),
             defaults=Defaults(kafka=kafka_settings),
             secret=secret,

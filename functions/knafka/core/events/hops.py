@@ -105,14 +105,16 @@ def _event_attribute(headers: RecordHeaders, value: bytes | None, name: str) -> 
         except InvalidEvent:
             return None
     wanted_header = f"ce_{name}"
-    values = (raw for header, raw in headers if header == wanted_header)
+    # Of headers with the same name the last one counts (CE-K6).
+    values = (raw for header, raw in reversed(headers) if header == wanted_header)
     return next((raw.decode("utf-8", "replace") for raw in values), None)
 
 
 def _is_structured(headers: Iterable[tuple[str, bytes]]) -> bool:
     """Whether the record with these headers holds its event in structured mode: its content type
-    begins with `_STRUCTURED`."""
+    begins with `_STRUCTURED`. The case of that header's name doesn't matter, as in
+    `kafka_binding.read`."""
     return any(
-        name == CONTENT_TYPE and raw[: len(_STRUCTURED)].lower() == _STRUCTURED
+        name.lower() == CONTENT_TYPE and raw[: len(_STRUCTURED)].lower() == _STRUCTURED
         for name, raw in headers
     )
