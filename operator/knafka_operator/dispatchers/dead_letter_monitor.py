@@ -25,7 +25,7 @@ from knafka.core.contract import TopicSettings
 from knafka.core.errors import LogError
 from knafka.ports.log import Positions, Range, TopicDescription
 from knafka_operator.decisions.status import ConditionSet
-from knafka_operator.dispatchers import dead_letters as deciding
+from knafka_operator.dispatchers import dead_letters
 from knafka_operator.dispatchers.dead_letters import WaitingDeadLetters
 from knafka_operator.kafka import dead_letter_topics as topics
 from knafka_operator.kafka.clusters import KafkaCluster
@@ -141,7 +141,7 @@ class DeadLetterMonitor:
         and `annotations` of its new status. As long as nothing is known, the stored condition
         stays."""
         identity = Identity.of(document)
-        condition = self._condition(identity) or deciding.stored_condition(document)
+        condition = self._condition(identity) or dead_letters.stored_condition(document)
         if condition is not None:
             conditions.set(condition)
         topic = self._topics.get(identity)
@@ -152,7 +152,9 @@ class DeadLetterMonitor:
     def _condition(self, identity: Identity) -> Condition | None:
         """Return a Trigger's condition `DeadLetters`; None: its topic was never found."""
         waiting = self.waiting(identity)
-        return None if waiting is None else deciding.dead_letters_condition(waiting, self.clock())
+        return (
+            None if waiting is None else dead_letters.dead_letters_condition(waiting, self.clock())
+        )
 
     async def check_topics(self) -> None:
         """Count the dead letters of all Triggers whose check is due, and enqueue each Trigger whose
@@ -246,7 +248,7 @@ class DeadLetterMonitor:
         """Forget the dead letters of a topic for which Kafka returned no offsets, if the topic was
         deleted; keep them if it only has no leader. `record` is its Trigger's. Raises
         `LogError`."""
-        stored = deciding.stored_condition(record.document or {})
+        stored = dead_letters.stored_condition(record.document or {})
         # A stored condition that is False: an earlier operator has seen dead letters in the topic.
         existed = topic.starts is not None or (stored is not None and stored.status is Status.FALSE)
         if existed and await topic.kafka.topics.describe_topic(topic.name) is None:
@@ -329,7 +331,7 @@ class DeadLetterMonitor:
         elif not topic.is_announced:
             topic.is_announced = True
             if previous is None or previous.status is not Status.FALSE:
-                self.on_first_dead_letters(document, deciding.waiting_sentence(waiting))
+                self.on_first_dead_letters(document, dead_letters.waiting_sentence(waiting))
 
     def _enqueue_if_changed(self, identity: Identity, record: TriggerRecord) -> None:
         """Enqueue a Trigger whose condition or annotations about dead letters are outdated, and
@@ -340,7 +342,7 @@ class DeadLetterMonitor:
         if topic is None or document is None or current is None or is_entry(document):
             return
         assert topic.waiting is not None
-        previous = deciding.stored_condition(document)
+        previous = dead_letters.stored_condition(document)
         self._announce_first(topic, topic.waiting, document, previous)
         loop_time = asyncio.get_running_loop().time()
         is_other_condition = (

@@ -67,7 +67,7 @@ class ObservedTrigger(ObservedObject, Generic[K]):
     """Whether pods of an older Revision of the Trigger's Service may still drain without
     requests."""
     contract: SharedContract | KnafkaError | None = None
-    """The contract of the Broker's shared dispatchers; None: there are none here."""
+    """The contract of the Broker's shared dispatchers; None: the Broker has none."""
     actions: SensorActions | KnafkaError | None = None
     """A Sensor's firings, which the Trigger delivers; None: it delivers its Broker's events."""
     needed: Isolation | None = None
