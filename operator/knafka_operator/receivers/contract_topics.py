@@ -72,7 +72,8 @@ def may_hold_brokers_of(topic: str, namespace: str, settings: Settings) -> bool:
 
 def contract_topic(receiver: Receiver, defaults: Defaults) -> Topic:
     """Return the desired topic of a receiver's contract; it has one partition, which orders its
-    records. If no replication is declared, Kafka's default number of replicas may be reduced."""
+    records. If no replication is declared, and Kafka has too few brokers for the default, the topic
+    gets fewer replicas."""
     replication = min(defaults.replication, defaults.max_replication)
     if defaults.declares_replication:
         return _topic_with_replicas(receiver, replication, None)
