@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Final
 from knafka_client.sockets import HOST, PortTaken, listen, port_of
 
 if TYPE_CHECKING:
+    from aiohttp import web
+
     from knafka_console.model.source import Source
     from knafka_console.sources.installation_console import RunningInstallation
 
 CONSOLE_PORT: Final = 8090
 """The first port that is tried."""
 CONSOLE_PORTS_TRIED: Final = 20
-"""Number of ports that are tried, so that one machine can have as many installations."""
+"""Number of ports that are tried: so many installations of one machine have a console."""
 
 
 @contextlib.contextmanager
@@ -29,8 +31,8 @@ def open_listener(
     enabled: bool = True,
     option: str = "--console-port, or --no-console",
 ) -> Iterator[socket.socket | None]:
-    """Open a listening socket for the console, at `port`, or (None) at the first free port from
-    `CONSOLE_PORT`; the socket is closed on exit.
+    """Open a listening socket for the console at `port`; None: at the first free port from
+    `CONSOLE_PORT` on. The socket is closed on exit.
 
     Yields None if the console is not `enabled`, or if none of `CONSOLE_PORTS_TRIED` ports is free.
     Raises `PortTaken` if `port` is in use; `option` is the command's option that chooses another.
@@ -66,13 +68,19 @@ async def serve_installation(
 
 @contextlib.asynccontextmanager
 async def serve_source(source: Source, listener: socket.socket) -> AsyncIterator[str]:
-    """Serve what `source` shows to users of this machine, at the port of `listener`, while the
-    context is open; yields the URL."""
+    """Serve a console that shows `source` to users of this machine, at the port of `listener`,
+    while the context is open; yields the URL."""
     from knafka_console.web.server import ConsoleServer  # here, as it takes 0.1 s
 
     port = port_of(listener)
+    # Other Host headers are refused: a web page elsewhere may have a name that leads here.
     hosts = [f"{name}:{port}" for name in (HOST, "localhost")]
-    server = await ConsoleServer.start(listener, hosts, lambda _: source)
+
+    def source_of_request(_request: web.Request) -> Source:
+        """Return the source that all viewers see, as nobody signs in on one machine."""
+        return source
+
+    server = await ConsoleServer.start(listener, hosts, source_of_request)
     try:
         yield f"http://{HOST}:{port}/"
     finally:
@@ -83,7 +91,7 @@ def _listen_on_free_port(port: int | None, option: str) -> socket.socket | None:
     """Return a socket that listens at `port`. If `port` is None, take the first free port from
     `CONSOLE_PORT`; None if all `CONSOLE_PORTS_TRIED` are in use.
 
-    Raises `PortTaken`, which names `option`, if `port` is in use.
+    Raises `PortTaken` if `port` is in use; its message names `option`.
     """
     default_ports = range(CONSOLE_PORT, CONSOLE_PORT + CONSOLE_PORTS_TRIED)
     for candidate in default_ports if port is None else (port,):

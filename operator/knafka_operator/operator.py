@@ -185,7 +185,7 @@ class Operator(OperatorParts):
             if (subscription := self.entries.known(identity)) is not None:
                 self.on_trigger(subscription, gone=False)
             else:
-                self.states.declared.pop((self.family.trigger, *identity), None)
+                self.states.declarations.pop((self.family.trigger, *identity), None)
                 self.queue.enqueue((self.family.trigger, *identity))
 
     async def suspend_absent(
@@ -222,7 +222,7 @@ class Operator(OperatorParts):
         subscription = self.entries.known(identity)
         if subscription is not None and "deletionTimestamp" not in subscription["metadata"]:
             # The Subscription was recreated meanwhile.
-            self.states.declared.pop((self.family.trigger, *identity), None)
+            self.states.declarations.pop((self.family.trigger, *identity), None)
             self._on_subscriptions_changed([identity])
 
     def on_broker(self, document: Document, *, gone: bool) -> None:
@@ -262,9 +262,9 @@ class Operator(OperatorParts):
         """Enqueue an object if more than its status has changed, or if it is `gone`; returns
         whether it was enqueued."""
         key = document["kind"], *Identity.of(document)
-        previous = self.states.declared.pop(key, None)
+        previous = self.states.declarations.pop(key, None)
         if not gone:
-            current = self.states.declared[key] = without_status(document)
+            current = self.states.declarations[key] = without_status(document)
             if current == previous:
                 return False
         self.queue.enqueue(key)
@@ -275,7 +275,7 @@ class Operator(OperatorParts):
         namespace, name = Identity.of(document)
         for owner in document["metadata"].get("ownerReferences") or ():
             self.queue.enqueue((owner["kind"], namespace, owner["name"]))
-        for trigger in self.states.subscribers.get(Identity(namespace, name), ()):
+        for trigger in self.states.triggers_by_reference.get(Identity(namespace, name), ()):
             self.queue.enqueue((self.family.trigger, *trigger))
 
     def on_policies(self, changed: Sequence[Document], gone: Sequence[Document]) -> None:

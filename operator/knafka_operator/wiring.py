@@ -63,7 +63,7 @@ MOVE_INTERVAL: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class OperatorClients:
-    """What an operator calls besides the API server."""
+    """The clients that an operator calls besides the API server."""
 
     connect: Callable[[Mapping[str, Any]], LogAdmin]
     """Opens the admin client of a Kafka, by a configuration of librdkafka."""
@@ -92,23 +92,25 @@ class SharedParts:
         """`used_kafkas` returns the Kafka clusters that any object uses now."""
         self.queue = WorkQueue()
         self.rolls = Rolls(settings.max_rolls, self.queue.enqueue)
+        # Created before those of other families, since they have the addresses for `http` and the
+        # topics for `kafkas`.
         self._broker_states = States(BROKERS, self.rolls, settings.naming)
         self.http = HttpDrains(self._broker_states.urls, settings.shard_size, settings.tokens)
         self.kafkas = KafkaClusters(
             clients.connect,
             clients.drains or self.http,
-            used_kafkas,
-            self.queue.retry_failed,
-            self._broker_states.unwritten_topics,
-            clients.open_writer,
-            settings.allowed_servers,
-            settings.kafka_trust,
+            used=used_kafkas,
+            on_return=self.queue.retry_failed,
+            resting=self._broker_states.unwritten_topics,
+            open_writer=clients.open_writer,
+            allowed=settings.allowed_servers,
+            trust=settings.kafka_trust,
         )
         self.trust_bundles = TrustBundleCopies(settings, cluster)
 
     def states_of(self, family: Family, settings: Settings) -> States:
-        """Return the states of a family: the one `States` of Brokers, or new ones for each call.
-        All families share functions' addresses, policies and roll-outs."""
+        """Return the records of a family: of Brokers always the same `States`, of another family a
+        new one at each call. All share functions' addresses, policies and the limit of rolls."""
         if family is BROKERS:
             return self._broker_states
         states = States(family, self.rolls, settings.naming)
@@ -164,8 +166,8 @@ class DeliveryParts:
         return Publishing(self._cluster, self._states, triggers, self._queue, rfc3339_now)
 
     def tasks(self, publishing: Publishing, owner: str = "") -> list[Coroutine[Any, Any, None]]:
-        """Return the periodic tasks of the kind, not yet started; `owner` precedes what they do in
-        log lines, such as `sources' `."""
+        """Return the periodic tasks of the kind, not yet started. `owner`, such as `sources' `, is
+        put into the tasks' names in log lines."""
         check = self.dead_letters.check_topics
         return [
             run_repeatedly(f"publishing {owner}lags", publishing.publish_lags, PUBLISH_INTERVAL),
@@ -193,11 +195,13 @@ class OperatorParts(Neighbours):
         move_interval: float = MOVE_INTERVAL,
         beside: Self | None = None,
     ) -> None:
-        """Create the parts and start the periodic tasks. `activity` has the limits between busy and
-        quiet `auto` Triggers; every `move_interval` seconds it is checked which Triggers move.
+        """Create the parts and start the periodic tasks. `activity` has the limits by which `auto`
+        Triggers count as busy or quiet; which of them move is checked every `move_interval`
+        seconds.
 
-        `beside` None: this is the operator of Brokers. Else `beside` is that one; this operator
-        reconciles KafkaChannels and Subscriptions, and uses the queue and connections of `beside`.
+        `beside` is the operator of Brokers, if this operator reconciles KafkaChannels and
+        Subscriptions: it uses the queue and connections of `beside`. None: this is the operator of
+        Brokers.
         """
         self.settings = settings
         self._clients = clients
@@ -256,9 +260,11 @@ class OperatorParts(Neighbours):
         ask_pods = PodEventTypes(partial(bearers_of, settings))
         self.event_types = EventTypes(settings, cluster, self.states, self._receivers, ask_pods)
         self.sinks: KafkaSinks | None = None
-        """The reconciler of KafkaSinks; None: they aren't served, or by the operator `beside`."""
+        """The reconciler of KafkaSinks; None: they aren't served, or the operator `beside` has it.
+        """
         self.sources: KafkaSources | None = None
-        """The reconciler of KafkaSources; None: they aren't served, or by the operator `beside`."""
+        """The reconciler of KafkaSources; None: they aren't served, or the operator `beside` has
+        it."""
         make_types = self.event_types.create_new_types
         running = [
             *parts.tasks(self.publishing),

@@ -80,8 +80,8 @@ what stays
   Trigger mail  group knative-trigger-shop-mail  9 events waiting
 
 what is different
-  eventing-kafka-broker goes on from each group's offsets: what was delivered while an event \
-before it was still being retried is delivered once more, as its commits know only a position
+  eventing-kafka-broker delivers some events again: those that Knafka delivered while an earlier \
+event of their partition was still being retried, as its commits have one offset for each partition
   dead letters stay in Kafka, in the topics knafka-dead-letters-*
 
 what is done
@@ -222,10 +222,12 @@ def test_what_runs_of_the_peer_is_in_the_way_and_its_receiver_is_not(world: Worl
         world.server.put(APPS, kind, "knative-eventing", name, spec={"replicas": 1})
     plan = world.plan()
     assert plan.problems == [
-        "Deployment knative-eventing/kafka-controller runs, and would go on serving this Broker: "
-        "kubectl -n knative-eventing scale deployment kafka-controller --replicas=0",
-        "StatefulSet knative-eventing/kafka-broker-dispatcher runs, and would deliver: "
-        "kubectl -n knative-eventing scale statefulset kafka-broker-dispatcher --replicas=0",
+        "Deployment knative-eventing/kafka-controller is running, and would go on serving this "
+        "Broker: stop it by kubectl -n knative-eventing scale deployment kafka-controller "
+        "--replicas=0",
+        "StatefulSet knative-eventing/kafka-broker-dispatcher is running, and would deliver events "
+        "of this Broker, too: stop it by kubectl -n knative-eventing scale statefulset "
+        "kafka-broker-dispatcher --replicas=0",
     ]
     for kind, name in (
         ("Deployment", "kafka-controller"),
@@ -536,7 +538,7 @@ def test_what_is_in_the_way_of_a_source_is_said(source: World) -> None:
     code, text = run("adopt", "source/raw", "--yes")
     assert code == 1
     for problem in (
-        "StatefulSet knative-eventing/kafka-source-dispatcher runs, and would deliver",
+        "StatefulSet knative-eventing/kafka-source-dispatcher is running, and would deliver",
         "this installation serves no KafkaSources: set KNAFKA_SOURCES=enabled",
         "topic more isn't in the Kafka at kafka:9092",
         "group readers has 1 members still: they have to leave first",

@@ -225,8 +225,8 @@ def test_what_is_in_the_way_is_said_and_nothing_is_changed(world: World) -> None
     plan = world.plan()
     assert plan.waits == []
     expected = (
-        "Deployment knative-eventing/kafka-controller runs, and would go on serving this Kafka",
-        "StatefulSet knative-eventing/kafka-channel-dispatcher runs, and would deliver: kubectl",
+        "Deployment knative-eventing/kafka-controller is running, and would go on serving this",
+        "StatefulSet knative-eventing/kafka-channel-dispatcher is running, and would deliver event",
         "this installation serves no KafkaChannels: set KNAFKA_CHANNELS=enabled",
         f"topic {TOPIC} isn't in the Kafka at kafka:9092",
         "eventing-kafka-broker has all channels in the Kafka at there:9092, and Knafka has this",

@@ -114,7 +114,7 @@ async def test_switched_off_the_address_is_knatives_and_the_other_leads_on(
     ("annotations", "problem"),
     [
         ({DIRECT: "yes"}, "invalid value: yes: want true, false"),
-        ({**ON, MIN_SCALE: "0"}, f"want {MIN_SCALE} of 1 or more, or none"),
+        ({**ON, MIN_SCALE: "0"}, f"set {MIN_SCALE} to 1 or more, or remove it"),
     ],
 )
 async def test_what_cannot_be_is_said(

@@ -176,4 +176,4 @@ async def test_a_trigger_that_is_edited_leads_only_from_what_it_refers_to_now(
     for subscriber in (MISSING, SLOW):
         world.declare_trigger(SHOP, "orders", subscriber=subscriber)
         await world.reconcile_trigger(SHOP, "orders")
-    assert set(world.operator.states.subscribers) == {Identity(SHOP, "slow")}
+    assert set(world.operator.states.triggers_by_reference) == {Identity(SHOP, "slow")}

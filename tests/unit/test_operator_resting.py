@@ -54,7 +54,7 @@ async def test_a_topic_rests_while_its_broker_is_known_to_have_no_receiver() -> 
             PODS, (), (_pod("first", "b"), _pod("second", "x", services.DISPATCHER_ROLE))
         )
         assert _resting(controller, kafka) == {"first", "second"}
-        assert world.operator.states.receivers == {}
+        assert world.operator.states.receiver_pods == {}
         controller.set_synced(PODS, False)
         assert _resting(controller, kafka) == set()
 

@@ -180,7 +180,7 @@ async def test_nothing_is_kept_of_what_is_gone(world: OperatorWorld) -> None:
         name = f"t{number}"
         world.declare_trigger("shop", name, f"b{number % BROKERS}", subscriber={"ref": reference})
         await world.reconcile_trigger("shop", name)
-    assert len(operator.states.subscribers[Identity("shop", "there")]) == TRIGGERS
+    assert len(operator.states.triggers_by_reference[Identity("shop", "there")]) == TRIGGERS
     for number in range(TRIGGERS):
         document = world.document("Trigger", "shop", f"t{number}")
         await operator.triggers.delete(document)

@@ -10,7 +10,11 @@ from knafka_operator.scale.holds import Slots
 
 def test_a_slot_is_the_lowest_that_nobody_has() -> None:
     slots = Slots()
-    assert [slots.assign("a"), slots.assign("b"), slots.assign("c", others={2, 3})] == [0, 1, 4]
+    assert [slots.assign("a"), slots.assign("b"), slots.assign("c", other_taken_slots={2, 3})] == [
+        0,
+        1,
+        4,
+    ]
     slots.free("b")
     assert slots.assign("d") == 1
 

@@ -27,14 +27,14 @@ class ServedEgress:
     """One Egress that this process serves, through all its changes and drains."""
 
     def __init__(self, egress: Egress, tracer: Tracer | None = None) -> None:
-        """Begin without a drain. `tracer`: None if spans are not recorded."""
+        """Begin without a drain. `tracer` None: no spans are recorded."""
         self.egress = egress
         """The Egress as it is declared now."""
         self._tracer = tracer
         self._drain: Drain | None = None
         """The last drain, which may be over; None: there was none yet."""
         self._earlier_counts = DrainCounts()
-        """The counts of all drains before `_drain`."""
+        """The sum of the counts of all drains before `_drain`."""
 
     def new_drain(self, egress: Egress, clients: Clients) -> Drain:
         """Create the next drain, of `egress` as it is declared now. The previous drain must be
@@ -87,7 +87,7 @@ def egress_metrics(egresses: Sequence[ServedEgress], now: float) -> Iterator[Met
 
     yield Metric(
         "knafka_dispatcher_events_total",
-        "Events by what became of them",
+        "Events by their outcome",
         labelled(
             lambda counts: (({"outcome": name}, count) for name, count in outcomes(counts.events))
         ),
@@ -117,7 +117,7 @@ def egress_metrics(egresses: Sequence[ServedEgress], now: float) -> Iterator[Met
     )
     yield Metric(
         "knafka_filter_errors_total",
-        "Evaluations of a CESQL filter that ended with an error, by its kind: no match",
+        "CESQL filter evaluations that failed, by kind of error; such an event does not match",
         labelled(
             lambda counts: (
                 ({"kind": kind}, count) for kind, count in sorted(counts.filter_errors.items())
@@ -162,7 +162,7 @@ def egress_metrics(egresses: Sequence[ServedEgress], now: float) -> Iterator[Met
 _HISTOGRAMS: Final[Sequence[tuple[str, str, Callable[[DrainCounts], Histogram]]]] = (
     (
         "kn_eventing_dispatch_latency_seconds",
-        "Duration of an attempt at the subscriber, whatever became of it",
+        "Duration of an attempt at the subscriber, successful or not",
         lambda total: total.attempts,
     ),
     (
@@ -190,7 +190,8 @@ _COUNTERS: Final[Sequence[tuple[str, str, Callable[[DrainCounts], int]]]] = (
 
 def _oldest_age(partitions: Collection[AssignedPartition], now: float) -> float:
     """Return the age in seconds of the oldest unsettled event, at the Unix time `now`; 0: there is
-    none. The events of a partition are tracked in the order of their offsets."""
+    none."""
+    # A partition's events are tracked in the order of their offsets: the first is the oldest.
     oldest_events = [
         next(iter(partition.tracker.unsettled.values()), None) for partition in partitions
     ]
@@ -218,7 +219,7 @@ _GAUGES: Final[
     ),
     (
         "knafka_dispatcher_paused_partitions",
-        "Partitions that are not read until what is held of them is less",
+        "Partitions whose reading is paused, as too much of their events is held",
         lambda partitions, _: sum(partition.paused for partition in partitions),
     ),
     (

@@ -31,7 +31,7 @@ class LeasedSide:
 
     def note_refusal(self) -> None:
         """Note that this process has refused a request, as it drains something else than the
-        request wants."""
+        request names."""
         self._lease.note_refusal()
 
     def start(self, *, drain: bool) -> None:

@@ -2,7 +2,7 @@
 37).
 
     direct events a second -> requests held at the receiver's own Service, in proportion
-    Knative's proxy sees those under way -> the autoscaler counts them -> pods
+    held requests pass Knative's proxy -> the autoscaler counts them -> pods
 
 Knative scales by the requests that its proxy sees, and the proxy sees no event that is sent
 straight to a pod's own port. A held request costs the proxy nothing while it waits.
@@ -29,45 +29,45 @@ RATE_INTERVAL: Final = 1.0
 MAX_HOLDS: Final = 1_000
 """Requests held at once, at most."""
 
-Hold = Callable[[], Awaitable[object]]
+HoldRequest = Callable[[], Awaitable[object]]
 """Sends one request to the receiver's own Service; returns when it is answered or has failed."""
 
 
 class DirectLoad:
     """Holds requests to the receiver's own Service in proportion to its direct events."""
 
-    def __init__(self, events: Callable[[], int], hold: Hold) -> None:
-        """`events` returns the number of direct events since the start; `hold` sends one
-        request."""
-        self._events = events
-        self._hold = hold
-        self._holds: set[asyncio.Task[object]] = set()
+    def __init__(self, count_events: Callable[[], int], hold_request: HoldRequest) -> None:
+        """`count_events` returns the number of direct events since the start. `hold_request` sends
+        one request, and returns when it has ended."""
+        self._count_events = count_events
+        self._hold_request = hold_request
+        self._held_requests: set[asyncio.Task[object]] = set()
         """The requests under way."""
 
     async def follow(self) -> None:
-        """Hold as many requests as the measured rate requires, until cancelled. Surplus requests
-        end by themselves."""
+        """Measure the rate of direct events every `RATE_INTERVAL` seconds, and hold as many
+        requests as it requires, until cancelled. Surplus requests end by themselves."""
         loop = asyncio.get_running_loop()
-        last_count, counted_at = self._events(), loop.time()
+        last_count, counted_at = self._count_events(), loop.time()
         try:
             while True:
                 await asyncio.sleep(RATE_INTERVAL)
-                count, now = self._events(), loop.time()
-                self._hold_for((count - last_count) / (now - counted_at))
+                count, now = self._count_events(), loop.time()
+                self._hold_for_rate((count - last_count) / (now - counted_at))
                 last_count, counted_at = count, now
         finally:
-            for hold in self._holds:
-                hold.cancel()
+            for request in self._held_requests:
+                request.cancel()
 
-    def _hold_for(self, rate: float) -> None:
+    def _hold_for_rate(self, rate: float) -> None:
         """Send requests until as many are held as `rate` (direct events per second) requires: one
         for each `EVENTS_PER_HOLD`, at most `MAX_HOLDS`. If more are held already, they end by
         themselves."""
         desired_count = min(round(rate / EVENTS_PER_HOLD), MAX_HOLDS)
-        for _ in range(desired_count - len(self._holds)):
-            hold = asyncio.ensure_future(self._hold())
-            self._holds.add(hold)
-            hold.add_done_callback(self._holds.discard)
+        for _ in range(desired_count - len(self._held_requests)):
+            request = asyncio.ensure_future(self._hold_request())
+            self._held_requests.add(request)
+            request.add_done_callback(self._held_requests.discard)
 
 
 class HeldRequests:

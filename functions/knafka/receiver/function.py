@@ -74,7 +74,7 @@ class ReceiverFunction:
         self._tasks: list[asyncio.Task[None]] = []
         self._tracing: Tracing | None = None
         self._keys_first_read: asyncio.Event | None = None
-        """Set once the keys were read, or that failed; None: no tokens are verified."""
+        """Set once the keys were read or reading failed; None: no tokens are verified."""
         self._verifier: TokenVerifier | None = None
         self._subscriber: HttpSubscriber | None = None
         """Sends requests to the receiver's own Service, to show load; None: no load is shown."""
@@ -83,19 +83,21 @@ class ReceiverFunction:
     async def start(self, environment: Mapping[str, str]) -> None:
         """Read the settings, connect to Kafka and start to serve. Raises `InvalidDocument` for
         settings or a contract that can't be used."""
-        declared = settings.receiver(environment)
-        ingresses = settings.ingresses(environment) if declared is None else ()
+        receiver = settings.receiver(environment)  # None: the environment declares the Ingresses
+        ingresses = settings.ingresses(environment) if receiver is None else ()
         callers, scrapers = settings.callers(environment), settings.scrapers(environment)
         types = SeenTypes() if settings.lists_event_types(environment) else None
+        # `_serve` and `_follow` need the keys and the statistics, and create `ingest`.
         self._open_keys(settings.oidc_url(environment), settings.oidc_folder(environment))
         self._statistics = ClientStatistics(settings.statistics_interval(environment))
         self._tracing = start_tracing(environment, "knafka-receiver")
         spans = None if self._tracing is None else IngestTracing(self._tracing.tracer)
         observers = ReceiverObservers(spans, types, self._statistics.metrics, callers, scrapers)
-        if declared is None:
+        if receiver is None:
             self._serve(ingresses, observers)
         else:
-            self._follow(declared, observers)
+            self._follow(receiver, observers)
+        # The rest needs `ingest`.
         self._connections = Connections(self.ingest, asyncio.get_running_loop())
         self._tasks.append(asyncio.create_task(self._wait_for_kafka()))
         self._start_direct_load(settings.service_url(environment))
@@ -151,31 +153,31 @@ class ReceiverFunction:
                 configuration = {
                     **producer_configuration(ingress.kafka),
                     **_batch_size(ingress.kafka, ingresses),
+                    **self._statistics.connection,
                 }
-                configuration |= self._statistics.connection
                 self._writers[ingress.kafka] = KafkaWriter(configuration)
         writers = [self._writers[ingress.kafka] for ingress in ingresses]
         self.ingest = IngestHandler(
             ingresses, writers, _limits_for_process(), verifier=self._verifier, observers=observers
         )
 
-    def _follow(self, declared: contract.Receiver, observers: ReceiverObservers) -> None:
-        """Serve the Ingresses in the contract's topic, following its changes. The writers' batches
+    def _follow(self, receiver: contract.Receiver, observers: ReceiverObservers) -> None:
+        """Serve the Ingresses in the contract topic of `receiver`, and follow its changes. Batches
         aren't limited to the present topics' limits, as other topics may be added later: if a batch
         was too large, the writer sends its records again one by one."""
         open_reader = partial(
-            KafkaIdentifiedReader, connection_configuration(declared.kafka), declared.contract_topic
+            KafkaIdentifiedReader, connection_configuration(receiver.kafka), receiver.contract_topic
         )
-        entries = IngressEntries(declared.path)
+        entries = IngressEntries(receiver.path)
         follower = self._follower = ContractFollower(entries, open_reader)
         self.ingest = IngestHandler(
             (), (), _limits_for_process(), Contract(), verifier=self._verifier, observers=observers
         )
-        contract_writer = self._ensure_writer(declared.kafka)
+        contract_writer = self._ensure_writer(receiver.kafka)
 
         def apply_contract() -> None:
             """Serve the Ingresses that the contract declares now."""
-            current_contract, only_path = follower.contract, declared.path
+            current_contract, only_path = follower.contract, receiver.path
             if only_path is not None and only_path not in {
                 *current_contract.entries,
                 *current_contract.refused,
@@ -187,7 +189,7 @@ class ReceiverFunction:
                     refused={**current_contract.refused, only_path: "it isn't there"},
                 )
             served = [
-                (ingress, self._ensure_writer(_with_producer_settings(ingress, declared.kafka)))
+                (ingress, self._ensure_writer(_with_producer_settings(ingress, receiver.kafka)))
                 for ingress in current_contract.entries.values()
             ]
             self.ingest.serve(served, current_contract, only_path)
@@ -253,8 +255,8 @@ class ReceiverFunction:
     async def _wait_for_contract(
         self, follower: ContractFollower[Ingress], writers: Sequence[LogWriter]
     ) -> None:
-        """Wait until the contract is read, or a writer's Kafka is known to be away: then the
-        requests are answered 503 until the contract is read."""
+        """Wait until the contract is read, or until a writer's Kafka is known to be away: requests
+        are then answered 503 until the contract is read."""
         while not follower.is_ready and all(writer.away is None for writer in writers):
             self.ingest.waiting = answers.contract_unread(follower.problem or "no answer so far")
             with contextlib.suppress(TimeoutError):
@@ -288,20 +290,17 @@ class ReceiverFunction:
             await self._tracing.close()
 
     def alive(self) -> tuple[bool, str]:
-        """Return whether the process is alive, and a text: if it isn't, the error that only a
+        """Return whether the process is alive, and a text: `alive`, or the error that only a
         restart ends."""
         failure = failure_of(self._writers.values())
         return (True, "alive") if failure is None else (False, str(failure))
 
     def ready(self) -> tuple[bool, str]:
-        """Return whether the receiver is ready (`_wait_for_kafka`), and a text: before that, what
+        """Return whether the receiver is ready (`_wait_for_kafka`), and a text: `ready`, or what
         the receiver waits for (UX-3)."""
-        unready_answer = self.ingest.waiting
-        return (
-            (True, "ready")
-            if unready_answer is None
-            else (False, unready_answer.body.decode().strip())
-        )
+        if (unready_answer := self.ingest.waiting) is None:
+            return True, "ready"
+        return False, unready_answer.body.decode().strip()
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one HTTP request, as an ASGI application."""
@@ -372,7 +371,7 @@ class ReceiverFunction:
 
 
 def _limits_for_process() -> Limits:
-    """Return the usual limits; with fewer connections if the process may open fewer files."""
+    """Return the default limits, with fewer connections if the process may open few files."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     default_limits = Limits()
     return replace(

@@ -125,7 +125,15 @@ def plan_broker_adoption(seen: SeenBroker) -> Plan:
         f"{PEER}'s receiver arrives in the same topic, for as long as that runs",
         f"{PEER}'s controller stays away while a Broker of class Kafka is Knafka's",
     ]
-    return Plan(about, stays, _broker_differences(seen), problems, waits, steps, then)
+    return Plan(
+        about,
+        stays=stays,
+        differs=_broker_differences(seen),
+        problems=problems,
+        waits=waits,
+        steps=steps,
+        then=then,
+    )
 
 
 def _broker_steps(seen: SeenBroker, topic: str) -> Iterator[Step]:
@@ -209,7 +217,14 @@ def plan_broker_release(seen: SeenBroker) -> Plan:
         "Knafka's operator ends its deliveries and deletes its functions",
         START_PEER,
     ]
-    return Plan(about, stays, RELEASE_DIFFERENCES, problems, (), steps, then)
+    return Plan(
+        about,
+        stays=stays,
+        differs=RELEASE_DIFFERENCES,
+        problems=problems,
+        steps=steps,
+        then=then,
+    )
 
 
 def topic_of(broker: Document, naming: Naming) -> str:

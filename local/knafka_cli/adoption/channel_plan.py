@@ -125,7 +125,15 @@ def plan_channel_adoption(seen: SeenChannel) -> Plan:
         f"{PEER}'s controller stays away while a KafkaChannel is Knafka's",
     ]
     steps = list(_adoption_steps(seen, topic, is_adopted))
-    return Plan(about, stays, _channel_differences(seen), problems, waits, steps, then)
+    return Plan(
+        about,
+        stays=stays,
+        differs=_channel_differences(seen),
+        problems=problems,
+        waits=waits,
+        steps=steps,
+        then=then,
+    )
 
 
 def _is_adopted(seen: SeenChannel) -> bool:
@@ -208,7 +216,14 @@ def plan_channel_release(seen: SeenChannel) -> Plan:
         f"to {PEER}'s receiver",
         START_PEER,
     ]
-    return Plan(about, stays, RELEASE_DIFFERENCES, problems, (), steps, then)
+    return Plan(
+        about,
+        stays=stays,
+        differs=RELEASE_DIFFERENCES,
+        problems=problems,
+        steps=steps,
+        then=then,
+    )
 
 
 def topic_of_channel(channel: Document, naming: Naming) -> str:

@@ -36,11 +36,11 @@ START_PEER: Final = (
 )
 """A sentence for users: what to do after a release."""
 RELEASE_DIFFERENCES: Final = (
-    f"{PEER} goes on from each group's offsets: what was delivered while an event before it was "
-    "still being retried is delivered once more, as its commits know only a position",
+    f"{PEER} delivers some events again: those that Knafka delivered while an earlier event of "
+    "their partition was still being retried, as its commits have one offset for each partition",
     "dead letters stay in Kafka, in the topics knafka-dead-letters-*",
 )
-"""Sentences for users: what is different once an object was given back."""
+"""Sentences for users: what is different after an object was released."""
 
 Workload: TypeAlias = tuple[str, str, str]
 """Kind, namespace and name of a Deployment or StatefulSet."""
@@ -109,7 +109,7 @@ class Plan:
     problems: Sequence[str] = ()
     """What the user must change first."""
     waits: Sequence[str] = ()
-    """What ends by itself, but must end first, such as a group's members."""
+    """What must end before the steps, and ends by itself, such as a group's members."""
     steps: Sequence[Step] = ()
     """The steps, in order."""
     then: Sequence[str] = ()
@@ -138,23 +138,25 @@ class Plan:
 
 
 def find_not_released(documents: Sequence[Document]) -> str | None:
-    """Return a text with kind and name of each object that the operator hasn't released yet; None:
-    all are released."""
+    """Return a text with kind and name of each object that the operator still serves; None: it
+    serves none of them any more."""
     not_released = [
         f"{document['kind']} {Identity.of(document)}"
         for document in documents
         if FINALIZER in finalizers_of(document)
-        or any(key.startswith(_released_prefix(document)) for key in annotations_of(document))
+        or any(
+            key.startswith(_prefix_cleared_by_release(document)) for key in annotations_of(document)
+        )
     ]
     return ", ".join(not_released) or None
 
 
-def _released_prefix(document: Document) -> str:
-    """Return the prefix of the status annotations that are gone once the operator has released an
-    object.
+def _prefix_cleared_by_release(document: Document) -> str:
+    """Return the prefix of the status annotations that the operator removes when it releases an
+    object: as long as one is there, the operator still serves the object.
 
-    A channel may have been released before the operator ever served it. Then the annotations that
-    `knafka adopt` wrote stay, so on a channel only those of receivers count.
+    On a channel only the annotation `RECEIVERS` is such a sign. If the operator never served the
+    channel, nobody removes the other annotations, which `knafka adopt` wrote.
     """
     return RECEIVERS if document["kind"] == KAFKA_CHANNEL else OWN_ANNOTATION_PREFIX
 
@@ -165,17 +167,19 @@ def running_peer_problems(
     """Yield a sentence for each running workload of eventing-kafka-broker that must be stopped
     first, with the command that stops it.
 
-    `peers` are the running workloads, and `owned` is the text for the object that the plan is
-    about, such as `this Broker`. `dispatchers` False: dispatchers may keep running.
+    `peers` are the running workloads. `owned` names the object of the plan in the sentence, such as
+    `this Broker`. `dispatchers` False: dispatchers may keep running.
     """
     for kind, namespace, name in peers:
         is_dispatcher = "dispatcher" in name
         if is_dispatcher and not dispatchers:
             continue
-        consequence = "would deliver" if is_dispatcher else f"would go on serving {owned}"
+        consequence = (
+            f"deliver events of {owned}, too" if is_dispatcher else f"go on serving {owned}"
+        )
         yield (
-            f"{kind} {namespace}/{name} runs, and {consequence}: kubectl -n {namespace} scale "
-            f"{kind.lower()} {name} --replicas=0"
+            f"{kind} {namespace}/{name} is running, and would {consequence}: stop it by kubectl "
+            f"-n {namespace} scale {kind.lower()} {name} --replicas=0"
         )
 
 
@@ -192,8 +196,8 @@ def topic_line(name: str, topic: TopicDescription) -> str:
 
 def recorded_topic_lines(document: Document, topic: TopicDescription | None) -> list[str]:
     """Return a list with one line for users about the topic that an object's status names; empty if
-    the status names none. `topic` None, which means that Kafka doesn't have the topic: the line has
-    only its name."""
+    the status names none. If Kafka doesn't have the topic (`topic` None), the line has only the
+    name."""
     if (name := annotations_of(document).get(TOPIC_STATUS)) is None:
         return []
     return [f"topic {name}" if topic is None else topic_line(name, topic)]
@@ -202,23 +206,23 @@ def recorded_topic_lines(document: Document, topic: TopicDescription | None) -> 
 def release_steps(
     kind: str, identity: Identity, finalizers: Sequence[str], peers_finalizer: str
 ) -> list[Step]:
-    """Return the only step of a release, which replaces our finalizer on an object by
-    eventing-kafka-broker's; empty if that is done. `finalizers` are those on the object now."""
+    """Return the steps of a release: one that replaces our finalizer on an object by
+    eventing-kafka-broker's, or none if that was done. `finalizers` are those on the object now."""
     drop = [FINALIZER] if FINALIZER in finalizers else []
     add = [] if peers_finalizer in finalizers else [peers_finalizer]
     return [SetFinalizers(kind, identity, drop, add)] if drop or add else []
 
 
 def members_sentence(group: str, in_kafka: SeenGroup) -> str:
-    """Return a sentence for users: the group, whose state is `in_kafka`, still has members, which
-    must leave it first."""
+    """Return a sentence for users: the group still has members, which must leave it first.
+    `in_kafka` is the group's state."""
     return f"group {group} has {len(in_kafka.members)} members still: they have to leave first"
 
 
 def unknown_name_sentence(beginning: str, kind: NameKind, owner: str) -> str:
-    """Return a sentence for users: Knafka can't take a topic or group over, since its installation
-    knows no template that gives such a name to `owner` (`this Broker`). The sentence starts with
-    `beginning`, which has the name."""
+    """Return a sentence for users: Knafka can't take a topic or group over, since no template of
+    the installation gives that name to `owner`, such as `this Broker`. `beginning` is the start of
+    the sentence, and has the name."""
     return (
         f"{beginning} this installation knows no template of {kind.value} that gives this name to "
         f"{owner}: add the one that did to ConfigMap knafka-name-templates, in a line of its own"
@@ -237,12 +241,11 @@ def delivery_differences(delivery: Document) -> Iterator[str]:
 
 
 def difference_sentences(differences: Mapping[str, Iterable[str]], all_objects: str) -> list[str]:
-    """Return a sentence for each difference, which begins with the names of the objects that have
-    it.
+    """Return a sentence for each difference. The sentence begins with the names of the objects that
+    have the difference, or with `all_objects`, such as `all Triggers`, if all of several objects
+    have it.
 
-    `differences` are the texts of each object's differences, by the object's name. `all_objects`,
-    such as `all Triggers`, replaces the names if there are several objects and all have the
-    difference.
+    `differences` are the texts of each object's differences, by the object's name.
     """
     names_by_difference: dict[str, list[str]] = {}
     for name, sentences in differences.items():

@@ -98,7 +98,15 @@ def plan_source_adoption(seen: SeenSource) -> Plan:
             f"consumers: there are at most {spec.consumers}; {PEER} always has that number"
         )
     then = ["Knafka's operator takes it: a dispatcher of its own; then it is Ready"]
-    return Plan(about, _stays(seen), differs, problems, waits, steps, then)
+    return Plan(
+        about,
+        stays=_stays(seen),
+        differs=differs,
+        problems=problems,
+        waits=waits,
+        steps=steps,
+        then=then,
+    )
 
 
 def plan_source_release(seen: SeenSource) -> Plan:
@@ -111,7 +119,7 @@ def plan_source_release(seen: SeenSource) -> Plan:
         START_PEER,
     ]
     problems = list(running_peer_problems(seen.peers, "this KafkaSource", dispatchers=False))
-    return Plan(about, _stays(seen), (), problems, (), steps, then)
+    return Plan(about, stays=_stays(seen), problems=problems, steps=steps, then=then)
 
 
 def _stays(seen: SeenSource) -> list[str]:

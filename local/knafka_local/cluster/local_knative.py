@@ -4,8 +4,8 @@
                                  |
                                  +-> Scaler -> DispatcherProcesses
 
-Programs start before Kafka is ready: they are slow, too, and don't need it.
-Not here: Kafka, files, and the installation's port, which outlive it (`supervisor`).
+Programs start while Kafka starts: both are slow, and programs don't need Kafka.
+Not here: Kafka, files, and the installation's port, which outlive a `LocalKnative` (`supervisor`).
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class LocalKnative:
         self._drains = DispatcherProcesses(logs, issuer)
         self._serving = LocalServing(self._cluster, self._programs, self._receiver, self._channels)
         self._controller: LocalController
-        """Set by `connect`, since it needs Kafka; so is `_observer`."""
+        """Set by `connect`, as it needs Kafka; so is `_observer`."""
         self._observer: Observer
         self._serving_task: asyncio.Task[None]
         """Runs `LocalServing`; set by `serving`."""
@@ -106,8 +106,8 @@ class LocalKnative:
     def connect(self, bootstrap_servers: str, names: KeptNames, *, adopt: bool) -> None:
         """Connect to the Kafka that has started.
 
-        `names` are the topic and group names of earlier runs. With `adopt`, the first `apply` takes
-        over existing topics and groups of the same names: an older Knafka made them, which kept no
+        `names` are the topic and group names of earlier runs. `adopt` True: the first `apply` takes
+        over existing topics and groups of the same names, which an older Knafka made that kept no
         names.
         """
         self._cluster.connect(bootstrap_servers, names)
@@ -118,8 +118,8 @@ class LocalKnative:
         self._observer = Observer(self._cluster, self._controller)
 
     async def run(self) -> None:
-        """Reconcile objects and run Services for ever; call `connect` first. When it is cancelled,
-        every drain is ended before it returns."""
+        """Reconcile objects and run Services until cancelled, then end every drain. Call `connect`
+        first."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._controller.run())
             await self._serving_task

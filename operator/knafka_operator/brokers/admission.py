@@ -7,7 +7,7 @@
 The checks work without a webhook, too: without `old` the error is for a condition. Its text has the
 form of Knative's own webhook, `message: paths` with details on the next line, all problems one
 below the other; a webhook answers `validation failed: {error}`. A problem that existed before an
-update is accepted, so that a finalizer can still be added and removed.
+update is accepted, so that finalizers can still be added and removed.
 
 Pure. Not here: reading other objects, and Brokers of other classes: callers check the class first,
 of the old document if there is one.
@@ -90,23 +90,20 @@ def check_broker(
 ) -> None:
     """Refuse an invalid Broker, or a forbidden change (KN-BRK-05, KN-BRK-06, KN-DLV-06). `old` is
     the Broker before an update, whose own problems are accepted; None: it is being created, or
-    there is no webhook. `maxima` are the installation's. Raises `InvalidDocument` with all
+    there is no webhook. `maxima` has the installation's limits. Raises `InvalidDocument` with all
     problems, and the path of the first.
     """
 
-    def problems(document: Document) -> Iterator[Problem]:
-        """Yield the problems of a document, new or old."""
-        yield from _broker_problems(document)
-        annotations = annotations_of(document)
-        yield from annotation_problems(lambda: check_receiver_scaling(annotations, maxima))
-
-    refuse_problems(problems, new, old, _immutable_broker_changes)
+    refuse_problems(
+        lambda document: _broker_problems(document, maxima), new, old, _immutable_broker_changes
+    )
 
 
 def class_warnings(document: Document, classes: Set[str]) -> list[str]:
     """Return a warning if the class of a Broker that Knafka doesn't serve is missing, or looks like
-    a misspelling of one of `classes`, which Knafka serves; else an empty list. All mutating
-    webhooks have run by now, so no implementation serves a Broker without a class."""
+    a misspelling of one of `classes`, those that Knafka serves; else an empty list. All mutating
+    webhooks have run by now, so a Broker without a class stays without one, and nobody serves
+    it."""
     knafka_classes = " or ".join(sorted(classes - {""}))
     declared_class = annotations_of(document).get(BROKER_CLASS, "")
     path = annotation_path(BROKER_CLASS)
@@ -127,14 +124,17 @@ def class_warnings(document: Document, classes: Set[str]) -> list[str]:
     return []
 
 
-def _broker_problems(document: Document) -> Iterator[Problem]:
-    """Yield each problem with a Broker's fields and annotations, for the webhook's answer."""
+def _broker_problems(document: Document, maxima: Maxima) -> Iterator[Problem]:
+    """Yield the problems with a Broker's fields and annotations. `maxima` limits the number of the
+    receiver's pods."""
+    annotations = annotations_of(document)
+    # Without the status: only operators write it.
     yield from schema_problems(Broker, {**document, "status": None})
-    yield from annotation_problems(lambda: declared_isolation(annotations_of(document)))
+    yield from annotation_problems(lambda: declared_isolation(annotations))
     yield from annotation_problems(
-        lambda: dead_letter_topics.check_retention_annotation(annotations_of(document))
+        lambda: dead_letter_topics.check_retention_annotation(annotations)
     )
-    topic = annotations_of(document).get(EXTERNAL_TOPIC)
+    topic = annotations.get(EXTERNAL_TOPIC)
     if topic is not None and not is_topic(topic):
         yield Problem(
             f"invalid value: {topic:.300}",
@@ -142,9 +142,10 @@ def _broker_problems(document: Document) -> Iterator[Problem]:
             upstream_annotation_path(EXTERNAL_TOPIC),
         )
     elif topic is not None and (reason := reserved_reason(topic)) is not None:
-        # A condition reports whether any other topic is allowed, as the list of allowed topics may
-        # change.
+        # Whether any other topic is on the list of allowed ones isn't checked here: the list may
+        # change, so a condition reports it.
         yield Problem(f"invalid value: {topic}", reason, upstream_annotation_path(EXTERNAL_TOPIC))
+    yield from annotation_problems(lambda: check_receiver_scaling(annotations, maxima))
 
 
 def _immutable_broker_changes(old: Document, new: Document) -> Iterator[Problem]:

@@ -1,5 +1,5 @@
-"""Subscription: translates a Trigger's decision to a Subscription's status and channel entries.
-Pure.
+"""Subscription: translates a Trigger's decision to a Subscription's status and to its entries in
+the channel. Pure.
 
 A Subscription is decided as a Trigger (`triggers.decide`). Here it gets upstream's words
 (KN-SUB-03, KN-SUB-06), and its entries in the channel's `spec.subscribers` and `status.subscribers`
@@ -37,23 +37,22 @@ _SUBSCRIPTION_CONDITIONS: Final = {
     BROKER_READY: CHANNEL_READY,
     SUBSCRIPTION_READY: ADDED_TO_CHANNEL,
 }
-"""Conditions of a Trigger that a Subscription has under another name: that name, by the
-Trigger's."""
+"""The name that a condition of a Trigger has on a Subscription, by its name on the Trigger."""
 _REFERENCES: Final = (SUBSCRIBER_RESOLVED, DEAD_LETTER_SINK_RESOLVED)
-"""Conditions of a Trigger that become the one condition `ReferencesResolved`."""
+"""Conditions of a Trigger that become one condition of a Subscription, `ReferencesResolved`."""
 _RESOLVED: Final = (
     *("subscriberUri", "replyUri", "deadLetterSinkUri"),
     *("subscriberCACerts", "replyCACerts", "deadLetterSinkCACerts"),
 )
-"""Fields of `status.physicalSubscription` that are always written, as null without a value; only
-`subscriberUri` is then empty, as upstream's schema requires it (KN-SUB-03)."""
+"""Fields of `status.physicalSubscription` that are always written. Without a value they are null,
+except `subscriberUri`, which is then empty: upstream's schema requires a text (KN-SUB-03)."""
 _AUDIENCES: Final = ("subscriberAudience", "replyAudience", "deadLetterSinkAudience")
 """Fields of `status.physicalSubscription` that are written only with a value."""
 
 
 def subscription_conditions(decided: ConditionSet) -> ConditionSet:
-    """Translate a Trigger's conditions to a Subscription's. `ReferencesResolved` is the condition
-    of the first unresolved reference; if all are resolved, that of the subscriber."""
+    """Translate a Trigger's conditions to a Subscription's. `ReferencesResolved` repeats the
+    condition of the first reference that isn't resolved; if all are, that of the subscriber."""
     trigger_conditions, translated = decided.by_type(), ConditionSet(SUBSCRIPTION_CONDITIONS)
     for trigger_type, type_ in _SUBSCRIPTION_CONDITIONS.items():
         translated.set(replace(trigger_conditions[trigger_type], type=type_))
@@ -84,10 +83,11 @@ def subscription_status(decided: Mapping[str, Any]) -> dict[str, Any]:
 def channel_entry(
     document: Mapping[str, Any], egress: Egress | None, conditions: ConditionSet
 ) -> ChannelEntry:
-    """Return what a Subscription's channel gets: an entry for `spec.subscribers` (None: it isn't
-    delivered, or was itself made from such an entry) and one for `status.subscribers`. `egress` is
-    how the Subscription is delivered; None: it isn't. Its entry is ready when `AddedToChannel` is
-    True: the offsets are committed, and the dispatcher delivers as declared (DSP-10)."""
+    """Return a Subscription's two entries in its channel: the one in `spec.subscribers` (None: the
+    Subscription isn't delivered, or was itself made from that entry), and the one in
+    `status.subscribers`. The latter is ready when `AddedToChannel` is True: the offsets are
+    committed, and the dispatcher delivers as declared (DSP-10). `egress` is the Subscription's
+    delivery; None: it isn't delivered."""
     metadata, added = document["metadata"], conditions.by_type()[ADDED_TO_CHANNEL]
     identity = {"uid": metadata.get("uid", "")}
     generation = metadata.get("generation", 0)
@@ -132,10 +132,12 @@ def _destination_of(sink: Sink) -> dict[str, str]:
 def orphaned_finalizers(
     document: Mapping[str, Any], handling: Handling
 ) -> tuple[tuple[str, ...], str]:
-    """Return which finalizers of a deleted Subscription to remove, as their controller is gone, and
-    a warning for users (empty: there is none). Knative Eventing puts its finalizer on each
-    Subscription. Its controller is certainly gone only if its CustomResourceDefinition is; if that
-    isn't certain, the finalizer stays, and the warning has the command to remove it.
+    """Return the finalizers to remove from a deleted Subscription that Knafka handles, and a
+    warning for users; both may be empty. For any other Subscription both are empty.
+
+    Knative Eventing puts its finalizer on each Subscription, and nobody removes the finalizer once
+    its controller is gone. The controller is certainly gone only if its CustomResourceDefinition
+    is; else the finalizer stays, and the warning has a command to remove it.
     """
     metadata = document["metadata"]
     if EVENTING_FINALIZER not in (metadata.get("finalizers") or ()):
@@ -149,4 +151,6 @@ def orphaned_finalizers(
         """-p '{"metadata":{"finalizers":null}}'"""
     )
     finalizer = f"Knative Eventing's finalizer {EVENTING_FINALIZER}"
-    return (), f"{finalizer} is left. If its controller is gone, run: {command}"
+    return (), (
+        f"{finalizer} is left. If its controller is gone, remove all finalizers by: {command}"
+    )

@@ -17,7 +17,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -25,7 +25,7 @@ from knafka.core.contract import TopicSettings
 from knafka.core.errors import LogError
 from knafka.ports.log import Positions, Range, TopicDescription
 from knafka_operator.decisions.status import ConditionSet
-from knafka_operator.dispatchers import dead_letters as deciding
+from knafka_operator.dispatchers import dead_letters
 from knafka_operator.dispatchers.dead_letters import WaitingDeadLetters
 from knafka_operator.kafka import dead_letter_topics as topics
 from knafka_operator.kafka.clusters import KafkaCluster
@@ -38,7 +38,7 @@ from knafka_operator.records.state import States, TriggerRecord, Watched
 log = logging.getLogger(__name__)
 
 MISSING_TOPIC_ROUNDS: Final = 12
-"""Rounds of `check_topics` in which each missing topic is checked once."""
+"""Number of rounds of `check_topics` in which each missing topic is checked once."""
 TRIGGERS_AT_ONCE: Final = 20
 """Triggers handled before the event loop gets control."""
 MAX_DESCRIBED_TOPICS: Final = 5
@@ -65,30 +65,48 @@ class _DeadLetterTopic:
     """End offsets of the topic's partitions; empty: the topic doesn't exist, as far as is known."""
     waiting: WaitingDeadLetters | None = None
     """The topic's dead letters at the last count; None: not counted yet."""
-    judgement: topics.JudgedTopic | None = None
-    """Whether Knafka may alter the topic's retention; None: the topic wasn't described yet."""
-    judged_inputs: tuple[str, float | None] | None = None
-    """The `judgement_inputs` of `judgement`; None: the topic must be described again."""
+    decision: topics.RetentionDecision | None = None
+    """What was decided about the topic's retention: who owns it, how long it is, and whether Knafka
+    may alter it. None: the topic wasn't described yet."""
+    decided_inputs: tuple[str, float | None] | None = None
+    """What `decision` was made from (`_decision_inputs`); None: there is no decision."""
     enqueued_at: float = -math.inf
     """When the Trigger was last enqueued to write its condition, by the event loop's clock."""
     is_announced: bool = False
     """Whether the first dead letters since the topic was last empty were announced."""
 
-    def must_be_judged(self, settings: TopicSettings) -> bool:
-        """Whether the topic must be judged by `settings`: it wasn't yet, or its judgement depends
-        on something that has changed. False as long as offsets or the age of the oldest record
-        aren't known."""
+    def needs_decision(self, settings: TopicSettings) -> bool:
+        """Whether the topic's retention must be decided: it wasn't yet, or the decision's inputs
+        have changed. False as long as offsets or the age of the oldest record aren't known.
+        `settings` are the desired settings of the topic."""
         if self.waiting is None or self.starts is None:
             return False
         if self.waiting.records and self.waiting.oldest is None:
             return False  # its oldest record may exceed the new retention
-        return self.judged_inputs != self.judgement_inputs(settings)
+        return self.decided_inputs != self._decision_inputs(settings)
 
-    def judgement_inputs(self, settings: TopicSettings) -> tuple[str, float | None]:
-        """Return what the topic's judgement depends on: the declared retention, and the time of the
-        oldest record if that record prevents a change of the retention, so that the topic is judged
-        again once the record is gone."""
-        is_blocked = self.judgement is not None and self.judgement.would_expire
+    def set_decision(self, decision: topics.RetentionDecision, settings: TopicSettings) -> None:
+        """Keep a decision that was made from the desired `settings`."""
+        self.decision = decision
+        self.decided_inputs = self._decision_inputs(settings)  # they depend on the new decision
+        self.copy_retention()
+
+    def clear_decision(self) -> None:
+        """Forget the decision, so that the topic is described again."""
+        self.decision = self.decided_inputs = None
+
+    def copy_retention(self) -> None:
+        """Copy the decided retention into `waiting`, for the Trigger's condition; do nothing before
+        the topic was counted and its retention decided."""
+        if self.waiting is not None and self.decision is not None:
+            retention, would_expire = self.decision.retention, self.decision.would_expire
+            self.waiting = replace(self.waiting, retention=retention, would_expire=would_expire)
+
+    def _decision_inputs(self, settings: TopicSettings) -> tuple[str, float | None]:
+        """Return two values, one of which must change before the retention is decided again: the
+        desired retention, and the time of the oldest record while that record prevents a shorter
+        retention (else None)."""
+        is_blocked = self.decision is not None and self.decision.would_expire
         oldest = self.waiting.oldest if is_blocked and self.waiting is not None else None
         return settings.config[topics.RETENTION_MS], oldest
 
@@ -106,8 +124,9 @@ class DeadLetterMonitor:
     """Called with a Trigger that has its first dead letters, and a sentence with their number."""
     _topics: dict[Identity, _DeadLetterTopic] = field(default_factory=dict)
     """The dead-letter topic of each delivered Trigger."""
-    _turn: int = 0
-    """Number of the round, below `MISSING_TOPIC_ROUNDS`, by which missing topics take turns."""
+    _round: int = 0
+    """Number of the round, modulo `MISSING_TOPIC_ROUNDS`. Each missing topic is checked at one
+    value of this number."""
 
     def waiting(self, identity: Identity) -> WaitingDeadLetters | None:
         """Return the waiting dead letters of a Trigger; None: its topic was not found yet, as the
@@ -122,23 +141,25 @@ class DeadLetterMonitor:
         and `annotations` of its new status. As long as nothing is known, the stored condition
         stays."""
         identity = Identity.of(document)
-        condition = self._condition(identity) or deciding.stored_condition(document)
+        condition = self._condition(identity) or dead_letters.stored_condition(document)
         if condition is not None:
             conditions.set(condition)
         topic = self._topics.get(identity)
-        judgement = None if topic is None else topic.judgement
-        if judgement is not None and judgement.owned is not None:
-            annotations.update(judgement.owned.annotations())
+        decision = None if topic is None else topic.decision
+        if decision is not None and decision.owned is not None:
+            annotations.update(decision.owned.annotations())
 
     def _condition(self, identity: Identity) -> Condition | None:
         """Return a Trigger's condition `DeadLetters`; None: its topic was never found."""
         waiting = self.waiting(identity)
-        return None if waiting is None else deciding.dead_letters_condition(waiting, self.clock())
+        return (
+            None if waiting is None else dead_letters.dead_letters_condition(waiting, self.clock())
+        )
 
     async def check_topics(self) -> None:
         """Count the dead letters of all Triggers whose check is due, and enqueue each Trigger whose
         status is outdated."""
-        self._turn = (self._turn + 1) % MISSING_TOPIC_ROUNDS
+        self._round = (self._round + 1) % MISSING_TOPIC_ROUNDS
         due: dict[KafkaCluster, list[tuple[Identity, TriggerRecord, Watched]]] = {}
         watched_triggers = [
             (identity, record)
@@ -159,8 +180,9 @@ class DeadLetterMonitor:
 
     def _note_if_due(self, identity: Identity, watched: Watched) -> bool:
         """Record a Trigger's topic, and the number of dead letters that its dispatchers have
-        reported. Returns whether to check the topic in this round: always if it is known to exist,
-        else if that number has changed, and once in `MISSING_TOPIC_ROUNDS` rounds."""
+        reported. Returns whether to check the topic in this round. A topic that is known to exist
+        is always checked; another one if that number has changed, and once in
+        `MISSING_TOPIC_ROUNDS` rounds."""
         name, topic = watched.egress.dead_letter_topic, self._topics.get(identity)
         if topic is None or (topic.name, topic.kafka) != (name, watched.kafka):
             topic = self._topics[identity] = _DeadLetterTopic(name, watched.kafka)
@@ -168,14 +190,15 @@ class DeadLetterMonitor:
         previously_reported = topic.reported
         topic.reported = scaler_status.counts.dead_lettered if scaler_status else 0
         has_changed = topic.reported != previously_reported
-        is_its_turn = hash(name) % MISSING_TOPIC_ROUNDS == self._turn
+        is_its_turn = hash(name) % MISSING_TOPIC_ROUNDS == self._round
         return topic.starts is not None or has_changed or is_its_turn
 
     async def _check_kafka(
         self, kafka: KafkaCluster, due: list[tuple[Identity, TriggerRecord, Watched]]
     ) -> None:
-        """Check the topics of `due`, the Triggers of one Kafka, and enqueue those whose status is
-        outdated. If Kafka fails or takes longer than `TOPIC_CHECK_TIMEOUT`, that is logged."""
+        """Check the topics of `due`, the Triggers of one Kafka whose check is due, and enqueue
+        those whose status is outdated. If Kafka fails or takes longer than `TOPIC_CHECK_TIMEOUT`,
+        that is logged."""
         topic_by_name = {
             watched.egress.dead_letter_topic: self._topics[identity] for identity, _, watched in due
         }
@@ -188,7 +211,7 @@ class DeadLetterMonitor:
                 for identity, record, _ in due:
                     if self._topics[identity].name not in ranges:
                         await self._forget_if_gone(self._topics[identity], record)
-                await self._judge_topics(kafka, due)
+                await self._decide_retentions(kafka, due)
         except (LogError, TimeoutError) as error:
             # The status of its Triggers and the scaler report that Kafka is away.
             log.info("dead letters: %s", error or "Kafka did not answer")
@@ -204,13 +227,14 @@ class DeadLetterMonitor:
         for topic, range_ in topics_with_ranges:
             previous = topic.waiting
             if any(end < topic.ends.get(number, 0) for number, end in range_.ends.items()):
-                previous = topic.judgement = topic.judged_inputs = None  # it was recreated
+                topic.clear_decision()  # the topic was recreated
+                previous = None
             oldest = previous.oldest if previous and range_.starts == topic.starts else None
             topic.starts, topic.ends = range_.starts, range_.ends
             topic.waiting = WaitingDeadLetters(
                 topic.name, range_.records, oldest if range_.records else None
             )
-            self._apply_retention(topic)
+            topic.copy_retention()
             if range_.records and oldest is None:
                 undated.append(topic)
         if undated:
@@ -221,32 +245,26 @@ class DeadLetterMonitor:
 
     @staticmethod
     async def _forget_if_gone(topic: _DeadLetterTopic, record: TriggerRecord) -> None:
-        """Forget the dead letters of a topic without offsets if it was deleted; keep them if it
-        only has no leader. `record` is its Trigger's. Raises `LogError`."""
-        stored = deciding.stored_condition(record.document or {})
-        # By the stored condition an earlier operator has seen dead letters in it.
+        """Forget the dead letters of a topic for which Kafka returned no offsets, if the topic was
+        deleted; keep them if it only has no leader. `record` is its Trigger's. Raises
+        `LogError`."""
+        stored = dead_letters.stored_condition(record.document or {})
+        # A stored condition that is False: an earlier operator has seen dead letters in the topic.
         existed = topic.starts is not None or (stored is not None and stored.status is Status.FALSE)
         if existed and await topic.kafka.topics.describe_topic(topic.name) is None:
             topic.waiting = WaitingDeadLetters(topic.name, 0)
-            topic.starts = topic.judgement = topic.judged_inputs = None
+            topic.starts = None
+            topic.clear_decision()
 
-    @staticmethod
-    def _apply_retention(topic: _DeadLetterTopic) -> None:
-        """Copy the judged retention into the counted dead letters, for their condition."""
-        if topic.waiting is not None and topic.judgement is not None:
-            retention, would_expire = topic.judgement.retention, topic.judgement.would_expire
-            topic.waiting = replace(topic.waiting, retention=retention, would_expire=would_expire)
-
-    async def _judge_topics(
+    async def _decide_retentions(
         self, kafka: KafkaCluster, due: list[tuple[Identity, TriggerRecord, Watched]]
     ) -> None:
-        """Describe topics that are new or whose declared retention has changed, and alter the
-        retention of those that Knafka owns; at most `MAX_DESCRIBED_TOPICS` in one round. Raises
-        `LogError`."""
+        """Decide the retention of the topics that need it, such as new ones, and alter it where
+        Knafka may; at most `MAX_DESCRIBED_TOPICS` topics in one round. Raises `LogError`."""
         described_count = 0
         for identity, record, watched in due:
             topic, settings = self._topics.get(identity), watched.egress.dead_letter_settings
-            if topic is None or not topic.must_be_judged(settings):
+            if topic is None or not topic.needs_decision(settings):
                 continue
             if described_count == MAX_DESCRIBED_TOPICS:
                 break
@@ -254,9 +272,9 @@ class DeadLetterMonitor:
             description = await kafka.topics.describe_topic(topic.name)
             if description is not None:
                 claim = topics.Ownership.of(status_annotations(record.document or {}))
-                await self._judge_topic(kafka, topic, settings, description, claim)
+                await self._decide_retention(kafka, topic, settings, description, claim)
 
-    async def _judge_topic(
+    async def _decide_retention(
         self,
         kafka: KafkaCluster,
         topic: _DeadLetterTopic,
@@ -264,27 +282,39 @@ class DeadLetterMonitor:
         description: TopicDescription,
         claim: topics.Ownership | None,
     ) -> None:
-        """Judge a topic by its `description` in Kafka, and alter its retention to the one in
-        `settings` if Knafka owns it. `claim` is the ownership that the Trigger's status records;
-        None: the status records none. Raises a `LogError` that is `retriable`; any other is logged,
-        and the topic keeps its retention."""
+        """Decide by a topic's `description` in Kafka whether Knafka may alter its retention; if so,
+        set it to that of `settings`. The retention stays if that would delete the oldest dead
+        letter at once, or if Kafka refuses it.
+
+        `claim` is the claim to the topic in the Trigger's status; None: the status has none. Raises
+        a `LogError` that is `retriable`.
+        """
         assert topic.waiting is not None
-        owned = (topic.judgement.owned if topic.judgement is not None else None) or claim
+        # The claim of an earlier decision comes first: the status may not have it yet.
+        earlier_claim = None if topic.decision is None else topic.decision.owned
         age = topic.waiting.oldest_age(self.clock())
-        judgement = topics.judge_topic(settings, description, owned, age)
-        if judgement.altered_settings:
-            retention = settings.config[topics.RETENTION_MS]
-            try:
-                await kafka.topics.set_topic_config(topic.name, judgement.altered_settings)
-                log.info("%s: its retention.ms is %s from now on", topic.name, retention)
-            except LogError as error:
-                if error.retriable:
-                    raise
-                log.warning("%s does not get the retention.ms %s: %s", topic.name, retention, error)
-                judgement = topics.unaltered_topic(description)
-        topic.judgement = judgement
-        topic.judged_inputs = topic.judgement_inputs(settings)
-        self._apply_retention(topic)
+        decision = topics.decide_retention(settings, description, earlier_claim or claim, age)
+        if altered_settings := decision.altered_settings:
+            if not await self._alter_topic(kafka, topic.name, altered_settings):
+                decision = topics.unaltered_retention(description)
+        topic.set_decision(decision, settings)
+
+    @staticmethod
+    async def _alter_topic(
+        kafka: KafkaCluster, name: str, altered_settings: Mapping[str, str]
+    ) -> bool:
+        """Set a topic's retention, the only one of `altered_settings`, and return True. If Kafka
+        refuses it, log that and return False. Raises a `LogError` that is `retriable`."""
+        retention = altered_settings[topics.RETENTION_MS]
+        try:
+            await kafka.topics.set_topic_config(name, altered_settings)
+        except LogError as error:
+            if error.retriable:
+                raise
+            log.warning("%s does not get the retention.ms %s: %s", name, retention, error)
+            return False
+        log.info("%s: its retention.ms is %s from now on", name, retention)
+        return True
 
     def _announce_first(
         self,
@@ -293,27 +323,26 @@ class DeadLetterMonitor:
         document: Document,
         previous: Condition | None,
     ) -> None:
-        """Call `on_first_dead_letters` if dead letters wait in a topic that was empty before. If
-        `previous`, the Trigger's stored condition, is False, an earlier operator has announced
-        them."""
+        """Call `on_first_dead_letters` if dead letters wait in a topic that was empty before.
+        `previous` is the Trigger's stored condition: if that is False, an earlier operator has
+        announced the dead letters already."""
         if not waiting.records:
             topic.is_announced = False
         elif not topic.is_announced:
             topic.is_announced = True
             if previous is None or previous.status is not Status.FALSE:
-                self.on_first_dead_letters(document, deciding.waiting_sentence(waiting))
+                self.on_first_dead_letters(document, dead_letters.waiting_sentence(waiting))
 
     def _enqueue_if_changed(self, identity: Identity, record: TriggerRecord) -> None:
         """Enqueue a Trigger whose condition or annotations about dead letters are outdated, and
         announce its first dead letters. If only the condition's message is outdated, the Trigger is
-        enqueued at most once in `MESSAGE_INTERVAL` seconds. Entries of channels are left
-        out."""
+        enqueued at most once in `MESSAGE_INTERVAL` seconds. Do nothing for a channel's entry."""
         topic, document = self._topics.get(identity), record.document
         current = self._condition(identity)
         if topic is None or document is None or current is None or is_entry(document):
             return
         assert topic.waiting is not None
-        previous = deciding.stored_condition(document)
+        previous = dead_letters.stored_condition(document)
         self._announce_first(topic, topic.waiting, document, previous)
         loop_time = asyncio.get_running_loop().time()
         is_other_condition = (
@@ -321,7 +350,7 @@ class DeadLetterMonitor:
             or previous.reason != current.reason
             or previous.status is not current.status
         )
-        owned = topic.judgement.owned if topic.judgement is not None else None
+        owned = topic.decision.owned if topic.decision is not None else None
         desired_annotations = owned.annotations() if owned is not None else {}
         lacks_annotations = (
             not desired_annotations.items() <= status_annotations(record.document or {}).items()

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from knafka_operator.dispatchers import move_decisions as deciding
+from knafka_operator.dispatchers import move_decisions
 from knafka_operator.dispatchers.activity import DEFAULT_LIMITS, ActivityLimits, ActivityState
 from knafka_operator.dispatchers.move_decisions import MOVES_PERIOD, History, Move
 from knafka_operator.model.cluster import Document
@@ -32,7 +32,7 @@ TRIGGERS_AT_ONCE: Final = 20
 """Triggers sampled before the event loop gets control."""
 
 ACTIVITY_BY_ISOLATION: Final = {
-    isolation: activity for activity, isolation in deciding.ISOLATION_BY_ACTIVITY.items()
+    isolation: activity for activity, isolation in move_decisions.ISOLATION_BY_ACTIVITY.items()
 }
 """The activity for which an `auto` Trigger has each kind of dispatcher."""
 
@@ -68,7 +68,7 @@ class Moves:
         while self._recent_moves and now - self._recent_moves[0][0] >= MOVES_PERIOD:
             self._recent_moves.popleft()
         recent_moves = [recent_move for _, recent_move in self._recent_moves]
-        for move in deciding.choose_moves(desired_moves, recent_moves):
+        for move in move_decisions.choose_moves(desired_moves, recent_moves):
             self._recent_moves.append((now, move))
             self._move(move)
 
@@ -87,9 +87,11 @@ class Moves:
         history, activity = self._histories.get(identity), ACTIVITY_BY_ISOLATION[needed]
         if history is None or history.state.activity is not activity:
             history = self._histories[identity] = History(ActivityState(activity, now))
-        history.add(deciding.sample_of(scaling_status, now), self.limits)
+        history.add(move_decisions.sample_of(scaling_status, now), self.limits)
         lag_threshold = watched.autoscaling.lag_threshold
-        return deciding.desired_move(identity, record.broker, history, lag_threshold, self.limits)
+        return move_decisions.desired_move(
+            identity, record.broker, history, lag_threshold, self.limits
+        )
 
     def _move(self, move: Move) -> None:
         """Record the Trigger's new isolation, report the move, and enqueue the Trigger, whose

@@ -22,7 +22,7 @@ from typing import Any, Final
 from knafka_operator.decisions import status
 from knafka_operator.decisions.status import ConditionSet, NotReady
 from knafka_operator.functions import receiver_services, services
-from knafka_operator.functions import rolls as deciding
+from knafka_operator.functions import rolls as roll_rules
 from knafka_operator.functions.rolls import ROLL_TIMEOUT
 from knafka_operator.installation.function_pods import needed_features
 from knafka_operator.model.cluster import Cluster, ClusterError, NotAllowed, Rejected
@@ -35,8 +35,8 @@ ROLL_CHECK_INTERVAL: Final = 5.0
 """Seconds between two checks of rolling functions; mostly their owner's reconciliation ends the
 roll earlier."""
 APPLY_SECONDS: Final = 30.0
-"""Seconds within which the request that rolls a function is sent; a function that is Ready later
-has rolled."""
+"""Seconds after the beginning of a turn in which the change is applied. Only a function that is
+Ready later than that counts as rolled."""
 FUNCTION_LABELS: Final = {"app.kubernetes.io/managed-by": "knafka-operator"}
 """Labels of all functions' Services."""
 
@@ -51,7 +51,7 @@ class Rolls:
         self.at_most = at_most
         self._enqueue = enqueue
         self._rolling: dict[Identity, float] = {}
-        """Since when each rolling Service rolls, by the event loop's clock."""
+        """When the turn of each rolling Service began, by the event loop's clock."""
         self._stuck: set[Identity] = set()
         """Services whose roll took longer than `ROLL_TIMEOUT`; their namespaces get no further
         turns."""
@@ -59,7 +59,7 @@ class Rolls:
         """Services that weren't Ready when this operator began. They have a turn, but never become
         stuck."""
         self._waiting: dict[Identity, Key] = {}
-        """By waiting Service, the one whose turn is next first: the key to enqueue at its turn."""
+        """The key to enqueue at the turn of each waiting Service, in the order of their turns."""
         self._loading = asyncio.Lock()
         """Held while `_load_unfinished` reads the Services."""
         self._is_loaded = False
@@ -70,13 +70,13 @@ class Rolls:
         return len(self._rolling) + len(self._stuck) + len(self._waiting)
 
     async def request_turn(self, cluster: Cluster, service: Identity, key: Key) -> bool:
-        """Request a turn for a function; returns whether it may roll now. If not, it waits, and
-        `key` is enqueued when a turn is free: the caller then requests the turn again.
+        """Request a turn for a function; returns whether the function may roll now. If not, it
+        waits, and `key` is enqueued when a turn is free: the caller then requests the turn again.
 
         A caller that gets a turn calls `end_turn` later. Raises `ClusterError`.
         """
         await self._load_unfinished(cluster)
-        if not deciding.may_roll(service, self._rolling, self._stuck, self.at_most):
+        if not roll_rules.may_roll(service, self._rolling, self._stuck, self.at_most):
             self._waiting[service] = key
             return False
         self._waiting.pop(service, None)
@@ -104,7 +104,7 @@ class Rolls:
         its turn."""
         for service in services:
             if service in self._waiting:
-                conditions.set(deciding.roll_waits_condition(service, self._stuck, self.at_most))
+                conditions.set(roll_rules.roll_waits_condition(service, self._stuck, self.at_most))
                 return
 
     async def check_turns(self, cluster: Cluster) -> None:
@@ -158,7 +158,7 @@ class Rolls:
         for service in list(self._waiting):
             if free_turns <= 0:
                 return
-            if deciding.may_roll(service, self._rolling, self._stuck, self.at_most):
+            if roll_rules.may_roll(service, self._rolling, self._stuck, self.at_most):
                 free_turns -= 1
                 self._enqueue(self._waiting[service])
                 # Move it to the end, in case its object doesn't request the turn any more.
@@ -185,15 +185,15 @@ async def apply_service(
     key: Key | None = None,
 ) -> str:
     """Apply a function's Knative Service; returns the name of its newest Revision. Raises
-    `NotReady` while that isn't Ready, or if a Service of that name has another owner or is refused;
-    raises `ClusterError`.
+    `NotReady` while that Revision isn't Ready, or if a Service of that name has another owner or is
+    refused; raises `ClusterError`.
 
-    `owner` None: the Service belongs to all KafkaChannels, and with `rolls`, `key` is required.
-    `rolls` limits how many functions roll at a time; None: the Service is applied at once. A
-    Service that must wait for its turn only gets its owner's edits, and `key` (by default its
-    owner's) is enqueued at that turn.
+    `owner` None: the Service belongs to all KafkaChannels; then `key` is required if `rolls` is
+    given. `rolls` limits how many functions roll at a time; None: the Service is applied at once. A
+    Service that must wait for its turn gets only its owner's edits now; at its turn `key` is
+    enqueued, by default the owner's.
     """
-    manifest = deciding.with_template_digest(manifest)
+    manifest = roll_rules.with_template_digest(manifest)
     service = Identity.of(manifest)
     existing = await cluster.get(SERVING, "Service", *service)
     if existing is not None:
@@ -202,15 +202,15 @@ async def apply_service(
     if (
         rolls is not None
         and existing is not None
-        and not deciding.is_up_to_date(existing, manifest)  # it would roll
+        and not roll_rules.is_up_to_date(existing, manifest)  # it would roll
     ):
         if key is None:
             assert owner is not None
             key = owner.kind, owner.metadata.namespace, owner.metadata.name
         if not await rolls.request_turn(cluster, service, key):
             # Until its turn the function keeps its image, and gets only its owner's edits.
-            if deciding.is_edited(existing, manifest):
-                manifest = deciding.with_running_image(existing, manifest)
+            if roll_rules.is_edited(existing, manifest):
+                manifest = roll_rules.with_running_image(existing, manifest)
             else:
                 stored = existing
     if stored is None:
@@ -222,8 +222,8 @@ async def apply_service(
 
 
 def _check_owner(existing: Mapping[str, Any], service: Identity, owner: Resource | None) -> None:
-    """Check that an existing Service belongs to `owner`, or to all KafkaChannels if that is None.
-    Raises `NotReady`."""
+    """Raise `NotReady` unless an existing Service belongs to `owner` (None: to all
+    KafkaChannels)."""
     uid = receiver_services.CHANNELS_OWNER if owner is None else owner.metadata.uid
     if uid not in services.owner_uids(existing):
         required_owner = "all KafkaChannels" if owner is None else f"this {owner.kind}"
@@ -235,8 +235,8 @@ def _check_owner(existing: Mapping[str, Any], service: Identity, owner: Resource
 
 
 async def _check_rolled_out(cluster: Cluster, service: Mapping[str, Any]) -> None:
-    """Check that a stored Service is Ready with its newest Revision. Otherwise raises `NotReady`
-    with the reason, which is transient unless the Service's `Ready` condition is False."""
+    """Raise `NotReady` with the reason unless a stored Service is Ready with its newest Revision.
+    The error is transient unless the Service's condition `Ready` is False."""
     if _is_rolled_out(service):
         return
     conditions = (service.get("status") or {}).get("conditions") or ()
@@ -261,8 +261,8 @@ async def _apply_manifest(
 
 
 async def _explain_newest_revision(cluster: Cluster, service: Mapping[str, Any]) -> str:
-    """Return why a Service's newest Revision isn't Ready, such as `Unschedulable`, by the
-    Revision's own conditions: the Service doesn't repeat them. Empty if they don't say."""
+    """Return why a Service's newest Revision isn't Ready, such as `Unschedulable`. The Revision's
+    own conditions say so, and the Service doesn't repeat them. Empty: they give no reason."""
     name = (service.get("status") or {}).get("latestCreatedRevisionName")
     if not name:
         return ""
@@ -288,10 +288,12 @@ async def delete_service(
 async def check_old_pods_gone(
     cluster: Cluster, namespace: str, service: str, revision: str | None
 ) -> None:
-    """Check that all running pods of a Knative Service are of `revision`, the Ready one (None:
-    there is none, so every pod is old). An old pod goes on delivering without requests, for half a
-    minute or more, as Knative waits for late requests. Raises a transient `NotReady` while one
-    runs, and `ClusterError`."""
+    """Raise a transient `NotReady` while a running pod of a Knative Service is of another Revision
+    than `revision`, the Ready one (None: no Revision is Ready, so every pod is old).
+
+    A dispatcher that drains without requests, for min-scale, goes on in an old pod for half a
+    minute or more, as Knative keeps the pod for late requests. Raises `ClusterError`.
+    """
     labels = {"serving.knative.dev/service": service}
     old_revisions = {
         pod["metadata"]["labels"].get("serving.knative.dev/revision", "")

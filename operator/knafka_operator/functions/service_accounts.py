@@ -71,8 +71,8 @@ def account_name(trigger: Resource) -> str:
 
 def sender_account(trigger: Trigger, document: Mapping[str, Any]) -> str:
     """Return the service account that a Trigger sends as; `document` is the stored Trigger. Raises
-    `NotReady` for a channel's entry that doesn't name the account of a stored Subscription with the
-    entry's UID."""
+    `NotReady` for an entry of a channel, unless it has the UID of a stored Subscription and names
+    the account of that Subscription."""
     name, metadata = account_name(trigger), document["metadata"]
     if ENTRY not in metadata:
         return name
@@ -89,8 +89,9 @@ def sender_account(trigger: Trigger, document: Mapping[str, Any]) -> str:
 
 
 def dispatcher_account(egress: Egress) -> str | None:
-    """Return the service account that an Egress's own dispatcher runs as, which may request tokens
-    of the account that the Trigger sends as; None: no tokens are sent."""
+    """Return the service account that a dispatcher of only this Egress runs as; None: it sends no
+    tokens, so it needs no account. The account may request tokens of the account that the Trigger
+    sends as. Dispatchers of KafkaChannels share one account."""
     if egress.service_account is None:
         return None
     family = family_of(egress.kind)
@@ -116,8 +117,8 @@ def account_effects(
     shared: bool,
 ) -> tuple[Effect, ...]:
     """Return the effects that create the account that a Trigger sends as, and the accounts and
-    rights of the dispatchers that request its tokens. `document` is the stored Trigger; `shared`:
-    whether a shard delivers it. The account that a channel's entry sends as isn't created here, but
+    rights of the dispatchers that request its tokens. `document` is the stored Trigger; `shared`
+    True: a shard delivers it. The account that a channel's entry sends as isn't created here, but
     by the controller that wrote the entry.
     """
     family = family_of(trigger.kind)
@@ -163,7 +164,7 @@ def account_in_status(document: Mapping[str, Any]) -> str | None:
 
 
 def _account_manifest(metadata: Manifest) -> Manifest:
-    """Return the manifest of a ServiceAccount whose token no pod gets by itself."""
+    """Return the manifest of a ServiceAccount whose token isn't mounted into pods automatically."""
     return {
         "apiVersion": CORE,
         "kind": "ServiceAccount",
@@ -176,8 +177,8 @@ def _token_role_and_binding(
     metadata: Manifest, egress: Egress, broker: Broker, settings: Settings
 ) -> tuple[Manifest, Manifest]:
     """Return a Role that allows to request tokens of the account that an Egress sends as, and its
-    RoleBinding to the accounts that dispatchers run as: the Trigger's own dispatcher and its
-    Broker's shards, as the Trigger may move between them. Both objects have `metadata`."""
+    RoleBinding to the accounts of the dispatchers that may deliver the Egress: the Trigger's own
+    and its Broker's shards, as the Trigger may move between them. Both objects get `metadata`."""
     account, family = egress.service_account, family_of(egress.kind)
     namespace = services.function_namespace(family, Identity(egress.namespace, ""), settings)
     # Without duplicates: a channel's dispatchers all run as one account.
@@ -215,6 +216,6 @@ def _owned_metadata(owner: Resource, name: str) -> Manifest:
 
 
 def _refusal(kind: str) -> Refusal:
-    """Return the reasons for an account or right that can't be created, or belongs to another
-    owner."""
+    """Return the reasons that the condition of an object of this kind gets if an account or right
+    can't be created, or belongs to another owner."""
     return Refusal(f"this {kind}", "ServiceAccountNotOwned", "ServiceAccountNotCreated")

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from knafka_operator.decisions.status import NotReady
-from knafka_operator.functions import trust_bundle_manifests as deciding
+from knafka_operator.functions import trust_bundle_manifests
 from knafka_operator.functions.services import TRUST_BUNDLE, mounts_trust_bundle
 from knafka_operator.functions.trust_bundle_manifests import Bundle
 from knafka_operator.installation.settings import Settings
@@ -56,7 +56,7 @@ class TrustBundleCopies:
         deleted, is a bundle or a copy."""
         namespace, name = document["metadata"]["namespace"], document["metadata"]["name"]
         is_source = namespace == self._source and (
-            name in self._names or deciding.is_bundle(document)
+            name in self._names or trust_bundle_manifests.is_bundle(document)
         )
         if is_source or (name == TRUST_BUNDLE and namespace in self._copied):
             self._changed.set()
@@ -113,9 +113,9 @@ class TrustBundleCopies:
     async def _read(self) -> None:
         """Read the ConfigMaps with trusted certificates, merge them, and log each new problem.
         Raises `ClusterError`."""
-        labels = {deciding.TRUST_BUNDLE_LABEL: "true"}
+        labels = {trust_bundle_manifests.TRUST_BUNDLE_LABEL: "true"}
         config_maps = await self._cluster.list(CORE, "ConfigMap", labels, self._source)
-        bundle = deciding.merge_certificates(config_maps)
+        bundle = trust_bundle_manifests.merge_certificates(config_maps)
         if self._bundle is None or bundle.problems != self._bundle.problems:
             for name, problem in bundle.problems.items():
                 log.warning("trust bundle %s/%s: %s", self._source, name, problem)
@@ -125,7 +125,7 @@ class TrustBundleCopies:
     async def _copy(self, namespace: str, bundle: Bundle) -> None:
         """Write the copy in a namespace if it is outdated. Raises `NotReady` if the API server
         refuses it, or if Knafka didn't create the existing ConfigMap, and `ClusterError`."""
-        desired_copy = deciding.bundle_config_map(namespace, bundle)
+        desired_copy = trust_bundle_manifests.bundle_config_map(namespace, bundle)
         existing_copy = await self._cluster.get(CORE, "ConfigMap", namespace, TRUST_BUNDLE)
         if existing_copy is not None:
             label, managed_by = _MANAGED_BY_LABEL

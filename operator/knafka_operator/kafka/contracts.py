@@ -27,7 +27,7 @@ from knafka.core.documents import Model
 from knafka.core.errors import LogError
 from knafka.ports.log import Record
 from knafka_operator.decisions.status import NotReady
-from knafka_operator.kafka import shards as deciding
+from knafka_operator.kafka import shards
 from knafka_operator.kafka.clusters import KafkaCluster
 from knafka_operator.kafka.topic_creation import ensure_topic
 from knafka_operator.model.identity import Identity
@@ -238,7 +238,7 @@ class SharedContractTopic(ContractTopic[SharedEgress]):
     """The contract topic of one Broker's shared dispatchers: one record per consumer group."""
 
     def __init__(self, broker: Identity, topic: str, kafka: KafkaCluster, *, known: bool) -> None:
-        super().__init__(topic, kafka, deciding.read_shared_egresses, known=known)
+        super().__init__(topic, kafka, shards.read_shared_egresses, known=known)
         self.broker = broker
         """Namespace and internal name (`Family.own_name`) of the Broker."""
         self.numbers: dict[str, int] = {}
@@ -247,9 +247,9 @@ class SharedContractTopic(ContractTopic[SharedEgress]):
         """Groups whose record was removed: their shard, and the topic position after the
         removal."""
 
-    def snapshot(self) -> deciding.SharedContract:
+    def snapshot(self) -> shards.SharedContract:
         """Return the contract as an immutable value for decisions."""
-        return deciding.SharedContract(self.exists, self.records, self.leaving, self.numbers)
+        return shards.SharedContract(self.exists, self.records, self.leaving, self.numbers)
 
     def group_count(self, number: int) -> int:
         """Return how many consumer groups shard `number` has, including groups whose record is
@@ -291,7 +291,7 @@ class SharedContractTopic(ContractTopic[SharedEgress]):
             group: self.numbers[group] for group in self.numbers.keys() - self.records.keys()
         }
         super()._set_records(records)
-        self.numbers = {**reserved, **deciding.shard_numbers(*self.broker, records)}
+        self.numbers = {**reserved, **shards.shard_numbers(*self.broker, records)}
         # A topic that was created again may be shorter: no process gets further than its end.
         self.leaving = {
             group: (shard, min(position, self.position))

@@ -83,8 +83,8 @@ def check_retention_annotation(annotations: Mapping[str, str]) -> None:
 
 
 def effective_retention(default: float | None, *declared: Mapping[str, str]) -> float | None:
-    """Return the retention in seconds that the first of the annotations in `declared` declares that
-    declare any; else `default`. None: for ever. Raises `InvalidDocument`."""
+    """Return the retention in seconds: that of the first annotations in `declared` that have one,
+    else `default`. None: for ever. Raises `InvalidDocument`."""
     path = annotation_path(RETENTION_ANNOTATION)
     for candidate in declared:
         if RETENTION_ANNOTATION in candidate:
@@ -139,31 +139,31 @@ class Ownership:
 
 
 @dataclass(frozen=True, slots=True)
-class JudgedTopic:
-    """An existing dead-letter topic: whether Knafka may alter it, and which settings it alters."""
+class RetentionDecision:
+    """What is decided about the retention of an existing dead-letter topic."""
 
     retention: float | None
     """Seconds for which the topic keeps a record; None: for ever, or unknown."""
     owned: Ownership | None
-    """The Trigger's claim to the topic, for its status. None: Knafka may not alter the topic, as
-    somebody else made it or set its retention, or `would_expire`."""
+    """The Trigger's claim to the topic, for its status. None: the Trigger has no claim, as somebody
+    else made the topic or set its retention, or as `would_expire` is True."""
     altered_settings: Mapping[str, str]
-    """New values of the topic settings that Knafka alters; empty: none."""
+    """The new `retention.ms`; empty: it stays."""
     would_expire: bool = False
-    """Whether the topic stays as it is and keeps records for ever, since the declared retention
-    would delete its oldest dead letter at once."""
+    """Whether the topic goes on keeping records for ever, since the declared retention would delete
+    its oldest dead letter at once."""
 
 
-def judge_topic(
+def decide_retention(
     desired: TopicSettings, existing: TopicDescription, claim: Ownership | None, oldest_age: float
-) -> JudgedTopic:
-    """Decide whether Knafka may alter the retention of the topic `existing`, and how, so that the
-    topic gets that of the settings `desired`.
+) -> RetentionDecision:
+    """Decide whether Knafka alters the retention of the topic `existing` to that of the settings
+    `desired`.
 
-    If the Trigger's status has a `claim` to the topic, Knafka may alter the retention that it has
-    set itself. Without a claim (None), the topic must look as a dispatcher creates it, with
-    unlimited retention. In both cases the topic may also have the desired retention already.
-    `oldest_age` is the age of the topic's oldest record in seconds.
+    With a `claim` to the topic, Knafka may alter the retention that it has set itself. Without one
+    (None), the topic must look as a dispatcher creates it, with unlimited retention. In both cases
+    the topic may also have the desired retention already. `oldest_age` is the age of the topic's
+    oldest record in seconds.
     """
     current_retention = existing.config.get(RETENTION_MS, "")
     desired_retention = desired.config[RETENTION_MS]
@@ -173,20 +173,20 @@ def judge_topic(
         is_expected = current_retention in (UNLIMITED_RETENTION, desired_retention)
         may_alter = is_expected and _is_made_by_dispatcher(existing)
     if not may_alter:
-        return unaltered_topic(existing)
+        return unaltered_retention(existing)
     retention_seconds = _retention_seconds(desired_retention)
     owned = Ownership(existing.id, desired_retention)
     if current_retention == desired_retention:
-        return JudgedTopic(retention_seconds, owned, {})
+        return RetentionDecision(retention_seconds, owned, {})
     would_expire = retention_seconds is not None and oldest_age > retention_seconds
     if current_retention == UNLIMITED_RETENTION and would_expire:
-        return JudgedTopic(None, None, {}, would_expire=True)
-    return JudgedTopic(retention_seconds, owned, {RETENTION_MS: desired_retention})
+        return RetentionDecision(None, None, {}, would_expire=True)
+    return RetentionDecision(retention_seconds, owned, {RETENTION_MS: desired_retention})
 
 
-def unaltered_topic(existing: TopicDescription) -> JudgedTopic:
-    """Return the judgement about a topic that Knafka may not alter."""
-    return JudgedTopic(_retention_seconds(existing.config.get(RETENTION_MS, "")), None, {})
+def unaltered_retention(existing: TopicDescription) -> RetentionDecision:
+    """Return the decision that Knafka doesn't alter a topic, and has no claim to it."""
+    return RetentionDecision(_retention_seconds(existing.config.get(RETENTION_MS, "")), None, {})
 
 
 def _is_made_by_dispatcher(existing: TopicDescription) -> bool:

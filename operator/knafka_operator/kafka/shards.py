@@ -62,7 +62,7 @@ class SharedContract:
     records: Mapping[str, SharedEgress] = field(default_factory=dict)
     """The record of each Trigger in a shard, by consumer group."""
     leaving: Collection[str] = ()
-    """Groups whose records were removed, but whose shards may not have read that yet."""
+    """Groups whose records were removed, but whose shards may not have read the removal yet."""
     numbers: Mapping[str, int] = field(default_factory=dict)
     """The shard number of each group, including groups whose record is about to be written."""
 
@@ -82,12 +82,15 @@ def automatic_isolation(
     has_record: bool,
     has_own: bool,
 ) -> Isolation:
-    """Return the isolation of a Trigger whose declared isolation is `auto`: its own dispatcher with
-    min-scale (`drains_always`), else the isolation that its activity needs (`needed`), else the one
-    by which it is `delivered` now (both None: not known).
+    """Return the isolation of a Trigger whose declared isolation is `auto`, by the first of these
+    that applies:
 
-    If neither is known, the Trigger keeps its own dispatcher if it has only that: `has_own`, and
-    not `has_record`, a record in the contract. Any other Trigger is shared.
+    - `drains_always` True: the Trigger has a min-scale, so it gets its own dispatcher.
+    - `needed` is the isolation that was chosen by its activity; None: none was chosen yet.
+    - `delivered` is the isolation by which it is delivered now; None: it isn't delivered.
+    - `has_own` True and `has_record` False: the Trigger has its own dispatcher and no record in the
+      contract, so it keeps its dispatcher.
+    - Else it is shared.
     """
     if drains_always:
         return Isolation.OWN
@@ -96,8 +99,8 @@ def automatic_isolation(
 
 
 def shard_number_for(group: str, numbers: Mapping[str, int], size: int) -> int:
-    """Return the shard number for a consumer group: its present one in `numbers`, which has the
-    number of each group of the Broker, else the lowest whose shard has fewer than `size` groups."""
+    """Return the shard number for a consumer group: its present one, else the lowest number whose
+    shard has fewer than `size` groups. `numbers` has the number of each group of the Broker."""
     if group in numbers:
         return numbers[group]
     members = Counter(numbers.values())
@@ -116,8 +119,8 @@ def shard_placement(broker: Broker, number: int, kafka: Kafka) -> ShardPlacement
 
 
 def _name_parts(broker: Broker) -> tuple[str, str]:
-    """Return namespace and internal name of a Broker, from which names of contract and shards are
-    built."""
+    """Return a Broker's namespace and internal name, the parts of the names of its contract topic
+    and its shards."""
     metadata = broker.metadata
     return metadata.namespace, family_of(broker.kind).own_name(metadata.name)
 
@@ -142,8 +145,8 @@ def contract_topic(broker: Broker, topic: Topic) -> Topic:
 
 def read_shared_egresses(records: Iterable[Record]) -> dict[str, SharedEgress]:
     """Parse the records of a contract topic, oldest first; returns the last one of each consumer
-    group, without removed ones. Groups whose last record is invalid are left out; it is written
-    again when the Trigger is reconciled."""
+    group, without removed ones. A group whose last record is invalid is left out: the record is
+    written again when the Trigger is reconciled."""
     egresses: dict[str, SharedEgress] = {}
     for record in records:
         group, value = (record.key() or b"").decode("utf-8", "replace"), record.value()

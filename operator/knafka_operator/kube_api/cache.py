@@ -49,7 +49,7 @@ class CachedApi(Cluster, Protocol):
     """The API client that the cache wraps; implemented by `ApiCluster`."""
 
     async def patch_status(self, document: Document, status: Document) -> Document | None:
-        """Write a status as `write_status` does; return the stored object, None: it is gone."""
+        """Write a status as `write_status` does; return the stored object; None: it is gone."""
         ...
 
 
@@ -74,7 +74,7 @@ class _WatchedObjects:
     versions: dict[Identity, str] = field(default_factory=dict)
     """The resourceVersion of each object of the selection."""
     documents: dict[Identity, Document] = field(default_factory=dict)
-    """Whole objects: all, or of a metadata-only selection those that were read."""
+    """The whole objects; of a metadata-only selection, only those that were read."""
     gone: dict[Identity, Document] = field(default_factory=dict)
     """Metadata of recently deleted objects, so that a late answer brings none of them back."""
 
@@ -84,7 +84,7 @@ class _WatchedObjects:
         if document is None or not self.synced:
             return None
         if self.selection.metadata_only and _version(document) != self.versions.get(identity):
-            return None
+            return None  # the watch, which sends no documents, has reported another version
         return document
 
     def is_absent(self, identity: Identity) -> bool:
@@ -110,9 +110,9 @@ class _WatchedObjects:
             del self.gone[next(iter(self.gone))]
 
     def store(self, document: Document) -> bool:
-        """Store an object, unless a newer version is known. Returns True if the version is new, so
-        that its readers must be notified now: the watch's later report will notify nobody. Always
-        False for a metadata-only selection, as there the watch's report notifies the readers."""
+        """Store an object, unless a newer version is known. Returns True if the version is new: its
+        readers must be notified now, as the watch's later report will notify nobody. Always False
+        for a metadata-only selection, as there the watch's report notifies the readers."""
         identity = _identity(document)
         previous = self.documents.get(identity)
         if previous is not None and _is_older(document, previous):
@@ -133,8 +133,8 @@ class CachedCluster:
         self._watched: dict[KindKey, list[_WatchedObjects]] = {}
         """The cached objects of each selection, by apiVersion and kind."""
         self._references: dict[Key, set[Reference]] = {}
-        """By key of a reconciled object: the objects that its last finished reconciliation has
-        read, and the running one so far."""
+        """The objects that the last finished reconciliation of an object has read, and the running
+        one so far, by the reconciled object's key."""
         self._referrers: dict[Reference, set[Key]] = {}
         """The reverse of `_references`: who has read each object."""
         self._tracked: ContextVar[_Reads | None] = ContextVar("tracked", default=None)
@@ -313,8 +313,8 @@ class CachedCluster:
             annotations = {**(metadata.get("annotations") or {}), APPLIED: digest}
             manifest = {**manifest, "metadata": {**metadata, "annotations": annotations}}
         cached = self._look_up((manifest["apiVersion"], manifest["kind"], *_identity(manifest)))
-        # An equal digest shows that no field was removed from the manifest (of a Secret, equal
-        # `data` show it for these); the comparison, that nobody has changed the object by hand.
+        # `contains` shows that nobody has changed the object by hand. The digest (of a Secret, the
+        # comparison of `data`) shows that no field was removed from the manifest.
         if (
             cached
             and contains(cached, manifest)

@@ -42,7 +42,7 @@ API_REQUEST_TIMEOUT: Final = 15.0
 API_THREADS: Final = 32
 """Most concurrent requests: twice as many as the work queue has places."""
 MAX_REQUESTS_PER_NAMESPACE: Final = 8
-"""Most concurrent requests for one namespace, whose admission webhook may delay all of them."""
+"""Most concurrent requests for one namespace; an admission webhook there may delay all of them."""
 CONNECTIONS: Final = 64
 """Most open connections: one for each thread and each watch."""
 PAGE_SIZE: Final = 250
@@ -62,7 +62,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class WatchSelection:
-    """Which objects are watched, in all namespaces: the API server filters them."""
+    """Which objects are watched, in all namespaces. The API server selects them."""
 
     api_version: str
     kind: str
@@ -211,7 +211,7 @@ class ApiCluster:
         await self.patch_status(document, status)
 
     async def patch_status(self, document: Document, status: Document) -> Document | None:
-        """Merge `status` into the object's stored status. Returns the stored object, None: it is
+        """Merge `status` into the object's stored status. Returns the stored object; None: it is
         gone. Raises `ClusterError`."""
 
         def ask() -> Document | None:
@@ -226,7 +226,7 @@ class ApiCluster:
 
     async def patch_metadata(self, document: Document, metadata: Document) -> Document | None:
         """Merge `metadata` into the metadata of the object that was read as `document`. Returns the
-        stored object, None: it is gone. Raises `ClusterError`, also if it has changed since."""
+        stored object; None: it is gone. Raises `ClusterError`, such as if it has changed since."""
         version = {"resourceVersion": document["metadata"].get("resourceVersion")}
 
         def ask() -> Document | None:
@@ -240,8 +240,8 @@ class ApiCluster:
         )
 
     async def merge_cluster_scoped(self, manifest: Document) -> None:
-        """Create a cluster-scoped object, or merge these fields into an existing one. A list
-        replaces the former one, also one that somebody else wrote. Raises `ClusterError`."""
+        """Create a cluster-scoped object, or merge the fields of `manifest` into the existing one.
+        A list replaces the stored list, even if somebody else wrote it. Raises `ClusterError`."""
 
         def ask() -> None:
             """Patch the object, or create it if it doesn't exist."""
@@ -364,8 +364,8 @@ class ApiCluster:
 
 
 def _selection_options(selection: WatchSelection, answer_kind: str) -> dict[str, Any]:
-    """Return the request options for a selection. `answer_kind` is the kind of the answer if only
-    metadata is selected, one for single objects or one for lists."""
+    """Return the request options for a selection. `answer_kind` is the kind that the API server
+    answers with if only metadata is selected."""
     return {
         "label_selector": selection.labels or None,
         "field_selector": selection.fields or None,
@@ -388,12 +388,12 @@ def _object_name(document: Document) -> str:
 
 
 def _is_legal_name(namespace: str, name: str) -> bool:
-    """Whether namespace and name are legal; the client puts them into a path unescaped."""
+    """Whether namespace and name are legal; other ones could change the request's path."""
     return _LEGAL_NAMESPACE(namespace) is not None and _LEGAL_OBJECT_NAME(name) is not None
 
 
 def _server_message(error: DynamicApiError) -> str:
-    """Return the API server's error message, without headers."""
+    """Return the message in the API server's answer; if it has none, the error with its headers."""
     try:
         return str(json.loads(error.body or "")["message"])
     except (ValueError, TypeError, KeyError):

@@ -75,23 +75,25 @@ class Family:
     """The finalizer that eventing-kafka-broker puts on the Brokers, channels or sources that it
     serves."""
     infix: str = ""
-    """A part of functions' names, so that families may have objects of the same name."""
+    """A part of functions' names that differs between families, so that objects of two families
+    may have the same name."""
     centralized: bool = False
     """Whether functions run in the operator's namespace; False: in that of their owner (CHN-22)."""
     internal_name_of: Callable[[str], str] = str
-    """Returns the part of topic and group names that stands for a Broker of a name; by default
-    (`str`) the name itself. Call it through `own_name`."""
+    """Returns, for a Broker's name, the part that stands for the Broker in names of topics and
+    groups; by default the name itself. Call it through `own_name`."""
     egress_fields: Callable[[Trigger], Mapping[str, Any]] = lambda trigger: {}
-    """Returns additional fields of a Trigger's Egress."""
+    """Returns the fields of a Trigger's Egress that only this family sets."""
     credentials_volume_of: Callable[[Trigger], Mapping[str, Any] | None] = lambda trigger: None
-    """Returns the volume with a Trigger's credentials, if they aren't one Secret."""
+    """Returns the volume with a Trigger's credentials; None: they are one Secret, or none."""
     owns_group: bool = True
     """Whether Knafka names the consumer groups, so that a new Trigger may delete leftover offsets.
     False: the user names them, and their offsets are kept."""
 
     @property
     def short_name(self) -> str:
-        """Return the kind's name in reasons of conditions: `Broker`, `Channel` or `Source`."""
+        """Return the name of the kind `broker` in reasons of conditions: `Broker`, `Channel` or
+        `Source`."""
         return self.broker.removeprefix("Kafka")
 
     def own_name(self, broker: str) -> str:
@@ -147,8 +149,8 @@ def omit_subscribers(channel: Document) -> Document:
 
 
 def _parse_channel_as_broker(document: Document) -> Broker:
-    """Parse a KafkaChannel as a Broker, without what its Subscriptions change: generation, entries
-    and their annotations. Raises `InvalidDocument`."""
+    """Parse a KafkaChannel as a Broker. The generation, the entries and their annotations are left
+    out, as each Subscription changes them. Raises `InvalidDocument`."""
     channel = parse(KafkaChannel, omit_subscribers(document))
     spec, resource_fields = BrokerSpec(delivery=channel.spec.delivery), _resource_fields(channel)
     # If a change of one Subscription changed the Broker, all others would be reconciled.
@@ -209,13 +211,13 @@ CHANNELS: Final = Family(
 def _parse_source_as_broker(document: Document) -> Broker:
     """Parse a KafkaSource's type, metadata and status as a Broker with the default spec. Raises
     `InvalidDocument`."""
-    # A field that is null is ignored, so that `Resource` doesn't refuse the source's spec.
+    # `Resource` has no spec and refuses one. Parsing ignores fields that are null.
     return Broker(**_resource_fields(parse(Resource, {**document, "spec": None})))
 
 
 def _cast_to_source(trigger: Trigger) -> SourceTrigger:
-    """Return a Trigger of the family `SOURCES` as the `SourceTrigger` that it is; only for the type
-    checker."""
+    """Return a Trigger of the family `SOURCES` unchanged. Its type is `SourceTrigger`, which the
+    type checker doesn't know."""
     assert isinstance(trigger, SourceTrigger)
     return trigger
 
@@ -241,8 +243,8 @@ FAMILIES: Final = (BROKERS, CHANNELS, SOURCES)
 
 
 def family_of(kind: str) -> Family:
-    """Return the family of the kind Broker, Trigger, KafkaChannel, Subscription or KafkaSource; any
-    other kind counts as one of Brokers."""
+    """Return the family of a kind: Broker, Trigger, KafkaChannel, Subscription or KafkaSource. For
+    any other kind return `BROKERS`."""
     if kind == SOURCES.trigger:
         return SOURCES
     return CHANNELS if kind in (CHANNELS.broker, CHANNELS.trigger) else BROKERS

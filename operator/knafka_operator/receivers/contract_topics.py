@@ -20,7 +20,7 @@ from knafka_operator.model.identity import Identity
 from knafka_operator.model.topics import Topic
 
 COMPACTED: Final = {CLEANUP: "compact"}
-"""Setting of a contract topic: the last record of each entry is kept for ever."""
+"""Setting of a contract topic, by which Kafka keeps the last record of each entry for ever."""
 ACCEPTED_ANNOTATION: Final = "knafka.dev/accepted"
 """Key of `status.annotations`: the `entry_digest` of the entry that all replicas have read. Kept in
 the status, so that a starting operator needn't ask all replicas again."""
@@ -33,9 +33,9 @@ def contract_for_secret(
     settings: Settings,
     path: str | None = None,
 ) -> Receiver:
-    """Return the configuration of a receiver of these kinds that reaches this Kafka with this
-    Secret (None: Kafka needs none). `path` is the path of the only Ingress that the receiver
-    serves; None: it serves all. The contract topic is named after the Secret."""
+    """Return the configuration of a receiver of Brokers or KafkaChannels. The receiver connects to
+    `kafka` with the Secret `secret` (None: Kafka needs none), after which its contract topic is
+    named. `path` is the path of the only Ingress that the receiver serves; None: it serves all."""
     namespace, name = (settings.namespace, None) if secret is None else secret
     # With the installation in the name, two clusters with one Kafka don't serve or remove each
     # other's entries.
@@ -60,8 +60,9 @@ def is_of_namespace_secret(topic: str, namespace: str, settings: Settings) -> bo
 
 
 def may_hold_brokers_of(topic: str, namespace: str, settings: Settings) -> bool:
-    """Whether a contract topic of this name may hold Brokers of this namespace: it must be named
-    after a Secret of that namespace or of the operator's (`contract_for_secret`)."""
+    """Whether a contract topic of this name may have entries of Brokers in this namespace.
+    `contract_for_secret` names it after a Secret in that namespace or the operator's, or, if Kafka
+    needs no Secret, after the operator's namespace."""
     beginnings = (
         f"{names.CONTRACTS}{candidate_namespace}-Brokers"
         for candidate_namespace in (namespace, settings.namespace)
@@ -71,24 +72,25 @@ def may_hold_brokers_of(topic: str, namespace: str, settings: Settings) -> bool:
 
 def contract_topic(receiver: Receiver, defaults: Defaults) -> Topic:
     """Return the desired topic of a receiver's contract; it has one partition, which orders its
-    records. If no replication is declared, the topic may be created with fewer replicas."""
+    records. If no replication is declared, and Kafka has too few brokers for the default, the topic
+    gets fewer replicas."""
     replication = min(defaults.replication, defaults.max_replication)
     if defaults.declares_replication:
-        return _contract_topic(receiver, replication, None)
+        return _topic_with_replicas(receiver, replication, None)
     # The topic is Knafka's own, so an undeclared replication may be reduced to what Kafka's brokers
     # allow: each topic in this chain names the one with a replica fewer.
-    topic = _contract_topic(receiver, 1, None)
+    topic = _topic_with_replicas(receiver, 1, None)
     for replicas in range(2, replication + 1):
-        topic = _contract_topic(receiver, replicas, topic)
+        topic = _topic_with_replicas(receiver, replicas, topic)
     return topic
 
 
-def _contract_topic(receiver: Receiver, replication: int, fewer: Topic | None) -> Topic:
-    """Return the compacted topic of a receiver's contract, to create with this replication; `fewer`
-    is the topic to create if Kafka has too few brokers for it."""
+def _topic_with_replicas(receiver: Receiver, replication: int, fewer: Topic | None) -> Topic:
+    """Return the compacted topic of a receiver's contract with this replication; `fewer` is the
+    topic to create instead if Kafka has too few brokers (None: none)."""
     config = dict(COMPACTED)
     if replication >= 3:
-        config[MIN_IN_SYNC] = "2"
+        config[MIN_IN_SYNC] = "2"  # an acknowledged record is on two of three replicas
     return Topic(receiver.contract_topic, 1, replication, config, with_fewer_replicas=fewer)
 
 

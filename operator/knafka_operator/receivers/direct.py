@@ -46,7 +46,10 @@ def is_direct(broker: Resource, settings: Settings) -> bool:
     if direct is None:
         return settings.direct and not may_sleep
     if direct and may_sleep:
-        problem = f"Knative wakes no pod for its senders: want {MIN_SCALE} of 1 or more, or none"
+        problem = (
+            "senders past Knative's proxy can't wake a receiver that has scaled to zero: set "
+            f"{MIN_SCALE} to 1 or more, or remove it"
+        )
         raise InvalidDocument(annotation_path(DIRECT), problem)
     return direct
 

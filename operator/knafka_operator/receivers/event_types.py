@@ -27,7 +27,7 @@ from knafka_operator.installation.settings import Settings
 from knafka_operator.model.cluster import Cluster, ClusterError, Document, Rejected
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import CORE
-from knafka_operator.receivers import event_type_manifests as deciding
+from knafka_operator.receivers import event_type_manifests
 from knafka_operator.receivers.event_type_manifests import (
     EVENT_TYPE,
     EVENT_TYPE_VERSION,
@@ -181,7 +181,7 @@ class EventTypes:
             if created >= at_most:
                 break
             try:
-                await self.cluster.create(deciding.event_type(document, reported_type))
+                await self.cluster.create(event_type_manifests.event_type(document, reported_type))
             except Rejected as error:  # counts as created, as it would be rejected again
                 log.info("%s", error)
             name_hashes.add(name_hash)
@@ -207,7 +207,7 @@ class EventTypes:
             own_names = (
                 event_type["metadata"]["name"]
                 for event_type in stored_types
-                if deciding.is_owned_by(event_type, uid)
+                if event_type_manifests.is_owned_by(event_type, uid)
             )
             uid_and_hashes = self._known[owner] = uid, set(map(hash, own_names))
         return uid_and_hashes[1]
@@ -215,7 +215,7 @@ class EventTypes:
 
 def _name_hash(owner: Identity, reported_type: ReportedType) -> int:
     """Return a hash of an EventType's name, which needs less memory than the name."""
-    return hash(deciding.event_type_name(owner, reported_type))
+    return hash(event_type_manifests.event_type_name(owner, reported_type))
 
 
 class PodEventTypes:
@@ -245,6 +245,6 @@ async def _request_types(
     try:
         answer = await get_answer(session, f"{address}/event-types", bearers, ANSWER_BYTES)
         # None: the pod started before the feature was on.
-        return [] if answer is None else deciding.reported_types(answer)
+        return [] if answer is None else event_type_manifests.reported_types(answer)
     except (aiohttp.ClientError, TimeoutError, ValueError, RecursionError):
         return []

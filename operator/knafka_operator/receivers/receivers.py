@@ -36,7 +36,7 @@ from knafka_operator.model.cluster import Cluster, Document, status_annotations
 from knafka_operator.model.identity import Identity, Key
 from knafka_operator.model.resources import CORE, SERVING
 from knafka_operator.model.topics import Topic
-from knafka_operator.receivers import contract_topics as deciding
+from knafka_operator.receivers import contract_topics
 from knafka_operator.receivers.contract_topics import COMPACTED
 from knafka_operator.records.state import States
 from knafka_operator.scale.answers import get_answer
@@ -105,8 +105,8 @@ class ReceiverRecord:
         if entry is None or path in self.written:
             return False
         annotations = status_annotations(document)
-        digest = deciding.entry_digest(self.contract.topic, entry)
-        return bool(annotations.get(deciding.ACCEPTED_ANNOTATION) == digest)
+        digest = contract_topics.entry_digest(self.contract.topic, entry)
+        return bool(annotations.get(contract_topics.ACCEPTED_ANNOTATION) == digest)
 
     def entry(self, path: str, document: Document) -> tuple[Ingress | None, bool]:
         """Return the entry at a path (None: there is none), and whether every replica has read

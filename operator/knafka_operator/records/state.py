@@ -106,8 +106,9 @@ class TriggerRecord:
     """The Broker or channel that `document` refers to; None: there is no document."""
     watched: Watched | None = None
     """The running delivery; None: nothing is delivered."""
-    replaced: bool = False
-    """Whether pods of an older Revision may still drain without requests."""
+    may_have_old_pods: bool = False
+    """Whether pods of an older Revision of the Trigger's Service may still drain without
+    requests."""
     kafka: KafkaCluster | None = None
     """The Kafka with the Trigger's group; kept because its Broker may be deleted first, and a later
     Trigger of the same name would use a group that stayed."""
@@ -116,14 +117,16 @@ class TriggerRecord:
     references: set[Identity] = field(default_factory=set)
     """Objects that the Trigger refers to as subscriber, reply or dead letter sink."""
     published: tuple[object, float] = (None, -math.inf)
-    """The published scaling state, and when it was published by the event loop's clock."""
+    """The scaling state last written to the Trigger's status, and when that was, by the event
+    loop's clock."""
     needed: Isolation | None = None
-    """`own` or `shared`: what a Trigger needs that declares `auto` (`dispatchers.moves`); None: it
-    doesn't, or that isn't decided yet."""
+    """The isolation chosen for a Trigger that declares `auto`, `OWN` or `SHARED`; None: the Trigger
+    doesn't declare `auto`, or none was chosen yet."""
     checked: Document | None = None
     """The document for which `published` was last checked."""
     subscribed: ChannelEntry | None = None
-    """A Subscription's entries in its channel; None: not known, or no Subscription."""
+    """A Subscription's entries in its channel; None: they aren't known, or the object isn't a
+    Subscription."""
     gone: bool = False
     """Whether the object was deleted; the record is dropped once its drains have ended."""
 
@@ -156,7 +159,8 @@ class States:
     """The records of a family's objects, and the indexes to find them."""
 
     def __init__(self, family: Family, rolls: Rolls, naming: Naming) -> None:
-        """`rolls` and `naming` are shared by all families."""
+        """`rolls` limits how many functions get a new Revision at a time; `naming` has the
+        installation's templates of topic and group names. All families share both."""
         self.family = family
         self.naming = naming
         self.rolls = rolls
@@ -165,34 +169,37 @@ class States:
         self.sensors: dict[Identity, SensorRecord] = {}
         self.sensors_by_bus: dict[Bus, set[Identity]] = {}
         self.sensor_uid_by_name: dict[str, str] = {}
-        """By topic or consumer group name: UID of the Sensor that has claimed it."""
+        """UID of the Sensor that has claimed a name, by the name of the topic or consumer group."""
         self.foreign_brokers: set[Identity] = set()
         """Brokers that other implementations serve."""
-        self.declared: dict[tuple[str, str, str], Document] = {}
-        """The latest document of each Broker and Trigger from its watch, without its status, by
-        kind, namespace and name."""
+        self.declarations: dict[tuple[str, str, str], Document] = {}
+        """What each Broker and Trigger declares: the latest document from its watch, without the
+        status, by kind, namespace and name."""
         self.topics: dict[str, str] = {}
-        """By topic name: UID of the Broker that has claimed it; external topics aren't claimed."""
+        """UID of the Broker that has claimed a topic, by the topic's name; external topics aren't
+        claimed."""
         self.groups: dict[str, str] = {}
-        """By group name: UID of the Trigger that has claimed it."""
+        """UID of the Trigger that has claimed a consumer group, by the group's name."""
         self.triggers_by_broker: dict[Identity, set[Identity]] = {}
         self.brokers_by_label: dict[tuple[str, str], Identity] = {}
-        """By namespace and label value of receivers' pods: the Broker."""
-        self.subscribers: dict[Identity, set[Identity]] = {}
-        """By object: the Triggers that refer to it."""
-        self.receivers: dict[tuple[str, str], set[str]] = {}
-        """By namespace and label value of receivers' pods: the UIDs of the existing pods."""
-        self.receivers_known = False
-        """Whether `receivers` is complete; until then any Broker may have a receiver."""
+        """The Broker of a receiver, by namespace and label value of the receiver's pods
+        (`_receiver_label`)."""
+        self.triggers_by_reference: dict[Identity, set[Identity]] = {}
+        """The Triggers that refer to an object as subscriber, reply or dead letter sink, by the
+        object."""
+        self.receiver_pods: dict[tuple[str, str], set[str]] = {}
+        """UIDs of the existing receiver pods, by their namespace and label value."""
+        self.receiver_pods_known = False
+        """Whether `receiver_pods` is complete; until then any Broker may have a receiver pod."""
         self.policies = Policies()
         """All EventPolicies, shared by Brokers and channels."""
         self.urls: dict[str, str] = {}
-        """URLs of functions to send drain requests to: a Trigger's dispatcher by the scaler's id, a
-        shard by its group."""
+        """URLs of functions to which drain requests are sent: of a dispatcher by the scaler's id of
+        its Trigger, of a shard by its group."""
 
     def ensure_broker(self, document: Document) -> BrokerRecord:
-        """Return the record of a Broker, created if there is none for its UID. The record of an
-        earlier object of its name is dropped."""
+        """Return the record of a Broker, and create it if there is none for the Broker's UID. The
+        record of an earlier object of that name is dropped."""
         identity, uid = Identity.of(document), document["metadata"].get("uid", "")
         record = self.brokers.get(identity)
         if record is not None and record.uid not in ("", uid):
@@ -216,25 +223,25 @@ class States:
         metadata = pod["metadata"]
         uid, labels = metadata.get("uid", ""), metadata.get("labels") or {}
         label = metadata["namespace"], labels.get(services.BROKER_LABEL, "")
-        pods = self.receivers.setdefault(label, set())
+        pods = self.receiver_pods.setdefault(label, set())
         if gone:
             pods.discard(uid)
         else:
             pods.add(uid)
         if not pods:
-            del self.receivers[label]
+            del self.receiver_pods[label]
         broker = self.brokers_by_label.get(label)
         return None if broker is None else self.broker_state(broker)
 
     def unwritten_topics(self, kafka: KafkaCluster) -> set[str]:
-        """Return the names of Brokers' own topics in a Kafka that get no events now, as the Broker
-        has no receiver pod; empty until all pods are known."""
-        if not self.receivers_known:
+        """Return the names of topics in a Kafka that get no events now: the own topics of Brokers
+        without a receiver pod. Empty until all pods are known."""
+        if not self.receiver_pods_known:
             return set()
         return {
             state.topic.name
             for label, broker in self.brokers_by_label.items()
-            if label not in self.receivers
+            if label not in self.receiver_pods
             and (state := self.broker_state(broker)) is not None
             and state.kafka is kafka
             and not state.topic.external
@@ -264,8 +271,8 @@ class States:
                 self.urls.pop(group, None)
 
     def ensure_trigger(self, document: Document) -> TriggerRecord:
-        """Return the record of a Trigger, created if needed. An earlier object's record is taken
-        over, as that object's drains must still end, but its group names are released."""
+        """Return the record of a Trigger, and create it if there is none. The record of an earlier
+        object of that name is kept, as its drains must still end, but releases its groups."""
         identity, uid = Identity.of(document), document["metadata"].get("uid", "")
         record = self.triggers.get(identity)
         if record is None:
@@ -309,16 +316,16 @@ class States:
         record = self.triggers.get(trigger)
         if record is not None:
             record.references.add(referenced)
-            self.subscribers.setdefault(referenced, set()).add(trigger)
+            self.triggers_by_reference.setdefault(referenced, set()).add(trigger)
 
     def clear_references(self, trigger: Identity) -> None:
         """Remove all references of a Trigger."""
         record = self.triggers.get(trigger)
         for referenced in record.references if record is not None else ():
-            referring = self.subscribers[referenced]
+            referring = self.triggers_by_reference[referenced]
             referring.discard(trigger)
             if not referring:
-                del self.subscribers[referenced]
+                del self.triggers_by_reference[referenced]
         if record is not None:
             record.references.clear()
 
@@ -343,8 +350,8 @@ class States:
             self._release_groups(record)
 
     def ensure_sensor(self, document: Document, bus: Bus) -> SensorRecord:
-        """Return the record of a Sensor, created if there is none for its UID, and record that it
-        reads `bus`."""
+        """Return the record of a Sensor, and create it if there is none for the Sensor's UID.
+        Record that the Sensor reads `bus`."""
         identity, uid = Identity.of(document), document["metadata"].get("uid", "")
         record = self.sensors.get(identity)
         if record is None or record.uid != uid:
@@ -368,8 +375,8 @@ class States:
                 record.names.add(name)
 
     def drop_sensor(self, identity: Identity) -> tuple[KafkaCluster, SensorContract] | None:
-        """Forget a Sensor and release its names; returns the Kafka and the contract with which it
-        is still scaled, None if it isn't scaled. Nothing in Kafka is deleted."""
+        """Forget a Sensor and release its names; nothing in Kafka is deleted. Returns the Kafka and
+        the contract with which the Sensor is still scaled; None: it isn't scaled."""
         if (record := self.sensors.pop(identity, None)) is None:
             return None
         self._remove_from_bus(identity, record)

@@ -63,7 +63,7 @@ class ControllerApi(cache.CachedApi, watches.WatchApi, Protocol):
     """The API client that the controller needs; implemented by `ApiCluster`."""
 
     kinds: RestMapper
-    """What the client knows of the API server's kinds."""
+    """Finds the REST path of each kind."""
 
     async def patch_metadata(self, document: Document, metadata: Document) -> Document | None:
         """Merge `metadata` into the metadata of the object that was read as `document`. Returns the
@@ -79,7 +79,7 @@ class _Store:
         self._api = api
 
     def tracking(self, key: Key) -> AbstractContextManager[None]:
-        """Return a context in which each object that is read is noted as read for `key`."""
+        """Return a context; each object that is read in it is noted as read for `key`."""
         return self._cluster.tracking(key)
 
     def forget(self, key: Key) -> None:
@@ -228,9 +228,9 @@ class ClusterController(Controller):
             self._operator.on_policies(changed, gone)
 
     def set_synced(self, selection: WatchSelection, synced: bool) -> None:
-        """Record whether all objects of a selection are known and followed (`watches.Listener`). If
-        they are again, make the parts that follow ConfigMaps or Secrets read these again: during
-        the gap the watch may have missed a deletion."""
+        """Record whether all objects of a selection are known and followed (`watches.Listener`).
+        When they are again after a gap, the parts that follow ConfigMaps or Secrets read these
+        anew, as the watch may have missed a deletion."""
         self._cluster.set_synced(selection, synced)
         if selection is DEFINITIONS:
             self._definitions.set_synced(synced)
@@ -239,7 +239,7 @@ class ClusterController(Controller):
             # While the watch is interrupted, the policies in memory stay valid.
             self._operator.on_policies_known(True)
         if selection is PODS:
-            self._operator.states.receivers_known = synced
+            self._operator.states.receiver_pods_known = synced
         elif selection is CONFIG_MAPS and synced:
             self._tracing.reread_soon()
             self._naming.reread_soon()
@@ -254,8 +254,9 @@ class ClusterController(Controller):
             self._all_synced.set()
 
     def _on_pods(self, changed: Sequence[Document], gone: Sequence[Document]) -> None:
-        """Report new and deleted receiver pods to the operator, and enqueue the objects that have
-        read the Service of an ending or deleted pod. `changed` and `gone` are functions' pods."""
+        """Handle functions' pods that have `changed` or are `gone`: report new and deleted receiver
+        pods to the operator, and enqueue the objects that have read the Service of an ending or
+        deleted pod."""
         for pod in changed:
             metadata = pod["metadata"]
             if metadata["uid"] not in self._pods:
@@ -290,8 +291,8 @@ class ClusterController(Controller):
             self._cluster.notify_readers((SERVING, "Service", metadata["namespace"], service))
 
     def _follow_policies(self) -> None:
-        """Watch EventPolicies if their kind exists; if it doesn't, report that all of them, namely
-        none, are known. Does nothing while it isn't known whether the kind exists."""
+        """Watch EventPolicies if their kind exists; if it doesn't, report that all policies are
+        known: there are none. Do nothing while it isn't known whether the kind exists."""
         match self._definitions.exists(POLICY_DEFINITION):
             case True if POLICIES not in self._watches:
                 self._operator.on_policies_known(False)

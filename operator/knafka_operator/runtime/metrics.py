@@ -145,7 +145,7 @@ def _trigger_metrics(
     )
     yield Metric(
         "knafka_trigger_events_total",
-        "Events by what became of them, as drains reported",
+        "Events by their outcome, as drains reported",
         [
             ({**labels, "outcome": name}, count)
             for labels, status in scaled

@@ -60,10 +60,10 @@ class FollowedNaming:
         """The Events of `start`, as arguments of `Post`; `follow` posts them."""
 
     async def start(self) -> None:
-        """When a term begins: load the recorded templates, then put the declared ones in force.
-        Loading is retried until the API server answers: without the recorded templates, names in
-        statuses would look foreign. A failure to apply the declared ones is logged; `follow` tries
-        again, and posts the Events of what is found here.
+        """Load the recorded templates, then put the declared ones in force; called when a term
+        begins. Loading is retried until the API server answers: without the recorded templates,
+        names in statuses would look foreign. A failure to apply the declared ones is logged;
+        `follow` tries again, and posts the Events of what is found here.
         """
         while True:
             try:
@@ -188,8 +188,9 @@ def _check_known_limit(kind: NameKind, template: str, naming: Naming) -> None:
 
 
 def parse_recorded_templates(record: Document | None) -> Mapping[NameKind, tuple[str, ...]]:
-    """Return the templates in our ConfigMap (None: it doesn't exist) by kind, the one in force
-    first; none for a kind without recorded ones. Invalid ones are logged and left out."""
+    """Return the templates in our ConfigMap `record` (None: it doesn't exist) by kind, the one in
+    force first; a kind without templates has an empty tuple. Invalid templates are logged and left
+    out."""
     data = {} if record is None else record.get("data") or {}
     templates_by_kind = {}
     for kind in NameKind:

@@ -37,9 +37,9 @@ STOP_DECISION_SECONDS: Final = 5.0
 DRAIN_STOP_TIMEOUT: Final = 15.0
 """Seconds for a drain to end after its stop; then its request is cancelled."""
 UNHELD_END_SECONDS: Final = 8.0
-"""Seconds until a drain without a request of ours has ended after its Service got a new Revision: 3
-until its dispatcher's own request is refused, 2 for attempts under way (`draining.lease`), 3 more.
-"""
+"""Seconds until a drain that we hold no request for has ended after its Service got a new Revision:
+3 until its dispatcher's own request is refused, 2 for attempts under way (`draining.lease`), 3 to
+spare."""
 HOLD_GRACE_PERIOD: Final = 60.0
 """Seconds past its budget after which a request is cancelled: for a cold start and a slow end."""
 MIN_BACKOFF: Final = 0.5
@@ -70,10 +70,10 @@ class Slots:
         self._slots: dict[Hashable, int] = {}
         """The slot of each open request."""
 
-    def assign(self, request: Hashable, others: Collection[int] = ()) -> int:
-        """Assign the lowest free slot to a request, and return it; slots in `others` are taken by
+    def assign(self, request: Hashable, other_taken_slots: Collection[int] = ()) -> int:
+        """Assign the lowest free slot to a request, and return it. `other_taken_slots` are those of
         drains without a request."""
-        taken_slots = {*self._slots.values(), *others}
+        taken_slots = {*self._slots.values(), *other_taken_slots}
         self._slots[request] = next(slot for slot in count() if slot not in taken_slots)
         return self._slots[request]
 
@@ -82,8 +82,8 @@ class Slots:
         return self._slots.get(request)
 
     def note_slot(self, request: Hashable, slot: int) -> None:
-        """Record the slot that the request's drain reports; if another request has that slot, the
-        two swap. Does nothing for a request without a slot."""
+        """Record the slot that the drain of a request reports; if another request has that slot,
+        the two swap. Do nothing for a request without a slot."""
         own_slot = self._slots.get(request)
         if own_slot is None or own_slot == slot:
             return
@@ -128,7 +128,7 @@ class Unit(Protocol[Reported]):
         ...
 
     def on_end(self, ended: Ended, last: Reported | None, error: str | None) -> None:
-        """Handle the outcome of a request: its last line (None: there was none), and an error
+        """Handle how a request ended. `last` is its last line (None: there was none), `error` a
         message for users (None: no error). Not called if somebody else stopped the drain."""
         ...
 
@@ -141,18 +141,18 @@ class Holds(Generic[Line]):
         unit: Unit[Line],
         new_sender: Callable[[], SendRequest[Line]],
         budget: float,
-        on_over: Callable[[], None],
+        on_hold_ended: Callable[[], None],
         slots: Slots | None = None,
         request_budgets: tuple[float, float] = REQUEST_BUDGETS,
     ) -> None:
-        """`new_sender` returns the function that sends the requests of a new hold. `budget` is the
-        seconds of one drain, `request_budgets` those of its first and of each further request.
-        `on_over` is called when a hold has ended. `slots` assigns slots; None: drains have none."""
+        """`new_sender` returns the function that sends the requests of a new hold. A drain may last
+        `budget` seconds; `request_budgets` are those of its first and of each further request.
+        `on_hold_ended` is called after each hold. `slots` None: drains have no slots."""
         self._first_budget, self._request_budget = request_budgets
         self._unit: Unit[Line] = unit
         self._new_sender: Callable[[], SendRequest[Line]] = new_sender
         self._budget = budget
-        self._on_over = on_over
+        self._on_hold_ended = on_hold_ended
         self._slots = slots
         self._open: dict[Hold, asyncio.Event] = {}
         """Holds that aren't ending, with the event that stops each."""
@@ -176,18 +176,18 @@ class Holds(Generic[Line]):
         """Return all holds, including ending ones."""
         return self._ending | self._open.keys()
 
-    def open(self, cause: Cause, others: Collection[int] = ()) -> None:
-        """Open one more hold, for this cause; `others` are slots of drains without a request."""
+    def open(self, cause: Cause, other_taken_slots: Collection[int] = ()) -> None:
+        """Open one more hold. `other_taken_slots` are those of drains without a request."""
         if not self.all:
             self.wakes[cause] += 1
         stop = asyncio.Event()
         hold = asyncio.create_task(self._hold(stop, self._new_sender()))
         self._open[hold] = stop
         if self._slots is not None:
-            self._slots.assign(hold, others)
+            self._slots.assign(hold, other_taken_slots)
 
     def stop(self) -> set[Hold]:
-        """Stop all holds; returns those that this call has stopped, without those ending before."""
+        """Stop all holds that aren't ending yet, and return them."""
         stopped, self._open = self._open, {}
         self._ending |= stopped.keys()
         for hold, stop in stopped.items():
@@ -196,7 +196,7 @@ class Holds(Generic[Line]):
         return set(stopped)
 
     async def _hold(self, stop: asyncio.Event, send: SendRequest[Line]) -> None:
-        """Hold one drain after another, with pauses, until `stop` is set, or until a drain has
+        """Hold one drain after another, with pauses. Return once `stop` is set, or when a drain has
         ended and the unit has more holds than it needs."""
         hold = _current_task()
         loop = asyncio.get_running_loop()
@@ -223,11 +223,11 @@ class Holds(Generic[Line]):
             self._without_request.discard(hold)
             if self._slots is not None:
                 self._slots.free(hold)
-            self._on_over()
+            self._on_hold_ended()
 
     async def _drain(self, hold: Hold, stop: asyncio.Event, send: SendRequest[Line]) -> Ended:
-        """Hold one drain by consecutive requests until it ends, `stop` is set or its budget is
-        spent; returns how the last request ended. Raises only if cancelled."""
+        """Hold one drain by consecutive requests until the drain ends, `stop` is set or its budget
+        is spent; returns how the last request ended. Raises only if cancelled."""
         loop = asyncio.get_running_loop()
         over_at = loop.time() + self._budget
 
@@ -254,9 +254,8 @@ class Holds(Generic[Line]):
             decision_timer.cancel()
 
     async def _end_unheld(self, hold: Hold, stop: asyncio.Event, send: SendRequest[Line]) -> None:
-        """End a drain that has no open request: send another one with `stop` set. Otherwise the
-        drain would continue with the old contract, and skip events that only the new one
-        accepts."""
+        """End a drain that has no open request, by one more request with `stop` set. Otherwise the
+        drain would go on with the old contract, and skip events that only the new one accepts."""
         ended = await self._request(hold, stop, send, DRAIN_STOP_TIMEOUT, may_fail=True)
         if ended is not Ended.STOPPED:
             # A newer Revision has answered. The old dispatcher's own request reaches that one too,
@@ -272,9 +271,9 @@ class Holds(Generic[Line]):
         *,
         may_fail: bool = False,
     ) -> Ended:
-        """Hold one request of `send` for at most `budget` seconds; returns how its drain ended
-        (`BUDGET`: it may go on). Raises only if cancelled. With `may_fail` a failure isn't
-        reported."""
+        """Send one request by `send`, and hold it for at most `budget` seconds; returns how its
+        drain ended (`BUDGET`: it may go on). Raises only if cancelled. `may_fail` True: a failure
+        isn't reported to the unit."""
         may_end_idle = len(self._open) > self._unit.floor
         request = DrainRequest(
             # A drain that min-scale requires doesn't end when idle, since another would have to
@@ -319,9 +318,9 @@ class Holds(Generic[Line]):
 class EndingHolds:
     """Stopped holds that must end before new ones are opened, by id of the Trigger or Sensor."""
 
-    def __init__(self, on_over: Callable[[str], None]) -> None:
-        """`on_over` is called with an id once all its holds have ended."""
-        self._on_over = on_over
+    def __init__(self, on_all_ended: Callable[[str], None]) -> None:
+        """`on_all_ended` is called with an id once all holds of that id have ended."""
+        self._on_all_ended = on_all_ended
         self._holds: dict[str, set[Hold]] = {}
 
     def __contains__(self, id_: str) -> bool:
@@ -334,7 +333,7 @@ class EndingHolds:
         return set[Hold]().union(*self._holds.values())
 
     def end(self, id_: str, holds: Holds[Any]) -> None:
-        """Stop these holds, and keep them until they have ended."""
+        """Stop the holds of an id, and keep them here until they have ended."""
         for hold in holds.stop():
             self._add(id_, hold)
 
@@ -361,12 +360,12 @@ class EndingHolds:
             await asyncio.wait(set(holds))
 
     def _drop_hold(self, id_: str, hold: Hold) -> None:
-        """Drop a hold that has ended, and report when the last one of `id_` is gone."""
+        """Drop a hold that has ended; after the last one of `id_`, call `on_all_ended`."""
         holds = self._holds[id_]
         holds.discard(hold)
         if not holds:
             del self._holds[id_]
-            self._on_over(id_)
+            self._on_all_ended(id_)
 
 
 async def cancel_holds(holds: Collection[Hold]) -> None:
@@ -378,15 +377,16 @@ async def cancel_holds(holds: Collection[Hold]) -> None:
 
 
 def error_text(error: Exception) -> str:
-    """Return an error's message, or its class name; it quotes nothing of an HTTP response."""
+    """Return an error's message, or its class name. The text never quotes an HTTP response."""
     if isinstance(error, aiohttp.ClientError):
         return describe_request_error(error)
     return str(error) or type(error).__name__
 
 
 def _pause_after(ended: Ended, lasted: float, failures: int) -> tuple[int, float]:
-    """Return the new number of `failures` in a row, and the seconds until the next drain, after a
-    drain that lasted `lasted` seconds. If it failed after a long run, it is the first failure."""
+    """Return the new number of failures in a row, and the seconds until the next drain. The last
+    drain lasted `lasted` seconds, after `failures` failures; one that failed after a long run
+    counts as the first failure."""
     if ended in (Ended.IDLE, Ended.BUDGET):
         return 0, max(0.0, MIN_BACKOFF - lasted)
     failures = failures + 1 if lasted < MAX_HOLD_BACKOFF else 1

@@ -39,8 +39,8 @@ SENSOR_PAUSED: Final = Condition(
 
 
 def sensor_autoscaling(sensor: Resource, maxima: Maxima) -> Autoscaling:
-    """Return the autoscaling that a Sensor's annotations declare; a Sensor has the same annotations
-    as a Trigger. `maxima` are the installation's. Raises `InvalidDocument` for an invalid one."""
+    """Return the autoscaling that a Sensor's annotations declare, the same ones as a Trigger's.
+    `maxima` has the installation's limits. Raises `InvalidDocument` for an invalid annotation."""
     return Autoscaling.from_annotations(
         sensor.metadata.annotations, DEFAULT_SENSOR_AUTOSCALING, maxima
     )
@@ -50,8 +50,8 @@ def sensor_delivering_condition(
     declared: Autoscaling, scaled: ScalingStatus | None
 ) -> Condition | None:
     """Return the condition `Delivering`, which says whether the Sensor handles events; None: that
-    isn't known yet. `declared` is the Sensor's autoscaling, `scaled` the scaler's status of it
-    (None: it isn't scaled)."""
+    isn't known yet. `declared` is the Sensor's autoscaling. `scaled` is its status in the scaler;
+    None: the Sensor isn't scaled."""
     if declared.paused:
         return SENSOR_PAUSED
     # The scaler doesn't know yet that the Sensor was resumed: don't report it as paused.
@@ -59,8 +59,9 @@ def sensor_delivering_condition(
 
 
 def in_order_condition(scaled: ScalingStatus | None) -> Condition | None:
-    """Return the condition `InOrder`: False, with the number of events that came too late for their
-    order since this operator began to scale the Sensor. None: no such event is known."""
+    """Return the condition `InOrder`, which is False and has the number of events that came too
+    late for their order since this operator began to scale the Sensor. None: no such event is
+    known."""
     if scaled is None or not (late_events := scaled.counts.late):
         return None
     message = (

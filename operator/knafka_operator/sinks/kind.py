@@ -51,7 +51,7 @@ class SinkRecord:
     is_ready: bool | None = None
     """Whether the sink is Ready; None: it hasn't been reconciled yet."""
     claims: set[tuple[str, str]] = field(default_factory=set)
-    """Kafka servers and names of the topics that this sink has reserved."""
+    """The topics whose names this sink has reserved, each as Kafka servers and name."""
 
 
 @dataclass(eq=False)
@@ -66,14 +66,15 @@ class KafkaSinks(Reconciler[ObservedSink, AddressableDecision, SinkRecord], Kind
     cluster: Cluster
     kafkas: KafkaClusters
     states: States
-    """The states of Brokers."""
+    """The records of Brokers, whose topics count towards a namespace's maximum; and the limit of
+    functions that roll at a time."""
     effects: Effects
     now: Callable[[], str]
     """Returns the time, RFC 3339."""
     is_taken: Callable[[str], bool]
     """Returns whether a Broker, KafkaChannel or Sensor has a topic of this name."""
     records: dict[Identity, SinkRecord] = field(default_factory=dict)
-    """What is kept about each sink, by namespace and name."""
+    """The record of each sink, by namespace and name."""
     owners: dict[tuple[str, str], str] = field(default_factory=dict)
     """UID of the sink that has created, or will create, a topic, by the topic's Kafka servers and
     name."""
@@ -81,8 +82,8 @@ class KafkaSinks(Reconciler[ObservedSink, AddressableDecision, SinkRecord], Kind
     # Changes of objects, and operations on one object.
 
     def remember(self, document: Document) -> SinkRecord:
-        """Return a sink's record, created for a new UID, after the topic that was created for the
-        sink was reserved (`_claim`). Called for all sinks before any is reconciled."""
+        """Reserve the topic that was created for a sink, and return the sink's record; a new UID
+        gets a new record. Called for all sinks before any is reconciled."""
         identity, uid = Identity.of(document), document["metadata"].get("uid", "")
         record = self.records.get(identity)
         if record is None or record.uid != uid:
@@ -93,7 +94,7 @@ class KafkaSinks(Reconciler[ObservedSink, AddressableDecision, SinkRecord], Kind
         return record
 
     def ensure_record(self, document: Document) -> SinkRecord:
-        """Return the sink's record, created or updated (`remember`), before the sink is
+        """Create or update the sink's record (`remember`), and return it. Called before the sink is
         observed."""
         return self.remember(document)
 
@@ -118,9 +119,10 @@ class KafkaSinks(Reconciler[ObservedSink, AddressableDecision, SinkRecord], Kind
         return {record.kafka for record in self.records.values() if record.kafka is not None}
 
     async def delete(self, document: Document) -> None:
-        """Delete a sink's receiver, then its topic, if that was created for it and no other sink of
-        its namespace names it. Raises `LogError`, `NotReady` and `ClusterError`."""
-        record, sink = self.remember(document), resource_of(document)
+        """Delete a sink's receiver, then the topic that was created for the sink, unless another
+        sink of its namespace names the topic. Raises `LogError`, `NotReady` and `ClusterError`."""
+        record = self.remember(document)  # it reserves the topic, so that no other sink creates it
+        sink = resource_of(document)
         # No event may be accepted into a topic that is about to go (KN-BRK-22).
         await delete_service(self.cluster, sink_receiver_name(sink), sink)
         if (topic := _created_topic(document)) is not None:
@@ -184,8 +186,8 @@ class KafkaSinks(Reconciler[ObservedSink, AddressableDecision, SinkRecord], Kind
     def status_of(
         self, observed: ObservedSink, decision: AddressableDecision, record: SinkRecord
     ) -> Mapping[str, Any]:
-        """Return the last decision's status; also note in the record whether the sink is Ready, and
-        the partitions of its topic."""
+        """Return the last decision's status, and note in the record whether the sink is Ready and
+        how many partitions its own topic has."""
         namespace, _ = Identity.of(observed.document)
         receiver = Identity(namespace, sink_receiver_name(resource_of(observed.document)))
         self.states.rolls.add_condition(decision.conditions, receiver)
@@ -262,8 +264,8 @@ class KafkaSinks(Reconciler[ObservedSink, AddressableDecision, SinkRecord], Kind
         return self.kafkas.ensure_cluster(sink.servers, values), (ref.name, version)
 
     def _other_partitions(self, sink: Identity) -> int:
-        """Return the number of partitions of the topics created for the other sinks and Brokers in
-        its namespace."""
+        """Return the number of partitions of the topics that were created in the sink's namespace
+        for other sinks and for Brokers."""
         sinks_partitions = sum(
             record.partitions
             for identity, record in self.records.items()

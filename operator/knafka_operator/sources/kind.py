@@ -110,7 +110,9 @@ class KafkaSources(Triggers):
         except InvalidDocument as error:
             return Observed(document, error, watched=record.watched)
         assert isinstance(trigger, SourceTrigger)
-        observed = Observed(document, trigger, watched=record.watched, replaced=record.replaced)
+        observed = Observed(
+            document, trigger, watched=record.watched, may_have_old_pods=record.may_have_old_pods
+        )
         try:
             broker, missing_error = await self.source_observer.observe_broker_state(
                 document, trigger.source
@@ -138,7 +140,7 @@ class KafkaSources(Triggers):
     ) -> ScalingStatus | None:
         """Start the delivery `watched`; returns the scaler's status once the previous drains have
         ended. `replaces`: pods of the previous delivery may still drain by themselves."""
-        self.states.ensure_trigger(document).replaced = replaces
+        self.states.ensure_trigger(document).may_have_old_pods = replaces
         await self.deliver(Identity.of(document), watched)
         return self.scaling_status(Identity.of(document))
 

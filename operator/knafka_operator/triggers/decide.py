@@ -72,7 +72,7 @@ class TriggerDecision(Generic[K]):
     watched: Watched[K] | None = None
     """The delivery that `StartDelivery` begins; None: nothing is delivered."""
     automatic: Isolation | None = None
-    """The isolation that was chosen for an `auto` Trigger; None: it isn't `auto`."""
+    """The isolation that was chosen for an `auto` Trigger; None: the Trigger isn't `auto`."""
 
 
 class _TriggerSteps(Generic[K]):
@@ -161,7 +161,7 @@ def _decide(
 
     destinations = egresses.TriggerDestinations(subscriber, dead_letter_sink, reply)
     if broker.oidc:
-        destinations = _with_sender(trigger, destinations, steps)
+        destinations = _decide_sender(trigger, destinations, steps)
         if destinations.sender is None and destinations.have_audience:
             steps.wait("it has no service account to send as: its events wait in Kafka")
             return steps.decision(effects_to_stop)
@@ -217,11 +217,12 @@ def _resolve_dead_letter_sink(
     return resolved
 
 
-def _with_sender(
+def _decide_sender(
     trigger: Trigger, destinations: egresses.TriggerDestinations, steps: _TriggerSteps[K]
 ) -> egresses.TriggerDestinations:
-    """Decide `OIDCIdentityCreated`. Returns the destinations with the name of the ServiceAccount as
-    which the Trigger sends; unchanged if the Trigger may not have that account."""
+    """Decide `OIDCIdentityCreated`, and write account and audiences into the status. Returns the
+    destinations with the service account that the Trigger sends as; unchanged if the Trigger may
+    not have that account, which the condition then says."""
     with steps.conditions.step(OIDC_IDENTITY_CREATED):
         sender = service_accounts.sender_account(trigger, steps.observed.document)
         destinations = replace(destinations, sender=sender)
@@ -348,8 +349,8 @@ def _choose_dispatcher(
     settings: Settings,
 ) -> tuple[ShardPlacement | None, Isolation | None]:
     """Return the shard that delivers the Trigger (None: a dispatcher of its own), and the isolation
-    that was chosen for an `auto` Trigger (None: it isn't `auto`). `contract` is that of the
-    Broker's shards; None: there are none here."""
+    that was chosen for an `auto` Trigger (None: it isn't `auto`). `contract` is the contract of the
+    Broker's shards; None: the Broker has none."""
     # A Trigger that reads another topic than its Broker's can't share a dispatcher.
     if contract is None or observed.actions is not None:
         return None, None

@@ -239,7 +239,7 @@ def _own_dispatcher_effects(
             yield Wake(services.service_url(name, namespace, settings))
             yield StopDelivery(Step.HAND_OVER)
     # Whether pods of an older Revision may drain without requests.
-    replaces = observed.replaced
+    replaces = observed.may_have_old_pods
     if running != watched:
         replaces = replaces or (running is not None and running.drains_without_requests)
         yield StartDelivery(watched, replaces)
@@ -278,7 +278,7 @@ def _shared_effects(
         and annotations.get(DISPATCHER_KEY, own_dispatcher) == own_dispatcher
     )
     # Whether pods of the own Service may drain without requests.
-    replaces = observed.replaced or (
+    replaces = observed.may_have_old_pods or (
         leaves_own_service and (running is None or running.drains_without_requests)
     )
     own_dispatcher_delivers = (

@@ -355,7 +355,7 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
     ) -> Observed:
         """Record, after `AwaitReplacement`, that pods of older Revisions have ended."""
         if isinstance(effect, AwaitReplacement):
-            record.replaced = False
+            record.may_have_old_pods = False
         return observed
 
     async def start_delivery(
@@ -369,7 +369,7 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
             family = self.states.family
             message = f'{family.broker} "{broker.name}" is being deleted'
             raise NotReady(f"{family.short_name}DoesNotExist", message)
-        self.states.ensure_trigger(document).replaced = replaces
+        self.states.ensure_trigger(document).may_have_old_pods = replaces
         await self.deliver(identity, watched)
         return self.scaling_status(identity)
 

@@ -73,7 +73,7 @@ class TriggerObserver:
             stored_broker=stored,
             stopped=broker_record.stopped if broker_record else None,
             watched=record.watched,
-            replaced=record.replaced,
+            may_have_old_pods=record.may_have_old_pods,
             contract=await self._read_contract(broker) if state else None,
             actions=await self.sensor_actions(document, state) if state else None,
         )

@@ -63,14 +63,15 @@ class ObservedTrigger(ObservedObject, Generic[K]):
     """Where replies are sent; None: to the Broker's topic, and those of a Subscription nowhere."""
     watched: Watched[K] | None = None
     """The delivery that is running; None: there is none."""
-    replaced: bool = False
-    """Whether pods of an older Revision may still drain without requests."""
+    may_have_old_pods: bool = False
+    """Whether pods of an older Revision of the Trigger's Service may still drain without
+    requests."""
     contract: SharedContract | KnafkaError | None = None
-    """The contract of the Broker's shared dispatchers; None: there are none here."""
+    """The contract of the Broker's shared dispatchers; None: the Broker has none."""
     actions: SensorActions | KnafkaError | None = None
     """A Sensor's firings, which the Trigger delivers; None: it delivers its Broker's events."""
     needed: Isolation | None = None
-    """The isolation that an `auto` Trigger was last found to need; None: not known."""
+    """The isolation chosen for an `auto` Trigger, `OWN` or `SHARED`; None: none was chosen yet."""
     foreign_groups: frozenset[str] = frozenset()
     """Existing groups of applications whose name is the one that a template gives to the Trigger's
     group."""

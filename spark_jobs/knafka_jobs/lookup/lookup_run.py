@@ -35,8 +35,8 @@ def preview(files: TableFiles, conditions: Sequence[FailureCondition]) -> Previe
 def sendable_rows(
     files: TableFiles, conditions: Sequence[FailureCondition]
 ) -> tuple[str, Sequence[str]]:
-    """Return the query for the failures with these `conditions` that a replay would send, and the
-    tables that it reads.
+    """Return the SQL query for the failures with these `conditions` that a replay would send, and
+    the names of the tables that it reads.
 
     Raises `JobError`.
     """
@@ -108,8 +108,8 @@ def count_pending(
 
 
 def offsets_in_tables(files: TableFiles) -> dict[Partition, int]:
-    """Return for each partition that the tables have records of the first offset that is not in the
-    tables yet. Raises `JobError`."""
+    """Return the first offset that the tables don't have yet, for each partition of which they have
+    records. Raises `JobError`."""
     tables = [name for name in ("records", "purged") if files.has_table(name)]
     rows = files.query(lookup_plan.next_offsets(tables), *tables) if tables else []
     states = read_states_of(
@@ -128,7 +128,7 @@ class RecordInTables:
     """A dead letter as it was in its topic: implements `ports.log.Record`."""
 
     row: dict[str, Any]
-    """The dead letter's row of `records`."""
+    """The row of the table `records` that holds the dead letter."""
 
     def topic(self) -> str:
         """Return the topic's name."""
@@ -168,18 +168,21 @@ APPENDED: Final = 2
 def latest_dead_letters(
     files: TableFiles, conditions: Sequence[FailureCondition], limit: int
 ) -> Sequence[tuple[RecordInTables, datetime | None]]:
-    """Return the last dead letter of each of the `limit` latest failures with these `conditions`,
-    as `page_of_dead_letters` does. Raises `JobError`."""
+    """Return the last dead letters of the `limit` latest failures with these `conditions`, in the
+    form that `page_of_dead_letters` returns. Raises `JobError`."""
     return page_of_dead_letters(files, lookup_plan.predicate(conditions), limit)
 
 
 def page_of_dead_letters(
     files: TableFiles, predicate_sql: str, limit: int, skip: int = 0
 ) -> Sequence[tuple[RecordInTables, datetime | None]]:
-    """Return the last dead letter of each of the `limit` latest failures for which `predicate_sql`
-    holds, after skipping the `skip` latest ones; failures without a row in `records` are left out.
-    Each comes with the time at which its failure was resolved, or sent by a replay that isn't
-    settled; None: neither happened. Raises `JobError`."""
+    """Return the last dead letters of the latest failures for which `predicate_sql` holds: of at
+    most `limit` failures, after the `skip` latest ones. Failures without a row in `records` are
+    left out.
+
+    With each dead letter comes the time at which its failure was resolved, or was sent by a replay
+    that isn't settled; None: neither happened. Raises `JobError`.
+    """
     failures = files.query(lookup_plan.latest_failures(predicate_sql, limit, skip), "failures")
     if not failures:
         return []
@@ -203,8 +206,9 @@ def page_of_dead_letters(
 
 
 def _record_key(row: dict[str, Any]) -> tuple[Any, ...]:
-    """Return what identifies a dead letter, in a row of `failures` or `records`: its failure and
-    its position. The position isn't enough: after a cut of the log, two rows may share it."""
+    """Return the key of a dead letter, from its row in `failures` or `records`: the ids of failure
+    and topic, partition and offset. The failure's id is needed, too: if Kafka loses the end of a
+    log, a later dead letter gets an offset that an earlier one had."""
     return tuple(row[name] for name in ("failure_id", *KEY))
 
 

@@ -47,14 +47,15 @@ def select_failures(failures: DataFrame, selection: FailureSelection) -> DataFra
 
 
 def likely_stubs(failures: DataFrame) -> DataFrame:
-    """Return the failures whose dead letter may be a stub, without the event's data. The headers of
-    its record say whether it is one."""
+    """Return the failures whose dead letter may be a stub, a record without the event's data. The
+    headers of the record say whether it is one."""
     return failures.where(LIKELY_STUB)
 
 
 def replayable_failures(failures: DataFrame, sent: DataFrame, records: DataFrame) -> DataFrame:
     """Return the failures that can be sent again: they pass `REPLAYABLE`, their dead letter has the
-    event's data, and they aren't pending (sent by a replay, by the table `sent`, and not settled).
+    event's data, and they aren't pending. A failure is pending if, by the table `sent`, a replay
+    has sent it and the result isn't known yet.
 
     `records` needs to have only the dead letters of `likely_stubs`.
     """
@@ -85,25 +86,26 @@ ORDER_COLUMNS: Final = ORDER[len(TRIGGER) : -1]
 
 
 def dead_letters_of(failures: DataFrame, records: DataFrame, *, few: bool = True) -> DataFrame:
-    """Return the last dead letter of each failure. Columns: `failure_id`, `TRIGGER`, `key`,
-    `value`, `headers`, `ORDER_COLUMNS`.
+    """Return the last dead letter of each failure, whose position (`KEY`) the row of the failure
+    has. Columns: `failure_id`, `TRIGGER`, the event's `key`, `value` and `headers`,
+    `ORDER_COLUMNS`.
 
-    `failures` has the columns `SENDABLE`. `few`: whether there are at most `BROADCAST_ROWS`
-    failures.
+    `failures` has the columns `SENDABLE`. `few` True: there are at most `BROADCAST_ROWS` failures.
     """
     positions = failures.select(*SENDABLE)
     return (
         records.select("failure_id", *KEY, "key", "value", "headers")
-        # Also by failure: after a cut of its log, two records may share a position.
+        # Joined by the failure, too: if Kafka lost the end of a log, two records may have had one
+        # position.
         .join(F.broadcast(positions) if few else positions, ["failure_id", *KEY])
         .select("failure_id", *TRIGGER, "key", "value", "headers", *ORDER_COLUMNS)
     )
 
 
 def split_into_lanes(letters: DataFrame, lanes: int) -> DataFrame:
-    """Distribute dead letters over `lanes` partitions, all of a Trigger's key in one; each
-    partition is in `ORDER`."""
-    # Without a key there is no order to keep, so these are spread by failure.
+    """Distribute dead letters over `lanes` partitions; each partition is in `ORDER`. Dead letters
+    of one Trigger with the same key are in one partition."""
+    # Events without a key have no order to keep, so they are spread by failure.
     key = F.coalesce("key", F.col("failure_id").cast("binary"))
     return letters.repartition(lanes, *TRIGGER, key).sortWithinPartitions(*ORDER)
 

@@ -165,7 +165,7 @@ class ReplaySender:
 
     def _hashes_sent_earlier(self) -> set[int]:
         """Return hashes of the failures whose events were sent since this run began, by any lane.
-        If a lane's task is repeated, they include the events that its first try sent. Raises
+        If the task of a lane is repeated, these include the events that its first try sent. Raises
         `JobError`."""
         kafka = KafkaClient(self.connection)
         hashes: set[int] = set()
@@ -183,8 +183,8 @@ class ReplaySender:
 
 
 def failure_hash(failure_id: str) -> int:
-    """Return a hash of 64 bits of a failure's id, as it takes less memory than the id: some tens of
-    megabytes for a million."""
+    """Return a hash of 64 bits of a failure's id. It takes less memory than the id: some tens of
+    megabytes for a million failures."""
     return int.from_bytes(hashlib.blake2b(failure_id.encode(), digest_size=8).digest())
 
 
@@ -193,7 +193,8 @@ def fence_senders(connection: KafkaConnection, replay_id: str) -> None:
     their open transactions. Raises `JobError`."""
     for lane in range(MAX_LANES):
         try:
-            open_producer(connection, replay_id, lane)  # to open it fences off the earlier ones
+            # Opening a producer fences off the earlier producers of its lane.
+            open_producer(connection, replay_id, lane)
         except KafkaException as error:
             raise JobError(f"Kafka: {error.args[0].str()}") from error
 
@@ -309,5 +310,5 @@ def _sent_event(failure_id: str, message: Any) -> SentEvent:
 
 
 def _bytes(value: Any) -> Any:
-    """Return Spark's bytearray as bytes, and None as None."""
+    """Return a bytearray, as Spark gives it, as bytes; and None as None."""
     return None if value is None else bytes(value)

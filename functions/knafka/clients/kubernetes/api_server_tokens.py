@@ -42,7 +42,7 @@ class _Metadata(msgspec.Struct, rename="camel"):
 
 
 class _Spec(msgspec.Struct, rename="camel"):
-    """Spec of a TokenRequest, as the API server answers it: seconds for which the token is valid,
+    """Spec of a TokenRequest in the API server's answer: seconds for which the token is valid,
     which may differ from the requested ones."""
 
     expiration_seconds: float = EXPIRATION
@@ -87,7 +87,9 @@ class ApiServerTokens:
         }
         try:
             if audience in self._own_audiences():
-                raise TokenUnavailable("that is the API server's own audience, and no other's")
+                raise TokenUnavailable(
+                    "that is the API server's own audience, for which no destination gets a token"
+                )
             body = await asyncio.to_thread(self._ask, path, msgspec.json.encode(request))
         except OSError as error:
             raise TokenUnavailable(f"the API server: {_failure_text(error)}") from None
@@ -98,13 +100,16 @@ class ApiServerTokens:
             raise TokenUnavailable("the API server answered with no token") from None
         token = IssuedToken(answer.status.token.encode(), _lifetime_seconds(answer))
         if not token.is_usable:
-            raise TokenUnavailable("the API server answered with what can't be sent as a token")
+            raise TokenUnavailable(
+                "the API server answered with a token that expires too soon, is too long or has "
+                "characters that a header can't have"
+            )
         return token
 
 
 def _failure_text(error: OSError) -> str:
-    """Return why the API server issued no token; with a likely cause if the status of its answer
-    has one (`_STATUS_HINTS`)."""
+    """Return why the API server issued no token, with a likely cause if `_STATUS_HINTS` has one for
+    the status of its answer."""
     failure = describe_request_error(error)
     if isinstance(error, urllib.error.HTTPError) and error.code in _STATUS_HINTS:
         return f"{failure}: {_STATUS_HINTS[error.code]}"

@@ -22,7 +22,7 @@ MAX_CONDITION_LENGTH: Final = 4096
 MAX_CONDITION_DEPTH: Final = 32
 """Deepest nesting of parentheses."""
 MAX_COUNT: Final = 1000
-"""Most events of one dependency that a condition may want: all of them are held until it fires."""
+"""Most events of one dependency that a condition may want; all are held until the trigger fires."""
 
 MAX_NAME: Final = 63
 """Most characters of the name of a dependency or trigger."""
@@ -50,14 +50,14 @@ class Unwanted:
 
 @dataclass(frozen=True, slots=True)
 class AllOf:
-    """A condition that all of its parts must fulfil."""
+    """A condition that is fulfilled if all of its parts are."""
 
     parts: tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AnyOf:
-    """A condition that one of its parts must fulfil."""
+    """A condition that is fulfilled if any of its parts is."""
 
     parts: tuple[Node, ...]
 
@@ -73,8 +73,8 @@ class TriggerCondition:
     tree: Node
     """The condition's wanted part: it has no `Unwanted`."""
     wanted: Mapping[str, int]
-    """The number of events that are wanted of each dependency; the greatest number if the condition
-    names a dependency more than once."""
+    """The number of events that are wanted of each dependency. If the condition names a dependency
+    more than once, it is the greatest number."""
     unwanted: frozenset[str]
     """The dependencies of which no event may follow."""
 
@@ -102,8 +102,8 @@ def all_of(names: Sequence[str]) -> TriggerCondition:
 
 
 def parse(text: str) -> TriggerCondition:
-    """Parse a condition by the grammar above. Raises `InvalidExpression`. That is also raised if
-    the condition wants no event, if it wants and negates the same dependency, or if `&&` doesn't
+    """Parse a condition by the grammar in the module's docstring. Raises `InvalidExpression`, also
+    if the condition wants no event, if it wants and negates the same dependency, or if `&&` doesn't
     join each `!a` to all the rest."""
     if len(text) > MAX_CONDITION_LENGTH:
         raise InvalidExpression(
@@ -149,7 +149,7 @@ def _walk_nodes(node: Node) -> Iterator[Node]:
 
 
 def _is_simple(node: Node) -> bool:
-    """Whether any single event of a dependency in the node fulfils it."""
+    """Whether any single event of a dependency in the node fulfils the node."""
     match node:
         case Wanted(count=count):
             return count == 1
@@ -205,8 +205,8 @@ def _tokens(text: str) -> Iterator[_Token]:
 
 
 class _ConditionParser:
-    """Parses a condition's tokens, with one method for each rule of the grammar. Every method moves
-    past what it parses, and raises `InvalidExpression` for anything else."""
+    """Parses a condition's tokens, with one method for each rule of the grammar. Each method moves
+    past the tokens that it parses, and raises `InvalidExpression` if they don't fit its rule."""
 
     def __init__(self, tokens: Sequence[_Token]) -> None:
         self._tokens = tokens
@@ -305,8 +305,8 @@ class _ConditionParser:
 
 
 def _flatten(kind: type[AllOf | AnyOf], parts: Sequence[Node]) -> Sequence[Node]:
-    """Return the parts with nested parts of the same kind merged: `a && (b && c)` is `a && b &&
-    c`."""
+    """Return the parts, with nested parts of the same kind merged: `a && (b && c)` is `a && b &&
+    c`. One level is enough, as the parts of a nested part were flattened when it was parsed."""
     return [
         inner for part in parts for inner in (part.parts if isinstance(part, kind) else (part,))
     ]

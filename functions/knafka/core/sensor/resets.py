@@ -15,7 +15,7 @@ from knafka.core.times import moment
 
 _SECOND = timedelta(seconds=1)
 _CLOCK_CHANGE = timedelta(hours=3)
-"""More than any clock is set back by."""
+"""Longer than the largest step by which a clock is set back."""
 _QUESTION_MARK = re.compile(r"(?<![^\s,])\?(?![^\s,/])")
 """A `?` where a `*` may stand: Argo's parser reads it as `*` in every field."""
 
@@ -47,12 +47,12 @@ class Reset:
         # Cache of the last result: events are mostly in order, so the next result is mostly the
         # same.
         self._last: int | None = None
-        """The last reset at or before `_from`; None: there is none."""
+        """The last reset at or before `_from`; None: there was none."""
         self._next: int | None = None
-        """The first reset at or after `_until`; None: there is none."""
+        """The first reset after `_from`; None: there is none."""
         self._from = self._until = 0
-        """The cache holds for times (ms) from `_from` on and before `_until`; no reset is between
-        these two."""
+        """The cache is valid for times (ms) from `_from` on and before `_until`; no reset is
+        between these two."""
 
     def last(self, time: int) -> int | None:
         """Return the last reset at or before this time (both in ms); None: there was none."""
@@ -74,15 +74,15 @@ class Reset:
         return next((reset for reset in resets if reset <= time), None)
 
     def _search_forwards(self, time: int) -> int | None:
-        """Return the first reset at or after this time (ms); None: there is none."""
+        """Return the first reset after this time (ms); None: there is none."""
         start = _whole_second(time)
         resets = self._resets_from(start - self._margin(start), reverse=False)
-        return next((reset for reset in resets if reset >= time), None)
+        return next((reset for reset in resets if reset > time), None)
 
     def _margin(self, start: datetime) -> timedelta:
-        """Return how much earlier than `start` (backwards: later) a search has to begin: zero
-        unless the clocks change near `start`. In an hour that they repeat, CronSim can't tell the
-        first pass from the second."""
+        """Return how long before `start` a forward search has to begin, and how long after `start`
+        a backward one: zero unless the clocks change near `start`. In an hour that the clocks
+        repeat, CronSim can't tell the first pass from the second."""
         offsets = {
             (start + margin).astimezone(self._zone).utcoffset()
             for margin in (-_CLOCK_CHANGE, _CLOCK_CHANGE)

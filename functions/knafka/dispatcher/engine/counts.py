@@ -24,7 +24,7 @@ class DrainCounts:
     """Counts of one drain as plain integers and dicts, which the hot path adds to."""
 
     events: Counts = field(default_factory=Counts)
-    """Events by what became of them."""
+    """Events by their outcome."""
     failures: Counter[str] = field(default_factory=Counter)
     """Failed attempts, and records that were given up without an attempt, by reason and status:
     `status 503`, `timeout`, `undecodable-record`."""

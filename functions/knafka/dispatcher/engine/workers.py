@@ -6,7 +6,7 @@
 An event that waits for its retry holds no worker. While the subscriber is away (`congestion`) only
 probes get attempts. Events bound for the dead letter sink or topic go on, as they go to another
 server. So do replies whose delivery is tried again; they don't count against the subscriber's rate
-either. Exception: while so many replies fail that only probes are sent, only the replies of probes
+either. But if failing replies are the reason why only probes are sent, only the replies of probes
 are tried again.
 """
 
@@ -88,7 +88,7 @@ class Workers:
         self._rate_timer: asyncio.TimerHandle | None = None  # the timer of `_wait_for_rate`
 
     def add(self, event: PendingEvent) -> None:
-        """Queue an event that is its lane's next, in the queue of its stage and kind."""
+        """Queue the next event of its lane: for another server, as a probe, a retry, or ready."""
         if event.stage is not SUBSCRIBER:
             self._not_for_subscriber.append(event)
         elif not self._congestion.is_open:
@@ -119,7 +119,7 @@ class Workers:
         partition.backoffs.add(timer)
 
     def stop(self) -> None:
-        """Begin no more attempts, until `resume`."""
+        """Begin no attempts from now on, until `resume`."""
         self._stopping = True
         self.changed.set()
         self._signal_capacity()
@@ -289,12 +289,12 @@ class Workers:
         if congestion.is_open:
             return self._take_next_probe()
         under_way, limit = len(self._under_way), congestion.limit
-        if under_way >= limit or (congestion.paused_until and self._is_paused()):
+        if under_way >= limit or (congestion.paused_until and self._wait_for_retry_after()):
             return None
         if (
             under_way * RESERVE_SHARE >= limit * (RESERVE_SHARE - 1)
             and ready
-            and self._reserve_delays(limit)
+            and self._wait_for_reserve(limit)
         ):
             return None
         while ready:
@@ -304,15 +304,15 @@ class Workers:
             partition = event.partition
             if event.attempts or not partition.retrying or partition.may_begin:
                 return event
-            # Its first attempt was put off, as there was no token for the subscriber.
+            # It has its place in the metadata: its first attempt was put off for want of a token.
             if event in partition.retrying:
                 return event
             partition.held_back.append(event)  # the commit metadata has no room for its state
         return None
 
-    def _reserve_delays(self, limit: int) -> bool:
-        """Return whether the next attempt has to wait because slow attempts hold most of the
-        `limit` places (`reserve`); if so, have a worker woken later."""
+    def _wait_for_reserve(self, limit: int) -> bool:
+        """If the next attempt must wait because slow attempts hold most of the `limit` places
+        (`reserve`), have a worker woken later, and return True; else return False."""
         if self._reserve is None:
             return False
         now = self._now()
@@ -336,7 +336,7 @@ class Workers:
     def _take_next_probe(self) -> PendingEvent | None:
         """Remove and return the event that probes next while the subscriber is away; None: none is
         due."""
-        if self._is_paused():
+        if self._wait_for_retry_after():
             return None
         if self._probes_due:
             return self._probes_due.popleft()
@@ -356,14 +356,14 @@ class Workers:
         return event
 
     def _begin_probe(self, event: PendingEvent) -> None:
-        """Mark an event as a probe, and note when it began."""
+        """Mark an event as a probe, and record that a probe begins now."""
         event.is_probe = True
         self._probes.add(event)
         self._congestion.record_probe(self._loop.time())
 
-    def _is_paused(self) -> bool:
-        """Return whether a Retry-After forbids attempts now; if so, have a worker woken when that
-        time is over."""
+    def _wait_for_retry_after(self) -> bool:
+        """If a Retry-After of the subscriber forbids attempts now, have a worker woken when it no
+        longer does, and return True; else return False."""
         paused_until = self._congestion.paused_until
         if paused_until <= self._loop.time():
             return False

@@ -49,13 +49,13 @@ class ServedShard:
         self._follower.listeners.append(self._follow)
         self._following: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
-        """Set when the request under way must report a new position of the contract."""
+        """Set when the request under way must report that the contract was read further."""
         renewal = None
         if service_url is not None:
             renewal = OwnService(service_url, {"shard": shard.group}, clients.subscriber)
         self._lease: DrainLease[ShardProgress] = DrainLease(self._new_drain, renewal)
         self._at_start: asyncio.Task[None] | None = None
-        """Starts the drain that `start` was to start; None: it was to start none."""
+        """Starts a drain once the contract is read; None: `start` wasn't told to drain."""
 
     @property
     def failure(self) -> LogError | None:
@@ -86,7 +86,8 @@ class ServedShard:
                 await self._follower.wait_until_ready()
 
     def start(self, *, drain: bool) -> None:
-        """Start to follow the contract; `drain`: also start a drain without a request."""
+        """Start to follow the contract. `drain` True: also start a drain without a request, once
+        the contract is read."""
         self._following = asyncio.create_task(self._follower.follow())
         if drain:
             self._at_start = asyncio.create_task(self._drain_from_start())
@@ -121,19 +122,21 @@ class ServedShard:
             self._ensure_served(egress).egress = egress
 
     def refusal(self, request: DrainRequest) -> str:
-        """Return why a request for a drain is refused: it names an Egress, or doesn't name this
-        shard. Empty: it is accepted."""
+        """Return why a request for a drain is refused: it names an Egress or another shard. Empty:
+        it is accepted."""
         if request.egress is not None or request.shard != self._shard.group:
             return f"this dispatcher has the shard {self._shard.group}"
         return ""
 
     async def stream(self, request: DrainRequest, caller: asyncio.Task[bool], send: Send) -> None:
         """Answer a request for a drain with lines of progress until the drain ends, the request's
-        budget is spent or the client disconnects (`caller` is done then); `send` is ASGI's."""
+        budget is spent or `caller` is done. `caller` returns True if the caller asks for a stop,
+        False if it disconnects. `send` is ASGI's."""
         await stream(self._lease, request, caller, send, make_line_reducer(), self._news)
 
     def note_refusal(self) -> None:
-        """Note that another process has refused the request by which the lease renews itself."""
+        """Note that this process has refused a request (`refusal`), which shows that it is being
+        replaced: if it drains without requests, it waits longer before the next drain."""
         self._lease.note_refusal()
 
     def detach(self) -> None:
@@ -164,8 +167,8 @@ class ServedShard:
 
 
 def make_line_reducer() -> Callable[[ShardProgress], ShardProgress]:
-    """Return a function that reduces each progress of one request to what its line holds: in the
-    first and the last line all Egresses, in the others only those whose progress has changed."""
+    """Return a function that reduces each progress of one request to the content of its line. The
+    first and the last line have all Egresses, the others only those whose progress has changed."""
     last_egresses: dict[str, DrainProgress] = {}
 
     def reduce(progress: ShardProgress) -> ShardProgress:

@@ -55,7 +55,7 @@ class _CachedToken:
 
 
 class SinkTokens:
-    """Cache of the tokens that this process shows to destinations, for the accounts of all its
+    """Caches the tokens that this process shows to destinations, for the accounts of all its
     Egresses."""
 
     def __init__(
