@@ -56,7 +56,6 @@ STILL_LONG: Final = {
     "functions/knafka/receiver/protocol.py",
     "functions/knafka/sensor/bus.py",
     "operator/knafka_operator/archives/manifests.py",
-    "operator/knafka_operator/channels/decide.py",
     "operator/knafka_operator/functions/services.py",
     "operator/knafka_operator/kube_api/memory_cluster.py",
     "operator/knafka_operator/records/state.py",
