@@ -53,7 +53,6 @@ STILL_LONG: Final = {
     "functions/knafka/core/events/http_binding.py",
     "functions/knafka/dispatcher/shared/reader.py",
     "functions/knafka/ports/log.py",
-    "functions/knafka/receiver/protocol.py",
     "operator/knafka_operator/archives/manifests.py",
     "operator/knafka_operator/functions/services.py",
     "operator/knafka_operator/kube_api/memory_cluster.py",
