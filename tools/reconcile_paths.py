@@ -38,7 +38,8 @@ PARTS: Final = {
         *("runtime/selections.py", "../../local/knafka_local/cluster/local_controller.py"),
     ),
     "reconcilers and their effects": (
-        *("engine/kind.py", "engine/effects.py", "brokers/kind.py", "channels/kind.py"),
+        *("engine/kind.py", "engine/effects.py", "channels/kind.py"),
+        *("brokers/kind.py", "brokers/observe.py", "brokers/kafkas.py"),
         *("triggers/kind.py", "sensors/kind.py", "archives/kind.py", "archives/operations.py"),
         *("decisions/effects.py", "decisions/steps.py", "decisions/observed.py"),
     ),

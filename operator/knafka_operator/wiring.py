@@ -43,8 +43,8 @@ from knafka_operator.receivers.event_types import EVENT_TYPES_INTERVAL, EventTyp
 from knafka_operator.receivers.receivers import PodPositions, Receivers, ReplicaPositions
 from knafka_operator.records.state import States
 from knafka_operator.scale.drains import HttpDrains
+from knafka_operator.scale.drains_port import Drains
 from knafka_operator.scale.repeat import run_repeatedly
-from knafka_operator.scale.scaler import Drains
 from knafka_operator.sensors.kind import Sensors
 from knafka_operator.sensors.observe_actions import observe_actions
 from knafka_operator.sinks.kind import KafkaSinks

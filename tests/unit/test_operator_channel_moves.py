@@ -9,7 +9,7 @@ import pytest
 from support.channel_world import VERSION, ChannelWorld, ready, running_channels
 from support.operator_world import condition
 
-from knafka_operator.channels.decide import RECEIVERS
+from knafka_operator.channels.observed import RECEIVERS
 from knafka_operator.decisions.effects import Effect
 from knafka_operator.decisions.steps import CHANNEL_ORDER, Step
 from knafka_operator.kafka.credentials import KAFKA_SECRET

@@ -10,7 +10,7 @@ from support.http_cases import EVENT
 from support.receiving import Server
 from support.waiting import until
 
-from knafka.receiver import protocol
+from knafka.receiver import direct, protocol
 from knafka.receiver.direct import (
     EVENTS_PER_HOLD,
     HOLD_SECONDS,
@@ -103,7 +103,7 @@ async def test_events_of_this_machine_are_not_direct(server: Server) -> None:
 async def test_events_from_elsewhere_are(
     server: Server, monkeypatch: pytest.MonkeyPatch, host: str
 ) -> None:
-    monkeypatch.setattr(protocol, "_peer_address", lambda transport: host)
+    monkeypatch.setattr(direct, "_peer_address", lambda transport: host)
     async with server.connect() as wire:
         wire.send(EVENT + EVENT)
         assert await wire.statuses(2) == [202, 202]
@@ -114,7 +114,7 @@ async def test_at_the_end_a_direct_senders_next_event_is_still_taken(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its connection stays open for a while: the event may be on its way."""
-    monkeypatch.setattr(protocol, "_peer_address", lambda transport: "10.0.0.7")
+    monkeypatch.setattr(direct, "_peer_address", lambda transport: "10.0.0.7")
     async with server.connect() as busy, server.connect() as idle:
         busy.send(EVENT)
         idle.send(EVENT)

@@ -68,7 +68,8 @@ async def test_a_look_at_one_topic_is_none_at_the_others(
             topic = f"topic-{number}"
             await scaler.watch(topic, egress(topic, topic=topic), SCALING)
         await asyncio.sleep(1)
-        scaler._topic_checks = LookUps(scaler._topic_checks)
+        checks = scaler._topic_checks
+        checks._checks = LookUps(checks._checks)
         await asyncio.sleep(15)
         assert len(lags.asked) == 40
         lags.by_group["group-topic-7"] = 1

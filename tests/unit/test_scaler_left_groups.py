@@ -15,7 +15,8 @@ from support.scaling import SCALING, SHARD, FakeDrains, FakeLags, a_shard, egres
 
 from knafka.core.contract import Exact
 from knafka.core.errors import LogError
-from knafka_operator.scale.scaler import LEAVE_TIMEOUT, Scaler
+from knafka_operator.scale.leaving_groups import LEAVE_TIMEOUT
+from knafka_operator.scale.scaler import Scaler
 
 pytestmark = pytest.mark.looptime
 

@@ -7,7 +7,7 @@
 Knative scales by the requests that its proxy sees, and the proxy sees no event that is sent
 straight to a pod's own port. A held request costs the proxy nothing while it waits.
 
-Not here: which events are direct (`protocol`), and where senders get that address (the operator).
+Not here: counting them (`protocol`), and where senders get that address (the operator).
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
+
+from knafka.core.addresses import is_loopback
 
 LOAD_PATH: Final = b"/load"
 """Path of held requests: such a request does nothing, and is answered after `HOLD_SECONDS`."""
@@ -31,6 +33,19 @@ MAX_HOLDS: Final = 1_000
 
 HoldRequest = Callable[[], Awaitable[object]]
 """Sends one request to the receiver's own Service; returns when it is answered or has failed."""
+
+
+def is_direct(transport: asyncio.BaseTransport) -> bool:
+    """Whether the events of a connection are direct: its other end has another IP address than
+    loopback. Knative's proxy and func's host connect by loopback or a Unix socket."""
+    host = _peer_address(transport)
+    return bool(host) and not is_loopback(host)
+
+
+def _peer_address(transport: asyncio.BaseTransport) -> str:
+    """Return the sender's IP address; empty for a Unix socket."""
+    peer = transport.get_extra_info("peername")
+    return str(peer[0]) if isinstance(peer, tuple) else ""
 
 
 class DirectLoad:

@@ -4,10 +4,13 @@ uvicorn runs this protocol (`Config(http=...)`) and still handles sockets, signa
 stop; events don't pass through ASGI (docs/decisions/0005). A connection has one request in memory
 at a time unless the client pipelines; answers are sent in order (`responses`).
 
-This file is longer than others so that all effects of a request on its connection are in one place.
+More than 400 lines, so that all effects of a request on its connection are in one place: many
+methods may refuse the request, or must know whether more are taken. Parts would call each other for
+each event, and share the connection's state all the same.
 
 Not supported: HTTP/2, upgrades (an offer is ignored), compressed requests, and requests that exceed
-`Limits` or arrive too slowly. Not here: TLS (`tls_listener`).
+`Limits` or arrive too slowly. Not here: TLS (`tls_listener`), the answers' order (`responses`),
+what all connections share (`connections`), and which events are direct (`direct`).
 """
 
 from __future__ import annotations
@@ -20,11 +23,11 @@ import httptools
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from knafka.core.addresses import is_loopback
 from knafka.receiver import answers
 from knafka.receiver.address import ROOTS, address_of, path_of
 from knafka.receiver.answers import Answer
 from knafka.receiver.connections import Connections
+from knafka.receiver.direct import is_direct
 from knafka.receiver.encryption import CAME_ENCRYPTED
 from knafka.receiver.limits import HEADER_OVERHEAD, header_bytes, leaves_room
 from knafka.receiver.responses import PIPELINED, ResponseQueue, Slot
@@ -156,7 +159,7 @@ class ReceiverProtocol(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._responses = ResponseQueue(self._transport, self._shared.loop)
         self._slots = self._responses.slots
-        self._is_direct = _comes_from_elsewhere(transport)
+        self._is_direct = is_direct(transport)
         self._heard_at = self._idle_since = self._time()  # when bytes, and a whole request, came
         self._deadline = 0.0  # when the request being received must be whole
         # When the request last made progress, and the bytes that were held of it then.
@@ -541,19 +544,6 @@ class ReceiverProtocol(asyncio.Protocol):
                 self._refuse(answers.TIMED_OUT)
         elif not self._slots and now - self._idle_since > IDLE_TIMEOUT:
             self._transport.close()
-
-
-def _comes_from_elsewhere(transport: asyncio.BaseTransport) -> bool:
-    """Whether a connection's other end has another IP address than loopback, so that it is a
-    sender's own: Knative's proxy and func's host connect by loopback or a Unix socket."""
-    host = _peer_address(transport)
-    return bool(host) and not is_loopback(host)
-
-
-def _peer_address(transport: asyncio.BaseTransport) -> str:
-    """Return the sender's IP address; empty for a Unix socket."""
-    peer = transport.get_extra_info("peername")
-    return str(peer[0]) if isinstance(peer, tuple) else ""
 
 
 class EncryptedReceiverProtocol(ReceiverProtocol):

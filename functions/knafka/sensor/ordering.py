@@ -113,7 +113,7 @@ class Ordering:
     def stalled(self) -> Collection[int]:
         """Partitions of the bus that are no longer waited for, as they weren't read on for too
         long (`Stalls`)."""
-        return self._bus.stalled
+        return self._bus.progress.stalled
 
     @property
     def first_time(self) -> int | None:
@@ -138,7 +138,7 @@ class Ordering:
         `SHORTEST_CHECK_WAIT` to `LONGEST_CHECK_WAIT`; None if none waits."""
         if self.first_time is None:
             return None
-        seconds = (self._bus.next_check_time - now) / 1000
+        seconds = (self._bus.times.next_check_time - now) / 1000
         if seconds <= 0:  # the check of that time was made already
             return LONGEST_CHECK_WAIT
         return min(max(SHORTEST_CHECK_WAIT, seconds), LONGEST_CHECK_WAIT)
@@ -146,7 +146,7 @@ class Ordering:
     @property
     def grace(self) -> int:
         """Milliseconds by which an event may be older than one that was read before it."""
-        return self._bus.grace
+        return self._bus.times.grace
 
     @property
     def asked_at(self) -> int:
@@ -193,21 +193,21 @@ class Ordering:
         """Ask Kafka up to which time everything was read, if a record waits for that or a timer is
         `due` at that time (None: no timer is). For `due`, only answers to requests made at `since`
         or later count. Call this only while every routed event is committed. Raises `LogError`."""
-        bus, ordered = self._bus, self._ordered
+        bus, progress, ordered = self._bus, self._bus.progress, self._ordered
         waiting_times = [at for order in ordered.values() if (at := order.first) is not None]
         times = [*waiting_times, bus.first_blocked_time, bus.first_ahead_time, due]
         # Ask only for the first of these times up to which not everything is known to be read.
         for at in sorted(time for time in times if time is not None):
             asked_since = since if at == due else 0
-            read_until = bus.read_until
+            read_until = progress.read_until
             is_read = read_until is not None and read_until > at
-            if not is_read or bus.reached_request_at < asked_since:
-                bus.refresh(now, at, asked_since)
+            if not is_read or progress.reached_request_at < asked_since:
+                progress.refresh(now, at, asked_since)
                 break
         bus.forget_ahead()
         if waiting_times or due is not None:
             known_until = self._watermark.update(
-                bus.routed_until, bus.reached_request_at, self._read_to
+                progress.routed_until, progress.reached_request_at, self._read_to
             )
             if known_until is not None:
                 for order in ordered.values():
@@ -256,8 +256,8 @@ class Ordering:
                 position = self._bus.position(number)
                 if position != committed:
                     batch.positions[partition] = position
-                    until = self._bus.own_routed_until(number)
-                    batch.routed[number] = Routed(until, not self._bus.is_log_time)
+                    until = self._bus.progress.own_routed_until(number)
+                    batch.routed[number] = Routed(until, not self._bus.times.is_log_time)
                 continue
             ordered, next_offset = self._ordered[number], self._read_to[number]
             position = ordered.position(next_offset)

@@ -43,7 +43,7 @@ from knafka_cli.adoption.plan import (
 )
 from knafka_cli.shared.counts import count_text
 from knafka_operator.channels import entries
-from knafka_operator.channels.decide import receivers_of
+from knafka_operator.channels.observed import receivers_of
 from knafka_operator.installation.naming import NamedObject, NameKind, Naming
 from knafka_operator.kafka.credentials import KAFKA_SECRET, SECRET_NAMESPACE
 from knafka_operator.kafka.desired import BOOTSTRAP_SERVERS, SECRET_NAME_KEY

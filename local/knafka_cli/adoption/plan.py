@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from knafka.ports.log import TopicDescription
-from knafka_operator.channels.decide import RECEIVERS
+from knafka_operator.channels.observed import RECEIVERS
 from knafka_operator.installation.naming import NameKind
 from knafka_operator.model.channels import KAFKA_CHANNEL
 from knafka_operator.model.identity import Identity

@@ -52,7 +52,7 @@ from knafka_operator.model.resources import EXTERNAL_TOPIC, SERVING
 from knafka_operator.model.sensors import SENSOR, bus_of
 from knafka_operator.operator import Operator
 from knafka_operator.scale.decide import ScalingStatus
-from knafka_operator.scale.scaler import Drains
+from knafka_operator.scale.drains_port import Drains
 from knafka_operator.wiring import OperatorClients
 
 log = logging.getLogger(__name__)

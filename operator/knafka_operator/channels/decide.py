@@ -4,39 +4,43 @@ Read top-down, as `brokers.decide`: each condition is one step, and the decision
 failed condition that later ones need. A channel has no receiver of its own: many share one. Its
 entry is in that receiver's contract, and it is Ready once every replica of the receiver has read
 the entry (KN-CHN-01).
+
+Not here: what was read for a decision (`observed`), and a channel that another implementation
+serves (`rival`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final
 
-from knafka.core.contract import Ingress, Receiver, Sink
-from knafka.core.errors import InvalidDocument, KnafkaError
+from knafka.core.contract import Ingress, Receiver
 from knafka_operator.channels import routes
-from knafka_operator.channels.routes import Gateway
+from knafka_operator.channels.observed import (
+    RECEIVERS,
+    ChannelConnection,
+    ObservedChannel,
+    receivers_of,
+)
+from knafka_operator.channels.rival import rival_message
 from knafka_operator.decisions.effects import (
     Annotate,
     Apply,
     ApplyReceiver,
     AwaitReceivers,
-    CreateTopic,
-    Effect,
     LeaveReceivers,
     Probe,
     ProbeDirect,
     Refusal,
     WriteIngress,
 )
-from knafka_operator.decisions.observed import ObservedObject
 from knafka_operator.decisions.status import (
     CHANNEL_CONDITIONS,
     CONFIG_PARSED,
     CONTRACT_UPDATED,
     DATA_PLANE_AVAILABLE,
     PROBE_SUCCEEDED,
-    SERVED_BY_KNAFKA,
     SUBSCRIPTIONS_HANDLED,
     NotReady,
     value_or_raise,
@@ -49,9 +53,8 @@ from knafka_operator.installation.naming import DEFAULT_NAMING, NameKind, Naming
 from knafka_operator.installation.settings import Settings
 from knafka_operator.kafka import desired
 from knafka_operator.kafka.desired import LOG_APPEND_TIME_CONFIG, MIN_IN_SYNC, Defaults
-from knafka_operator.kafka.topics import ObservedTopic
 from knafka_operator.model.channels import KafkaChannel
-from knafka_operator.model.conditions import READY, Condition, Severity, Status, merge_conditions
+from knafka_operator.model.conditions import Condition, Severity, Status
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import TOPIC_STATUS, Broker
 from knafka_operator.model.topics import Topic
@@ -67,92 +70,12 @@ from knafka_operator.receivers.direct import (
     channels_direct_service,
     is_direct_channel,
 )
-from knafka_operator.senders.authentication import NO_AUTHENTICATION, Authentication
-from knafka_operator.senders.encryption import NO_ENCRYPTION, Encryption, Https
-
-RECEIVERS: Final = "knafka.dev/receivers"
-"""Key of `status.annotations`: names of the receivers that may have an entry of the channel; more
-than one while the channel moves to the receiver of another Secret."""
 
 CHANNEL_DIRECT_REFUSAL: Final = Refusal("this KafkaChannel", "", "DirectServiceRejected")
 ROUTE_REFUSAL: Final = Refusal("this KafkaChannel", "ServiceNotOurs", "RouteRejected", "Service")
 """The Service of an earlier channel with the same name, which is still being deleted, also counts
 as not ours. Only the Service is checked: the Ingress is in the operator's namespace, where only the
 operator creates one."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChannelConnection:
-    """Kafka configuration of a channel, from the installation's ConfigMap, a Secret and the
-    channel's annotations."""
-
-    defaults: Defaults
-    secret: tuple[str, str] | None = None
-    """Name and version of the Secret in the operator's namespace; None: no Secret is needed."""
-
-
-@dataclass(frozen=True)
-class ObservedChannel(ObservedObject):
-    """A KafkaChannel and everything read for its decision; where reading failed, the error stands
-    for the value. A field that keeps its default hasn't been read, as nothing needs it yet."""
-
-    channel: KafkaChannel | InvalidDocument
-    broker: Broker | None = None
-    """The channel in the form of a Broker (`model.family`)."""
-    rival: str | None = None
-    """Name of another implementation that serves KafkaChannels here; None: there is none."""
-    connection: ChannelConnection | KnafkaError | None = None
-    """Its Kafka configuration; None: not read, as the channel is invalid or has a `rival`."""
-    dead_letter_sink: Sink | KnafkaError | None = None
-    """Where the channel sends dead letters; None: it declares no sink."""
-    topic: ObservedTopic | KnafkaError | None = None
-    authentication: Authentication | KnafkaError = NO_AUTHENTICATION
-    """How senders are authenticated."""
-    event_types: bool = False
-    """Whether EventTypes are created for the channel's events."""
-    encryption: Encryption | KnafkaError = NO_ENCRYPTION
-    """Whether senders must use https."""
-    https: Https | NotReady | None = None
-    """The receiver's https address, or the error that explains why it has none; None: https is
-    off."""
-    ingress: Ingress | None = None
-    """The channel's entry in the receiver's contract."""
-    accepted: bool = False
-    """Whether all replicas of the receiver have read that entry."""
-    gateway: Gateway | None = None
-    """Knative's gateway, which gives the channel its own host; None: the channel is addressed by a
-    path at its receiver."""
-    routed: str | None = None
-    """The target of the channel's route, to which the channel's own host name leads; None: this
-    reconciliation hasn't applied the route yet."""
-    direct_served: bool = False
-    """Whether this reconciliation has applied the Service that leads past Knative's proxy."""
-    probed: str | None = None
-    """The address that has answered a probe of this reconciliation; None: there was none."""
-    subscribers: Sequence[Mapping[str, Any]] = ()
-    """`status.subscribers` (DSP-10)."""
-    handling: Handling = field(default_factory=Handling)
-    """Whether Knafka or Knative Eventing reconciles Subscriptions."""
-
-    def after(self, effect: Effect, result: Any) -> ObservedChannel:
-        """Return a copy that includes an effect's result."""
-        observed = super().after(effect, result)
-        match effect:
-            case CreateTopic() if isinstance(observed.topic, ObservedTopic):
-                return replace(observed, topic=replace(observed.topic, existing=result))
-            case WriteIngress(ingress=ingress):
-                return replace(observed, ingress=ingress, accepted=False)
-            case AwaitReceivers():
-                return replace(observed, accepted=True)
-            case Apply(Step.APPLY_ROUTE, (*_, service)):
-                return replace(observed, routed=service["spec"]["externalName"])
-            case Apply(Step.APPLY_DIRECT_SERVICE):
-                return replace(observed, direct_served=True)
-            case Probe(answers_for=url):
-                return replace(observed, probed=url)
-            case LeaveReceivers(stays=stays):
-                return observed.with_annotations({RECEIVERS: stays})
-        return observed
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +180,7 @@ def _decide_configuration(
     with steps.conditions.step(CONFIG_PARSED):
         channel = value_or_raise(observed.channel)
         if observed.rival is not None:
-            raise NotReady("OtherImplementation", _rival_message(observed.rival))
+            raise NotReady("OtherImplementation", rival_message(observed.rival))
         connection = value_or_raise(observed.connection)
         authentication = value_or_raise(observed.authentication)
         rules = SenderRules(authentication, value_or_raise(observed.encryption))
@@ -357,12 +280,6 @@ def _set_address(
         steps.set_addresses(url, entry.ingress, observed.https, rules, channel)
 
 
-def receivers_of(annotations: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names of the receivers that may have an entry of a channel, from its
-    `status.annotations`; empty: nothing was created for it yet."""
-    return tuple(annotations.get(RECEIVERS, "").split())
-
-
 def _receivers_with(name: str, annotations: Mapping[str, str]) -> tuple[str, ...]:
     """Return the names of the receivers in a channel's `status.annotations`, with `name` added
     unless it is among them."""
@@ -414,26 +331,6 @@ def _secret_name(connection: ChannelConnection) -> str | None:
     return None if connection.secret is None else connection.secret[0]
 
 
-def conditions_beside_rival(
-    status: Mapping[str, Any], rival: str, timestamp: str
-) -> list[dict[str, Any]] | None:
-    """Return the conditions that `rival`, another implementation that serves a channel, has written
-    to its `status`, with Knafka's informational condition added. None: `rival` has written no
-    conditions. `timestamp` is the time (RFC 3339)."""
-    stored = status.get("conditions") or ()
-    conditions = [condition for condition in stored if isinstance(condition, Mapping)]
-    types = {condition.get("type") for condition in conditions}
-    own_types = {READY, *CHANNEL_CONDITIONS, SUBSCRIPTIONS_HANDLED, SERVED_BY_KNAFKA}
-    if READY not in types or not types - own_types:
-        return None
-    why = "OtherImplementation", _rival_message(rival)
-    own_condition = Condition(SERVED_BY_KNAFKA, Status.FALSE, *why, Severity.INFO)
-    others = (condition for condition in conditions if condition.get("type") != SERVED_BY_KNAFKA)
-    merged = merge_conditions(conditions, [own_condition], timestamp)
-    own = (condition for condition in merged if condition["type"] == SERVED_BY_KNAFKA)
-    return [*map(dict, others), *own]
-
-
 def _subscriptions_handled_condition(handling: Handling) -> Condition | None:
     """Return the informational condition that says who reconciles Subscriptions. None: there is no
     reason to say so, as only Knafka can."""
@@ -451,12 +348,3 @@ def _subscriptions_handled_condition(handling: Handling) -> Condition | None:
         return handled_condition(Status.FALSE, "KnativeEventingNotSeen", handling.reason)
     by = "ByKnafka" if handling.handler is Handler.OWN else "ByKnativeEventing"
     return handled_condition(Status.TRUE, by, handling.reason)
-
-
-def _rival_message(rival: str) -> str:
-    """Return the sentence for users about another implementation, `rival`, that serves
-    KafkaChannels here."""
-    return (
-        f"{rival} serves KafkaChannels here, too: have `knafka adopt` take this one over, remove "
-        "the other, or run this operator without KNAFKA_CHANNELS=enabled"
-    )

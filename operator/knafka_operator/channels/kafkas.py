@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from knafka.core.contract import Kafka
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument, KnafkaError
-from knafka_operator.channels.decide import ChannelConnection, receivers_of
+from knafka_operator.channels.observed import ChannelConnection, receivers_of
 from knafka_operator.decisions.status import NotReady
 from knafka_operator.dispatchers.resuming import read_receiver
 from knafka_operator.functions import receiver_services, services

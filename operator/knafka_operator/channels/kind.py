@@ -24,8 +24,9 @@ from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument, KnafkaError, LogError
 from knafka_operator.channels import decide as deciding
 from knafka_operator.channels import routes
-from knafka_operator.channels.decide import ChannelConnection, ObservedChannel
 from knafka_operator.channels.kafkas import ChannelKafkas
+from knafka_operator.channels.observed import ChannelConnection, ObservedChannel, receivers_of
+from knafka_operator.channels.rival import conditions_beside_rival
 from knafka_operator.channels.subscribers import Subscribers
 from knafka_operator.decisions import status as statuses
 from knafka_operator.decisions.effects import ApplyReceiver, Effect
@@ -141,7 +142,7 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
         channel without receivers is left alone: `knafka adopt` annotates it before anything is
         created for it.
         """
-        if not deciding.receivers_of(status_annotations(document)):
+        if not receivers_of(status_annotations(document)):
             return
         knafka_annotations = [
             key for key in status_annotations(document) if key.startswith(KNAFKA_PREFIX)
@@ -152,7 +153,7 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
         await self.remember_kafka(document)
         await self.neighbours.stop_triggers(identity)
         await self._return_host(channel)
-        for name in deciding.receivers_of(status_annotations(document)):
+        for name in receivers_of(status_annotations(document)):
             await self.leave_receiver(document, name)
         await self.shards.delete(channel)
         if record.has_contract:
@@ -193,7 +194,7 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
         annotations = status_annotations(document)
         topic, recorded_id = annotations.get(TOPIC_STATUS), annotations.get(TOPIC_ID)
         # No event may be accepted into a topic that is about to go (KN-BRK-22).
-        for name in deciding.receivers_of(annotations):
+        for name in receivers_of(annotations):
             await self.leave_receiver(document, name)
         channel = parse(Broker, _without_spec(document))
         await self._delete_route(channel)
@@ -253,7 +254,7 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
         """Return the status by the last decision, and update the record, by which Subscriptions are
         reconciled. If another implementation serves the channel, return only conditions."""
         if observed.rival is not None and (
-            conditions := deciding.conditions_beside_rival(
+            conditions := conditions_beside_rival(
                 self.stored_status(observed), observed.rival, self.now()
             )
         ):

@@ -26,8 +26,9 @@ from knafka.core.kafka_settings.kafka_secret import for_librdkafka
 from knafka.ports.log import LogAdmin, LogWriter, Positions
 from knafka_operator.installation.kafka_trust import KafkaTrust
 from knafka_operator.kafka.servers import ANY_SERVER, check_servers
+from knafka_operator.scale.drains_port import Drains
 from knafka_operator.scale.repeat import run_repeatedly
-from knafka_operator.scale.scaler import Drains, Scaler
+from knafka_operator.scale.scaler import Scaler
 
 ENDS_CHECK_INTERVAL: Final = 0.5
 """Seconds between two checks of the ends of topics."""

@@ -51,6 +51,10 @@ class TopicOwnership:
     cluster: Cluster
     states: States
 
+    def has_own_name(self, topic: str | None, document: Document) -> bool:
+        """Whether the naming rules give this topic name to this Broker."""
+        return self.states.naming.is_own(NameKind.BROKER_TOPIC, topic, NamedObject.of(document))
+
     async def claim_if_proved(
         self, document: Document, record: BrokerRecord, taken: Container[str]
     ) -> None:
@@ -61,9 +65,8 @@ class TopicOwnership:
         topic = topic_in_status(document)
         if topic is None or topic not in taken:
             return
-        broker = NamedObject.of(document)
         recorded_id = status_annotations(document).get(TOPIC_ID)
-        if not recorded_id or not self.states.naming.is_own(NameKind.BROKER_TOPIC, topic, broker):
+        if not recorded_id or not self.has_own_name(topic, document):
             return
         assert record.kafka is not None
         existing = await record.kafka.topics.describe_topic(topic)

@@ -5,7 +5,7 @@
 
 Events are ordered by time, and events of the same time by their partition and offset on the bus. A
 record that was read waits until no earlier event can still be read (`InOrder.note_read_until`).
-Pure. Not here: finding out up to which time events were read (`knafka.sensor.bus`,
+Pure. Not here: finding out up to which time events were read (`knafka.sensor.bus_progress`,
 `knafka.sensor.watermark`).
 """
 

@@ -1,0 +1,253 @@
+"""Finds the time up to which everything of the bus was read, and up to which it was routed.
+
+    own, behind its end       up to the time of its last record
+    own, at its end           up to the time at which its end was asked for, less a grace period
+    another process's         up to the time that it committed with its offset; at its end as above
+
+Partitions that aren't read on for too long hold up nothing (`stalls`). Times are ms since the Unix
+epoch. Not here: how far events may be out of order (`event_times`), and the events themselves
+(`bus`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from knafka.core.sensor import records
+from knafka.core.sensor.contract import SensorContract
+from knafka.core.sensor.order import Routed
+from knafka.ports.log import OffsetAndMetadata
+from knafka.ports.transactions import TransactionalLog
+from knafka.sensor.event_times import EventTimes
+from knafka.sensor.queues import FOR_EVER, NO_PARTITION, UNKNOWN_TIME, Bounds, Queue
+from knafka.sensor.stalls import Stalls
+
+END_REQUEST_INTERVAL: Final = 5
+"""Least milliseconds between two requests to Kafka for ends."""
+UNANSWERED_INTERVAL: Final = 250
+"""Replaces `END_REQUEST_INTERVAL` while the end of some partition isn't known: requests take longer
+then, so they are made less often."""
+
+
+class BusProgress:
+    """Finds up to which time the bus was read and routed, by this process and by others."""
+
+    def __init__(
+        self,
+        sensor: SensorContract,
+        log: TransactionalLog,
+        queues: Mapping[int, Queue],
+        times: EventTimes,
+    ) -> None:
+        """Begin without answers of Kafka. `log` is asked for the ends of all partitions, and for
+        the commits of other processes; `queues` has the queue of each of this process's partitions,
+        and changes with them; `times` is what their records show of the times."""
+        self._topic = sensor.topic
+        self._log = log
+        self._queues = queues
+        self._times = times
+        self._asked_at: int | None = None
+        """When (our clock) `refresh` last asked for ends, or put it off because own records had to
+        be read first; None: not since a partition was assigned."""
+        self._ends: Mapping[int, int | None] = {}
+        """End offset of each partition of the bus, by the last request; None: Kafka didn't say.
+        Empty: not requested yet."""
+        self._appended_from = 0
+        """Records that are appended after the last request have this time or a later one."""
+        self._unreached_ends: tuple[int, Mapping[int, int | None]] | None = None
+        """Requested ends that aren't reached yet, with the time (our clock) of the request."""
+        self.reached_request_at = 0
+        """When (our clock) the latest request was made whose ends have all been reached."""
+        self._other_positions: dict[int, int] = {}
+        """Offsets that other processes have committed, by partition."""
+        self._others_routed_until: dict[int, int] = {}
+        """Times before which other processes have routed everything, by partition."""
+        self._stalls = Stalls(sensor.topic)
+        """Finds the partitions that are no longer waited for."""
+
+    @property
+    def stalled(self) -> frozenset[int]:
+        """Partitions that are no longer waited for."""
+        return self._stalls.partitions
+
+    def forget_request(self) -> None:
+        """Have `refresh` ask Kafka again, as a partition was assigned since its last request."""
+        self._asked_at = None
+
+    @property
+    def has_ends(self) -> bool:
+        """Whether Kafka was asked for ends."""
+        return bool(self._ends)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes read some partitions; True also while that isn't known."""
+        if not self._ends:
+            return True
+        return bool(self._ends.keys() - self._queues.keys())
+
+    # What was read and routed
+
+    def bounds_of_reading(self) -> Bounds:
+        """Return how far this process's partitions were read, without stalled ones: the lowest time
+        with its partition, and the second lowest, which bounds that partition's own events."""
+        untils: list[tuple[int, int]] = []
+        for number in self._queues:
+            if number not in self.stalled:
+                until = self.own_read_until(number)
+                untils.append((UNKNOWN_TIME if until is None else until, number))
+        untils.sort()
+        first, number = untils[0] if untils else (FOR_EVER, NO_PARTITION)
+        return Bounds(first, number, untils[1][0] if len(untils) > 1 else FOR_EVER)
+
+    @property
+    def read_until(self) -> int | None:
+        """The time before which everything of the bus was read here or routed by others; None: not
+        known."""
+        return self._lowest_time(self.own_read_until)
+
+    @property
+    def routed_until(self) -> int | None:
+        """The time before which everything of the bus is in the trigger topic, once all routed
+        events are committed; None: not known."""
+        return self._lowest_time(self.own_routed_until)
+
+    @property
+    def others_until(self) -> int | None:
+        """The time before which other processes have routed everything of their partitions, without
+        stalled ones; `FOR_EVER`: there are no such partitions; None: not known."""
+        if not self._ends:
+            return None
+        lowest = FOR_EVER
+        for number in self._ends.keys() - self._queues.keys() - self.stalled:
+            if (until := self._others_routed_until.get(number)) is None:
+                return None
+            lowest = min(lowest, until)
+        return lowest
+
+    def _lowest_time(self, until_of_own: Callable[[int], int | None]) -> int | None:
+        """Return the lowest time of all partitions, without stalled ones: `until_of_own` returns
+        that of a partition of this process, `others_until` is that of the others. None: one of
+        these times isn't known, or there are no partitions."""
+        if (lowest := self.others_until) is None:
+            return None
+        for number in self._queues.keys() - self.stalled:
+            if (until := until_of_own(number)) is None:
+                return None
+            lowest = min(lowest, until)
+        return None if lowest == FOR_EVER else lowest
+
+    def own_routed_until(self, number: int) -> int | None:
+        """Return the time before which every event of a partition of this process was routed; None:
+        not known."""
+        own_queue = self._queues[number]
+        if own_queue.arrivals:
+            return own_queue.arrivals[0].read_until
+        return self.own_read_until(number)
+
+    def own_read_until(self, number: int) -> int | None:
+        """Return the time before which everything of a partition of this process was read; None:
+        not known."""
+        own_queue = self._queues[number]
+        read_until, end = own_queue.read_until, self._ends.get(number)
+        if end is None or own_queue.next_offset < end:
+            return read_until
+        # It is read to its end: what follows is appended after the request for the end.
+        return self._appended_from if read_until is None else max(self._appended_from, read_until)
+
+    def _is_behind(self, number: int) -> bool:
+        """Whether a partition of this process wasn't read up to its last known end; False if no end
+        is known."""
+        end = self._ends.get(number)
+        return end is not None and self._queues[number].next_offset < end
+
+    # Asking Kafka
+
+    def refresh(self, now: int, needed_until: int, since: int = 0) -> None:
+        """Ask Kafka for ends and others' commits, to know up to which time everything was read.
+        Nothing is asked in three cases: everything before `needed_until` was read, as a request of
+        `since` or later has shown; the last request was made just before; or only this process
+        reads the bus, and must first read on. Raises `LogError`."""
+        read_until = self.read_until if self._asked_at is not None else None
+        is_read = read_until is not None and read_until > needed_until
+        if is_read and self.reached_request_at >= since:
+            return
+        interval = UNANSWERED_INTERVAL if None in self._ends.values() else END_REQUEST_INTERVAL
+        if self._asked_at is not None and now - self._asked_at < interval:
+            return
+        if not self._has_to_read_on(needed_until):
+            self._ask(now)
+            self._note_reached_ends(now)
+        self._asked_at = now
+        self._note_stalls(now, needed_until)
+
+    def _has_to_read_on(self, needed_until: int) -> bool:
+        """Whether no other process reads the bus, and this one knows of records that it has to read
+        before everything before `needed_until` is read."""
+        return not self.is_shared and any(
+            self._is_behind(number) and (self.own_read_until(number) or 0) <= needed_until
+            for number in self._queues
+        )
+
+    def _ask(self, now: int) -> None:
+        """Ask Kafka for the ends of all partitions and, if other processes read some of them, for
+        their commits. Raises `LogError`."""
+        self._ends = self._log.reachable_ends(self._topic)
+        self._appended_from = self._times.find_earliest_append(now)
+        if self.is_shared:
+            committed = self._log.committed_now(self._topic)
+            for commit in committed.values():
+                self._times.note_sender_times(records.parse_routed(commit.metadata))
+            for number in self._ends.keys() - self._queues.keys():
+                self._note_commit(number, committed.get(number), self._ends[number])
+
+    def _note_reached_ends(self, now: int) -> None:
+        """Set `reached_request_at` to the time of the latest request whose ends are all reached.
+        Checked first are the ends of the earlier request that weren't reached yet
+        (`_unreached_ends`), then those of the request just made, at `now`."""
+        requests = [(now, self._ends)]
+        if self._unreached_ends is not None:
+            requests.insert(0, self._unreached_ends)
+        for asked_at, ends in requests:
+            if not all(self._is_reached(number, offset) for number, offset in ends.items()):
+                self._unreached_ends = asked_at, ends
+                return
+            self._unreached_ends, self.reached_request_at = None, asked_at
+
+    def _is_reached(self, number: int, end: int | None) -> bool:
+        """Whether a partition was read here, or routed by another process, up to the offset `end`
+        (None: not known), or is stalled."""
+        own_queue = self._queues.get(number)
+        if own_queue is None:
+            position = self._other_positions.get(number, 0)
+        else:
+            position = own_queue.next_offset
+        return number in self.stalled or (end is not None and position >= end)
+
+    def _note_commit(
+        self, number: int, committed: OffsetAndMetadata | None, end: int | None
+    ) -> None:
+        """Note what another process has committed for a partition (None: nothing). The commit was
+        requested just after the partition's end, the offset `end` (None: not known)."""
+        offset = 0 if committed is None else committed.offset
+        self._other_positions[number] = offset
+        routed = Routed() if committed is None else records.parse_routed(committed.metadata)
+        until = routed.until
+        if end is not None and offset >= end:
+            at_end = self._appended_from
+            until = at_end if until is None else max(at_end, until)
+        if until is not None:
+            previous_until = self._others_routed_until.get(number, until)
+            self._others_routed_until[number] = max(previous_until, until)
+
+    def _note_stalls(self, now: int, needed_until: int) -> None:
+        """Let `Stalls` note how far the partitions were read that may hold up the others: those of
+        other processes, and own ones that aren't read up to a known end."""
+        untils: dict[int, int | None] = {}
+        for number in self._ends.keys() | self._queues.keys():
+            if number not in self._queues:
+                untils[number] = self._others_routed_until.get(number)
+            elif self._is_behind(number) or self._ends.get(number) is None:
+                untils[number] = self.own_read_until(number)
+        self._stalls.note_reads(now, needed_until, untils)

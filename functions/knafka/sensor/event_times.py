@@ -1,0 +1,86 @@
+"""Event times: who sets the times of a bus's events, and how far these may be out of order.
+
+By how much an event may be older than one that was read before it (`grace`):
+
+    Kafka sets the times                  20 ms: the clocks of its nodes differ
+    senders set the times                 2 s: the time that an event takes until Kafka has it
+    the Sensor declares a grace period    so much
+
+Times are ms since the Unix epoch. Not here: the order itself (`core.sensor.order`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+from knafka.core.sensor.contract import SensorContract
+from knafka.core.sensor.order import Routed
+
+KAFKA_GRACE: Final = 20
+"""Milliseconds by which the clocks of Kafka's nodes may differ, where Kafka sets the time."""
+SENDER_GRACE: Final = 2_000
+"""Milliseconds from an event's time until Kafka has it, where its sender sets the time."""
+
+
+class EventTimes:
+    """What is known of the times of a bus's events, by those that were read here."""
+
+    def __init__(self, sensor: SensorContract) -> None:
+        """Begin without events; Kafka is taken to set the times until something shows otherwise."""
+        self._declared = None if sensor.grace is None else round(sensor.grace * 1000)
+        """The grace period (ms) that the Sensor declares; None: it declares none."""
+        self.is_log_time = True
+        """Whether Kafka sets the times, as far as is known."""
+        self._has_read = False
+        """Whether a record of the bus was read here."""
+        self._latest_reads: deque[tuple[int, int]] = deque()
+        """Events that were later than all before them: the event's time, and when it was read (our
+        clock). Those that were read a grace period before the last request, or earlier, are left
+        out."""
+        self._earliest_after_grace = 0
+        """One millisecond after the latest time of the events that were read a grace period or
+        longer before the last request."""
+
+    @property
+    def is_in_order(self) -> bool:
+        """Whether each partition is in order of time, as far as is known. A Sensor that declares a
+        grace period is never in order: declaring it means that Kafka's clock may be set back."""
+        return self.is_log_time and self._declared is None
+
+    @property
+    def grace(self) -> int:
+        """Milliseconds by which an event may be older than one that was read before it."""
+        if self._declared is not None:
+            return self._declared
+        return KAFKA_GRACE if self.is_log_time else SENDER_GRACE
+
+    def note_read(self, is_log_time: bool, time: int, now: int) -> int:
+        """Note that a record with this time was read at `now`; `is_log_time`: whether Kafka has set
+        the time. Returns the time before which all records of its partition were read, as far as
+        this record shows."""
+        self.is_log_time, self._has_read = is_log_time, True
+        if not self._latest_reads or time > self._latest_reads[-1][0]:
+            self._latest_reads.append((time, now))
+        # As `is_in_order`, without the call, as this is done for each record.
+        return time if is_log_time and self._declared is None else time - self.grace
+
+    def note_sender_times(self, routed: Routed) -> None:
+        """Note that senders set the times if a commit of the bus (`routed`) says so and no record
+        was read here yet, as a record would tell."""
+        if routed.by_sender and not self._has_read:
+            self.is_log_time = False
+
+    @property
+    def next_check_time(self) -> int:
+        """The earliest time (our clock) at which a request for ends may show that more was read; 0:
+        at any time."""
+        return self._latest_reads[0][1] + self.grace if self._latest_reads else 0
+
+    def find_earliest_append(self, now: int) -> int:
+        """Return the earliest time that a record appended from now on may have. It is later than
+        the times of all events that were read a grace period ago or earlier, which are removed from
+        `_latest_reads`. It is at most a grace period ago, or `SENDER_GRACE` if that is longer."""
+        while self._latest_reads and self._latest_reads[0][1] <= now - self.grace:
+            self._earliest_after_grace = self._latest_reads.popleft()[0] + 1
+        return max(self._earliest_after_grace, now - max(self.grace, SENDER_GRACE))

@@ -1,0 +1,101 @@
+"""Finds the Kafka of a Broker: by ConfigMaps and a Secret or, if one of these is gone, by the
+Broker's record or status.
+
+Not here: what a Broker has in its Kafka (`kind`, `observe`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from knafka.core.contract import Kafka
+from knafka.core.documents import parse
+from knafka.core.errors import InvalidDocument
+from knafka_operator.brokers.decide import BrokerConnection
+from knafka_operator.decisions.status import NotReady
+from knafka_operator.functions import services
+from knafka_operator.installation.settings import Settings
+from knafka_operator.kafka import credentials, desired
+from knafka_operator.kafka.clusters import KafkaCluster, KafkaClusters
+from knafka_operator.kafka.desired import Defaults
+from knafka_operator.kafka.endpoints import check_endpoint
+from knafka_operator.model.cluster import Cluster, decode_secret
+from knafka_operator.model.identity import Identity
+from knafka_operator.model.resources import CORE, Broker, ConfigMap
+from knafka_operator.records.state import States
+
+
+@dataclass(eq=False)
+class BrokerKafkas:
+    """Finds the Kafka connection of each Broker."""
+
+    settings: Settings
+    cluster: Cluster
+    kafkas: KafkaClusters
+    states: States
+
+    async def connect(self, broker: Broker) -> tuple[BrokerConnection, KafkaCluster]:
+        """Return the configuration and client of a Broker's Kafka. The Broker's ConfigMap is merged
+        over the installation's; its Secret must exist, and the Broker must be allowed to use both.
+        Raises the errors in `EXPECTED`."""
+        installation_config = await self.read_installation_config()
+        reference = desired.config_reference(broker)
+        broker_config = None if reference is None else await self.read_config_map(*reference)
+        credentials.check_config_map_reference(
+            reference, broker_config, broker, self.defaults_identity
+        )
+        configured = credentials.merge_configuration(
+            reference, broker_config, installation_config, self.defaults_identity
+        )
+        credentials.check_secret(configured, broker, self.settings)
+        secret = None
+        if configured.secret is not None:
+            secret = await self.cluster.get(CORE, "Secret", *configured.secret)
+            if secret is None:
+                raise NotReady("SecretNotFound", f"Secret {configured.secret} does not exist")
+        servers = Kafka(bootstrap_servers=configured.config.data[desired.BOOTSTRAP_SERVERS])
+        defaults = desired.defaults_with_config(configured.config, Defaults(kafka=servers))
+        bootstrap_servers = defaults.kafka.bootstrap_servers
+        if secret is None:
+            kafka = self.kafkas.ensure_cluster(bootstrap_servers, None)
+            return BrokerConnection(configured.config, defaults), kafka
+        # Whether an administrator wrote the Secret; a user's Secret is checked more strictly.
+        is_own = configured.is_offered or Identity.of(secret)[0] == self.settings.namespace
+        if not is_own:
+            await check_endpoint(decode_secret(secret), self.settings)
+        kafka = self.kafkas.ensure_cluster(bootstrap_servers, decode_secret(secret), is_own=is_own)
+        mount = credentials.secret_mount(broker, secret)
+        mounted = defaults.kafka.model_copy(update={"secret_path": services.SECRET_PATH})
+        return BrokerConnection(configured.config, replace(defaults, kafka=mounted), mount), kafka
+
+    async def find_kafka(self, broker: Broker) -> KafkaCluster:
+        """Return the Kafka with a Broker's topic, even if its ConfigMap was deleted first. Raises
+        the errors in `EXPECTED` if the Kafka isn't known."""
+        try:
+            return (await self.connect(broker))[1]
+        except (NotReady, InvalidDocument):
+            record = self.states.brokers.get(
+                Identity(broker.metadata.namespace, broker.metadata.name)
+            )
+            if record is not None and record.kafka is not None:
+                return record.kafka
+            # The operator has restarted since: without credentials it may still succeed.
+            servers = broker.status.annotations.get(desired.BOOTSTRAP_SERVERS)
+            if servers is None:
+                raise
+            return self.kafkas.ensure_cluster(servers, None)
+
+    @property
+    def defaults_identity(self) -> Identity:
+        """Namespace and name of the ConfigMap with the defaults for all Brokers."""
+        return Identity(self.settings.namespace, self.settings.config)
+
+    async def read_installation_config(self) -> ConfigMap | None:
+        """Return the ConfigMap with the defaults for all Brokers; None: it doesn't exist. Raises
+        `ClusterError`."""
+        return await self.read_config_map(*self.defaults_identity)
+
+    async def read_config_map(self, namespace: str, name: str) -> ConfigMap | None:
+        """Return a parsed ConfigMap; None: it doesn't exist. Raises `ClusterError`."""
+        stored = await self.cluster.get(CORE, "ConfigMap", namespace, name)
+        return None if stored is None else parse(ConfigMap, stored)

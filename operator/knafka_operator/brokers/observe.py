@@ -1,0 +1,196 @@
+"""Observing: reads what the decision about a Broker needs: its configuration, sink, features, topic
+and entry at its receiver; where reading fails, the error stands for the value.
+
+Not here: which Kafka a Broker has (`kafkas`), the decision (`decide`), and what follows if a Broker
+may not use its topic (`kind`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from knafka.core import names
+from knafka.core.documents import parse
+from knafka.core.errors import InvalidDocument, KnafkaError, LogError
+from knafka_operator.brokers.decide import BrokerConnection, ObservedBroker, receiver_contract
+from knafka_operator.brokers.defaults import with_default_delivery
+from knafka_operator.brokers.external_topics import EXTERNAL_TOPICS, external_topic_refusal
+from knafka_operator.brokers.kafkas import BrokerKafkas
+from knafka_operator.decisions.sink_addresses import observe_sink
+from knafka_operator.decisions.status import EXPECTED
+from knafka_operator.functions import receiver_services
+from knafka_operator.installation.settings import Settings
+from knafka_operator.kafka import desired
+from knafka_operator.kafka.clusters import KafkaCluster
+from knafka_operator.kafka.topic_creation import has_records
+from knafka_operator.kafka.topics import TOPIC_ID, ObservedTopic
+from knafka_operator.model.cluster import Cluster, Document, status_annotations
+from knafka_operator.model.identity import Identity
+from knafka_operator.model.resources import EXTERNAL_TOPIC, Broker, Resource
+from knafka_operator.receivers.receivers import Receivers
+from knafka_operator.records.namespace_totals import partitions_of_others
+from knafka_operator.records.ownership import TopicOwnership
+from knafka_operator.records.state import BrokerRecord, States, topic_in_status
+from knafka_operator.senders.encryption import Encryption
+from knafka_operator.senders.observe import observe_features, observe_https
+
+
+@dataclass(eq=False)
+class BrokerObserver:
+    """Reads everything that a Broker's decision needs."""
+
+    settings: Settings
+    cluster: Cluster
+    connections: BrokerKafkas
+    states: States
+    receivers: Receivers
+    ownership: TopicOwnership
+
+    async def find_topic_refusals(
+        self, document: Document, record: BrokerRecord
+    ) -> tuple[str | None, str | None]:
+        """Return two texts: why a Broker may not use the external topic that it declares (None: it
+        may), and why its receiver must stop (None: it may go on). It must stop if the declared
+        topic, or one that it has used until now, isn't allowed.
+
+        Reads the stored document, since a Broker that can't be parsed keeps running. Raises
+        `ClusterError`.
+        """
+        identity = Identity.of(document)
+        declared = (document["metadata"].get("annotations") or {}).get(EXTERNAL_TOPIC)
+        used_topics = {topic_in_status(document), record.state and record.state.topic.name}
+        topics_to_check = {
+            topic
+            for topic in used_topics
+            if topic and not self.ownership.has_own_name(topic, document)
+        } | ({declared} if declared is not None and names.is_topic(declared) else set())
+        if not topics_to_check:
+            return None, None
+        # Don't read the allowed topics from the Broker's own ConfigMap: its user writes that, as
+        # well as the annotation.
+        installation_config = await self.connections.read_installation_config()
+        allowed = (
+            "" if installation_config is None else installation_config.data.get(EXTERNAL_TOPICS, "")
+        )
+        allowed_by = f"ConfigMap {self.connections.defaults_identity}, the installation's own"
+        namespace = identity.namespace
+        # `self.states` knows the topics of Sensors, too, whatever their bus.
+        other_owners = (
+            self.states.sensor_uid_by_name,
+            desired.NamesOfOthers(self.states.topics, record.uid),
+        )
+        refusals = {
+            topic: external_topic_refusal(topic, namespace, allowed, allowed_by, *other_owners)
+            for topic in sorted(topics_to_check)
+        }
+        declared_refusal = refusals.get(declared or "")
+        used_refusal = next(filter(None, refusals.values()), None)
+        return declared_refusal, declared_refusal or used_refusal
+
+    async def observe_without_topic(
+        self, document: Document, record: BrokerRecord
+    ) -> ObservedBroker:
+        """Read the Broker, its Kafka's configuration, its sink and the features, but no topic; also
+        set `record.kafka`. Raises `ClusterError`."""
+        try:
+            broker = await self._with_defaults(parse(Broker, document))
+        except InvalidDocument as error:
+            return ObservedBroker(document, error)
+        connection: BrokerConnection | KnafkaError
+        try:
+            connection, record.kafka = await self.connections.connect(broker)
+        except EXPECTED as error:
+            connection = error
+        sink, sink_reference = None, broker.spec.delivery.dead_letter_sink
+        if sink_reference is not None:
+            namespace = broker.metadata.namespace
+            sink = await observe_sink(self.cluster, sink_reference, namespace, self.settings)
+        features = await observe_features(
+            self.cluster, self.settings, self.states.policies, broker.metadata.namespace
+        )
+        encryption = features.encryption
+        observed = ObservedBroker(
+            document,
+            broker,
+            connection,
+            sink,
+            authentication=features.authentication,
+            encryption=encryption,
+            event_types=features.event_types,
+        )
+        if isinstance(encryption, Encryption) and encryption.is_on:
+            observed = replace(
+                observed, https=await observe_https(self.cluster, broker, self.settings)
+            )
+        return observed
+
+    async def _with_defaults(self, broker: Broker) -> Broker:
+        """Return the Broker with the delivery of `config-br-defaults`, unless it declares its
+        own."""
+        if broker.spec.delivery.is_set:
+            return broker
+        namespace, _, name = self.settings.broker_defaults.partition("/")
+        return with_default_delivery(
+            broker, await self.connections.read_config_map(namespace, name)
+        )
+
+    async def observe_topic(
+        self, observed: ObservedBroker, record: BrokerRecord
+    ) -> ObservedTopic | KnafkaError | None:
+        """Claim the name of a Broker's topic, and return the topic as declared and as it exists, or
+        the error of reading it. None: the Broker is invalid, or its Kafka isn't known."""
+        if isinstance(observed.broker, InvalidDocument) or not isinstance(
+            observed.connection, BrokerConnection
+        ):
+            return None
+        assert record.kafka is not None
+        names_of_others = desired.NamesOfOthers(self.states.topics, record.uid)
+        try:
+            await self.ownership.claim_if_proved(observed.document, record, names_of_others)
+            desired_topic = desired.broker_topic(
+                observed.broker,
+                observed.connection.config,
+                observed.connection.defaults,
+                names_of_others,
+                self.states.naming,
+            )
+            if not desired_topic.external:
+                self.states.claim_topic(record, desired_topic.name)
+            existing_topic = await record.kafka.topics.describe_topic(desired_topic.name)
+            # Whether an empty id in the status proves nothing (`ObservedTopic.disputed`).
+            disputed = not self.settings.trusts_statuses
+            has_empty_id = status_annotations(observed.document).get(TOPIC_ID) == ""
+            if disputed and existing_topic is not None and has_empty_id:
+                identity = Identity.of(observed.document)
+                disputed = await has_records(record.kafka.topics, desired_topic.name) or (
+                    await self.ownership.is_claimed(identity, desired_topic.name)
+                )
+        except EXPECTED as error:
+            return error
+        partitions_of_other_brokers = (
+            0
+            if existing_topic
+            else partitions_of_others(self.states, Identity.of(observed.document))
+        )
+        return ObservedTopic(desired_topic, existing_topic, partitions_of_other_brokers, disputed)
+
+    async def observe_entry(self, observed: ObservedBroker, kafka: KafkaCluster) -> ObservedBroker:
+        """Return `observed` with the Broker's entry in its receiver's contract
+        (docs/decisions/0024), and whether every replica has read that; unchanged after a
+        `LogError`. Raises `ClusterError`."""
+        assert isinstance(observed.broker, Broker)
+        assert isinstance(observed.connection, BrokerConnection)
+        contract = receiver_contract(observed.broker, observed.connection, self.settings)
+        identity, service = Identity.of(observed.document), receiver_identity(observed.broker)
+        try:
+            receiver = await self.receivers.ensure_receiver(service, kafka, contract.contract_topic)
+            await self.receivers.check_contract(receiver, identity)
+        except LogError:
+            return observed  # reading the Broker's topic, or writing the entry, reports the error
+        ingress, accepted = receiver.entry(f"/{identity}", observed.document)
+        return replace(observed, ingress=ingress, accepted=accepted)
+
+
+def receiver_identity(broker: Resource) -> Identity:
+    """Return namespace and name of the Knative Service of a Broker's receiver."""
+    return Identity(broker.metadata.namespace, receiver_services.receiver_name(broker))

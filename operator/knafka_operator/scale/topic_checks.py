@@ -1,0 +1,78 @@
+"""Topic checks: the lag checks of all topics that Triggers read.
+
+Triggers that read the same topics are checked together: those of one Broker, or a KafkaSource with
+several topics. Not here: the check itself (`lag_checks`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from knafka.core.contract import Egress
+from knafka.ports.log import GroupSource
+from knafka_operator.scale.holds import EndingHolds
+from knafka_operator.scale.lag_checks import LagChecks, TopicLagCheck
+from knafka_operator.scale.scaled_groups import ScaledTrigger
+
+
+class TopicChecks:
+    """The lag checks of all topics with Triggers."""
+
+    def __init__(self, kafka: GroupSource, ending: EndingHolds, lag_checks: LagChecks) -> None:
+        """Begin without topics. `kafka` and `ending` are the checks', which `lag_checks` runs."""
+        self._kafka, self._ending = kafka, ending
+        self._lag_checks = lag_checks
+        self._checks: dict[str, TopicLagCheck] = {}
+        """All checks, by `_topics_key`."""
+        self._multi_topic_checks: dict[str, TopicLagCheck] = {}
+        """Those of `_checks` that cover several topics."""
+
+    @property
+    def all(self) -> Collection[TopicLagCheck]:
+        """The checks of all topics."""
+        return self._checks.values()
+
+    def find(self, topic: str) -> TopicLagCheck | None:
+        """Return the check that covers this topic and no other; None: there is none."""
+        return self._checks.get(topic)
+
+    def covering(self, topic: str) -> Sequence[TopicLagCheck]:
+        """Return the checks that cover this topic."""
+        checks = [check for check in self._multi_topic_checks.values() if topic in check.names]
+        return [*checks, self._checks[topic]] if topic in self._checks else checks
+
+    def add(self, trigger: ScaledTrigger) -> None:
+        """Add a Trigger to the check of its topics; starts a check for new topics."""
+        key = _topics_key(trigger.egress)
+        check = self._checks.get(key)
+        if check is None:
+            names = trigger.egress.topics
+            check = self._checks[key] = TopicLagCheck(names, self._kafka, self._ending)
+            if len(names) > 1:
+                self._multi_topic_checks[key] = check
+            self._lag_checks.add(check)
+        check.triggers[trigger.id] = trigger
+
+    def remove(self, trigger: ScaledTrigger) -> None:
+        """Remove a Trigger from the check of its topics; ends a check without Triggers."""
+        key = _topics_key(trigger.egress)
+        check = self._checks[key]
+        del check.triggers[trigger.id]
+        if not check.triggers:
+            del self._checks[key]
+            self._multi_topic_checks.pop(key, None)
+            check.end()
+
+    def check_soon(self, topic: str) -> None:
+        """Make the check that covers this topic and no other due soon, if there is one."""
+        if check := self._checks.get(topic):
+            check.check_soon()
+
+    def check_trigger_soon(self, trigger: ScaledTrigger) -> None:
+        """Make the check of a Trigger's topics due soon, if there is one."""
+        self.check_soon(_topics_key(trigger.egress))
+
+
+def _topics_key(egress: Egress) -> str:
+    """Return the key of an Egress's check: the names of its topics, separated by commas."""
+    return ",".join(egress.topics)
