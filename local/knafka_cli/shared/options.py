@@ -105,7 +105,7 @@ def read_declared(files: list[Path] | None, data_dir: Path) -> DeclaredObjects:
     paths = files or [Path(path) for path in Installation(data_dir).read_state().manifests]
     declared = Manifests(paths).read()
     for problem in declared.problems:
-        print_error(problem)
+        print_error(str(problem))
     return declared
 
 

@@ -33,6 +33,7 @@ from knafka_operator.engine.kind import BrokerReconciler
 from knafka_operator.functions import receiver_services, services
 from knafka_operator.functions.applying import delete_service
 from knafka_operator.installation.settings import Settings
+from knafka_operator.kafka import desired
 from knafka_operator.kafka.clusters import KafkaCluster, KafkaClusters
 from knafka_operator.kafka.topic_creation import (
     delete_broker_dead_letters,
