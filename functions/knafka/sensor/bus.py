@@ -169,8 +169,8 @@ class BusPartitions:
 
     def take_ready(self, limit: int) -> Iterator[tuple[Arrival, int | None]]:
         """Dequeue and yield the events that may be routed next, at most `limit`. Each comes with a
-        time: no event that is earlier than this time, and earlier than the yielded event, can still
-        follow it in the trigger topic. The time is None if it isn't known."""
+        time: after the yielded event, the trigger topic gets no event that is earlier than both the
+        yielded event and this time. The time is None if it isn't known."""
         if not self.queued:
             return
         in_order, bounds = self.times.is_in_order, self.progress.bounds_of_reading()
@@ -205,9 +205,10 @@ class BusPartitions:
             else:
                 heappush(heads, (place, own_queue))
 
-    def forget_ahead(self) -> None:
-        """Remove from `_routed_ahead` the events that are no longer ahead: all of the bus is routed
-        beyond their time. Call it only while every routed event is committed."""
+    def drop_events_no_longer_ahead(self) -> None:
+        """Remove from `_routed_ahead` the events that are no longer ahead: the whole bus is routed
+        beyond their time. Call it only while every routed event is committed, as only then
+        `routed_until` holds."""
         if self._routed_ahead and (until := self.progress.routed_until) is not None:
             while self._routed_ahead and self._routed_ahead[0] < until:
                 self._routed_ahead.popleft()

@@ -2,7 +2,8 @@
 
     own, behind its end       up to the time of its last record
     own, at its end           up to the time at which its end was asked for, less a grace period
-    another process's         up to the time that it committed with its offset; at its end as above
+    another process's         up to the time committed with its offset; if that offset is the end,
+                              as our own at its end
 
 Partitions that aren't read on for too long hold up nothing (`stalls`). Times are ms since the Unix
 epoch. Not here: how far events may be out of order (`event_times`), and the events themselves
@@ -91,7 +92,8 @@ class BusProgress:
 
     def bounds_of_reading(self) -> Bounds:
         """Return how far this process's partitions were read, without stalled ones: the lowest time
-        with its partition, and the second lowest, which bounds that partition's own events."""
+        and its partition; and the second lowest, as a partition's own events wait only for the
+        others."""
         untils: list[tuple[int, int]] = []
         for number in self._queues:
             if number not in self.stalled:
@@ -166,9 +168,13 @@ class BusProgress:
 
     def refresh(self, now: int, needed_until: int, since: int = 0) -> None:
         """Ask Kafka for ends and others' commits, to know up to which time everything was read.
-        Nothing is asked in three cases: everything before `needed_until` was read, as a request of
-        `since` or later has shown; the last request was made just before; or only this process
-        reads the bus, and must first read on. Raises `LogError`."""
+        Raises `LogError`. Nothing is asked in three cases:
+
+        - a request made at `since` or later has shown that everything before `needed_until` was
+          read;
+        - the last request was made just before;
+        - only this process reads the bus, and it must first read on.
+        """
         read_until = self.read_until if self._asked_at is not None else None
         is_read = read_until is not None and read_until > needed_until
         if is_read and self.reached_request_at >= since:
@@ -183,8 +189,8 @@ class BusProgress:
         self._note_stalls(now, needed_until)
 
     def _has_to_read_on(self, needed_until: int) -> bool:
-        """Whether no other process reads the bus, and this one knows of records that it has to read
-        before everything before `needed_until` is read."""
+        """Whether no other process reads the bus, and this one knows of records that it must read
+        until `needed_until` is reached."""
         return not self.is_shared and any(
             self._is_behind(number) and (self.own_read_until(number) or 0) <= needed_until
             for number in self._queues

@@ -35,12 +35,11 @@ class EventTimes:
         self._has_read = False
         """Whether a record of the bus was read here."""
         self._latest_reads: deque[tuple[int, int]] = deque()
-        """Events that were later than all before them: the event's time, and when it was read (our
-        clock). Those that were read a grace period before the last request, or earlier, are left
-        out."""
+        """Each event that was later than all before it: its time, and when it was read (our clock).
+        Without those that were read a grace period before the last request, or earlier."""
         self._earliest_after_grace = 0
-        """One millisecond after the latest time of the events that were read a grace period or
-        longer before the last request."""
+        """Every event that was read a grace period before the last request, or earlier, is earlier
+        than this time: it is one millisecond after the latest of them."""
 
     @property
     def is_in_order(self) -> bool:
@@ -78,9 +77,9 @@ class EventTimes:
         return self._latest_reads[0][1] + self.grace if self._latest_reads else 0
 
     def find_earliest_append(self, now: int) -> int:
-        """Return the earliest time that a record appended from now on may have. It is later than
-        the times of all events that were read a grace period ago or earlier, which are removed from
-        `_latest_reads`. It is at most a grace period ago, or `SENDER_GRACE` if that is longer."""
+        """Move the events that were read a grace period ago, or earlier, from `_latest_reads` into
+        `_earliest_after_grace`, and return the earliest time that a record appended from now on may
+        have. That is never further back than the longer of the grace period and `SENDER_GRACE`."""
         while self._latest_reads and self._latest_reads[0][1] <= now - self.grace:
             self._earliest_after_grace = self._latest_reads.popleft()[0] + 1
         return max(self._earliest_after_grace, now - max(self.grace, SENDER_GRACE))

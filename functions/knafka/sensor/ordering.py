@@ -204,7 +204,7 @@ class Ordering:
             if not is_read or progress.reached_request_at < asked_since:
                 progress.refresh(now, at, asked_since)
                 break
-        bus.forget_ahead()
+        bus.drop_events_no_longer_ahead()
         if waiting_times or due is not None:
             known_until = self._watermark.update(
                 progress.routed_until, progress.reached_request_at, self._read_to

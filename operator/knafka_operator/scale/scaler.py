@@ -256,7 +256,7 @@ class Scaler:
         return None if trigger is None else trigger.counts()
 
     def shards(self) -> Sequence[ShardStatus]:
-        """Return the status of each shard with Triggers (`statuses`: that of each Trigger)."""
+        """Return the status of each shard with Triggers. For Triggers see `statuses`."""
         return [shard.status() for shard in self._shards.values() if not shard.is_empty]
 
     def reads(self, topic: str) -> bool:

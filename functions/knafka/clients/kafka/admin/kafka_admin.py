@@ -148,7 +148,8 @@ class KafkaAdmin:
         return was_created
 
     async def describe_topic(self, topic: str) -> TopicDescription | None:
-        """Return a topic's id, size and own settings; None: it doesn't exist. Raises `LogError`."""
+        """Return a topic's id, its numbers of partitions and replicas, and the settings made on the
+        topic itself; None: it doesn't exist. Raises `LogError`."""
         description = (await self._describe([topic])).get(topic)
         if description is None:
             return None
@@ -158,7 +159,7 @@ class KafkaAdmin:
                 lambda timeout: self._admin.describe_configs([resource], request_timeout=timeout),
                 omitted_codes=NO_TOPIC_ERRORS,
             )
-        if not entries:
+        if not entries:  # the topic was deleted between the two requests
             return None
         topics_own = ConfigSource.DYNAMIC_TOPIC_CONFIG.value
         config = {
