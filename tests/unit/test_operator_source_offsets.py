@@ -7,7 +7,6 @@ from support.memory.admin import MemoryAdmin
 from support.sources_world import GROUP, ID, SourcesWorld, sources_world
 from support.waiting import until
 
-from knafka.ports.log import OffsetAndMetadata
 from knafka_operator.triggers.started_topics import STARTED_TOPICS
 
 
@@ -30,13 +29,6 @@ async def test_a_topic_that_is_made_anew_while_no_operator_runs_is_read_from_its
         await world.turn()
         assert world.says("InitialOffsetsCommitted") == ("True", "")
         assert ("more", 0) not in world.committed(), "so it is read from its start"
-
-
-def fill(world: SourcesWorld, topic: str, count: int) -> None:
-    """Store as many records in each partition."""
-    for number in range(len(world.inner.log.topics[topic])):
-        for _ in range(count):
-            world.inner.log.store(topic, None, b"any", None, partition=number)
 
 
 def forget_started(world: SourcesWorld) -> None:
@@ -119,75 +111,6 @@ async def test_a_topic_that_is_taken_out_and_added_again_begins_as_a_new_one() -
         world.declare(topics=["raw", "more"])
         await world.turn()
         assert world.committed()["more", 0] == 5
-
-
-async def test_what_an_application_never_read_as_its_group_begins_where_the_source_says() -> None:
-    """librdkafka, for one, commits only partitions of which it has read a record. A partition whose
-    number is above all that are committed may be a later one: it is read from its start."""
-    async with sources_world() as world:
-        world.inner.log.grow("raw", 5)
-        fill(world, "raw", 2)
-        world.inner.log.group(GROUP).committed["raw", 2] = OffsetAndMetadata(1)
-        world.declare()
-        await world.turn()
-        assert world.committed() == {("raw", 0): 2, ("raw", 1): 2, ("raw", 2): 1}
-        fill(world, "raw", 1)
-        await world.start()
-        await world.turn()
-        assert world.says("InitialOffsetsCommitted") == ("True", "")
-        assert world.committed() == {("raw", 0): 2, ("raw", 1): 2, ("raw", 2): 1}
-
-
-async def test_what_an_application_never_read_is_read_whole_where_the_source_says_so() -> None:
-    async with sources_world() as world:
-        fill(world, "raw", 2)
-        world.inner.log.group(GROUP).committed["raw", 2] = OffsetAndMetadata(1)
-        world.declare(initialOffset="earliest")
-        await world.turn()
-        assert world.says("InitialOffsetsCommitted") == ("True", "")
-        assert world.committed() == {("raw", 2): 1}
-
-
-async def test_a_partition_that_comes_later_is_read_from_its_start_by_the_next_source_too() -> None:
-    """The group stays with its offsets, and the source is declared anew."""
-    async with sources_world() as world:
-        world.declare()
-        await world.turn()
-        world.inner.log.grow("raw", 5)
-        fill(world, "raw", 2)
-        await world.delete()
-        world.declare()
-        await world.turn()
-        assert world.committed() == {("raw", number): 0 for number in range(3)}
-
-
-async def test_partitions_without_an_offset_are_later_ones_once_a_source_has_begun() -> None:
-    """The second new partition is committed before the first; the status is of an earlier release,
-    and of another spec, so it doesn't say that the source has begun on the topic."""
-    async with sources_world() as world:
-        world.declare()
-        await world.turn()
-        world.inner.log.grow("raw", 5)
-        fill(world, "raw", 2)
-        world.inner.log.group(GROUP).committed["raw", 4] = OffsetAndMetadata(1)
-        forget_started(world)
-        world.stored()["metadata"]["generation"] = 7
-        await world.start()
-        await world.turn()
-        assert world.says("InitialOffsetsCommitted") == ("True", "")
-        assert ("raw", 3) not in world.committed()
-
-
-async def test_a_topic_that_is_added_begins_where_the_source_says_on_what_was_never_read() -> None:
-    async with sources_world() as world:
-        world.inner.log.grow("more", 2)
-        fill(world, "more", 2)
-        world.inner.log.group(GROUP).committed["more", 1] = OffsetAndMetadata(1)
-        world.declare()
-        await world.turn()
-        world.declare(topics=["raw", "more"])
-        await world.turn()
-        assert world.committed()["more", 0] == 2
 
 
 async def test_in_another_kafka_it_begins_as_a_new_one() -> None:

@@ -230,16 +230,6 @@ class ConfirmingReader(LogReader, Protocol):
         ...
 
 
-def unread_partitions(committed: Collection[int], partitions: Iterable[int]) -> Sequence[int]:
-    """Return the partitions without a commit that a group could have read when it made the commits
-    that it has: `committed`, by partition. Kafka numbers partitions as they are added, so these are
-    the ones below a committed one; a higher one may have been added since."""
-    highest_committed = max(committed, default=-1)
-    return [
-        number for number in partitions if number < highest_committed and number not in committed
-    ]
-
-
 def lag_of(committed: OffsetAndMetadata | None, start: int, end: int) -> int:
     """Return how many records of a partition a group has still to settle according to its commit.
     `committed` None: the group has none. `start` and `end`: the log's first and end offset.
@@ -424,9 +414,7 @@ class LogAdmin(TopicMaker, GroupSource, Protocol):
         """Change these settings of a topic and no others. Raises `LogError`."""
         ...
 
-    async def ensure_committed(
-        self, group: str, topic: str, start: Start = "latest", *, fills_gaps: bool = False
-    ) -> None:
+    async def ensure_committed(self, group: str, topic: str, start: Start = "latest") -> None:
         """Commit the offsets at which a new group starts: the topic's end (KN-TRG-06), unless
         `start` says otherwise.
 
@@ -434,10 +422,6 @@ class LogAdmin(TopicMaker, GroupSource, Protocol):
         committed. A partition on which such a group has no offset was added later, and the group
         reads all of it. Either all offsets are committed or none, so that a crash never makes a new
         group look like an old one.
-
-        `fills_gaps`: the group may be an application's, which commits only the partitions that it
-        has read. Then `start` is also committed on its `unread_partitions`, unless Knafka has read
-        for the group. Raises `LogError`, also if the group has such partitions and members.
         """
         ...
 

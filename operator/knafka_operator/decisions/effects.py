@@ -192,9 +192,6 @@ class CommitOffsets:
     start: Start = "latest"
     """Where delivery begins: `earliest`, `latest` (the present end), or a time in milliseconds
     since 1970."""
-    fills_gaps: bool = False
-    """Whether to commit it also on partitions that an application has never read as this group
-    (`LogAdmin.ensure_committed`)."""
 
 
 # At receivers, which follow a contract's topic.

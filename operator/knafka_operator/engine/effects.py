@@ -158,8 +158,8 @@ class Effects:
                 record.kafka = kafka
             case DeleteGroup(group):
                 await kafka.topics.delete_group(group)
-            case CommitOffsets(group, topic_name, start, fills_gaps):
-                await kafka.topics.ensure_committed(group, topic_name, start, fills_gaps=fills_gaps)
+            case CommitOffsets(group, topic_name, start):
+                await kafka.topics.ensure_committed(group, topic_name, start)
             case ApplyReceiver(service, contract, manifest):
                 receiver = await self.receivers.ensure_receiver(service, kafka, contract.name)
                 asking_object = Identity.of(document)

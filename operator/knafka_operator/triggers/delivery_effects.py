@@ -49,7 +49,6 @@ from knafka_operator.model.resources import (
 )
 from knafka_operator.records.delivery import BrokerState, Watched, offsets_key
 from knafka_operator.triggers.observed import ObservedTrigger
-from knafka_operator.triggers.started_topics import started_topics
 
 K = TypeVar("K")
 """The type of a connection to Kafka, which is passed on but never used here."""
@@ -169,10 +168,6 @@ def _offset_effects(
     a new Trigger they delete an older group of that name, if the family owns its groups, and commit
     the start position.
 
-    A group that the user names may have been an application's, and so may lack offsets on some
-    partitions of a topic. It gets the start position on these, too, but only before it has begun
-    on the topic: afterwards they are partitions that were added.
-
     A group that the Trigger's status names must get every event, so nothing is committed for it;
     but it gets the start position on an external topic for which the status records no start,
     unless the Trigger is paused. If Kafka has lost the group's offsets (the topic was recreated, or
@@ -186,19 +181,13 @@ def _offset_effects(
     is_new_group = promised_group != egress.group
     if is_new_group or (broker.topic.external and not watched.autoscaling.paused):
         started: Collection[str] = ()  # topics on which the group keeps its offsets
-        has_not_begun = True  # whether it is certain that the group hasn't begun on the others
         if not is_new_group:
             servers = egress.kafka.bootstrap_servers
             started = observed.started_topics(egress.topics, servers, egress.group)
-            has_not_begun = bool(started_topics(observed.annotations, servers, egress.group))
         start = kafka_settings.start_position(trigger.metadata.annotations)
-        # Without a commit, a partition is read from its start anyway.
-        fills_gaps = (
-            has_not_begun and start != "earliest" and not family_of(trigger.kind).owns_group
-        )
         for topic in egress.topics:
             if topic not in started:
-                yield CommitOffsets(egress.group, topic, start, fills_gaps)
+                yield CommitOffsets(egress.group, topic, start)
 
 
 def _own_dispatcher_effects(

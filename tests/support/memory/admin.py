@@ -20,7 +20,6 @@ from knafka.ports.log import (
     Start,
     TopicDescription,
     lag_of,
-    unread_partitions,
 )
 
 MAX: Final = sys.maxsize
@@ -82,18 +81,16 @@ class MemoryAdmin:
         found = self._memory.descriptions[topic]
         self._memory.descriptions[topic] = replace(found, config={**found.config, **config})
 
-    async def ensure_committed(
-        self, group: str, topic: str, start: Start = "latest", *, fills_gaps: bool = False
-    ) -> None:
+    async def ensure_committed(self, group: str, topic: str, start: Start = "latest") -> None:
         committed = self._memory.group(group).committed
         partitions = self._partitions(topic)
-        new: Collection[int] = range(len(partitions))
-        if there := {number for name, number in committed if name == topic}:
-            new = unread_partitions(there, new) if fills_gaps else ()
-            if new and (members := self._memory.group(group).members):
-                raise LogError(f"the group {group} has {len(members)} members")
-        for number in new:
-            committed[topic, number] = OffsetAndMetadata(_start(partitions[number], start))
+        if not any(place[0] == topic for place in committed):
+            committed.update(
+                {
+                    (topic, number): OffsetAndMetadata(_start(records, start))
+                    for number, records in enumerate(partitions)
+                }
+            )
 
     async def lags(self, groups: Sequence[str], topic: str) -> Mapping[str, Lag]:
         ends = await self.end_offsets(topic)

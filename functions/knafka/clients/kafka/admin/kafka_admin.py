@@ -36,7 +36,7 @@ from knafka.clients.kafka.consumers.kafka_whole_topic import (
 )
 from knafka.clients.kafka.kafka_acls import explain_denials
 from knafka.clients.kafka.kafka_client import Connection
-from knafka.clients.kafka.kafka_commits import NO_EPOCH, topic_mark_of
+from knafka.clients.kafka.kafka_commits import NO_EPOCH
 from knafka.clients.kafka.kafka_requests import REQUEST_RETRY_INTERVAL, AdminCalls
 from knafka.core.errors import LogError
 from knafka.ports.log import (
@@ -48,7 +48,6 @@ from knafka.ports.log import (
     Start,
     TopicDescription,
     lag_of,
-    unread_partitions,
 )
 
 ADMIN_REQUEST_TIMEOUT: Final = 15.0
@@ -273,29 +272,12 @@ class KafkaAdmin:
         """Change these settings of a topic and no others. Raises `LogError`."""
         await self._topic_ranges.set_config(topic, config)
 
-    async def ensure_committed(
-        self, group: str, topic: str, start: Start = "latest", *, fills_gaps: bool = False
-    ) -> None:
-        """Commit the topic's offsets at `start` for the group, unless it has commits on the topic;
-        with `fills_gaps`, also on partitions that an application has never read as this group.
-        Raises `LogError`, also if the group has such partitions and members."""
+    async def ensure_committed(self, group: str, topic: str, start: Start = "latest") -> None:
+        """Commit the topic's offsets at `start` for the group, unless it has commits on the topic.
+        Raises `LogError`."""
         partitions = (await self._describe_existing(topic)).partitions
-        if committed := await self._groups.committed_partitions(group, partitions):
-            # Knafka commits all partitions at first, so those without a commit were added later.
-            if not fills_gaps or any(map(topic_mark_of, committed)):
-                return
-            gaps = unread_partitions(
-                {commit.partition for commit in committed}, [each.partition for each in partitions]
-            )
-            if not gaps:
-                return
-            if members := await self._groups.members(group):
-                raise LogError(
-                    f"the group {group} has {len(members)} members and has never read partitions "
-                    f"{', '.join(map(str, gaps))} of {topic}: stop the members, or commit offsets "
-                    "there"
-                )
-            partitions = [each for each in partitions if each.partition in gaps]
+        if await self._groups.committed(group, partitions):
+            return
         starts = await self._start_positions(partitions, start)
         with explain_denials(topic=("Read", topic)):
             await self._groups.commit(group, list(starts.values()))
