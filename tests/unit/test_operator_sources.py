@@ -11,7 +11,7 @@ from support.memory.admin import MemoryAdmin
 from support.sources_world import DISPATCHER, GROUP, ID, SourcesWorld, sources_world
 from support.waiting import until
 
-from knafka.core.contract import Order
+from knafka.core.contract import MAX_RECORD_BYTES, Order
 from knafka.core.errors import LogError
 from knafka.core.numbering import STRIDE
 from knafka.ports.log import OffsetAndMetadata
@@ -63,15 +63,25 @@ async def test_a_source_is_delivered_by_a_dispatcher_of_its_own() -> None:
     }
 
 
-async def test_dead_letters_have_room_for_the_largest_record_of_any_topic() -> None:
+@pytest.mark.parametrize(
+    ("limits", "largest"),
+    [
+        pytest.param(("2000000", "3000000"), 3_000_000, id="two"),
+        pytest.param(("2000", None), MAX_RECORD_BYTES, id="a small one and Kafka's default"),
+    ],
+)
+async def test_dead_letters_have_room_for_the_largest_record_of_any_topic(
+    limits: tuple[str, str | None], largest: int
+) -> None:
     async with sources_world() as world:
         described = world.inner.log.descriptions
-        for topic, limit in (("raw", "2000000"), ("more", "3000000")):
-            described[topic] = replace(described[topic], config={"max.message.bytes": limit})
+        for topic, limit in zip(("raw", "more"), limits, strict=True):
+            config = {} if limit is None else {"max.message.bytes": limit}
+            described[topic] = replace(described[topic], config=config)
         world.declare(topics=["raw", "more"])
         await world.turn()
         settings = world.egress().dead_letter_settings
-    assert int(settings.config["max.message.bytes"]) == 3_000_000 + FAILURE_ATTRIBUTES_BYTES
+    assert int(settings.config["max.message.bytes"]) == largest + FAILURE_ATTRIBUTES_BYTES
 
 
 async def test_what_an_installation_does_not_ask_for_is_not_served() -> None:

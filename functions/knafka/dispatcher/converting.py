@@ -16,9 +16,11 @@ from knafka.core.contract import Conversion
 from knafka.core.errors import InvalidEvent
 from knafka.core.events.foreign_records import RecordPosition, as_event
 from knafka.core.events.kafka_binding import RecordHeaders, headers_of
+from knafka.observability import RateLimitedFilter
 from knafka.ports.log import Assignment, Record
 
 log = logging.getLogger(__name__)
+log.addFilter(RateLimitedFilter(by_wording=True))
 
 
 class ConvertedRecord:

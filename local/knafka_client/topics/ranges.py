@@ -124,9 +124,9 @@ class RangeReader:
         while True:
             partitions = self._partitions(topic)
             # librdkafka's -1 stands for no leader.
-            leaderless = [
+            leaderless = {
                 number for number, partition in partitions.items() if partition.leader < 0
-            ]
+            }
             if not leaderless or time.monotonic() > deadline:
                 readable = [number for number in partitions if number not in leaderless]
                 return self._spans_of(topic, readable), leaderless

@@ -292,10 +292,11 @@ def max_record_bytes(topic: Topic) -> int:
 
 
 def with_records_as_in_kafka(topic: Topic, config: Mapping[str, str]) -> Topic:
-    """Return the desired topic with the size of the largest record that it has in Kafka, by its
-    settings `config` there, if that is more than declared. Events as large as that are accepted
+    """Return the desired topic with the size of the largest record that it takes in Kafka, by its
+    own settings `config` there, if that is more than declared; without a setting of its own it
+    takes Kafka's default (`MAX_RECORD_BYTES`). Events as large as that are accepted
     (`ingress_limits`), so topics of dead letters and of Sensors must have room for them."""
-    limit = config.get(MAX_MESSAGE_BYTES, "")
+    limit = config.get(MAX_MESSAGE_BYTES, str(MAX_RECORD_BYTES))
     if not limit.isdecimal() or int(limit) <= max_record_bytes(topic):
         return topic
     return replace(topic, config={**topic.config, MAX_MESSAGE_BYTES: limit})
