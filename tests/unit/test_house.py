@@ -49,7 +49,6 @@ def test_documents_are_validated_only_where_errors_become_sentences() -> None:
 
 STILL_LONG: Final = {
     "functions/knafka/core/events/http_binding.py",
-    "functions/knafka/dispatcher/shared/reader.py",
     "functions/knafka/ports/log.py",
     "functions/knafka/receiver/protocol.py",
     "functions/knafka/sensor/bus.py",
