@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from support.api_server import ApiServer, api_server, kubeconfig
 
-from knafka.core.contract import AttributesFilter, Egress, Ingress, Kafka, Sink
+from knafka.core.contract import Egress, Ingress, Kafka, Sink
 from knafka.core.errors import LogError
+from knafka.core.filters.declared_filters import AttributesFilter
 from knafka.core.names import dead_letter_topic
 from knafka_client.declared.cluster_source import ClusterSource, client_of
 from knafka_client.declared.declared_source import (

@@ -18,7 +18,7 @@ from support.fault_proxy import TOPIC, Fault, FaultProxy
 from support.waiting import until
 
 from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
-from knafka.clients.kafka.producers import kafka_producer, kafka_writer
+from knafka.clients.kafka.producers import kafka_producer, kafka_writer_producers
 from knafka.clients.kafka.producers.kafka_writer import KafkaWriter
 from knafka.core.errors import LogError
 from knafka.core.events.kafka_binding import Draft
@@ -213,14 +213,14 @@ async def test_a_producer_that_fails_for_good_is_replaced(world: World) -> None:
     world.proxy.then(Fault.SWALLOW_ANSWER)
     reports.append(writer, b"held")
     await until(lambda: world.proxy.produced > before)
-    fail_for_good(writer._prompt._producer)
+    fail_for_good(writer._producers.prompt._producer)
     await until(lambda: reports.by_value)
     assert reports.acknowledged == set()
     reports.append(writer, b"after")
     await until(lambda: len(reports.by_value) == 2)
     assert reports.acknowledged == {b"after"}
     assert b"after" in await world.stored()
-    await until(lambda: not writer._prompt._replaced)
+    await until(lambda: not writer._producers.prompt._replaced)
     assert (writer.in_flight, writer.failure) == (0, None)
     await writer.close(SOON)
 
@@ -229,14 +229,15 @@ async def test_a_writer_whose_producer_cannot_be_replaced_says_so_until_it_can(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Liveness fails then, as a new process may do better."""
-    monkeypatch.setattr(kafka_writer, "POLL_IDLE", 0.01)
+    monkeypatch.setattr(kafka_writer_producers, "POLL_IDLE", 0.01)
     await world.anew()
     writer, reports = world.writer(), Reports()
     await writer.reach(SOON)
     unusable = {"security.protocol": "SSL", "ssl.ca.pem": "no certificate"}
     with monkeypatch.context() as broken:
-        broken.setattr(writer._prompt, "_connection", {**writer._prompt._connection, **unusable})
-        fail_for_good(writer._prompt._producer)
+        prompt = writer._producers.prompt
+        broken.setattr(prompt, "_connection", {**prompt._connection, **unusable})
+        fail_for_good(prompt._producer)
         await until(lambda: writer.failure is not None)
         with pytest.raises(LogError):
             reports.append(writer, b"refused")

@@ -13,7 +13,7 @@ from support.trigger_world import Held, TriggerWorld
 from support.waiting import until, until_found
 
 from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
-from knafka.core.contract import Exact
+from knafka.core.filters.declared_filters import Exact
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.scale.drains import HttpDrains
 from knafka_operator.scale.scaler import Scaler

@@ -172,9 +172,9 @@ async def answered(admin: KafkaAdmin) -> bool:
 
 
 async def renewed(writer: KafkaWriter) -> None:
-    before = writer._prompt._producer
-    writer._renew()
-    await until(lambda: writer._prompt._producer is not before)
+    before = writer._producers.prompt._producer
+    writer._producers.renew()
+    await until(lambda: writer._producers.prompt._producer is not before)
 
 
 async def test_a_writer_goes_on_with_another_producer(node: Node) -> None:

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from support.kafka import Kafka, MakeTopic
 
-from knafka.clients.kafka.producers import kafka_writer
+from knafka.clients.kafka.producers import kafka_writer, kafka_writer_producers
 from knafka.clients.kafka.producers.kafka_writer import KafkaWriter
 from knafka.core.errors import LogError
 
@@ -21,7 +21,7 @@ async def test_records_that_come_in_short_order_are_written_without_lingering(
     kafka: Kafka, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One after the other, and some while others are in flight: neither waits for a batch."""
-    monkeypatch.setattr(kafka_writer, "LINGER_MS", LINGER_MS)
+    monkeypatch.setattr(kafka_writer_producers, "LINGER_MS", LINGER_MS)
     writer = KafkaWriter({"bootstrap.servers": kafka.bootstrap_servers})
     name = topic()
     await writer.reach(SOON)

@@ -26,7 +26,11 @@ from knafka.clients.kafka.consumers.kafka_group_consumer import GroupProtocol
 from knafka.clients.kafka.consumers.kafka_positioned import KafkaPositionedReader
 from knafka.clients.kafka.consumers.kafka_reader import KafkaReader
 from knafka.clients.kafka.consumers.kafka_stalled_partitions import StalledPartitions
-from knafka.clients.kafka.producers import kafka_producer, kafka_timed_out_topics, kafka_writer
+from knafka.clients.kafka.producers import (
+    kafka_producer,
+    kafka_timed_out_topics,
+    kafka_writer_producers,
+)
 from knafka.clients.kafka.producers.kafka_timed_out_topics import ids_of_topics_with_leader
 from knafka.clients.kafka.producers.kafka_transactions import KafkaTransactions
 from knafka.clients.kafka.producers.kafka_writer import KafkaWriter
@@ -289,7 +293,7 @@ async def looked_at(stalled: StalledPartitions) -> None:
 def impatient_writers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kafka_producer, "DELIVERY_TIMEOUT", 2.0)
     monkeypatch.setattr(kafka_timed_out_topics, "DESCRIBE_DELAY", 0.1)
-    monkeypatch.setattr(kafka_writer, "RETIREMENT_TIME", 0.1)
+    monkeypatch.setattr(kafka_writer_producers, "RETIREMENT_TIME", 0.1)
 
 
 async def test_a_writer_stores_records_in_a_new_topic_whose_leader_epoch_is_lower_than_the_old_ones(

@@ -19,9 +19,10 @@ from support.waiting import until
 from support.wire import connected
 from support.zipkin import zipkin
 
-from knafka.core.contract import AttributesFilter, Delivery
+from knafka.core.contract import Delivery
 from knafka.core.documents import dump
 from knafka.core.drain import DrainRequest
+from knafka.core.filters.declared_filters import AttributesFilter
 from knafka.settings import EGRESS, INGRESSES
 from knafka_cli.events.zipkin import fetch_spans, steps_of
 

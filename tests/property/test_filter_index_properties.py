@@ -8,10 +8,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from knafka.core.contract import AttributesFilter, Filter
 from knafka.core.documents import Model, parse
-from knafka.core.filter_index import FilterIndex, select
-from knafka.core.filters import compile_trigger
+from knafka.core.filters.declared_filters import AttributesFilter, Filter
+from knafka.core.filters.filter_index import FilterIndex, select
+from knafka.core.filters.predicates import compile_trigger
 
 NAMES = st.sampled_from(["type", "source", "subject", "ext"])
 VALUES = st.text("ab", min_size=1, max_size=3)

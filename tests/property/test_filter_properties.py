@@ -5,9 +5,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from knafka.core.contract import Egress, Filter
+from knafka.core.contract import Egress
 from knafka.core.documents import Model, parse
-from knafka.core.filters import compile_filter, compile_trigger, why_not
+from knafka.core.filters.declared_filters import Filter
+from knafka.core.filters.predicates import compile_filter, compile_trigger, why_not
 
 names = st.sampled_from(["type", "source", "subject", "id"])
 values = st.text("ab", min_size=1, max_size=3)

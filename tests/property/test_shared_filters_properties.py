@@ -17,10 +17,11 @@ from support.logs import shared_memory
 from support.memory.log import MemoryWriter
 from support.shards import Shard, lines_of
 
-from knafka.core.contract import AttributesFilter, Egress, Filter, Order
+from knafka.core.contract import Egress, Order
 from knafka.core.documents import Model, parse
 from knafka.core.drain import Ended
-from knafka.core.filters import compile_trigger
+from knafka.core.filters.declared_filters import AttributesFilter, Filter
+from knafka.core.filters.predicates import compile_trigger
 from knafka.dispatcher.engine.clients import Clients
 from knafka.dispatcher.shared.fetcher import FetchLimits
 from knafka.ports.subscriber import Response

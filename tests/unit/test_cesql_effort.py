@@ -14,8 +14,8 @@ from support.waiting import PATIENCE
 
 from knafka.core.cesql import MAX_EFFORT, MAX_LENGTH, compile_expression
 from knafka.core.cesql.patterns import compile_pattern
-from knafka.core.contract import CESQL, AttributesFilter
-from knafka.core.filters import compile_trigger
+from knafka.core.filters.declared_filters import CESQL, AttributesFilter
+from knafka.core.filters.predicates import compile_trigger
 
 LARGE = "x" * 900_000
 

@@ -12,25 +12,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from knafka.core.contract import (
-    CESQL,
-    All,
-    Any_,
-    AttributesFilter,
     BackoffPolicy,
     Delivery,
     Egress,
-    Exact,
     Ingress,
     Kafka,
-    Not,
     Order,
-    Prefix,
     Sink,
-    Suffix,
     parse_ingresses,
 )
 from knafka.core.documents import Model, dump, explain_faults, parse, parse_json
 from knafka.core.errors import InvalidDocument
+from knafka.core.filters.declared_filters import (
+    CESQL,
+    All,
+    Any_,
+    AttributesFilter,
+    Exact,
+    Not,
+    Prefix,
+    Suffix,
+)
 
 KAFKA = {"bootstrapServers": "kafka:9092"}
 EGRESS: dict[str, Any] = {

@@ -10,16 +10,15 @@ import pytest
 from knafka.core import documents, names
 from knafka.core.contract import (
     MAX_RECORD_BYTES,
-    AttributesFilter,
     BackoffPolicy,
     Delivery,
-    Exact,
     Kafka,
     Order,
     Sink,
     TopicSettings,
 )
 from knafka.core.errors import InvalidDocument
+from knafka.core.filters.declared_filters import AttributesFilter, Exact
 from knafka.ports.log import TopicDescription
 from knafka_operator.kafka import desired, egresses, topics
 from knafka_operator.kafka.dead_letter_topics import FAILURE_ATTRIBUTES_BYTES, RETENTION_ANNOTATION

@@ -12,9 +12,10 @@ from support.dispatchers import Exchange, Running, started
 from support.drains import FAR, GROUP, TOPIC, Request, accept, response, until
 from support.memory.log import MemoryReader
 
-from knafka.core.contract import CESQL, Delivery, Egress
+from knafka.core.contract import Delivery, Egress
 from knafka.core.drain import Ended
 from knafka.core.errors import InvalidDocument, LogError
+from knafka.core.filters.declared_filters import CESQL
 from knafka.dispatcher.engine.clients import Clients
 from knafka.dispatcher.function import Dispatcher
 from knafka.ports.subscriber import Response

@@ -19,7 +19,8 @@ from support.drains import (
 )
 from support.spans import Recorded
 
-from knafka.core.contract import AttributesFilter, Delivery
+from knafka.core.contract import Delivery
+from knafka.core.filters.declared_filters import AttributesFilter
 from knafka.dispatcher.engine.sending import dead_letter_delivery, sender
 from knafka.observability import RateLimitedFilter
 from knafka.ports.subscriber import Response

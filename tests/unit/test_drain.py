@@ -7,8 +7,9 @@ import asyncio
 import pytest
 from support.drains import FAR, TOPIC, Request, World, id_of, response, slow, until
 
-from knafka.core.contract import Delivery, Exact, Not, Order
+from knafka.core.contract import Delivery, Order
 from knafka.core.drain import COMMIT_INTERVAL, Ended
+from knafka.core.filters.declared_filters import Exact, Not
 from knafka.ports.subscriber import Response
 
 pytestmark = pytest.mark.looptime

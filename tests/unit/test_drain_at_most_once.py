@@ -11,9 +11,10 @@ from support.drains import DEAD, FAR, TOPIC, Answer, Request, World, accept, id_
 from support.logs import Owner
 from support.memory.log import MemoryReader
 
-from knafka.core.contract import Delivery, Exact, SharedEgress
+from knafka.core.contract import Delivery, SharedEgress
 from knafka.core.drain import DrainProgress, Ended
 from knafka.core.errors import LogError
+from knafka.core.filters.declared_filters import Exact
 from knafka.dispatcher.engine.at_most_once import CONFIRM_TIMEOUT, ConfirmedReader
 from knafka.ports.log import Commits, OffsetAndMetadata, Record
 from knafka.ports.subscriber import Response

@@ -9,7 +9,8 @@ import pytest
 from support.channel_world import running_channels
 from support.operator_world import OperatorWorld, condition, running_operator
 
-from knafka.core.contract import Exact, Policy
+from knafka.core.contract import Policy
+from knafka.core.filters.declared_filters import Exact
 from knafka_operator.model.event_policies import POLICIES_VERSION, POLICY
 from knafka_operator.model.resources import EVENTING, Resource
 from knafka_operator.senders.event_policies import applied_policies

@@ -7,12 +7,13 @@ from typing import Any, cast
 
 import pytest
 
-from knafka.core import contract
-from knafka.core.contract import DIALECTS, AttributesFilter, Dialect, Filter, Policy
+from knafka.core.contract import Policy
 from knafka.core.documents import Model, dump, parse
-from knafka.core.filter_index import select
-from knafka.core.filter_limits import MAX_FILTERS, beyond_limits
-from knafka.core.filters import compile_filter, expressions, why_not
+from knafka.core.filters import declared_filters
+from knafka.core.filters.declared_filters import DIALECTS, AttributesFilter, Dialect, Filter
+from knafka.core.filters.filter_index import select
+from knafka.core.filters.filter_limits import MAX_FILTERS, beyond_limits
+from knafka.core.filters.predicates import compile_filter, expressions, why_not
 
 DECLARED: dict[Dialect, dict[str, Any]] = {
     "exact": {"exact": {"type": "a"}},
@@ -73,6 +74,6 @@ def test_the_limits_pass_over_no_dialect_that_filters_can_have(
 ) -> None:
     declared = [{"none": [{"exact": {"type": "a"}}]}]
     assert beyond_limits(declared) is None
-    monkeypatch.setattr(contract, "DIALECTS", (*DIALECTS, "none"))
+    monkeypatch.setattr(declared_filters, "DIALECTS", (*DIALECTS, "none"))
     with pytest.raises(AssertionError):
         beyond_limits(declared)

@@ -13,11 +13,12 @@ from support.admitted import refusal, trigger
 from support.operator_world import condition, running_operator
 from typer.testing import CliRunner
 
-from knafka.core import cesql, contract
+from knafka.core import cesql
 from knafka.core.contract import Egress
 from knafka.core.documents import MAX_PROBLEMS, parse
 from knafka.core.errors import InvalidDocument
-from knafka.core.filter_limits import (
+from knafka.core.filters import declared_filters
+from knafka.core.filters.filter_limits import (
     MAX_FILTER_CHARACTERS,
     MAX_FILTER_DEPTH,
     MAX_FILTERS,
@@ -173,13 +174,13 @@ async def test_what_is_large_is_parsed_beside_the_event_loop(
         world.declare_broker("shop")
         await world.reconcile_broker("shop")
         monkeypatch.setattr(cesql, "compile_expression", compile_expression)
-        contract._cesql_problem.cache_clear()
+        declared_filters._cesql_problem.cache_clear()
         world.declare_trigger("shop", "orders", filters=[{"cesql": chain(8_001)}])
         found = condition(await world.reconcile_trigger("shop", "orders"), "Ready")
         assert found["status"] == "True"
         assert parsing == {"parser_0"}
         parsing.clear()
-        contract._cesql_problem.cache_clear()
+        declared_filters._cesql_problem.cache_clear()
         await world.restart()
         assert parsing <= {"parser_0"}
 

@@ -2,9 +2,10 @@
 
 import pytest
 
-from knafka.core.contract import AttributesFilter, Egress
+from knafka.core.contract import Egress
 from knafka.core.documents import parse
-from knafka.core.filters import compile_attributes, compile_trigger, never_true, why_not
+from knafka.core.filters.declared_filters import AttributesFilter
+from knafka.core.filters.predicates import compile_attributes, compile_trigger, never_true, why_not
 
 EVENT = {
     "specversion": "1.0",

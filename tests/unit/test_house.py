@@ -48,10 +48,7 @@ def test_documents_are_validated_only_where_errors_become_sentences() -> None:
 
 
 STILL_LONG: Final = {
-    "functions/knafka/clients/kafka/admin/kafka_admin.py",
-    "functions/knafka/core/contract.py",
     "functions/knafka/core/events/http_binding.py",
-    "functions/knafka/dispatcher/shared/reader.py",
     "functions/knafka/ports/log.py",
     "operator/knafka_operator/archives/manifests.py",
     "operator/knafka_operator/functions/services.py",

@@ -11,13 +11,10 @@ from support.lookups import only_look_ups
 from support.replacing import replace_in
 
 from knafka.clients.kafka.admin import kafka_groups
-from knafka.clients.kafka.admin.kafka_admin import (
-    ENDS_CACHE_SECONDS,
-    KafkaAdmin,
-    _CachedEnds,
-    _DescribedTopic,
-)
+from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
 from knafka.clients.kafka.admin.kafka_groups import MAX_CACHE_SECONDS, KafkaGroups, cache_seconds
+from knafka.clients.kafka.admin.kafka_lags import ENDS_CACHE_SECONDS, _CachedEnds
+from knafka.clients.kafka.admin.kafka_topic_requests import DescribedTopic
 from knafka.clients.kafka.consumers.kafka_replaced_topics import UNKNOWN_TOPIC_ID
 from knafka.clients.kafka.kafka_requests import AdminCalls
 from knafka.core.commit_metadata import mark, short_id
@@ -172,7 +169,8 @@ async def test_lags_are_told_without_a_question_where_nothing_has_come_since_the
 ) -> None:
     """An idle Trigger costs no request: its topic's ends are read with everybody's anyway."""
     admin, groups = KafkaAdmin({"bootstrap.servers": "127.0.0.1:1"}), Asked()
-    admin._groups = groups
+    lag_reader = admin._lags
+    admin._groups = lag_reader._groups = groups
     await groups.look()
     asked: list[str] = []
 
@@ -180,10 +178,10 @@ async def test_lags_are_told_without_a_question_where_nothing_has_come_since_the
         asked.append(topic)
         raise LogError("asked")
 
-    monkeypatch.setattr(admin, "_describe_existing", existing)
+    monkeypatch.setattr(lag_reader._requests, "describe_existing", existing)
 
     async def is_asked(ends: Positions, topic_id: str = "id", ago: float = 0.0) -> bool:
-        admin._cached_ends = {"topic": _CachedEnds(time.monotonic() - ago, topic_id, ends)}
+        lag_reader._cached_ends = {"topic": _CachedEnds(time.monotonic() - ago, topic_id, ends)}
         before = len(groups.asked)
         try:
             lags = await admin.lags(GROUPS, "topic")
@@ -209,27 +207,28 @@ async def test_ends_are_remembered_of_topics_that_another_look_leaves_out(
 ) -> None:
     """Topics that rest are looked at in turns; one that can't be read now is not what it was."""
     admin = KafkaAdmin({"bootstrap.servers": "127.0.0.1:1"})
+    lag_reader = admin._lags
     partitions = {name: [TopicPartition(name, 0), TopicPartition(name, 1)] for name in ("a", "b")}
     unread: set[TopicPartition] = set()
 
     async def described(
         topics: Collection[str], *, allow_failures: bool
-    ) -> dict[str, _DescribedTopic]:
-        return {each: _DescribedTopic(each, partitions[each], 1) for each in topics}
+    ) -> dict[str, DescribedTopic]:
+        return {each: DescribedTopic(each, partitions[each], 1) for each in topics}
 
     async def listed(
         wanted: list[TopicPartition], *, allow_failures: bool
     ) -> dict[TopicPartition, int]:
         return {each: 7 for each in wanted if each not in unread}
 
-    monkeypatch.setattr(admin, "_describe", described)
-    monkeypatch.setattr(admin, "_offsets_of_partitions", listed)
+    monkeypatch.setattr(lag_reader._requests, "describe", described)
+    monkeypatch.setattr(lag_reader._requests, "offsets_of_partitions", listed)
     await admin.end_offsets_of_all({"a", "b"})
     await admin.end_offsets_of_all({"b"})
-    assert admin._cached_ends.keys() == {"a", "b"}
+    assert lag_reader._cached_ends.keys() == {"a", "b"}
     unread.add(partitions["b"][1])
     assert await admin.end_offsets_of_all({"b"}) == {"b": {0: 7}}
-    assert admin._cached_ends.keys() == {"a"}
+    assert lag_reader._cached_ends.keys() == {"a"}
     await admin.close()
 
 

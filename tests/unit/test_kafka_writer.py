@@ -12,9 +12,10 @@ import pytest
 from support.memory.records import MemoryRecord
 from support.waiting import until
 
-from knafka.clients.kafka.producers import kafka_writer
+from knafka.clients.kafka.producers import kafka_writer, kafka_writer_producers
 from knafka.clients.kafka.producers.kafka_producer import ReplaceableProducer
 from knafka.clients.kafka.producers.kafka_writer import KafkaWriter
+from knafka.clients.kafka.producers.kafka_writer_producers import LINGER_MS
 from knafka.core.errors import LogError, LogFull
 from knafka.core.events.kafka_binding import Draft
 
@@ -79,7 +80,7 @@ class World:
             self.opened[linger_ms] = Scripted()
             return cast(ReplaceableProducer, self.opened[linger_ms])
 
-        monkeypatch.setattr(kafka_writer, "ReplaceableProducer", open_)
+        monkeypatch.setattr(kafka_writer_producers, "ReplaceableProducer", open_)
         self.writer = KafkaWriter({})
         self.told: list[threading.Thread] = []
 
@@ -116,12 +117,12 @@ async def test_while_many_are_in_flight_they_are_gathered_and_a_while_longer(
     monkeypatch.setattr(kafka_writer, "GATHERING_TIME", 3600)
     many = kafka_writer.MANY_IN_FLIGHT
     world.append(many + 3)
-    assert world.taken == {0: many, kafka_writer.LINGER_MS: 3}
+    assert world.taken == {0: many, LINGER_MS: 3}
     for each in world.opened.values():
         each.report()
     await until(lambda: world.writer.in_flight == 0)
     world.append()
-    assert world.taken == {0: 0, kafka_writer.LINGER_MS: 1}
+    assert world.taken == {0: 0, LINGER_MS: 1}
 
 
 async def test_after_a_while_with_few_in_flight_none_lingers_any_more(
@@ -147,7 +148,7 @@ async def test_records_of_one_key_that_are_in_flight_stay_with_one_producer(worl
     world.append(many)
     world.append(1, b"early")
     world.append(2, b"late")
-    assert world.taken == {0: many + 1, kafka_writer.LINGER_MS: 3}
+    assert world.taken == {0: many + 1, LINGER_MS: 3}
     for each in world.opened.values():
         each.report()
     await until(lambda: world.writer.in_flight == 0)
@@ -161,8 +162,8 @@ async def test_many_that_come_together_are_gathered_but_for_keys_that_are_in_fli
     world.append(1, b"early")
     records = [Draft(b"early", [], b"x"), *[Draft(None, [], b"x")] * kafka_writer.MANY_IN_FLIGHT]
     world.writer.append_all("t", records, world._reported)
-    assert world.taken == {0: 2, kafka_writer.LINGER_MS: kafka_writer.MANY_IN_FLIGHT}
-    world.opened[kafka_writer.LINGER_MS].report()
+    assert world.taken == {0: 2, LINGER_MS: kafka_writer.MANY_IN_FLIGHT}
+    world.opened[LINGER_MS].report()
     await until(lambda: world.writer.in_flight == 2)
     assert world.told == []
     world.opened[0].report()
@@ -234,10 +235,10 @@ async def test_a_key_goes_to_a_new_producer_when_none_of_its_records_is_in_fligh
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or what the former one has could be stored behind it (CE-K9)."""
-    monkeypatch.setattr(kafka_writer, "RETIREMENT_TIME", 0.01)
+    monkeypatch.setattr(kafka_writer_producers, "RETIREMENT_TIME", 0.01)
     world.append(1, b"early")
     former = world.opened[0]
-    await world.writer._replace_producers()
+    await world.writer._producers.replace()
     with pytest.raises(LogError):
         world.append(1, b"early")
     world.append(1, b"late")
@@ -247,6 +248,6 @@ async def test_a_key_goes_to_a_new_producer_when_none_of_its_records_is_in_fligh
     await until(lambda: world.writer.in_flight == 1)
     world.append(1, b"early")
     assert world.taken == {0: 2}
-    await until(lambda: not world.writer._retired)
+    await until(lambda: not world.writer._producers._retired)
     world.opened[0].report()
     await until(lambda: world.writer.in_flight == 0)

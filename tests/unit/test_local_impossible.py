@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from knafka.core.contract import Filter
-from knafka.core.filters import compile_filter
+from knafka.core.filters.declared_filters import Filter
+from knafka.core.filters.predicates import compile_filter
 from knafka_cli.checks.impossible import contradictions
 
 FILTERS: TypeAdapter[tuple[Any, ...]] = TypeAdapter(tuple[Filter, ...])

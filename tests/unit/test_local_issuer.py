@@ -23,7 +23,8 @@ from knafka.clients.kubernetes.api_server_keys import (
     parse_keys,
 )
 from knafka.clients.kubernetes.api_server_tokens import ApiServerTokens
-from knafka.core.contract import Exact, Ingress, Kafka, Policy
+from knafka.core.contract import Ingress, Kafka, Policy
+from knafka.core.filters.declared_filters import Exact
 from knafka.core.tokens import sink_tokens
 from knafka.receiver.authentication import TokenVerifier
 from knafka_cli.command_line import app

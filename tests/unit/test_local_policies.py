@@ -16,7 +16,8 @@ from support.waiting import until
 from typer.testing import CliRunner
 
 from knafka.core.authorization import SERVICE_ACCOUNTS
-from knafka.core.contract import Policy, Prefix
+from knafka.core.contract import Policy
+from knafka.core.filters.declared_filters import Prefix
 from knafka.receiver.answers import Answer
 from knafka.receiver.authentication import TokenVerifier
 from knafka.receiver.ingest import IngestHandler

@@ -11,10 +11,11 @@ import pytest
 from support.memory.records import MemoryRecord
 from typer.testing import CliRunner
 
-from knafka.core.contract import AttributesFilter, Egress, Ingress, Kafka, Sink
+from knafka.core.contract import Egress, Ingress, Kafka, Sink
 from knafka.core.errors import LogError
 from knafka.core.events.event import Event
 from knafka.core.events.kafka_binding import to_record
+from knafka.core.filters.declared_filters import AttributesFilter
 from knafka.ports.log import Record
 from knafka_cli.command_line import app
 from knafka_cli.events import tailing

@@ -11,12 +11,13 @@ from support.memory.log import MemoryLog, MemoryWriter
 from support.memory.records import MemoryRecord
 
 from knafka.core import names
-from knafka.core.contract import AttributesFilter, Egress, Exact, Kafka, Sink
+from knafka.core.contract import Egress, Kafka, Sink
 from knafka.core.dead_letter import Attempt, Failure, Origin, dead_letter_of
 from knafka.core.delivery import Outcome, Reason
 from knafka.core.errors import LogError
 from knafka.core.events.event import Event
 from knafka.core.events.kafka_binding import to_record
+from knafka.core.filters.declared_filters import AttributesFilter, Exact
 from knafka.core.names import replay_topic
 from knafka.core.progress import DeliveryStage, DeliveryState, Progress, encode, policy_of
 from knafka.ports.log import Commits, OffsetAndMetadata, Record

@@ -14,7 +14,7 @@ from knafka.core import names
 from knafka.core.contract import Order
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument
-from knafka.core.filters import compile_trigger
+from knafka.core.filters.predicates import compile_trigger
 from knafka_operator.kafka.egresses import replay_egress
 from knafka_operator.model.cluster import Rejected
 from knafka_operator.model.sensors import KNAFKA, SENSOR, Sensor

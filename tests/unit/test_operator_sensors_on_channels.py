@@ -20,7 +20,7 @@ from knafka.core import names
 from knafka.core.contract import Egress
 from knafka.core.documents import parse, parse_json
 from knafka.core.errors import InvalidDocument
-from knafka.core.filters import compile_trigger
+from knafka.core.filters.predicates import compile_trigger
 from knafka.core.sensor.contract import SensorContract as SensorContract
 from knafka_operator.engine.work_queue import GONE
 from knafka_operator.functions.services import OWNER_LABEL, identity_of

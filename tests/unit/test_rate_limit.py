@@ -10,9 +10,10 @@ from random import Random
 import pytest
 from support.drains import FAR, World, accept, at_first, response, until
 
-from knafka.core.contract import Delivery, Exact, RateLimit, RateUnit
+from knafka.core.contract import Delivery, RateLimit, RateUnit
 from knafka.core.drain import Ended
 from knafka.core.errors import InvalidDocument
+from knafka.core.filters.declared_filters import Exact
 from knafka.dispatcher.engine.rate import AttemptRate
 from knafka_operator.kafka import kafka_settings
 from knafka_operator.model.autoscaling import Autoscaling

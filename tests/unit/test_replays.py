@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from knafka.core import names
-from knafka.core.contract import CESQL, AttributesFilter, Delivery, Egress, Kafka, Order, Sink
+from knafka.core.contract import Delivery, Egress, Kafka, Order, Sink
 from knafka.core.dead_letter import (
     ATTEMPT_LOG,
     EXTENSIONS,
@@ -20,6 +20,7 @@ from knafka.core.dead_letter import (
 )
 from knafka.core.delivery import Reason
 from knafka.core.events.hops import HOPS
+from knafka.core.filters.declared_filters import CESQL, AttributesFilter
 from knafka_operator.kafka.egresses import replay_egress
 
 EGRESS = Egress(

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from support.certificates import PEM
 
-from knafka.core.contract import AttributesFilter, Exact
 from knafka.core.errors import InvalidDocument
+from knafka.core.filters.declared_filters import AttributesFilter, Exact
 from knafka_operator.model.resources import (
     BROKER_CLASS,
     BROKER_CLASSES,

@@ -13,8 +13,8 @@ from dataclasses import replace
 import pytest
 from support.scaling import SCALING, SHARD, FakeDrains, FakeLags, a_shard, egress, now, running
 
-from knafka.core.contract import Exact
 from knafka.core.errors import LogError
+from knafka.core.filters.declared_filters import Exact
 from knafka_operator.scale.leaving_groups import LEAVE_TIMEOUT
 from knafka_operator.scale.scaler import Scaler
 

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from support.scaling import SCALING, FakeDrain, FakeDrains, FakeLags, egress, now, running
 
-from knafka.core.contract import Exact
 from knafka.core.drain import Ended
+from knafka.core.filters.declared_filters import Exact
 from knafka_operator.functions import services
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.scale.drains import DrainRefused

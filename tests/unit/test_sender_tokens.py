@@ -40,7 +40,8 @@ from support.senders import (
     unsigned,
 )
 
-from knafka.core.contract import Exact, Ingress, Policy
+from knafka.core.contract import Ingress, Policy
+from knafka.core.filters.declared_filters import Exact
 from knafka.core.tokens.auth_tokens import LEEWAY, MAX_TOKEN_BYTES, InvalidToken
 from knafka.receiver import answers
 from knafka.receiver.answers import Answer

@@ -10,6 +10,7 @@ import pytest
 
 from knafka.core import contract, documents
 from knafka.core.contract import Egress, Kafka, Shard, Sink
+from knafka.core.filters.declared_filters import AttributesFilter
 from knafka_operator.functions import receiver_services, services
 from knafka_operator.functions.dispatcher_services import dispatcher_service, shard_service
 from knafka_operator.installation.settings import Settings
@@ -94,7 +95,7 @@ def test_the_dispatcher_reads_its_contract_back_from_its_environment() -> None:
 
 @pytest.mark.parametrize("text", ["$$", "$(HOSTNAME)", "$${type}"])
 def test_kubernetes_finds_nothing_to_expand_in_a_contract(text: str) -> None:
-    egress = _egress(filter=contract.AttributesFilter(attributes={"type": text}))
+    egress = _egress(filter=AttributesFilter(attributes={"type": text}))
     value = _environment(_dispatcher(egress, Autoscaling(), 10))["KNAFKA_EGRESS"]
     assert "$" not in value
     assert json.loads(value)["filter"]["attributes"]["type"] == text

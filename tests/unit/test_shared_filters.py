@@ -12,9 +12,10 @@ from support.logs import Owner
 from support.memory.shared import MemoryOffsets, MemoryPositionedReader
 from support.shards import Shard
 
-from knafka.core.contract import Exact, Order
+from knafka.core.contract import Order
 from knafka.core.events.event import Event
 from knafka.core.events.kafka_binding import to_record
+from knafka.core.filters.declared_filters import Exact
 from knafka.dispatcher.engine.selecting import Selective
 from knafka.dispatcher.shared.fetcher import RECORDS_PER_TURN
 from knafka.dispatcher.shared.reader import RECORDS_PER_READ, GroupReader

@@ -17,7 +17,7 @@ from typing import Final
 
 from knafka.core.contract import AuthorizationMode, Policy
 from knafka.core.events.event import Attributes
-from knafka.core.filters import Predicate, compile_filter
+from knafka.core.filters.predicates import Predicate, compile_filter
 
 SERVICE_ACCOUNTS: Final = "system:serviceaccount:"
 """Prefix of a service account's subject in Kubernetes, before namespace and name."""

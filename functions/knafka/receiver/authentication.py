@@ -21,7 +21,7 @@ from typing import Final
 from knafka.core.authorization import Authorization
 from knafka.core.contract import Ingress
 from knafka.core.errors import KnafkaError
-from knafka.core.filters import Predicate
+from knafka.core.filters.predicates import Predicate
 from knafka.core.tokens.auth_tokens import (
     MAX_TOKEN_BYTES,
     InvalidToken,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
-from knafka.core.filters import Predicate
+from knafka.core.filters.predicates import Predicate
 from knafka.receiver import answers
 from knafka.receiver.address import HttpHeaders
 from knafka.receiver.answers import Answer

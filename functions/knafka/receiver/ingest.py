@@ -31,7 +31,7 @@ from knafka.core.errors import (
 )
 from knafka.core.events.http_binding import record_of, records_of_batch
 from knafka.core.events.kafka_binding import read
-from knafka.core.filters import Predicate
+from knafka.core.filters.predicates import Predicate
 from knafka.core.tokens.caller_tokens import bearer_of
 from knafka.observability import Metric, RateLimitedFilter
 from knafka.ports.log import LogWriter, Reported, failure_of

@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from knafka.core.authorization import Authorization, subject_matches
-from knafka.core.contract import AttributesFilter, Ingress, Kafka
+from knafka.core.contract import Ingress, Kafka
 from knafka.core.documents import parse
 from knafka.core.events.event import Attributes
-from knafka.core.filters import why_not
+from knafka.core.filters.declared_filters import AttributesFilter
+from knafka.core.filters.predicates import why_not
 from knafka_client.declared.manifests import DeclaredObjects
 from knafka_client.declared.triggers import UnknownObject
 from knafka_client.state.installation import CHANNEL_PREFIX

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from knafka.core.contract import All, Any_, Exact, Filter, Prefix, Suffix
 from knafka.core.events.event import SPEC_VERSIONS
+from knafka.core.filters.declared_filters import All, Any_, Exact, Filter, Prefix, Suffix
 
 SPEC_VERSION: Final = "specversion"
 

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from knafka.core.authorization import SERVICE_ACCOUNTS
 from knafka.core.documents import parse, problem
 from knafka.core.errors import InvalidDocument
-from knafka.core.filter_limits import DeclaredFilters
+from knafka.core.filters.filter_limits import DeclaredFilters
 from knafka_cli.checks.impossible import contradictions
 from knafka_cli.shared.cesql_calls import missing_functions
 from knafka_client.declared.manifests import ObjectIdentity

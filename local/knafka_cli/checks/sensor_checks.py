@@ -8,7 +8,7 @@ from typing import Any
 
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument
-from knafka.core.filters import never_true
+from knafka.core.filters.predicates import never_true
 from knafka_cli.checks.impossible import contradictions
 from knafka_cli.shared.cesql_calls import missing_functions
 from knafka_operator.model.maxima import UNLIMITED_MAXIMA

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from knafka.core.contract import CESQL, AttributesFilter
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument
 from knafka.core.events.event import Attributes
-from knafka.core.filters import Predicate, compile_attributes, compile_filter, never_true
+from knafka.core.filters.declared_filters import CESQL, AttributesFilter
+from knafka.core.filters.predicates import Predicate, compile_attributes, compile_filter, never_true
 from knafka_cli.shared.cesql_calls import missing_functions
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from knafka.core.contract import Egress, Ingress
-from knafka.core.filters import Predicate, compile_trigger
+from knafka.core.filters.predicates import Predicate, compile_trigger
 from knafka_cli.events import event_filters, tailing
 from knafka_cli.events.event_filters import all_of
 from knafka_cli.events.tailing import OutputFormat, TailStart

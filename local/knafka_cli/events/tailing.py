@@ -15,7 +15,7 @@ from knafka.core.dead_letter import ATTRIBUTE_PREFIX
 from knafka.core.errors import InvalidEvent, LogError
 from knafka.core.events import json_format
 from knafka.core.events.kafka_binding import read
-from knafka.core.filters import Predicate
+from knafka.core.filters.predicates import Predicate
 from knafka.core.times import moment
 from knafka.ports.log import Record
 from knafka_client.topics.dead_letters import parse_dead_letter, printable

@@ -19,7 +19,7 @@ from knafka.core.dead_letter import timestamp
 from knafka.core.delivery import Reason
 from knafka.core.errors import LogError
 from knafka.core.events.kafka_binding import Envelope, read
-from knafka.core.filters import why_not
+from knafka.core.filters.predicates import why_not
 from knafka.core.progress import DeliveryStage, DeliveryState, decode, policy_of
 from knafka.ports.log import Commits, LogAdmin, OffsetAndMetadata, Record
 from knafka_cli.events.searching import holds_event_with

@@ -12,8 +12,8 @@ from difflib import get_close_matches
 from knafka.core.cesql.functions import names, resolve
 from knafka.core.cesql.parser import parse
 from knafka.core.cesql.syntax import Call, Chain, Node, Unary
-from knafka.core.contract import Filter
-from knafka.core.filters import expressions
+from knafka.core.filters.declared_filters import Filter
+from knafka.core.filters.predicates import expressions
 
 
 def missing_functions(filters: Sequence[Filter], path: str) -> Iterator[str]:

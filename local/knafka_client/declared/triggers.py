@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import assert_never
 
-from knafka.core.contract import (
+from knafka.core.errors import KnafkaError
+from knafka.core.events.event import Event
+from knafka.core.filters.declared_filters import (
     CESQL,
     All,
     Any_,
@@ -18,9 +20,7 @@ from knafka.core.contract import (
     Prefix,
     Suffix,
 )
-from knafka.core.errors import KnafkaError
-from knafka.core.events.event import Event
-from knafka.core.filters import why_not
+from knafka.core.filters.predicates import why_not
 from knafka_client.declared.manifests import DeclaredObjects, ObjectIdentity
 from knafka_operator.model.resources import DELIVERY_ORDER, PAUSED_ANNOTATION, Destination, Trigger
 

@@ -24,7 +24,7 @@ from typing import Final
 from knafka.core.contract import Egress, Kafka, Receiver, Shard
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument, KnafkaError
-from knafka.core.filter_limits import characters_of
+from knafka.core.filters.filter_limits import characters_of
 from knafka_operator.dispatchers.shard_services import Shards
 from knafka_operator.functions import services
 from knafka_operator.functions.dispatcher_services import (

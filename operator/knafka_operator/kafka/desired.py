@@ -17,13 +17,12 @@ from knafka.core.contract import (
     MAX_RECORD_BYTES,
     BackoffPolicy,
     Delivery,
-    Exact,
-    Filter,
     Ingress,
     Kafka,
     event_limit,
 )
 from knafka.core.errors import InvalidDocument
+from knafka.core.filters.declared_filters import Exact, Filter
 from knafka.core.sensor import records
 from knafka_operator.installation.naming import (
     DEFAULT_NAMING,

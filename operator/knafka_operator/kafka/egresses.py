@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from knafka.core import names
-from knafka.core.contract import AttributesFilter, Delivery, Egress, Order, Sink, TopicSettings
+from knafka.core.contract import Delivery, Egress, Order, Sink, TopicSettings
 from knafka.core.errors import InvalidDocument
+from knafka.core.filters.declared_filters import AttributesFilter
 from knafka_operator.installation.naming import DEFAULT_NAMING, NameKind, Naming
 from knafka_operator.kafka import dead_letter_topics, kafka_settings
 from knafka_operator.kafka.desired import Defaults, kept_or_new_name, max_record_bytes

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 from pydantic import Field
 
-from knafka.core.filter_limits import DeclaredFilters
+from knafka.core.filters.filter_limits import DeclaredFilters
 from knafka_operator.model.resources import Observed, Resource
 
 POLICIES_VERSION: Final = "eventing.knative.dev/v1alpha1"

@@ -16,10 +16,11 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
-from knafka.core.contract import AttributesFilter, Delivery
+from knafka.core.contract import Delivery
 from knafka.core.documents import Model, check_url_text, parse, problem, shown_url
 from knafka.core.errors import InvalidDocument
-from knafka.core.filter_limits import DeclaredAttributes, DeclaredFilters
+from knafka.core.filters.declared_filters import AttributesFilter
+from knafka.core.filters.filter_limits import DeclaredAttributes, DeclaredFilters
 
 EVENTING: Final = "eventing.knative.dev/v1"
 SERVING: Final = "serving.knative.dev/v1"

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from knafka.core.contract import RateLimit
 from knafka.core.documents import problem
-from knafka.core.filter_limits import (
+from knafka.core.filters.filter_limits import (
     MAX_FILTER_CHARACTERS,
     beyond_limits,
     characters_of,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
-from knafka.core.filter_limits import characters_of
+from knafka.core.filters.filter_limits import characters_of
 
 LARGE_DOCUMENT: Final = 4_096
 """Characters from which on a document is parsed in the thread. An expression of this length takes

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument
-from knafka.core.filters import never_true
+from knafka.core.filters.predicates import never_true
 from knafka_operator.decisions.field_errors import (
     IMMUTABLE_FIELDS,
     Problem,

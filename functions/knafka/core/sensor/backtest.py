@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from knafka.core.events.event import Attributes
-from knafka.core.filters import CountError
+from knafka.core.filters.predicates import CountError
 from knafka.core.sensor import rules
 from knafka.core.sensor.contract import Conditions
 from knafka.core.sensor.duplicates import Seen

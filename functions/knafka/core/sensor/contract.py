@@ -14,16 +14,10 @@ from typing import Annotated, Final, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
-from knafka.core.contract import (
-    DEAD_LETTER_TOPIC_CONFIG,
-    AttributesFilter,
-    CesqlText,
-    Filter,
-    Kafka,
-    TopicSettings,
-)
+from knafka.core.contract import DEAD_LETTER_TOPIC_CONFIG, Kafka, TopicSettings
 from knafka.core.documents import Duration, Model, problem
 from knafka.core.errors import InvalidDocument
+from knafka.core.filters.declared_filters import AttributesFilter, CesqlText, Filter
 from knafka.core.sensor import conditions
 from knafka.core.sensor.conditions import TriggerCondition
 from knafka.core.sensor.resets import Reset

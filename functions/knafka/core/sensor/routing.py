@@ -8,7 +8,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from knafka.core import cesql
 from knafka.core.events.event import Attributes
-from knafka.core.filters import CountError, Predicate, compile_trigger
+from knafka.core.filters.predicates import CountError, Predicate, compile_trigger
 from knafka.core.sensor.contract import Conditions, SensorTrigger
 from knafka.core.sensor.records import key_of
 

@@ -27,7 +27,7 @@ from knafka.core.contract import Egress, Order
 from knafka.core.drain import DrainProgress, Ended
 from knafka.core.errors import LogError
 from knafka.core.events.kafka_binding import Envelope
-from knafka.core.filter_index import Selection, select
+from knafka.core.filters.filter_index import Selection, select
 from knafka.core.progress import decode, policy_of
 from knafka.dispatcher.engine.clients import Clients
 from knafka.dispatcher.engine.committing import CommitLoop

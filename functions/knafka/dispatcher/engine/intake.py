@@ -18,7 +18,7 @@ from knafka.core.contract import Egress
 from knafka.core.errors import InvalidEvent
 from knafka.core.events.http_binding import located_request_of, request_of
 from knafka.core.events.kafka_binding import Envelope, RecordHeaders, headers_of, read
-from knafka.core.filters import compile_trigger
+from knafka.core.filters.predicates import compile_trigger
 from knafka.dispatcher.engine.clients import Format, Parser
 from knafka.dispatcher.engine.counts import DrainCounts
 from knafka.dispatcher.engine.pending import AssignedPartition, PendingEvent, lane_function

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 from knafka.core.events.kafka_binding import Envelope
-from knafka.core.filter_index import Selection
+from knafka.core.filters.filter_index import Selection
 from knafka.ports.log import LogReader, Record
 
 

@@ -20,7 +20,7 @@ from typing import Protocol
 
 from knafka.core.errors import LogError
 from knafka.core.events.kafka_binding import Envelope
-from knafka.core.filter_index import FilterIndex
+from knafka.core.filters.filter_index import FilterIndex
 from knafka.dispatcher.engine.selecting import Selective
 from knafka.dispatcher.shared.epochs import KnownEpochs
 from knafka.dispatcher.shared.record import SharedRecord, envelope_of

@@ -1,8 +1,13 @@
 """The reader of one group in a shared topic: a `LogReader` fed from buffers.
 
 Each record is returned once and in order, whichever buffer it comes from: a cursor knows the next
-offset. Commits wait in the reader until the topic makes them. A `Selective` drain gets only records
-that match its selection; while it waits in `read`, its `take` gets them without waking it.
+offset. A `Selective` drain gets only records that match its selection; while it waits in `read`,
+its `take` gets them without waking it.
+
+Not here: commits, which wait until the topic makes them (`group_commits`).
+
+More than 400 lines, as reading and the changes of partitions share the cursors and the read that is
+under way.
 """
 
 from __future__ import annotations
@@ -10,26 +15,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import time
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from typing import Final, Protocol
 
-from knafka.core.commit_metadata import CommitMarks
 from knafka.core.drain import COMMIT_INTERVAL, MAX_COMMIT_INTERVAL
 from knafka.core.errors import LogError
-from knafka.core.progress import MAX_METADATA
 from knafka.dispatcher.engine.selecting import Selective
 from knafka.dispatcher.shared.buffer import Cursor
+from knafka.dispatcher.shared.group_commits import GroupCommits
 from knafka.ports.log import Assignment, Commits, OffsetAndMetadata, Positions, Record
-from knafka.ports.shared_log import (
-    BEGINNING,
-    NO_EPOCH,
-    Commit,
-    GroupHasMembers,
-    GroupOffsets,
-    Position,
-)
+from knafka.ports.shared_log import BEGINNING, Commit, GroupOffsets, Position
 
 log = logging.getLogger(__name__)
 
@@ -93,15 +88,21 @@ class GroupReader:
         """Partitions whose end the last read has reached, with the offsets of these ends."""
         self.cursors: dict[int, Cursor] = {}
         """The group's cursor in each assigned partition."""
-        self.committed: dict[int, int] = {}
-        """The offset that Kafka has confirmed last, by partition that is assigned or was assigned
-        when the reader closed."""
         self.is_closing = False  # whether `close` was called
         self.drain: Selective | None = assignment if isinstance(assignment, Selective) else None
         """The drain, if it can say which records it wants; None: the group wants every record."""
         self._topic = topic
         self._assignment = assignment
-        self._offsets = offsets
+        self._commits = GroupCommits(
+            group,
+            topic.name,
+            offsets,
+            self.cursors,
+            enqueue=lambda: topic.enqueue_commit(self),
+            fail=self.fail,
+        )
+        self.committed: Mapping[int, int] = self._commits.committed
+        """The offsets that Kafka has confirmed (`GroupCommits.committed`)."""
         self._partitions_with_news: dict[int, None] = {}
         """Partitions with untaken records, or with an end that was not reported."""
         self._waiter: asyncio.Future[None] | None = None  # what `read` waits for
@@ -112,27 +113,8 @@ class GroupReader:
         it."""
         self._interrupted = False  # whether `interrupt` was called during this read
         self._failure: LogError | None = None  # what every read raises from now on
-        self._epochs: dict[int, int] = {}
-        """By partition: the leader epoch of its commit at the assignment, or of a later record."""
-        self._end_epochs: dict[int, int] = {}
-        """By partition: the lowest leader epoch to commit (`Commit.end_epoch`). A position to read
-        from doesn't use it: its epoch is that of the last record read."""
-        self._marks: CommitMarks[int] = CommitMarks(
-            lambda number, since: offsets.known_topic(topic.name, since)
-        )
-        """By partition: the start of the id of the topic to which its offsets belong
-        (`Commit.topic`), which shows whether the topic was created anew."""
-        self._settled: dict[int, int] = {}
-        """Offset below which the drain has settled everything, by assigned partition."""
-        self._to_commit: dict[int, OffsetAndMetadata] = {}  # stored commits, not made yet
-        self._committing: asyncio.Task[None] | None = None  # the commit under way
-        self._restarted: set[int] = set()
-        """Partitions that were created anew since the last commit began, to which that commit
-        doesn't apply."""
         self._last_commits: asyncio.Future[Commits] | None = None
         """The drain's last commits, which `close` waits for; None: the reader isn't closing."""
-        self._committed = asyncio.Event()
-        """Set when a commit has ended."""
 
     # Reading
 
@@ -314,7 +296,7 @@ class GroupReader:
 
     async def fetch_committed(self, numbers: Collection[int]) -> Mapping[int, Commit]:
         """Return the group's commits of these partitions, read from Kafka. Raises `LogError`."""
-        return await self._offsets.committed(self.group, self._topic.name, numbers)
+        return await self._commits.fetch(numbers)
 
     def assign_partitions(
         self,
@@ -326,15 +308,9 @@ class GroupReader:
         were requested at `asked_at` (`time.monotonic`). Nothing is read before `start_reading`.
         `topic`: the start of the present topic's id, which marks commits; empty: unknown."""
         for number, commit in committed.items():
-            # An id of the topic that was requested before `asked_at` may be older than the commit.
-            self._marks.begin(number, "" if commit is None else commit.topic, topic, asked_at)
-            self._epochs[number] = NO_EPOCH if commit is None else commit.epoch
-            self._end_epochs[number] = NO_EPOCH if commit is None else commit.end_epoch
+            self._commits.assign(number, commit, topic, asked_at)
             offset = 0 if commit is None else commit.offset
             self.cursors[number] = Cursor(number, offset, self)
-            self._settled[number] = BEGINNING if commit is None else commit.offset
-            if commit is not None:
-                self.committed[number] = commit.offset
         self._enqueue_check()
         self._assignment.on_assigned(
             {number: commit and commit.value for number, commit in committed.items()}
@@ -346,11 +322,11 @@ class GroupReader:
         order of their offsets. Does nothing if the partition was revoked meanwhile."""
         if cursor := self.cursors.get(number):
             offset = BEGINNING if committed is None else committed.offset
-            self._topic.place(cursor, Position(offset, self._epochs[number]))
+            self._topic.place(cursor, Position(offset, self._commits.epochs[number]))
 
     def position_of(self, cursor: Cursor) -> Position:
         """Return the cursor's next offset with its leader epoch."""
-        return Position(cursor.offset, self._epoch_of(cursor.number))
+        return Position(cursor.offset, self._commits.epoch_of(cursor.number))
 
     def restart(self, cursor: Cursor, shared: Position) -> None:
         """Prepare to read a partition again whose log was replaced from `shared` on: from `shared`
@@ -359,19 +335,10 @@ class GroupReader:
         places the cursor."""
         number = cursor.number
         self._forget_news(number)
-        start = Position(min(shared.offset, self._settled.get(number, BEGINNING)), shared.epoch)
-        if start.offset < 0:  # `BEGINNING`, which has no leader epoch
-            start = Position(BEGINNING)
+        start = self._commits.restart(number, shared)
         cursor.offset, cursor.reported, cursor.paused = max(0, start.offset), -1, False
-        self._to_commit.pop(number, None)
-        self._epochs[number] = start.epoch
-        self._end_epochs.pop(number, None)
         if start.offset == BEGINNING:
-            self._marks.restart(number, time.monotonic())
             self._enqueue_check()
-        self._settled[number] = start.offset
-        self.committed.pop(number, None)
-        self._restarted.add(number)
         self._assignment.on_lost([number])
         self._assignment.on_assigned({number: None})
 
@@ -391,14 +358,14 @@ class GroupReader:
     def has_marks_to_check(self) -> bool:
         """Whether the mark of some partition must still be compared with the topic's id
         (`check_topic`)."""
-        return self._marks.has_unchecked
+        return self._commits.has_marks_to_check
 
     def check_topic(self) -> None:
         """Check the marks of partitions, as the topic's id is known now: partitions that began at a
         commit of an earlier topic are read from their beginning."""
         if self.is_closing:
             return  # the last commits keep their marks
-        for number in self._marks.find_others():
+        for number in self._commits.find_of_another_topic():
             cursor = self.cursors[number]
             self._topic.leave(cursor)
             self.restart(cursor, Position(BEGINNING))
@@ -410,33 +377,16 @@ class GroupReader:
         owned = sorted(self.cursors.keys() & set(numbers))
         if not owned:
             return
-        epochs = self._epochs_of(owned)
+        epochs = self._commits.epochs_of(owned)
         for number in owned:
             self._topic.leave(self.cursors.pop(number))
             self._forget_news(number)
-            self._marks.stop_checking(number)
+            self._commits.stop_checking(number)
         if self._last_commits is None:  # else `close` has revoked them from the drain already
             commits = await self._assignment.on_revoked(owned)
         else:
             commits = await asyncio.shield(self._last_commits)
-        waiting_commits = {
-            number: self._to_commit.pop(number) for number in owned if number in self._to_commit
-        }
-        await self._wait_for_commit()
-        for number in owned:
-            self.committed.pop(number, None)
-        commits_to_make = {
-            number: commit
-            for number, commit in {**waiting_commits, **commits}.items()
-            if number in owned
-        }
-        if commits_to_make:
-            try:
-                await self._commit(commits_to_make, epochs)
-            except LogError as error:
-                # The next owner starts at the group's last commit: events repeat, none is lost.
-                log.warning("the last commit of %s failed: %s", self.group, error)
-        self._committed.set()  # `close` may wait for it
+        await self._commits.commit_last(owned, commits, epochs)
 
     def lose_partitions(self, numbers: Collection[int]) -> None:
         """Forget partitions that belong to another process, without a commit."""
@@ -444,9 +394,7 @@ class GroupReader:
         for number in owned:
             self._topic.leave(self.cursors.pop(number))
             self._forget_news(number)
-            self._marks.stop_checking(number)
-            self._to_commit.pop(number, None)
-            self.committed.pop(number, None)
+            self._commits.forget(number)
         if owned and not self.is_closing:
             self._assignment.on_lost(owned)
 
@@ -455,7 +403,7 @@ class GroupReader:
         delivered since the last commit will be delivered again."""
         self._failure = error
         self.lose_partitions(list(self.cursors))
-        self._committed.set()
+        self._commits.give_up()
         self._wake()
 
     # Commits
@@ -463,87 +411,16 @@ class GroupReader:
     def commit(self, commits: Commits) -> None:
         """Store commits until the topic makes them; a commit whose metadata is too long is dropped
         in favour of an earlier one."""
-        for number, commit in commits.items():
-            self._settled[number] = commit.offset
-            # Kafka would refuse a commit with longer metadata, and storing it here would replace an
-            # earlier one that is valid.
-            if number in self.cursors and len(commit.metadata) <= MAX_METADATA:
-                self._to_commit[number] = commit
-        self._enqueue_commit()
-
-    def _enqueue_commit(self) -> None:
-        """Have the topic make the stored commits, if there are any."""
-        if self._to_commit:
-            self._topic.enqueue_commit(self)
+        self._commits.store(commits)
 
     @property
     def to_commit(self) -> Mapping[int, OffsetAndMetadata]:
         """The commits that may be made now; none while another commit is under way."""
-        return self._to_commit if self._committing is None else {}
+        return self._commits.to_commit
 
     def begin_commit(self) -> None:
         """Start to make the stored commits, without waiting for Kafka."""
-        commits, self._to_commit = self._to_commit, {}
-        self._restarted.clear()
-        self._committing = asyncio.create_task(self._commit_regularly(commits))
-
-    async def _commit_regularly(self, commits: dict[int, OffsetAndMetadata]) -> None:
-        """Make one commit. If it fails, store its offsets for the next one; if the group has
-        members of its own, fail the reader."""
-        try:
-            await self._commit(commits, self._epochs_of(commits))
-        except GroupHasMembers as error:
-            self.fail(error)
-        except LogError as error:
-            log.info("a commit of %s failed, and is made again: %s", self.group, error)
-            unchanged = self.cursors.keys() - self._restarted
-            failed_commits = {
-                number: commit for number, commit in commits.items() if number in unchanged
-            }
-            self._to_commit = {**failed_commits, **self._to_commit}
-        finally:
-            self._committing = None
-            self._enqueue_commit()
-            self._committed.set()
-
-    async def _commit(self, commits: Commits, epochs: Mapping[int, int]) -> None:
-        """Commit these offsets with these leader epochs (both by partition), and wait for Kafka.
-        Raises `LogError`."""
-        full_commits = {
-            number: Commit(
-                commit.offset, commit.metadata, epochs[number], topic=self._marks.get(number)
-            )
-            for number, commit in commits.items()
-        }
-        # Until Kafka has answered, the commit may or may not be in effect.
-        for number in full_commits:
-            self.committed.pop(number, None)
-        await self._offsets.commit(self.group, self._topic.name, full_commits)
-        for number in full_commits.keys() & self.cursors.keys() - self._restarted:
-            self.committed[number] = full_commits[number].offset
-
-    def _epochs_of(self, numbers: Collection[int]) -> dict[int, int]:
-        """Return the leader epoch to commit for each partition: that of the last record read, or
-        that in which the log ended at the assignment (`_end_epochs`), whichever is later."""
-        return {
-            number: max(self._epoch_of(number), self._end_epochs.get(number, NO_EPOCH))
-            for number in numbers
-        }
-
-    def _epoch_of(self, number: int) -> int:
-        """Return, and note, the leader epoch of the last record read of a partition: a consumer
-        that resumes with too low an epoch would report lost data."""
-        epoch, cursor = self._epochs.get(number, NO_EPOCH), self.cursors.get(number)
-        buffer = None if cursor is None else cursor.buffer
-        if buffer is not None and cursor not in buffer.unproven:
-            epoch = self._epochs[number] = max(epoch, buffer.epochs.last)
-        return epoch
-
-    async def _wait_for_commit(self) -> None:
-        """Wait until no commit is under way."""
-        while self._committing is not None:
-            self._committed.clear()
-            await self._committed.wait()
+        self._commits.begin()
 
     # Closing
 
@@ -557,21 +434,16 @@ class GroupReader:
         try:
             async with asyncio.timeout_at(deadline):
                 if self.cursors:
-                    self._epochs_of(list(self.cursors))  # notes them before the buffers are left
+                    self._commits.epochs_of(self.cursors)  # notes them before buffers are left
                     for cursor in self.cursors.values():
                         self._topic.leave(cursor)
                     revoking = self._assignment.on_revoked(sorted(self.cursors))
                     self._last_commits = asyncio.ensure_future(revoking)
                     self.commit(await self._last_commits)
-                while self._failure is None and (self._to_commit or self._committing is not None):
-                    self._committed.clear()
-                    await self._committed.wait()
+                await self._commits.wait_until_made()
         except TimeoutError:
             log.warning("the last commit of %s was not made in time", self.group)
         finally:
             self.cursors.clear()
-            self._to_commit = {}
             self._topic.detach(self)
-            if self._committing is not None:
-                with suppress(asyncio.CancelledError):
-                    self._committing.cancel()
+            self._commits.close()

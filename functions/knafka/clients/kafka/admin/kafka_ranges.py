@@ -1,69 +1,35 @@
 """Reads the starts, ends and first timestamps of many topics, in a few requests.
 
 It is meant for topics that are read regularly, such as dead-letter topics: their partitions are
-cached for minutes. Not here: lags, and the ends that wake Triggers (`kafka_admin`).
+cached for minutes. Not here: lags, and the ends that wake Triggers (`kafka_lags`).
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
-from confluent_kafka import KafkaError, TopicPartition
+from confluent_kafka import TopicPartition
 from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
-from confluent_kafka.admin._listoffsets import OffsetSpec
 from confluent_kafka.admin._resource import ResourceType
-from confluent_kafka.cimpl import _AdminClientImpl
 
+from knafka.clients.kafka.admin.kafka_topic_requests import (
+    EARLIEST,
+    LATEST,
+    list_offsets,
+    with_offset,
+)
 from knafka.clients.kafka.kafka_acls import explain_denials
 from knafka.clients.kafka.kafka_requests import AdminCalls
 from knafka.ports.log import Range
 
-EARLIEST: Final[int] = OffsetSpec.earliest()._value  # type: ignore[no-untyped-call]
-"""Negative number that, in place of a timestamp, asks Kafka for a partition's start offset."""
-LATEST: Final[int] = OffsetSpec.latest()._value  # type: ignore[no-untyped-call]
-"""The same for a partition's end offset."""
 FIRST_RECORD_TIME: Final = 0
 """The earliest timestamp: for it, Kafka returns the offset and timestamp of a partition's first
 record."""
 
-NO_TOPIC_ERRORS: Final = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC})
-"""Errors that say that a topic doesn't exist."""
-NO_PARTITION_ERRORS: Final = NO_TOPIC_ERRORS | {KafkaError._UNKNOWN_PARTITION}
-"""Errors that say that a partition doesn't exist any more: its topic was deleted, or created anew
-with fewer partitions."""
 RANGE_PARTITIONS_CACHE_SECONDS: Final = 300.0
 """Seconds for which a topic's partitions are cached."""
-
-
-def with_offset(partitions: Sequence[TopicPartition], offset_spec: int) -> list[TopicPartition]:
-    """Return the partitions with `offset_spec` (`EARLIEST`, `LATEST` or a timestamp in ms) as their
-    offset, by which `list_offsets` knows what to ask for."""
-    return [
-        TopicPartition(partition.topic, partition.partition, offset_spec)
-        for partition in partitions
-    ]
-
-
-async def list_offsets(
-    calls: AdminCalls, partitions: list[TopicPartition], *, allow_failures: bool = False
-) -> dict[TopicPartition, Any]:
-    """Return Kafka's answer for each partition, with one request: offset, timestamp and leader
-    epoch of the record that the partition's `offset` asks for (`with_offset`). Raises `LogError` if
-    a partition can't be read. `allow_failures`: leave such partitions out, and raise only if none
-    can be read; partitions that don't exist are left out even then."""
-    if not partitions:
-        return {}
-    # AdminClient's own method creates a future for each partition, which takes 29 us of CPU each,
-    # for a single request.
-    return await calls.request_together(
-        lambda answer, timeout: _AdminClientImpl.list_offsets(
-            calls.admin, partitions, answer, request_timeout=timeout
-        ),
-        omitted_codes=NO_PARTITION_ERRORS if allow_failures else (),
-        allow_failures=allow_failures,
-    )
 
 
 class KafkaRanges:

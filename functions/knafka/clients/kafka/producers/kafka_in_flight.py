@@ -1,7 +1,7 @@
 """A writer's records in flight: the producer of each key, and groups of records that get one
 report.
 
-Not here: producers, and the handling of reports (`kafka_writer`).
+Not here: producers (`kafka_writer_producers`), and the handling of reports (`kafka_writer`).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The producer is not idempotent: an idempotent producer may report a record as stored that Kafka has
 rejected (docs/decisions/0012).
 
-Not here: when to poll, and the handling of reports (`kafka_writer`).
+Not here: when to poll (`kafka_writer_producers`), and the handling of reports (`kafka_writer`).
 """
 
 from __future__ import annotations

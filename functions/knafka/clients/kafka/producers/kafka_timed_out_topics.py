@@ -7,7 +7,7 @@ out for other reasons, such as too few replicas in sync, and another producer do
 the producers are replaced only if the partition has a leader, and only `MAX_REPLACEMENTS` times for
 each id of a topic.
 
-Not here: replacing the producers (`kafka_writer`).
+Not here: replacing the producers (`kafka_writer_producers`).
 """
 
 from __future__ import annotations

@@ -1,23 +1,20 @@
-"""The writer on real Kafka: `log.LogWriter` on producers of librdkafka.
+"""The writer on real Kafka: `log.LogWriter`, a record's way from `append` to its report.
 
-While few records are in flight, a prompt producer sends each at once. While many are, a second
-producer gathers records for a millisecond, which saves most of the requests (docs/decisions/0014).
-A thread waits for the prompt producer's reports, and wakes the event loop once for many reports;
-the reports of the other producers are polled on the loop.
+While few records are in flight, the prompt producer sends each at once. While many are, the
+gathering producer gathers records for a millisecond, which saves most of the requests
+(docs/decisions/0014).
 
 Each topic has its own limit of batches, but librdkafka has one limit for all topics. So a record
-that is refused as too large is sent again alone by a third producer, which shows whether the record
-or its batch was too large.
+that is refused as too large is sent again alone by the unbatched producer, which shows whether the
+record or its batch was too large.
 
-More than 400 lines, so that a record's way from `append` to its report is in one class.
+Not here: opening, polling and replacing the producers (`kafka_writer_producers`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -30,14 +27,12 @@ from knafka.clients.kafka.kafka_client import Connection, log_error, log_error_o
 from knafka.clients.kafka.producers.kafka_in_flight import KeysInFlight, RecordGroup
 from knafka.clients.kafka.producers.kafka_producer import ReplaceableProducer
 from knafka.clients.kafka.producers.kafka_timed_out_topics import TimedOutTopics
+from knafka.clients.kafka.producers.kafka_writer_producers import POLL_BUSY, WriterProducers
 from knafka.clients.kafka.reachability import Reachability
 from knafka.core.errors import LogError
 from knafka.core.events.kafka_binding import Draft, RecordHeaders
 from knafka.core.kafka_settings.connection_errors import ConnectionErrors
-from knafka.core.kafka_settings.kafka_oauth import MSK_REGION
 from knafka.ports.log import Reported
-
-log = logging.getLogger(__name__)
 
 MANY_IN_FLIGHT: Final = 24
 """Number of records in flight from which on records are gathered: a request costs Kafka and us as
@@ -45,18 +40,6 @@ much as several records."""
 GATHERING_TIME: Final = 0.02
 """Seconds for which records are gathered after there were many: when a batch is acknowledged, few
 are in flight for a moment."""
-LINGER_MS: Final = 1
-"""Milliseconds for which the second producer gathers records by default: the shortest time that
-librdkafka can wait."""
-POLL_BUSY: Final = 0.001
-"""Seconds between polls for reports of gathered records; a poll costs a microsecond."""
-POLL_IDLE: Final = 1.0
-"""Most seconds that the thread waits for a report, and between polls on the loop."""
-SINGLE_RECORD_BATCHES: Final = {"batch.num.messages": 1}
-"""Configuration that makes a producer send each record in its own batch."""
-RETIREMENT_TIME: Final = 5.0
-"""Seconds for which a replaced producer may go on to send records of topics that it can reach: what
-it hasn't sent then waits for a leader that it won't find."""
 PURGE_TIMEOUT: Final = 0.5
 """Seconds to wait for the reports of records that are purged at the end, which librdkafka's threads
 make."""
@@ -78,27 +61,9 @@ class KafkaWriter:
     def __init__(self, connection: Connection) -> None:
         """Open the prompt producer and start its polling thread; must be called on the event loop.
         Raises `LogError`."""
-        self._connection = connection
-        self._linger_ms = float(connection.get("linger.ms", LINGER_MS))
         self._loop = asyncio.get_running_loop()
         self._errors = ConnectionErrors()
-        self._prompt = self._open(linger_ms=0)
-        """Sends each record at once."""
-        self._gathering: ReplaceableProducer | None = None
-        """Gathers records for `_linger_ms` before it sends them."""
-        if MSK_REGION in connection:
-            # Opened at the start, not in the first burst: it blocks the loop for a second while it
-            # waits for its token (confluent-kafka 2.16.1 sleeps that long).
-            self._gathering = self._open(self._linger_ms)
-        self._unbatched: ReplaceableProducer | None = None
-        """Sends each record in a batch of its own."""
-        self._retired: list[ReplaceableProducer] = []
-        """Former producers that still have records in flight."""
         self._gather_until = 0.0  # by the loop's clock: until then, records are gathered
-        self._timer: asyncio.TimerHandle | None = None
-        """Timer of the next poll on the loop; None: none was planned yet."""
-        self._is_polling_often = False
-        """Whether the next poll is planned after `POLL_BUSY` seconds, not `POLL_IDLE`."""
         self._in_flight = 0  # records that were appended and not reported
         self._stored: dict[str, _Counts] = {}
         """Number of stored records, by topic and partition."""
@@ -113,17 +78,12 @@ class KafkaWriter:
         """Groups whose records all have their results, to be reported."""
         self._has_stored = False
         """Whether Kafka has stored records since `_reachability` last noted an acknowledgement."""
-        self._is_wake_scheduled = False  # whether `_on_wake` is scheduled and has not run
         self._answered = False  # whether Kafka has ever answered `_ask`
         self._closed = False
-        self._ended = threading.Event()
-        self._reachability = Reachability(self._ask, self._purge_queues, self._renew)
-        self._timed_out = TimedOutTopics(connection, self._replace_producers)
-        threading.Thread(target=self._poll_prompt, name="kafka-writer", daemon=True).start()
-
-    def _open(self, linger_ms: float, **more: Any) -> ReplaceableProducer:
-        """Open a producer with this linger time and these further settings. Raises `LogError`."""
-        return ReplaceableProducer({**self._connection, **more}, linger_ms, self._on_error)
+        self._producers = WriterProducers(connection, self._on_error, self._reports, self._report)
+        self._reachability = Reachability(self._ask, self._purge_queues, self._producers.renew)
+        self._timed_out = TimedOutTopics(connection, self._producers.replace)
+        self._producers.start_polling()
 
     @property
     def in_flight(self) -> int:
@@ -142,8 +102,7 @@ class KafkaWriter:
     @property
     def failure(self) -> LogError | None:
         """Why one of the producers can send no more records; None: all producers work."""
-        failures = (producer.failure for producer in self._active_producers())
-        return next((failure for failure in failures if failure is not None), None)
+        return self._producers.failure
 
     @property
     def away(self) -> LogError | None:
@@ -184,7 +143,8 @@ class KafkaWriter:
             raise LogError("the writer is closed")
         producer = None if key is None else self._keys.producer_of.get(key)
         if producer is None:
-            producer = self._ensure_gathering() if self._must_gather() else self._prompt
+            producers = self._producers
+            producer = producers.ensure_gathering() if self._must_gather() else producers.prompt
         producer.produce(topic, key, value, headers, on_delivery)
         self._in_flight += 1
         if key is not None:
@@ -228,16 +188,16 @@ class KafkaWriter:
             if not group.left:
                 self._settled.append(group)
 
-        queued_count = 0
+        producers, queued_count = self._producers, 0
         try:
             if self._closed:
                 raise LogError("the writer is closed")
             if topic in self._small_batch_topics:
-                default_producer = self._ensure_unbatched()
+                default_producer = producers.ensure_unbatched()
             elif self._must_gather(len(records)):
-                default_producer = self._ensure_gathering()
+                default_producer = producers.ensure_gathering()
             else:
-                default_producer = self._prompt
+                default_producer = producers.prompt
             for record in records:
                 key, headers, value = record
                 producer = (
@@ -245,7 +205,7 @@ class KafkaWriter:
                     if key is None
                     else self._keys.producer_of.get(key, default_producer)
                 )
-                report = on_gathered if producer is self._gathering else on_report
+                report = on_gathered if producer is producers.gathering else on_report
                 producer.produce(topic, key, value, headers, partial(report, record))
                 queued_count += 1
                 if key is not None:
@@ -269,69 +229,6 @@ class KafkaWriter:
         if self._in_flight + new_records >= MANY_IN_FLIGHT:
             self._gather_until = now + GATHERING_TIME
         return now < self._gather_until
-
-    def _ensure_gathering(self) -> ReplaceableProducer:
-        """Return the producer that gathers records, opening it at its first use."""
-        if self._gathering is None:
-            self._gathering = self._open(self._linger_ms)
-        self._poll_soon()
-        return self._gathering
-
-    def _ensure_unbatched(self) -> ReplaceableProducer:
-        """Return the producer that sends each record in its own batch, opening it at its first
-        use."""
-        if self._unbatched is None:
-            self._unbatched = self._open(0, **SINGLE_RECORD_BATCHES)
-        self._poll_soon()
-        return self._unbatched
-
-    def _poll_soon(self) -> None:
-        """Plan a poll of the producers without a thread in `POLL_BUSY` seconds, unless one is
-        planned so soon."""
-        if not self._is_polling_often:
-            self._poll_after(POLL_BUSY)
-
-    def _poll_after(self, delay: float) -> None:
-        """Plan the next poll of the producers without a thread, in `delay` seconds."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._is_polling_often = delay == POLL_BUSY
-        self._timer = self._loop.call_later(delay, self._poll)
-
-    def _poll(self) -> None:
-        """Poll the producers without a thread, plan the next poll, and deliver reports."""
-        if not self._closed:
-            self._poll_after(POLL_BUSY if self._poll_unthreaded() else POLL_IDLE)
-            self._report()
-
-    def _poll_unthreaded(self) -> int:
-        """Poll the producers that have no thread; returns the number of records without a
-        report."""
-        _, *polled = self._all_producers()
-        for producer in polled:
-            producer.poll(0)
-        return sum(map(len, polled))
-
-    def _poll_prompt(self) -> None:
-        """Wait for reports of the prompt producer, and wake the loop once for many reports, until
-        `close`; the writer's thread runs this."""
-        while not self._ended.is_set():
-            try:
-                self._prompt.poll(POLL_IDLE)
-            except Exception:  # no error may keep later reports from being delivered
-                log.exception("looking for Kafka's reports failed")
-                self._ended.wait(POLL_IDLE)
-            if self._prompt.failure is not None:
-                self._ended.wait(POLL_IDLE)  # its polls don't wait any more
-            if self._reports and not self._is_wake_scheduled:
-                self._is_wake_scheduled = True
-                with contextlib.suppress(RuntimeError):  # the loop is closed
-                    self._loop.call_soon_threadsafe(self._on_wake)
-
-    def _on_wake(self) -> None:
-        """Deliver the reports for which the thread has woken the loop."""
-        self._is_wake_scheduled = False
-        self._report()
 
     def _report(self) -> None:
         """Deliver all pending reports to their callbacks. A record that was refused as too large is
@@ -388,7 +285,7 @@ class KafkaWriter:
             reported(None if error is None else _write_error(error, sent_message))
 
         topic = cast(str, message.topic())
-        alone = self._ensure_unbatched()
+        alone = self._producers.ensure_unbatched()
         if key is not None:
             self._keys.producer_of[key] = alone
         try:
@@ -413,53 +310,7 @@ class KafkaWriter:
 
     def _purge_queues(self) -> None:
         """Have all unsent records reported as failed, as Kafka is away: their senders try again."""
-        for producer in self._all_producers():
-            producer.purge(in_flight=False)
-
-    def _renew(self) -> None:
-        """Replace all producers at their next poll."""
-        for producer in self._all_producers():
-            producer.renew()
-        self._poll_soon()
-
-    async def _replace_producers(self) -> None:
-        """Replace all producers by new ones. The former ones are retired: until their records of a
-        key are reported, further records of the key are refused, as they could overtake those.
-        Raises `LogError` if no new producer can be opened; then nothing is replaced."""
-        linger_times = [0.0] if self._gathering is None else [0.0, self._linger_ms]
-        # On a thread, as waiting for a token blocks (see `__init__`).
-        new = [await asyncio.to_thread(self._open, linger_ms) for linger_ms in linger_times]
-        for producer in self._active_producers():
-            producer.retire()
-            self._retired.append(producer)
-        self._prompt, *gathering = new
-        self._gathering = gathering[0] if gathering else None
-        self._unbatched = None
-        self._poll_soon()
-        self._loop.call_later(RETIREMENT_TIME, self._end_retirement)
-
-    def _end_retirement(self) -> None:
-        """Have the unsent records of retired producers reported as failed, and drop the producers
-        that have no record in flight; repeat that until none is left."""
-        ended = [producer for producer in self._retired if not len(producer)]
-        self._retired = [producer for producer in self._retired if len(producer)]
-        for producer in self._retired:
-            producer.purge(in_flight=False)
-        if ended:
-            # On a thread, as the end of a producer waits for librdkafka's threads.
-            self._loop.run_in_executor(None, ended.clear)
-        if self._retired and not self._closed:
-            self._poll_soon()
-            self._loop.call_later(RETIREMENT_TIME, self._end_retirement)
-
-    def _active_producers(self) -> list[ReplaceableProducer]:
-        """Return the open producers that take records, the prompt one first."""
-        producers = (self._prompt, self._gathering, self._unbatched)
-        return [producer for producer in producers if producer is not None]
-
-    def _all_producers(self) -> list[ReplaceableProducer]:
-        """Return the open producers and those that are retired, the prompt one first."""
-        return [*self._active_producers(), *self._retired]
+        self._producers.purge(in_flight=False)
 
     async def reach(self, timeout: float) -> None:
         """Send a request and wait for Kafka's answer, at most `timeout` seconds. Raises `LogError`;
@@ -476,7 +327,7 @@ class KafkaWriter:
         """Send a request and wait for Kafka's answer, at most `timeout` seconds. Raises `LogError`,
         which is not `retriable` if Kafka refuses this client."""
         try:
-            await asyncio.to_thread(self._prompt.ask, timeout)
+            await asyncio.to_thread(self._producers.prompt.ask, timeout)
         except KafkaException as error:
             errors = self._errors
             may_pass = errors.refusal is None if self._answered else errors.is_unreachable
@@ -490,19 +341,19 @@ class KafkaWriter:
         self._closed = True
         self._reachability.close()
         self._timed_out.close()
+        self._producers.stop_timers()
         await self._flush(timeout)
         if self._in_flight:
             # Unacknowledged records were not answered with success, so their senders try again.
-            for producer in self._all_producers():
-                producer.purge(in_flight=True)
+            self._producers.purge(in_flight=True)
             await self._flush(PURGE_TIMEOUT)
-        self._ended.set()
+        self._producers.end_polling()
 
     async def _flush(self, timeout: float) -> None:
         """Poll and deliver reports until no record is in flight, at most `timeout` seconds."""
         deadline = self._loop.time() + timeout
         while self._in_flight and self._loop.time() < deadline:
-            self._poll_unthreaded()
+            self._producers.poll_unthreaded()
             self._report()
             await asyncio.sleep(POLL_BUSY)
 

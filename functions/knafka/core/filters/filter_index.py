@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeAlias, TypeVar, assert_never
 
-from knafka.core.contract import (
+from knafka.core.events.event import Attributes
+from knafka.core.filters.declared_filters import (
     CESQL,
     All,
     Any_,
@@ -28,8 +29,7 @@ from knafka.core.contract import (
     Prefix,
     Suffix,
 )
-from knafka.core.events.event import Attributes
-from knafka.core.filters import CountError, Predicate, compile_trigger
+from knafka.core.filters.predicates import CountError, Predicate, compile_trigger
 
 T = TypeVar("T")
 

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias, assert_never
 
 from knafka.core import cesql
-from knafka.core.contract import (
+from knafka.core.events.event import Attributes
+from knafka.core.filters.declared_filters import (
     CESQL,
     All,
     Any_,
@@ -22,7 +23,6 @@ from knafka.core.contract import (
     Prefix,
     Suffix,
 )
-from knafka.core.events.event import Attributes
 
 Predicate: TypeAlias = Callable[[Attributes], bool]
 """A compiled filter: whether an event with these attributes passes."""

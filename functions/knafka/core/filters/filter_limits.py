@@ -16,8 +16,8 @@ from typing import Annotated, Final, TypeAlias, assert_never
 
 from pydantic import BeforeValidator
 
-from knafka.core.contract import AttributesFilter, Dialect, Filter, is_dialect
 from knafka.core.documents import problem
+from knafka.core.filters.declared_filters import AttributesFilter, Dialect, Filter, is_dialect
 
 MAX_FILTERS: Final = 1_000
 """Most filters of one object, nested ones included."""

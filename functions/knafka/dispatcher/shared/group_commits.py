@@ -1,0 +1,267 @@
+"""The commits of one group in a shared topic: stored by its reader, made in the topic's rounds.
+
+Kafka gets more than the drain's offset and metadata: the leader epoch of the last record read, by
+which a later reader finds out whether the log was cut, and the mark of the topic, which shows
+whether the topic was created anew. A commit that fails is made again with the next ones.
+
+Not here: which of a topic's groups commit in a round, and how many at once (`topic`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from knafka.core.commit_metadata import CommitMarks
+from knafka.core.errors import LogError
+from knafka.core.progress import MAX_METADATA
+from knafka.dispatcher.shared.buffer import Cursor
+from knafka.ports.log import Commits, OffsetAndMetadata
+from knafka.ports.shared_log import (
+    BEGINNING,
+    NO_EPOCH,
+    Commit,
+    GroupHasMembers,
+    GroupOffsets,
+    Position,
+)
+
+log = logging.getLogger(__name__)
+
+
+class GroupCommits:
+    """Commits of one group in the partitions that its reader owns."""
+
+    def __init__(
+        self,
+        group: str,
+        topic: str,
+        offsets: GroupOffsets,
+        cursors: Mapping[int, Cursor],
+        enqueue: Callable[[], None],
+        fail: Callable[[LogError], None],
+    ) -> None:
+        """Begin without partitions. `offsets` reads and makes the commits of `group` on `topic`.
+        `cursors` are the reader's, by assigned partition. `enqueue` has the topic call `begin`
+        soon; `fail` ends the reader, whose group has members of its own."""
+        self.committed: dict[int, int] = {}
+        """The offset that Kafka has confirmed last, by partition that is assigned or was assigned
+        when the reader closed."""
+        self.epochs: dict[int, int] = {}
+        """By partition: the leader epoch of its commit at the assignment, or of a later record."""
+        self._group = group
+        self._topic = topic
+        self._offsets = offsets
+        self._cursors = cursors
+        self._enqueue = enqueue
+        self._fail = fail
+        self._end_epochs: dict[int, int] = {}
+        """By partition: the lowest leader epoch to commit (`Commit.end_epoch`). A position to read
+        from doesn't use it: its epoch is that of the last record read."""
+        self._marks: CommitMarks[int] = CommitMarks(
+            lambda number, since: offsets.known_topic(topic, since)
+        )
+        """By partition: the start of the id of the topic to which its offsets belong
+        (`Commit.topic`), which shows whether the topic was created anew."""
+        self._settled: dict[int, int] = {}
+        """Offset below which the drain has settled everything, by assigned partition."""
+        self._to_commit: dict[int, OffsetAndMetadata] = {}  # stored commits, not made yet
+        self._committing: asyncio.Task[None] | None = None  # the commit under way
+        self._restarted: set[int] = set()
+        """Partitions that were created anew since the last commit began, to which that commit
+        doesn't apply."""
+        self._is_given_up = False  # whether `give_up` was called
+        self._changed = asyncio.Event()
+        """Set when a commit has ended, or when there may be none to wait for any more."""
+
+    # Partitions
+
+    async def fetch(self, numbers: Collection[int]) -> Mapping[int, Commit]:
+        """Return the group's commits of these partitions, read from Kafka. Raises `LogError`."""
+        return await self._offsets.committed(self._group, self._topic, numbers)
+
+    def assign(self, number: int, commit: Commit | None, topic: str, asked_at: float) -> None:
+        """Note that a partition is assigned, with the group's commit (None: nothing committed).
+
+        `topic`: the start of the present topic's id. Empty: it isn't known yet, and the commit's
+        mark is compared later, with an id that is requested at `asked_at` (`time.monotonic`) or
+        later. The commit was requested then.
+        """
+        # An id of the topic that was requested before `asked_at` may be older than the commit.
+        self._marks.begin(number, "" if commit is None else commit.topic, topic, asked_at)
+        self.epochs[number] = NO_EPOCH if commit is None else commit.epoch
+        self._end_epochs[number] = NO_EPOCH if commit is None else commit.end_epoch
+        self._settled[number] = BEGINNING if commit is None else commit.offset
+        if commit is not None:
+            self.committed[number] = commit.offset
+
+    def restart(self, number: int, shared: Position) -> Position:
+        """Drop the commits of a partition whose log was replaced from `shared` on. Returns where to
+        read it again: at `shared` or, if it is lower, at the first offset that the drain hasn't
+        settled; `BEGINNING`, which has no leader epoch, if that isn't known."""
+        start = Position(min(shared.offset, self._settled.get(number, BEGINNING)), shared.epoch)
+        if start.offset < 0:
+            start = Position(BEGINNING)
+        self._to_commit.pop(number, None)
+        self.epochs[number] = start.epoch
+        self._end_epochs.pop(number, None)
+        if start.offset == BEGINNING:
+            self._marks.restart(number, time.monotonic())
+        self._settled[number] = start.offset
+        self.committed.pop(number, None)
+        self._restarted.add(number)
+        return start
+
+    def forget(self, number: int) -> None:
+        """Forget the commits of a partition that belongs to another process."""
+        self._marks.stop_checking(number)
+        self._to_commit.pop(number, None)
+        self.committed.pop(number, None)
+
+    # Marks
+
+    @property
+    def has_marks_to_check(self) -> bool:
+        """Whether the mark of some partition must still be compared with the topic's id."""
+        return self._marks.has_unchecked
+
+    def find_of_another_topic(self) -> Sequence[int]:
+        """Check the marks, as the topic's id is known now. Returns the partitions that began at a
+        commit of an earlier topic: the reader must `restart` them at `BEGINNING`."""
+        return self._marks.find_others()
+
+    def stop_checking(self, number: int) -> None:
+        """Leave the mark of a partition that is revoked as it is, for its last commit."""
+        self._marks.stop_checking(number)
+
+    # Leader epochs
+
+    def epochs_of(self, numbers: Collection[int]) -> dict[int, int]:
+        """Return the leader epoch to commit for each partition: that of the last record read, or
+        that in which the log ended at the assignment (`_end_epochs`), whichever is later."""
+        return {
+            number: max(self.epoch_of(number), self._end_epochs.get(number, NO_EPOCH))
+            for number in numbers
+        }
+
+    def epoch_of(self, number: int) -> int:
+        """Return, and note, the leader epoch of the last record read of a partition: a consumer
+        that resumes with too low an epoch would report lost data."""
+        epoch, cursor = self.epochs.get(number, NO_EPOCH), self._cursors.get(number)
+        buffer = None if cursor is None else cursor.buffer
+        if buffer is not None and cursor not in buffer.unproven:
+            epoch = self.epochs[number] = max(epoch, buffer.epochs.last)
+        return epoch
+
+    # Commits
+
+    def store(self, commits: Commits) -> None:
+        """Store commits until the topic makes them; a commit whose metadata is too long is dropped
+        in favour of an earlier one."""
+        for number, commit in commits.items():
+            self._settled[number] = commit.offset
+            # Kafka would refuse a commit with longer metadata, and storing it here would replace an
+            # earlier one that is valid.
+            if number in self._cursors and len(commit.metadata) <= MAX_METADATA:
+                self._to_commit[number] = commit
+        self._enqueue_stored()
+
+    def _enqueue_stored(self) -> None:
+        """Have the topic make the stored commits, if there are any."""
+        if self._to_commit:
+            self._enqueue()
+
+    @property
+    def to_commit(self) -> Mapping[int, OffsetAndMetadata]:
+        """The commits that may be made now; none while another commit is under way."""
+        return self._to_commit if self._committing is None else {}
+
+    def begin(self) -> None:
+        """Start to make the stored commits, without waiting for Kafka."""
+        commits, self._to_commit = self._to_commit, {}
+        self._restarted.clear()
+        self._committing = asyncio.create_task(self._commit_regularly(commits))
+
+    async def _commit_regularly(self, commits: dict[int, OffsetAndMetadata]) -> None:
+        """Make one commit. If it fails, store its offsets for the next one; if the group has
+        members of its own, fail the reader."""
+        try:
+            await self._commit(commits, self.epochs_of(commits))
+        except GroupHasMembers as error:
+            self._fail(error)
+        except LogError as error:
+            log.info("a commit of %s failed, and is made again: %s", self._group, error)
+            unchanged = self._cursors.keys() - self._restarted
+            failed_commits = {
+                number: commit for number, commit in commits.items() if number in unchanged
+            }
+            self._to_commit = {**failed_commits, **self._to_commit}
+        finally:
+            self._committing = None
+            self._enqueue_stored()
+            self._changed.set()
+
+    async def _commit(self, commits: Commits, epochs: Mapping[int, int]) -> None:
+        """Commit these offsets with these leader epochs (both by partition), and wait for Kafka.
+        Raises `LogError`."""
+        full_commits = {
+            number: Commit(
+                commit.offset, commit.metadata, epochs[number], topic=self._marks.get(number)
+            )
+            for number, commit in commits.items()
+        }
+        # Until Kafka has answered, the commit may or may not be in effect.
+        for number in full_commits:
+            self.committed.pop(number, None)
+        await self._offsets.commit(self._group, self._topic, full_commits)
+        for number in full_commits.keys() & self._cursors.keys() - self._restarted:
+            self.committed[number] = full_commits[number].offset
+
+    async def commit_last(
+        self, numbers: Collection[int], commits: Commits, epochs: Mapping[int, int]
+    ) -> None:
+        """Make the last commits of partitions that go to another process: `commits`, which the
+        drain has returned, and stored ones, with these leader epochs. A commit that fails is only
+        logged."""
+        stored_commits = {
+            number: self._to_commit.pop(number) for number in numbers if number in self._to_commit
+        }
+        while self._committing is not None:
+            await self._wait_for_change()
+        for number in numbers:
+            self.committed.pop(number, None)
+        commits_to_make = {
+            number: commit
+            for number, commit in {**stored_commits, **commits}.items()
+            if number in numbers
+        }
+        if commits_to_make:
+            try:
+                await self._commit(commits_to_make, epochs)
+            except LogError as error:
+                # The next owner starts at the group's last commit: events repeat, none is lost.
+                log.warning("the last commit of %s failed: %s", self._group, error)
+        self._changed.set()  # `wait_until_made` may wait for it
+
+    async def _wait_for_change(self) -> None:
+        """Wait until a commit ends, or there may be none to wait for any more."""
+        self._changed.clear()
+        await self._changed.wait()
+
+    async def wait_until_made(self) -> None:
+        """Wait until all stored commits are made, or given up."""
+        while not self._is_given_up and (self._to_commit or self._committing is not None):
+            await self._wait_for_change()
+
+    def give_up(self) -> None:
+        """Have `wait_until_made` wait no longer, as the reader has failed."""
+        self._is_given_up = True
+        self._changed.set()
+
+    def close(self) -> None:
+        """Forget the commits that are not made, and end the one under way."""
+        self._to_commit = {}
+        if self._committing is not None:
+            self._committing.cancel()
