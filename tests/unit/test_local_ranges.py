@@ -76,7 +76,7 @@ def test_kafka_is_asked_once_which_partitions_can_be_read(
 
     with reader(monkeypatch, Consumer(get_watermark_offsets=(4, 9))) as ranges_reader:
         spans, leaderless = ranges_reader.readable_spans("t")
-    assert (spans, leaderless) == ({1: (4, 9), 2: (4, 9)}, [0])
+    assert (spans, leaderless) == ({1: (4, 9), 2: (4, 9)}, {0})
     assert asked == ["t"]
 
 
