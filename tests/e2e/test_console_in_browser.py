@@ -154,7 +154,7 @@ def test_channels_are_a_flow_of_their_own_beside_brokers(open_page: Open) -> Non
     assert "by 1 Broker, 1 KafkaChannel" in one(chromium, "#tiles").text
     assert one(chromium, "#found").text == "4 Triggers, 2 Subscriptions"
 
-    source.set("mail", "Subscription", delivered=500)
+    source.busy.add(("Subscription", "mail"))
     wait(chromium, lambda: "flowing" in (mail.get_attribute("class") or ""))
     of_broker_mail = flows[1].find_elements("css selector", ".trigger")[1]
     assert "flowing" not in (of_broker_mail.get_attribute("class") or "")
@@ -191,12 +191,14 @@ def test_figures_and_rates_follow_what_happens_and_fall_again(open_page: Open) -
     chromium = open_page(source)
     opener = card(chromium, "mail").find_element("css selector", ".opener")
     script(chromium, "arguments[0].focus()", opener)
-    source.set("mail", delivered=1010, lag=234)
+    source.busy.add(("Trigger", "mail"))
+    source.set("mail", lag=234)
     wait(chromium, lambda: "1,234 waiting" not in card(chromium, "mail").text)
     assert "234 waiting" in card(chromium, "mail").text
     assert "\n0/s delivered" not in card(chromium, "mail").text
     assert "flowing" in card(chromium, "mail").get_attribute("class")
     assert script(chromium, "document.activeElement === arguments[0]", opener)
+    source.busy.clear()
     wait(chromium, lambda: "\n0/s delivered" in card(chromium, "mail").text)
     assert "flowing" not in card(chromium, "mail").get_attribute("class")
 

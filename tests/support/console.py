@@ -92,18 +92,26 @@ class MemorySource:
         self.problems: tuple[str, ...] = ()
         self.asked = 0
         """How often for the state."""
+        self.busy: set[tuple[str, str]] = set()
+        """Kind and name of each that has had ten events more whenever the state is asked for: so a
+        page that is looked at late still shows a rate."""
         self.replayed: list[tuple[str, tuple[EventName, ...]]] = []
         self.page: bytes | None = None
         self.reports: ArchiveReports | None = None
 
     def set(self, name: str, kind: str = "Trigger", **values: Any) -> None:
         """Have a Trigger's or Subscription's row changed."""
+        row = self._row(kind, name)
+        self.rows[self.rows.index(row)] = replace(row, **values)
+
+    def _row(self, kind: str, name: str) -> TriggerRow:
         who = kind, f"default/{name}"
-        at = next(i for i, each in enumerate(self.rows) if (each.kind, each.name) == who)
-        self.rows[at] = replace(self.rows[at], **values)
+        return next(each for each in self.rows if (each.kind, each.name) == who)
 
     async def state(self) -> ConsoleState:
         self.asked += 1
+        for kind, name in self.busy:
+            self.set(name, kind, delivered=self._row(kind, name).delivered + 10)
         snapshot = Snapshot("127.0.0.1:9092", tuple(self.brokers), tuple(self.rows), self.problems)
         found = snapshot_document.state_document(snapshot, self.triggers, "/work/.knafka")
         return found.model_copy(update={"archives": self.reports is not None})
