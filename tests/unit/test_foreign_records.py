@@ -6,7 +6,7 @@ import base64
 import json
 import struct
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import pytest
 
@@ -15,8 +15,6 @@ from knafka.core.events import kafka_binding
 from knafka.core.events.foreign_records import RecordPosition, as_event, key_text
 from knafka.core.events.http_binding import located_request_of
 from knafka.core.events.kafka_binding import Envelope
-from knafka.dispatcher.converting import ConvertedRecord
-from knafka.ports.log import Record
 
 SOURCE = "/apis/v1/namespaces/shop/kafkasources/orders"
 MADE = {
@@ -51,34 +49,6 @@ def converted(
     place = RecordPosition("raw", 3, 41, timestamp)
     # What is stored as a dead letter or replayed is this record: it must be readable.
     return kafka_binding.read(*as_event(conversion, place, key, headers, value))
-
-
-class UnreadableHeaders:
-    """A record of confluent-kafka's with a header whose name isn't UTF-8."""
-
-    def __init__(self) -> None:
-        self.asked = 0
-        self.key = lambda: b"k"
-        self.value = lambda: STRUCTURED
-        self.topic, self.partition, self.offset = lambda: "raw", lambda: 3, lambda: 41
-        self.timestamp = lambda: (1, 1_769_860_800_250)
-
-    def headers(self) -> list[tuple[str, bytes]]:
-        self.asked += 1
-        assert self.asked == 1, "a second answer crashes the process"
-        raise SystemError("returned a result with an exception set")
-
-
-def test_a_record_whose_headers_cant_be_read_is_an_event_without_them(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    conversion = Conversion(source=SOURCE, extensions={"team": "a"})
-    record = ConvertedRecord(cast(Record, UnreadableHeaders()), 7, conversion)
-    for _ in range(2):
-        event = kafka_binding.read(record.headers(), record.value())
-        assert event.attributes == {**MADE, "key": "k", "partitionkey": "k", "team": "a"}
-        assert event.data == STRUCTURED
-    assert "an event without its headers, from raw, partition 3, offset 41" in caplog.text
 
 
 class Row(NamedTuple):

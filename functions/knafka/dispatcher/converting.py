@@ -1,26 +1,19 @@
 """Read a KafkaSource's topics: each record becomes an event when its headers are read.
 
 A converted record is handled like a record of a Broker's topic: filtered, delivered, dead-lettered
-and replayed. `core.events.foreign_records` defines the event. A record whose headers can't be read
-is converted without them.
+and replayed. `core.events.foreign_records` defines the event.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
 from knafka.clients.kafka.consumers.kafka_reader import KafkaReader
 from knafka.clients.kafka.kafka_client import Connection
 from knafka.core.contract import Conversion
-from knafka.core.errors import InvalidEvent
 from knafka.core.events.foreign_records import RecordPosition, as_event
-from knafka.core.events.kafka_binding import RecordHeaders, headers_of
-from knafka.observability import RateLimitedFilter
+from knafka.core.events.kafka_binding import RecordHeaders
 from knafka.ports.log import Assignment, Record
-
-log = logging.getLogger(__name__)
-log.addFilter(RateLimitedFilter(by_wording=True))
 
 
 class ConvertedRecord:
@@ -29,7 +22,6 @@ class ConvertedRecord:
 
     __slots__ = (
         "_conversion",
-        "_headers",
         "_number",
         "_record",
         "_value",
@@ -44,7 +36,6 @@ class ConvertedRecord:
         all topics; `conversion` says how the record becomes an event."""
         self._record, self._number, self._conversion = record, number, conversion
         self._value = record.value()
-        self._headers: RecordHeaders | None = None  # the event's; None: it isn't converted yet
         # These methods of a `Record` aren't affected by the conversion.
         self.key, self.offset, self.topic = record.key, record.offset, record.topic
         self.timestamp = record.timestamp
@@ -59,28 +50,16 @@ class ConvertedRecord:
 
     def headers(self) -> RecordHeaders | None:
         """Convert the record and return the event's headers; from then on `value` returns the
-        event's value. If the record's own headers can't be read, the event has none of them."""
-        if self._headers is not None:
-            return self._headers
+        event's value. Raises any error of the record's own `headers`."""
         record = self._record
         kind, timestamp = record.timestamp()  # kind 0: the record has no timestamp
         position = RecordPosition(
             record.topic(), record.partition(), record.offset(), timestamp if kind else -1
         )
-        try:
-            record_headers = headers_of(record)
-        except InvalidEvent as error:
-            # Kafka's client gives all of them or none, and must not be asked again.
-            record_headers = None
-            log.warning(
-                "an event without its headers, from %s, partition %d, offset %d: %s",
-                *position[:3],
-                error,
-            )
-        self._headers, self._value = as_event(
-            self._conversion, position, record.key(), record_headers, record.value()
+        headers, self._value = as_event(
+            self._conversion, position, record.key(), record.headers(), record.value()
         )
-        return self._headers
+        return headers
 
 
 class ConvertingReader(KafkaReader):
