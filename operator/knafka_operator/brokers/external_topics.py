@@ -8,7 +8,7 @@ stands for any characters, `{namespace}` for the Broker's namespace, and everyth
 Knafka's own topics, and Kafka's internal ones, can't be allowed. Sensors' topics have no common
 prefix: known ones can't be allowed, and topics of the same form only by a pattern without `*`.
 
-Not here: whether the topic exists (`kafka.topics`), and reading the ConfigMap (`kind`).
+Not here: whether the topic exists (`kafka.topics`), and reading the ConfigMap (`observe`).
 """
 
 from __future__ import annotations

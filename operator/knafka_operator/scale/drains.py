@@ -63,7 +63,7 @@ class DrainRefused(KnafkaError):
 
 
 class HttpDrains:
-    """Implements `scaler.Drains` over HTTP."""
+    """Implements `drains_port.Drains` over HTTP."""
 
     def __init__(
         self,

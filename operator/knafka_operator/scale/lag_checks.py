@@ -11,7 +11,8 @@ next such firing is in the commit metadata of the Sensor's group, which is read 
 operator wakes the Sensor by its own clock, but the Sensor decides by its clock: if they differ, it
 is woken too late, or too early and then again until it is time.
 
-Not here: which checks there are (`scaler`), and the decision itself (`scale.decide`).
+Not here: which checks there are (`topic_checks`, `sensor_scaler`), and the decision itself
+(`scale.decide`).
 """
 
 from __future__ import annotations

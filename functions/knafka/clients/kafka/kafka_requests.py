@@ -4,7 +4,7 @@ The error of a request without an answer includes librdkafka's last report
 (`core.kafka_settings.connection_errors`). If waiting can't resolve that report, the request fails
 at once.
 
-Not here: the requests themselves (`kafka_admin`, `kafka_groups`).
+Not here: the requests themselves (`kafka_admin`, `kafka_groups`, `kafka_topic_requests`).
 """
 
 from __future__ import annotations
