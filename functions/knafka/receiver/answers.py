@@ -56,7 +56,7 @@ NOT_FOUND: Final = Answer(
 )
 UNREAD: Final = Answer(
     HTTPStatus.SERVICE_UNAVAILABLE,
-    "what is served here isn't read yet: send the event again",
+    "the receiver has no valid configuration for this address yet: send the event again",
     headers=((b"retry-after", b"1"),),
 )
 """Sent in place of `NOT_FOUND` until the receiver has read its contract, and at an address whose
@@ -169,7 +169,7 @@ def plain_text(body: bytes, content_type: bytes) -> Answer:
     return Answer(HTTPStatus.OK, body.decode().removesuffix("\n"), content_type=content_type)
 
 
-def document(text: str) -> Answer:
+def json_document(text: str) -> Answer:
     """Return 200 with `text`, which is JSON, as the body."""
     return Answer(HTTPStatus.OK, text, content_type=b"application/json")
 

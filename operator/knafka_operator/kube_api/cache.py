@@ -216,8 +216,8 @@ class CachedCluster:
     @contextmanager
     def tracking(self, key: Key) -> Iterator[None]:
         """In this context, track the objects that are read: when one changes later, `changed` is
-        called with `key`. A context that ends without an error replaces what earlier ones of `key`
-        have read."""
+        called with `key`. When the context ends without an error, its reads replace those that were
+        tracked for `key` before."""
         reads = _Reads(key)
         token = self._tracked.set(reads)
         try:

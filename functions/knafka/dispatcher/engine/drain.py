@@ -2,7 +2,7 @@
 
     fetch --intake--> filter --no--> settled
                         \\--yes--> lane --> workers: attempts --> settled | again later
-    every COMMIT_INTERVAL, later beside many drains (`committing`):
+    every COMMIT_INTERVAL, less often if many drains share one reader (`committing`):
         commit the positions, and the progress of the records above them
 
 The drain delivers at least once: it commits an offset only up to the lowest unsettled record. The
@@ -149,9 +149,9 @@ class Drain:
         return bool(self._partitions)
 
     def progress(self, ended: Ended | None = None, error: str | None = None) -> DrainProgress:
-        """Return the counts since the last request ended, and the drain's present state. `ended`
-        says how the drain ended (None: it goes on), and `error` why it failed (None: it didn't
-        fail)."""
+        """Count what a shared reader has skipped (`catch_up`), then return the counts since the
+        last request ended, and the drain's state. `ended` says how the drain ended (None: it goes
+        on), and `error` why it failed (None: it didn't fail)."""
         self.catch_up()
         growth = self.counts.growth_since(self._reported)
         return DrainProgress(**growth, **self.state(), ended=ended, error=error)
@@ -296,7 +296,7 @@ class Drain:
 
     def may_select(self, number: int) -> bool:
         """Whether the shared reader may skip records of the partition `number` that don't match the
-        filter. Not while records are to be read whose state an earlier owner has committed."""
+        filter. False until the records whose state an earlier owner has committed were read."""
         partition = self._partitions.get(number)
         return (
             partition is not None

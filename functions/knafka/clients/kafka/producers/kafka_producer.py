@@ -59,7 +59,8 @@ class ReplaceableProducer:
         self._is_retired = False
         """Whether no more records are taken, as `retire` was called."""
         self.failure: LogError | None = None
-        """Why no record can be sent, nor another producer opened; None: records can be sent."""
+        """The error because of which no record can be sent until another producer is opened; None:
+        records can be sent."""
 
     def _open(self) -> Producer:
         """Open and return a producer. Raises `LogError`."""
@@ -108,7 +109,10 @@ class ReplaceableProducer:
         """Queue one record; `on_delivery` is called within a `poll` with its result. Raises
         `LogFull` if the buffer is full, and `LogError` if no record can be sent."""
         if self._is_retired:
-            raise LogError("another producer takes over when this key's earlier records are done")
+            raise LogError(
+                "this producer is retired: its successor takes records once the earlier ones with "
+                "this key are reported"
+            )
         if self.failure is not None:
             raise LogError(str(self.failure))
         try:
@@ -174,8 +178,8 @@ class ReplaceableProducer:
         self._must_renew = True
 
     def retire(self) -> None:
-        """Take no more records, as another producer takes over; records that are in flight are
-        still reported."""
+        """Take no more records, as a successor takes over; records that are in flight are still
+        reported."""
         self._is_retired = True
 
     def purge(self, *, in_flight: bool) -> None:
