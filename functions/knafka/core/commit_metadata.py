@@ -112,8 +112,8 @@ class CommitMarks(Generic[K]):
         self._note(key, present or committed, None if present else asked_at)
 
     def restart(self, key: K, now: float, *, is_of_present: bool = False) -> None:
-        """Note that a partition is read from its start. `is_of_present`: whether this is certainly
-        the topic whose id is known. `now`: `time.monotonic`."""
+        """Note that a partition is read from its start. `is_of_present`: whether the partition
+        certainly belongs to the topic whose id is known. `now`: `time.monotonic`."""
         mark = self._present(key, -math.inf)
         if not is_of_present:
             # The log may have been lost because its topic was replaced; then its new id isn't known
@@ -122,8 +122,8 @@ class CommitMarks(Generic[K]):
         self._note(key, mark, None if mark else now)
 
     def find_others(self) -> Sequence[K]:
-        """Check the partitions whose topic's id has become known. Return those that began at a
-        commit of another topic: the caller must read them from their start, and call `restart`."""
+        """Check the partitions whose topic's id has become known. Return those that began at an
+        earlier topic's commit: the caller must read them from their start, and call `restart`."""
         others: list[K] = []
         for key, since in list(self._unchecked_since.items()):
             if present := self._present(key, since):

@@ -31,8 +31,8 @@ RENEWAL_PATIENCE: Final = 3.0
 """Seconds without a request after which a dispatcher sends one to its own Service: more than an
 operator leaves between two requests, less than the window of Knative's autoscaler (10 s)."""
 RENEWAL_BUDGET: Final = 15.0
-"""Budget (seconds) of a request that a dispatcher sends to its own Service. It is short, as the
-request may keep an operator that has come back waiting until it ends."""
+"""Budget (seconds) of a request that a dispatcher sends to its own Service. It is short, as an
+operator that has come back may have to wait until that request ends."""
 RENEWAL_RETRY_INTERVAL: Final = 3.0
 """Seconds between a request to the own Service that failed and the next one."""
 BEGIN_AGAIN_SECONDS: Final = 300.0

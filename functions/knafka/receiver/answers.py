@@ -8,7 +8,8 @@ from typing import Final
 from knafka.core.tokens.caller_tokens import NO_SCRAPER, REFUSED
 
 MAX_PROBLEM_CHARACTERS: Final = 2_000
-"""Most characters of a reason in an answer, as it may quote the sender's text, of any length."""
+"""Most characters of a reason in an answer: it may quote the sender's text, which has any
+length."""
 MAX_BATCH_PROBLEM_CHARACTERS: Final = 10_000
 """Most characters of the reasons in the answer to a batch."""
 

@@ -180,8 +180,8 @@ class Scaler:
         return True
 
     def wake(self, topic: str, grown: int = 0) -> None:
-        """Check the lags of a topic with new events soon if one of its Triggers has no drain, and
-        those of the Sensors that read the topic and have no drain.
+        """Handle new events in a topic: check its lags soon if one of its Triggers has no drain,
+        and the lags of the Sensors that read the topic and have no drain.
 
         `grown` is the number of new records; 0: not known. If it is known, an idle shard opens its
         drain at once, without asking Kafka for each group's lag.
@@ -306,8 +306,8 @@ class Scaler:
         return shard
 
     def _change_egress(self, trigger: ScaledTrigger, egress: Egress, *, in_shard: bool) -> None:
-        """Scale a Trigger by its changed Egress from now on, so that its rest ends. Its lag isn't
-        known any more, unless it is in a shard and its group and topics are the same."""
+        """Scale a Trigger by its changed Egress from now on, and end its rest. Its lag isn't known
+        any more, unless a shard drains it and its group and topics are the same."""
         previous_egress = trigger.egress
         self._topic_checks.remove(trigger)
         trigger.egress = egress

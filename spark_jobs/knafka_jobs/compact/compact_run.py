@@ -244,7 +244,8 @@ def _merge_small_files(tables: Tables) -> tuple[str, ...]:
 
 
 def vacuum(tables: Tables, now: datetime) -> None:
-    """VACUUM the tables of `BY_DAY`, each at most once a day; `now` counts as its time."""
+    """VACUUM the tables of `BY_DAY`, each at most once a day, and note `now` as the time when that
+    was done."""
     for name in BY_DAY:
         if tables.exists(name) and tables.is_due(name, _VACUUM, now):
             tables.vacuum(name)

@@ -37,7 +37,7 @@ ORPHAN_AGE: Final = timedelta(days=1)
 file to its commit."""
 
 _STATISTICS: Final = "delta.dataSkippingStatsColumns"
-"""Delta's property with the columns that it notes bounds of."""
+"""Delta's property that lists the columns whose bounds it notes."""
 _CREATION_RACE_ERRORS: Final = (
     "TABLE_OR_VIEW_ALREADY_EXISTS",
     "CREATE_TABLE_WITH_NON_EMPTY_LOCATION",
@@ -361,8 +361,8 @@ def _create_statement(name: str, path: str) -> str:
 
 
 def in_days(column: str, days: Iterable[date | None]) -> str:
-    """Return a SQL predicate: `column` is one of these days. By it Delta opens only their files. It
-    is `false` without days.
+    """Return a SQL predicate: `column` is one of these days. With it, Delta opens only the files of
+    these days. Without days it is `false`.
 
     None among the days stands for rows without a day.
     """

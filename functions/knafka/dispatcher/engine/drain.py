@@ -46,10 +46,10 @@ from knafka.ports.log import Commits, LogReader, OffsetAndMetadata, Record
 log = logging.getLogger(__name__)
 
 READ_TIMEOUT: Final = 0.25
-"""Most seconds that a read waits for a first record; a stop is noticed after as many."""
+"""Most seconds that a read waits for a first record, and so until a stop is noticed."""
 READ_TIMEOUT_WITHOUT_WORK: Final = 1.0
 """Replaces `READ_TIMEOUT` while no record is held, as a stop has nothing to finish then: shorter
-reads were a quarter of an idle dispatcher's CPU (docs/decisions/0010)."""
+reads took a quarter of an idle dispatcher's CPU time (docs/decisions/0010)."""
 READ_TIMEOUT_OF_SHARED: Final = 30.0
 """Replaces `READ_TIMEOUT` for a shared reader, which calls `take` instead of waking the drain, and
 which a stop interrupts."""
@@ -255,8 +255,8 @@ class Drain:
         return not self._partitions.has_attempts
 
     async def _wait_until(self, condition: Callable[[], bool], timeout: float) -> bool:
-        """Wait until `condition` is True, at most `timeout` seconds; returns its last result. It is
-        called whenever an attempt has ended (`Workers.changed`)."""
+        """Wait until `condition` is True, at most `timeout` seconds; returns its last result.
+        `condition` is called whenever an attempt has ended (`Workers.changed`)."""
         workers_changed = self._workers.changed
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):

@@ -44,8 +44,8 @@ class GroupCommits:
         fail: Callable[[LogError], None],
     ) -> None:
         """Begin without partitions. `offsets` reads and makes the commits of `group` on `topic`.
-        `cursors` are the reader's, by assigned partition. `enqueue` has the topic call `begin`
-        soon; `fail` ends the reader, whose group has members of its own."""
+        `cursors` are the reader's, by assigned partition. `enqueue` makes the topic call
+        `begin` soon; `fail` ends the reader if its group has members of its own."""
         self.committed: dict[int, int] = {}
         """The offset that Kafka has confirmed last, by partition that is assigned or was assigned
         when the reader closed."""
@@ -99,8 +99,8 @@ class GroupCommits:
 
     def restart(self, number: int, shared: Position) -> Position:
         """Drop the commits of a partition whose log was replaced from `shared` on. Returns where to
-        read it again: at `shared` or, if it is lower, at the first offset that the drain hasn't
-        settled; `BEGINNING`, which has no leader epoch, if that isn't known."""
+        read it again: at `shared`, or at the first offset that the drain hasn't settled if that is
+        lower. If the latter isn't known, returns `BEGINNING`, which has no leader epoch."""
         start = Position(min(shared.offset, self._settled.get(number, BEGINNING)), shared.epoch)
         if start.offset < 0:
             start = Position(BEGINNING)

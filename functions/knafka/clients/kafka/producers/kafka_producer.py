@@ -22,8 +22,8 @@ from knafka.core.events.kafka_binding import RecordHeaders
 log = logging.getLogger(__name__)
 
 MAX_IN_FLIGHT: Final = 5
-"""Most requests under way at once. While as many are, records gather for the next request, which
-saves requests."""
+"""Most requests under way at once. While that many are, further records gather, and are then sent
+together."""
 DELIVERY_TIMEOUT: Final = 10.0
 """Seconds after which an unacknowledged record is reported as failed: longer than a broker's
 restart."""
@@ -32,7 +32,7 @@ ANY_PARTITION: Final = -1
 BUFFER_BYTES: Final = 64 * 1024 * 1024
 """Most bytes that a producer buffers; this bounds its memory while Kafka is away."""
 BUFFER_RECORDS: Final = 50_000
-"""Most records that a producer buffers, for the same reason."""
+"""Most records that a producer buffers; this bounds its memory, too."""
 
 
 class ReplaceableProducer:
