@@ -125,9 +125,9 @@ class Kind:
         return GONE
 
     async def object_to_release(self, key: Key, document: Document | None) -> Document | None:
-        """Return the stored object that still has our finalizer while `document`, made from a
-        channel's entry, is reconciled in its place (a Subscription); None, the default: there is
-        none."""
+        """Return the stored object that must lose our finalizer, if `document` isn't that object,
+        but None or made from a channel's entry (for Subscriptions). None, the default: there is no
+        such object."""
         return None
 
     async def drop_entry(self, document: Document) -> bool:
