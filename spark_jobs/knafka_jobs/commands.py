@@ -22,7 +22,7 @@ from knafka_jobs.backtest.backtest_run import (
     records_of_topic,
 )
 from knafka_jobs.command_options import CompactOptions, EngineName, FailureSelection
-from knafka_jobs.compact.compact_run import compact, fold_all
+from knafka_jobs.compact.compact_run import compact, fold_leftovers
 from knafka_jobs.event_edits import EventEdits
 from knafka_jobs.io import kept_rows, session
 from knafka_jobs.io.delta import Tables, explain_spark_errors
@@ -187,7 +187,7 @@ def _run_purge(arguments: Namespace, tables: Tables, progress: Progress) -> Answ
     selection = FailureSelection.from_arguments(arguments)
     if arguments.dry_run:
         return {"would_purge": purgeable(tables, selection, arguments.unresolved).count()}
-    purged = purge(tables, selection, arguments.unresolved, partial(fold_all, tables))
+    purged = purge(tables, selection, arguments.unresolved, partial(fold_leftovers, tables))
     return {"purged": purged}
 
 

@@ -8,9 +8,9 @@
     failure_days   the day under which `failures` keeps each failure
     replays, sent  the replays, and the events that each of them sent
     reports        the figures of each report, to compare the next one with
-    acknowledgements  what people said of groups of failures
+    acknowledgements  what people noted about groups of failures
     cancellations  replays that were asked to end
-    replay_progress  how far each replay was, now and then
+    replay_progress  the progress of each replay, noted from time to time
     purged         the positions of deleted records that their topics still have
 
 `io.delta` reads and writes them. Large tables are partitioned by `day` (UTC), so that a run opens
@@ -117,7 +117,8 @@ likely examples of a report (`HEADS`). The failure's records have days from `fir
 
 FAILURE_DAYS: Final[Columns] = {"key": "bigint", "day": "date"}
 """The day under which `failures` keeps each failure; `key` is 64 bits of the failure's id. The
-table is empty or has a row of every failure; it may also have rows of failures that are gone."""
+table is empty at first. Once filled, it has a row for every failure, and may keep rows of deleted
+ones."""
 
 HEADS: Final = 10
 """Number of each group's latest failures whose `head` a fold keeps. A report shows fewer examples,
@@ -190,9 +191,9 @@ ACKNOWLEDGEMENTS: Final[Columns] = {
     "until": "timestamp",
     "note": "string",
 }
-"""What people said of groups of failures; the latest row of a group counts. No column has text of
-events or errors, as a purge doesn't reach this table. Written without Spark (`lookup.acknowledge`).
-"""
+"""What people noted about groups of failures; the latest row of a group counts. No column has text
+of events or errors, as a purge doesn't reach this table. Written without Spark
+(`lookup.acknowledge`)."""
 
 CANCELLATIONS: Final[Columns] = {"replay_id": "string", "at": "timestamp", "by": "string"}
 """Columns of a request to end a replay. Written without Spark (`lookup.cancel`)."""

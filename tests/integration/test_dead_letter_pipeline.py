@@ -23,7 +23,7 @@ from knafka.core import names
 from knafka.core.dead_letter import REPLAY, Failure, Origin, dead_letter_of
 from knafka.core.delivery import Reason
 from knafka_jobs.command_options import FailureSelection
-from knafka_jobs.compact.compact_run import fold_all
+from knafka_jobs.compact.compact_run import fold_leftovers
 from knafka_jobs.io.delta import Tables
 from knafka_jobs.io.kafka import KafkaClient
 from knafka_jobs.job_errors import JobError
@@ -331,7 +331,7 @@ def test_a_purge_without_a_selection_takes_what_a_replay_has_resolved(
     settle(dead, client, 5, failed=2)
     compacted(tables, client, dead)
     assert purgeable(tables, FailureSelection(), False).count() == 3
-    assert purge(tables, FailureSelection(), False, partial(fold_all, tables)) == 3
+    assert purge(tables, FailureSelection(), False, partial(fold_leftovers, tables)) == 3
     assert compacted(tables, client, dead).folded == 0
     assert tables.read("failures").count() == 2
 

@@ -24,7 +24,7 @@ from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
 from knafka.core import names
 from knafka_jobs import command_options, commands
 from knafka_jobs.command_options import CompactOptions, FailureSelection
-from knafka_jobs.compact.compact_run import compact, fold_all
+from knafka_jobs.compact.compact_run import compact, fold_leftovers
 from knafka_jobs.io.delta import Tables
 from knafka_jobs.io.kafka import KafkaClient
 from knafka_jobs.io.kafka_connection import KafkaConnection
@@ -88,7 +88,7 @@ async def test_compact_report_replay_and_purge_by_every_kind_of_security(
     compact(tables, client, wanted, lambda line: None)
     totals = make_report(SparkEngine(tables), None, datetime.now(UTC)).totals
     assert (totals.failures, totals.unresolved) == (COUNT, 0)
-    assert purge(tables, FailureSelection(), False, partial(fold_all, tables)) == COUNT
+    assert purge(tables, FailureSelection(), False, partial(fold_leftovers, tables)) == COUNT
     stored = [each for each in (tmp_path / "tables").rglob("*") if each.is_file()]
     assert not any(b"never-shown" in each.read_bytes() for each in stored), "no password is kept"
 

@@ -21,7 +21,7 @@ from support.tabled import words_in_store
 from knafka_cli.shared import dead_letter_jobs
 from knafka_jobs import commands
 from knafka_jobs.command_options import CompactOptions, FailureSelection
-from knafka_jobs.compact.compact_run import fold_all, forget_expired
+from knafka_jobs.compact.compact_run import fold_leftovers, forget_expired
 from knafka_jobs.io import delta
 from knafka_jobs.io.delta import Tables
 from knafka_jobs.io.kafka import KafkaClient
@@ -138,7 +138,7 @@ def test_no_object_of_a_bucket_has_what_was_purged_or_is_older_than_it_is_kept(
     assert words() == {"secret", "kept"}
 
     secret = FailureSelection(id="secret")
-    assert purge(tables, secret, True, partial(fold_all, tables)) == 1
+    assert purge(tables, secret, True, partial(fold_leftovers, tables)) == 1
     assert words() == {"kept"}
 
     later = datetime.now(UTC) + timedelta(days=9)

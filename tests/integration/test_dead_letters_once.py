@@ -16,7 +16,7 @@ from support.letters import PARTITIONS, TRIGGERS, DeadLetters, compacted, held
 
 from knafka_jobs.command_options import CompactOptions, FailureSelection
 from knafka_jobs.compact.checkpoints import Checkpoints
-from knafka_jobs.compact.compact_run import CompactResult, compact, fold_all
+from knafka_jobs.compact.compact_run import CompactResult, compact, fold_leftovers
 from knafka_jobs.compact.reading import read_ranges
 from knafka_jobs.io.delta import Tables, explain_spark_errors
 from knafka_jobs.io.kafka import KafkaClient
@@ -153,7 +153,9 @@ def test_what_was_purged_does_not_come_back(
         dead.add("bill", number)
     dead.flush()
     compacted(tables, client, dead, keep_hours=1)
-    assert purge(tables, FailureSelection(trigger="mail"), True, partial(fold_all, tables)) == 10
+    assert (
+        purge(tables, FailureSelection(trigger="mail"), True, partial(fold_leftovers, tables)) == 10
+    )
     dead.delete(dead.topic("ship"))
     assert compacted(tables, client, dead, keep_hours=1).records == 0
     assert tables.read("records").count() == 10
@@ -168,7 +170,10 @@ def test_what_was_purged_is_deleted_from_its_topic_with_the_rest(
         dead.append("mail", None, b"%d" % number, key=b"one partition")
     dead.flush()
     compacted(tables, client, dead, keep_hours=1)
-    assert purge(tables, FailureSelection(where="offset = 4"), True, partial(fold_all, tables)) == 1
+    assert (
+        purge(tables, FailureSelection(where="offset = 4"), True, partial(fold_leftovers, tables))
+        == 1
+    )
     assert compacted(tables, client, dead).deleted == 10
     assert tables.is_empty("purged")
     dead.append("mail", None, b"10", key=b"one partition")

@@ -172,7 +172,7 @@ def test_the_bursts_of_an_event_loop_are_seen(
 async def test_a_loop_that_is_stuck_is_looked_at_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cpu, "PATIENCE", 0.05)
+    monkeypatch.setattr(cpu, "TIMER_TIMEOUT", 0.05)
     loop = asyncio.get_running_loop()
     found: list[Profile] = []
     thread = threading.Thread(target=lambda: found.append(cpu.profile(SECONDS, loop)))

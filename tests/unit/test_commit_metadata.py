@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from knafka.core.commit_metadata import (
     described_until,
-    is_of_another,
+    is_of_another_topic,
     mark,
     mark_after_restart,
     short_id,
@@ -64,10 +64,10 @@ def test_metadata_that_have_no_mark_name_no_topic(metadata: str) -> None:
 
 def test_a_commit_is_of_another_topic_only_if_both_are_known() -> None:
     topic, other = short_id(ID), short_id(ID[::-1])
-    assert is_of_another(other, topic)
-    assert not is_of_another(topic, topic)
-    assert not is_of_another("", topic)
-    assert not is_of_another(topic, "")
+    assert is_of_another_topic(other, topic)
+    assert not is_of_another_topic(topic, topic)
+    assert not is_of_another_topic("", topic)
+    assert not is_of_another_topic(topic, "")
 
 
 def test_a_partition_that_lost_its_log_has_no_mark_until_its_topic_is_known_to_be_another() -> None:

@@ -15,7 +15,7 @@ from support.replacing import replace_in
 from support.tabled import NOW, records, tabled, words_in_store
 
 from knafka_jobs.command_options import FailureSelection
-from knafka_jobs.compact.compact_run import fold_all, vacuum
+from knafka_jobs.compact.compact_run import fold_leftovers, vacuum
 from knafka_jobs.io import delta
 from knafka_jobs.io.delta import Tables
 from knafka_jobs.job_errors import JobError
@@ -48,7 +48,7 @@ def test_no_file_of_the_store_has_what_was_purged(spark: SparkSession, tmp_path:
     secret = FailureSelection(id="secret")
     assert purgeable(tables, secret, True).count() == 1
     assert words_in_store(spark, root, tmp_path / "scratch") == {"secret", "kept"}
-    assert purge(tables, secret, True, partial(fold_all, tables)) == 1
+    assert purge(tables, secret, True, partial(fold_leftovers, tables)) == 1
     assert words_in_store(spark, root, tmp_path / "scratch") == {"kept"}
     rows = tables.read("failures").select("id", "head").collect()
     assert [(row["id"], bytes(row["head"])) for row in rows] == [("kept", b"kept")]
@@ -63,8 +63,8 @@ def test_a_purge_erases_nothing_that_is_still_to_be_folded(
     tables = tabled(spark, tmp_path / "tables", [{"offset": 0, "word": "secret"}])
     given = [{"offset": 1, "word": "secret"}, {"offset": 2, "word": "kept"}]
     tables.append(records(spark, *given).coalesce(1), "records")
-    assert purge(tables, FailureSelection(id="secret"), True, partial(fold_all, tables)) == 1
-    fold_all(tables)
+    assert purge(tables, FailureSelection(id="secret"), True, partial(fold_leftovers, tables)) == 1
+    fold_leftovers(tables)
     rows = tables.read("failures").select("id", "failures").collect()
     assert [tuple(row) for row in rows] == [("kept", 1)]
     assert words_in_store(spark, tmp_path / "tables", tmp_path / "scratch") == {"kept"}
@@ -76,7 +76,7 @@ def test_a_purge_waits_for_nobody_and_is_refused_while_a_compaction_runs(
     """Whose files it would erase before they are committed."""
     tables = Tables(spark, str(tmp_path))
     with tables.locked(), pytest.raises(JobError, match="another compaction runs"):
-        purge(tables, FailureSelection(), True, partial(fold_all, tables))
+        purge(tables, FailureSelection(), True, partial(fold_leftovers, tables))
 
 
 @only_chaos

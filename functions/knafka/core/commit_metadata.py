@@ -55,7 +55,7 @@ def unmark(metadata: str) -> tuple[str, str]:
     return short_id(match[1]), metadata[match.end() :]
 
 
-def is_of_another(committed: str, present: str) -> bool:
+def is_of_another_topic(committed: str, present: str) -> bool:
     """Whether a commit belongs to another topic than the present one of that name. `committed` is
     the mark in the commit's metadata, `present` the `short_id` of the present topic. False if one
     of them is empty, as then nothing is known."""
@@ -69,7 +69,7 @@ def mark_after_restart(former: str, known: str) -> str:
     The result is `known` if both are known and differ. Else it is empty (no mark): the topic may
     have been replaced since Kafka's last answer, and new commits must not get the old topic's mark.
     """
-    return known if is_of_another(former, known) else ""
+    return known if is_of_another_topic(former, known) else ""
 
 
 class CommitMarks(Generic[K]):
@@ -91,8 +91,8 @@ class CommitMarks(Generic[K]):
         """Mark by partition; empty: its commits get none."""
         self._unchecked_since: dict[K, float] = {}
         """Partitions whose mark must still be checked: they began before the id of their topic was
-        known, or they lost their log. Only an id counts that is requested at this time
-        (`time.monotonic`) or later."""
+        known, or they lost their log. The value is the earliest request time (`time.monotonic`) of
+        an id that may check the mark."""
 
     @property
     def has_unchecked(self) -> bool:
@@ -106,14 +106,14 @@ class CommitMarks(Generic[K]):
 
     def begin(self, key: K, committed: str, present: str, asked_at: float = -math.inf) -> None:
         """Note that a partition begins to be read: at a commit with the mark `committed`, or at its
-        start if that commit is of another topic than the present one. `present`: the present
-        topic's `short_id`. If it is empty, the mark is checked later, by an id that is requested at
+        start if that commit was made on an earlier topic. `present`: the present topic's
+        `short_id`. If it is empty, the mark is checked later, by an id that is requested at
         `asked_at` (`time.monotonic`) or later."""
         self._note(key, present or committed, None if present else asked_at)
 
     def restart(self, key: K, now: float, *, is_of_present: bool = False) -> None:
-        """Note that a partition is read from its start. `is_of_present`: whether this is certainly
-        the topic whose id is known. `now`: `time.monotonic`."""
+        """Note that a partition is read from its start. `is_of_present`: whether the partition
+        certainly belongs to the topic whose id is known. `now`: `time.monotonic`."""
         mark = self._present(key, -math.inf)
         if not is_of_present:
             # The log may have been lost because its topic was replaced; then its new id isn't known
@@ -122,12 +122,12 @@ class CommitMarks(Generic[K]):
         self._note(key, mark, None if mark else now)
 
     def find_others(self) -> Sequence[K]:
-        """Check the partitions whose topic's id has become known. Return those that began at a
-        commit of another topic: the caller must read them from their start, and call `restart`."""
+        """Check the partitions whose topic's id has become known. Return those that began at an
+        earlier topic's commit: the caller must read them from their start, and call `restart`."""
         others: list[K] = []
         for key, since in list(self._unchecked_since.items()):
             if present := self._present(key, since):
-                if is_of_another(self._marks[key], present):
+                if is_of_another_topic(self._marks[key], present):
                     others.append(key)
                     self.stop_checking(key)
                 else:
@@ -139,8 +139,8 @@ class CommitMarks(Generic[K]):
         self._unchecked_since.pop(key, None)
 
     def _note(self, key: K, mark: str, unchecked_since: float | None) -> None:
-        """Note a partition's mark. `unchecked_since`: the earliest time (`time.monotonic`) at which
-        an id that is to check the mark may be requested; None: the mark is right."""
+        """Note a partition's mark. `unchecked_since`: the earliest request time (`time.monotonic`)
+        of an id that may check the mark; None: the mark is right."""
         self._marks[key] = mark
         if unchecked_since is None:
             self.stop_checking(key)

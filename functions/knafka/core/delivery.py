@@ -123,9 +123,9 @@ def is_delivered(status: int) -> bool:
 
 
 def _is_retriable(outcome: Outcome) -> bool:
-    """Whether another attempt may succeed after this outcome. It can't if the outcome is permanent
-    or the reply was malformed. It may after any other failure, or without a response; else the
-    status decides."""
+    """Whether another attempt may succeed after this outcome: not if the outcome is permanent or
+    the reply was malformed; yes after any other failure, and if no response came; after a response,
+    as `is_retried_status` says."""
     if outcome.permanent or outcome.failure is Reason.MALFORMED_REPLY:
         return False
     status = outcome.status

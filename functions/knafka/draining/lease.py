@@ -1,8 +1,8 @@
 """The lease: keeps a dispatcher's drain running while requests ask for it or it has work.
 
     no drain --attach, or at start--> draining --idle, stop, failed--> no drain
-    begun at start and stopped, nobody asks for BEGIN_AGAIN_SECONDS --> draining
-    draining, nobody attached for RENEWAL_PATIENCE --> asks its own Service for the next request
+    drains from its start, was stopped, no request for BEGIN_AGAIN_SECONDS --> draining
+    draining, no request for RENEWAL_PATIENCE --> sends a request to its own Service
 
 A drain goes on between requests. A lack of requests means that the operator is away. As Knative
 soon removes a pod without requests, a dispatcher with work then sends requests to its own Service,
@@ -31,8 +31,8 @@ RENEWAL_PATIENCE: Final = 3.0
 """Seconds without a request after which a dispatcher sends one to its own Service: more than an
 operator leaves between two requests, less than the window of Knative's autoscaler (10 s)."""
 RENEWAL_BUDGET: Final = 15.0
-"""Budget (seconds) of a request that a dispatcher sends to its own Service. It is short, as the
-request may keep an operator that has come back waiting until it ends."""
+"""Budget (seconds) of a request that a dispatcher sends to its own Service. It is short, as an
+operator that has come back may have to wait until that request ends."""
 RENEWAL_RETRY_INTERVAL: Final = 3.0
 """Seconds between a request to the own Service that failed and the next one."""
 BEGIN_AGAIN_SECONDS: Final = 300.0
@@ -90,8 +90,8 @@ class Leased(Protocol[P_co]):
 
     def progress(self, ended: Ended | None = None, error: str | None = None) -> P_co:
         """Return the progress, with the counts since the last request ended. `ended`: why the
-        request, and except for `Ended.BUDGET` also the drain, has ended; None: both go on. `error`:
-        a sentence for the caller about what failed; None: nothing did."""
+        request has ended; the drain has ended, too, unless it is `Ended.BUDGET`. None: both go on.
+        `error`: a sentence for the caller about what failed; None: nothing did."""
         ...
 
     def reset_reported_counts(self) -> None:
@@ -103,8 +103,9 @@ class DrainLease(Generic[P]):
     """Starts, keeps and ends the drains of one dispatcher or Sensor, one at a time."""
 
     def __init__(self, new_drain: Callable[[], Leased[P]], renewal: Renewal | None) -> None:
-        """Begin without a drain; `new_drain` creates each one, to be run once. `renewal`: None if
-        the lease is never renewed by this process, as no operator scales the dispatcher."""
+        """Begin without a drain; `new_drain` creates each one, to be run once. `renewal` sends the
+        requests to the own Service; None: this process never renews its lease, as no operator
+        scales it."""
         self._new_drain = new_drain
         self._renewal = renewal
         self._drain: Leased[P] | None = None
@@ -212,9 +213,9 @@ class DrainLease(Generic[P]):
             self._timer = self._loop.call_later(BEGIN_AGAIN_SECONDS, self._begin_planned_drain)
 
     def note_refusal(self) -> None:
-        """Note that this process has refused a request, as it drains something else than the
-        request wants. This shows that the process is being replaced, so postpone its planned drain
-        to `BEGIN_AGAIN_SECONDS` from now."""
+        """Note that this process has refused a request for something that it doesn't drain. This
+        shows that the process is being replaced, so postpone its planned drain to
+        `BEGIN_AGAIN_SECONDS` from now."""
         if self._running is None and self._timer is not None and self._drains_from_start:
             self._cancel_timer()
             self._begin_again_after_stop()
@@ -279,7 +280,10 @@ class DrainLease(Generic[P]):
                 drain.stop()
                 return
             except KnafkaError as error:
-                log.warning("nobody asks for this drain, and asking for it failed: %s", error)
+                log.warning(
+                    "nobody requests this drain, and the request to our own Service failed: %s",
+                    error,
+                )
                 await asyncio.sleep(RENEWAL_RETRY_INTERVAL)
 
     def _cancel_timer(self) -> None:

@@ -35,7 +35,7 @@ SAMPLE_INTERVAL: Final = 0.01
 """Seconds between two samples, on average."""
 MAX_SAMPLING_SHARE: Final = 0.02
 """Largest share of one core that sampling may take."""
-PATIENCE: Final = 1.0
+TIMER_TIMEOUT: Final = 1.0
 """Most seconds to wait until the event loop has started or stopped the timer."""
 MAX_CPU_STACK_DEPTH: Final = 200
 """Most frames of a stack that are kept, the innermost ones."""
@@ -86,7 +86,7 @@ def profile(
         time=began,
         duration=time.monotonic() - started,
         comments=[
-            f"Python {sys.version.split()[0]}, process {os.getpid()}: {sampler.count} looks, "
+            f"Python {sys.version.split()[0]}, process {os.getpid()}: {sampler.count} samples, "
             f"which took {sampler.cost * 1000:.1f} ms"
         ],
     )
@@ -112,7 +112,7 @@ class _SampleSums(dict[_Stack, list[int]]):
 
 
 class _ThreadSampler:
-    """Samples all threads from another one."""
+    """Samples all threads except the one that it runs in."""
 
     def __init__(self, sums: _SampleSums, timed_thread: int | None) -> None:
         """Note the CPU time that each thread has used so far; `sums` gets the samples.
@@ -143,7 +143,7 @@ class _ThreadSampler:
         elapsed, self._sampled_at = now - self._sampled_at, now
         own_ident = threading.get_ident()
         native_ids = _native_ids_by_ident()
-        # Take the stacks before asking the kernel, which takes longer: they would be outdated.
+        # Take the stacks first: asking the kernel takes longer, and they would be outdated then.
         stacks = {
             ident: _stack_of(frame)
             for ident, frame in sys._current_frames().items()
@@ -190,7 +190,7 @@ class _MainThreadTimer:
     def stop(self) -> None:
         """Stop the timer; must be called in the main thread."""
         signal.setitimer(signal.ITIMER_PROF, 0)
-        # Ignored, as with the default handler a signal that is still pending would end the process.
+        # Ignore the signal: the default handler would kill the process if one is still pending.
         signal.signal(signal.SIGPROF, signal.SIG_IGN)
 
     def _charge_stack(self, _: int, frame: FrameType | None) -> None:
@@ -206,14 +206,14 @@ class _MainThreadTimer:
 def _main_thread_timer(loop: asyncio.AbstractEventLoop | None, sums: _SampleSums) -> Iterator[bool]:
     """Sample the main thread by a timer of CPU time within the context; `sums` gets the samples.
     Yields whether the timer runs. It doesn't if `loop` is None, isn't the main thread's, or is
-    stuck for `PATIENCE` seconds."""
+    stuck for `TIMER_TIMEOUT` seconds."""
     timer = _MainThreadTimer(sums)
-    is_wanted, started, ended = True, threading.Event(), threading.Event()
+    is_cancelled, started, ended = False, threading.Event(), threading.Event()
 
     def start() -> None:
-        """Start the timer on the event loop, if it is still wanted and this is the main thread."""
+        """Start the timer on the event loop, if this is the main thread; not once cancelled."""
         # A loop that was stuck until now must not start the timer after the profile has ended.
-        if is_wanted and threading.current_thread() is threading.main_thread():
+        if not is_cancelled and threading.current_thread() is threading.main_thread():
             timer.start()
             started.set()
 
@@ -224,14 +224,15 @@ def _main_thread_timer(loop: asyncio.AbstractEventLoop | None, sums: _SampleSums
 
     if loop is not None:
         loop.call_soon_threadsafe(start)
-        started.wait(PATIENCE)
-    is_wanted = started.is_set()
+        started.wait(TIMER_TIMEOUT)
+    is_running = started.is_set()
+    is_cancelled = not is_running
     try:
-        yield is_wanted
+        yield is_running
     finally:
-        if is_wanted and loop is not None:
+        if is_running and loop is not None:
             loop.call_soon_threadsafe(stop)
-            ended.wait(PATIENCE)
+            ended.wait(TIMER_TIMEOUT)
 
 
 def _stack_of(innermost: FrameType) -> _Stack:

@@ -8,7 +8,8 @@ from typing import Final
 from knafka.core.tokens.caller_tokens import NO_SCRAPER, REFUSED
 
 MAX_PROBLEM_CHARACTERS: Final = 2_000
-"""Most characters of a reason in an answer, as it may quote the sender's text, of any length."""
+"""Most characters of a reason in an answer: it may quote the sender's text, which has any
+length."""
 MAX_BATCH_PROBLEM_CHARACTERS: Final = 10_000
 """Most characters of the reasons in the answer to a batch."""
 
@@ -56,7 +57,7 @@ NOT_FOUND: Final = Answer(
 )
 UNREAD: Final = Answer(
     HTTPStatus.SERVICE_UNAVAILABLE,
-    "what is served here isn't read yet: send the event again",
+    "the receiver has no valid configuration for this address yet: send the event again",
     headers=((b"retry-after", b"1"),),
 )
 """Sent in place of `NOT_FOUND` until the receiver has read its contract, and at an address whose
@@ -169,7 +170,7 @@ def plain_text(body: bytes, content_type: bytes) -> Answer:
     return Answer(HTTPStatus.OK, body.decode().removesuffix("\n"), content_type=content_type)
 
 
-def document(text: str) -> Answer:
+def json_document(text: str) -> Answer:
     """Return 200 with `text`, which is JSON, as the body."""
     return Answer(HTTPStatus.OK, text, content_type=b"application/json")
 

@@ -327,11 +327,11 @@ class IngestHandler:
             if path == CONTRACT and self._contract is not None:
                 if not self._observers.callers.accept(bearer_of(headers)):
                     return answers.NOT_THE_OPERATOR
-                return answers.document(self._contract_document(self._contract))
+                return answers.json_document(self._contract_document(self._contract))
             if path == EVENT_TYPES and self._types is not None:
                 if not self._observers.callers.accept(bearer_of(headers)):
                     return answers.NOT_THE_OPERATOR
-                return answers.document(self._types.next_answer())
+                return answers.json_document(self._types.next_answer())
         answer = self._answer_not_served(path)
         self._unrouted[answer.status] += 1
         return answer

@@ -135,13 +135,13 @@ class Expiry:
         """Take over what Kafka's last answer says, if it counts: set `_all_read_until`, if the
         timer at `first` needs a later time, and remove the keys from `_answers_since_by_key` for
         which the answer counts."""
-        known_until, asked_at = self._ordering.known_until, self._ordering.asked_at
-        if known_until is None or asked_at < self._answers_since:
+        known_until, requested_at = self._ordering.known_until, self._ordering.ends_requested_at
+        if known_until is None or requested_at < self._answers_since:
             return
         if not self._is_known(first):
             self._all_read_until = min(known_until, now - self._lateness)
         self._answers_since_by_key = {
-            key: since for key, since in self._answers_since_by_key.items() if since > asked_at
+            key: since for key, since in self._answers_since_by_key.items() if since > requested_at
         }
 
     def _taken_until(self) -> int | None:

@@ -3,8 +3,8 @@
     bus            take_in --Bus--> route        in the order of all partitions that are ours
     trigger topic  take_in --InOrder--> reduce   in the order of all partitions of the bus
 
-It asks Kafka up to which time everything was read only while a record waits for that. Not here:
-handling events (`handlers`), and transactions (`processor`).
+Only while a record waits for its turn does it ask Kafka up to which time everything was read. Not
+here: handling events (`handlers`), and transactions (`processor`).
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Ordering:
         self._read_to: dict[int, int] = {}
         """The next offset to read of each partition of the trigger topic."""
         self._taken: dict[int, Taken | None] = {}
-        """Which records after its committed offset were taken already, as committed, of each
-        partition of the trigger topic; None: none were."""
+        """For each partition of the trigger topic: the committed note on which records after the
+        committed offset were taken already; None: none were."""
         self._ordered: dict[int, InOrder[Collected]] = {}
         """Records of each partition of the trigger topic that wait for their turn."""
 
@@ -111,8 +111,8 @@ class Ordering:
 
     @property
     def stalled(self) -> Collection[int]:
-        """Partitions of the bus that are no longer waited for, as they weren't read on for too
-        long (`Stalls`)."""
+        """Partitions of the bus for which records no longer wait, as reading them has made no
+        progress for too long (`Stalls`)."""
         return self._bus.progress.stalled
 
     @property
@@ -139,7 +139,7 @@ class Ordering:
         if self.first_time is None:
             return None
         seconds = (self._bus.times.next_check_time - now) / 1000
-        if seconds <= 0:  # the check of that time was made already
+        if seconds <= 0:  # the check at that time was made already
             return LONGEST_CHECK_WAIT
         return min(max(SHORTEST_CHECK_WAIT, seconds), LONGEST_CHECK_WAIT)
 
@@ -149,9 +149,10 @@ class Ordering:
         return self._bus.times.grace
 
     @property
-    def asked_at(self) -> int:
-        """When (our clock) the bus's ends were requested from which `known_until` follows."""
-        return self._watermark.asked_at
+    def ends_requested_at(self) -> int:
+        """When, by our clock, the bus's end offsets were requested on which `known_until` is based;
+        0: they weren't yet."""
+        return self._watermark.ends_requested_at
 
     @property
     def known_until(self) -> int | None:
@@ -190,8 +191,8 @@ class Ordering:
         return count
 
     def refresh(self, now: int, due: int | None, since: int) -> None:
-        """Ask Kafka up to which time everything was read, if a record waits for that or a timer is
-        `due` at that time (None: no timer is). For `due`, only answers to requests made at `since`
+        """Find out from Kafka up to which time everything was read, if a waiting record or the
+        timer at `due` (None: no timer) depends on it. For the timer, only requests made at `since`
         or later count. Call this only while every routed event is committed. Raises `LogError`."""
         bus, progress, ordered = self._bus, self._bus.progress, self._ordered
         waiting_times = [at for order in ordered.values() if (at := order.first) is not None]

@@ -28,8 +28,8 @@ class _PendingTime(NamedTuple):
 
     until: int
     """The time (ms)."""
-    asked_at: int
-    """When (ms, our clock) the bus's ends were requested from which the time follows."""
+    ends_requested_at: int
+    """When (ms, our clock) the bus's end offsets were requested on which the time is based."""
     ends: Mapping[int, int | None]
     """End offset of each partition of the trigger topic; None: not known."""
 
@@ -46,19 +46,20 @@ class Watermark:
         self.known_until: int | None = None
         """Time (ms) before which every event for this process's partitions was read; None: not
         known."""
-        self.asked_at = 0
-        """When (ms, our clock) the bus's ends were requested from which `known_until` follows."""
+        self.ends_requested_at = 0
+        """When (ms, our clock) the bus's end offsets were requested on which `known_until` is
+        based."""
 
     def update(
-        self, routed_until: int | None, asked_at: int, positions: Mapping[int, int]
+        self, routed_until: int | None, ends_requested_at: int, positions: Mapping[int, int]
     ) -> int | None:
         """Ask Kafka for the trigger topic's ends if `known_until` may become later, and return
         `known_until`.
 
         `routed_until`: time (ms) before which every event of the bus is in the trigger topic, in a
-        committed transaction; None: not known. `asked_at`: when (our clock) the bus's ends were
-        requested from which this time follows. `positions`: the next offset of each own partition.
-        Raises `LogError`.
+        committed transaction; None: not known. `ends_requested_at`: when (our clock) the bus's end
+        offsets were requested on which this time is based. `positions`: the next offset of each own
+        partition. Raises `LogError`.
         """
         self._check_pending(positions)
         if self._pending is not None or routed_until is None:
@@ -66,7 +67,7 @@ class Watermark:
         if routed_until >= (self.known_until or 0):
             ends = self._log.reachable_ends(self._topic)
             if all(ends.get(number) is not None for number in positions):
-                self._pending = _PendingTime(routed_until, asked_at, ends)
+                self._pending = _PendingTime(routed_until, ends_requested_at, ends)
                 self._check_pending(positions)
         return self.known_until
 
@@ -78,7 +79,7 @@ class Watermark:
             position < (pending.ends.get(number) or 0) for number, position in positions.items()
         ):
             return
-        self._pending, self.asked_at = None, pending.asked_at
+        self._pending, self.ends_requested_at = None, pending.ends_requested_at
         if self.known_until is None or pending.until > self.known_until:
             self.known_until = pending.until
 

@@ -18,7 +18,7 @@ from knafka.clients.kafka.consumers.kafka_topic_marks import read_topic_mark
 from knafka.clients.kafka.kafka_client import log_error_of, open_admin, open_client
 from knafka.clients.kafka.kafka_commits import metadata_of, topic_mark_of, with_epochs
 from knafka.clients.kafka.kafka_requests import REQUEST_RETRY_INTERVAL, read_watermarks
-from knafka.core.commit_metadata import is_of_another, mark
+from knafka.core.commit_metadata import is_of_another_topic, mark
 from knafka.core.errors import LogError
 from knafka.ports.log import Commits, OffsetAndMetadata, Record
 from knafka.ports.shared_log import GroupHasMembers
@@ -193,7 +193,7 @@ class RangeReader:
         return {
             position.partition: OffsetAndMetadata(position.offset, metadata_of(position))
             for position in positions
-            if position.offset >= 0 and not is_of_another(topic_mark_of(position), present)
+            if position.offset >= 0 and not is_of_another_topic(topic_mark_of(position), present)
         }
 
     def commit(self, positions: Sequence[TopicPartition]) -> None:

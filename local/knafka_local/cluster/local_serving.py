@@ -127,8 +127,9 @@ class LocalServing:
             group.create_task(self._programs.follow_sources(), name="sources")
 
     async def _watch_services(self) -> None:
-        """Watch Services for ever: run the programs of declared ones, and note when a receiver's
-        Service changes. A dispatcher's Service needs nothing, as the scaler starts its process."""
+        """Watch Services for ever: run the programs of those that users declare, which have no
+        role, and note when a receiver's Service changes. A dispatcher's Service needs nothing, as
+        the scaler starts its process."""
         async for event in self._cluster.watch(SERVING, "Service"):
             role = role_of(event.document)
             if role == services.RECEIVER_ROLE:

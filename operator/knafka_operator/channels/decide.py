@@ -117,7 +117,9 @@ class _ChannelEntry:
 
 
 def decide(observed: ObservedChannel, settings: Settings) -> AddressableDecision:
-    """Decide a KafkaChannel's conditions, status and next effects, which keep `CHANNEL_ORDER`."""
+    """Decide a KafkaChannel's conditions, status and next effects, whose order is declared by
+    `decisions.steps.CHANNEL_ORDER`. After an early return, the conditions that aren't decided
+    yet wait for the one that isn't True."""
     no_address = NotReady("NoAddress", "it has no address yet", transient=True)
     steps = AddressableSteps(observed, CHANNEL_CONDITIONS, no_address)
     if (handled_condition := _subscriptions_handled_condition(observed.handling)) is not None:
@@ -158,7 +160,8 @@ def decide(observed: ObservedChannel, settings: Settings) -> AddressableDecision
         return steps.decision(topic)
     _set_address(observed, entry, is_direct_way, settings, steps)
     if steps.conditions.holds(PROBE_SUCCEEDED):
-        # Only now: until the new address answers, senders may still use a former receiver.
+        # This part of `ContractUpdated` comes last: until the new address answers, senders may
+        # still use a former receiver.
         with steps.conditions.step(CONTRACT_UPDATED):
             if other_receivers := tuple(
                 name for name in receivers_of(steps.annotations) if name != receiver.name

@@ -75,9 +75,9 @@ class Subscriptions(Triggers):
         return await self.entries.read_stored(Identity(*key[1:]))
 
     async def drop_entry(self, document: Document) -> bool:
-        """Remove what a deleted entry was promised (`entries`) from its channel's status, if Knafka
-        serves the channel. Returns whether `document` is an entry, which has no finalizer to remove
-        in the cluster; False: it is a stored Subscription. Raises `ClusterError`."""
+        """If `document` is a channel's entry, remove what the entry was promised (`entries`) from
+        the channel's status, provided that Knafka serves the channel, and return True. Return False
+        for a stored Subscription. Raises `ClusterError`."""
         if not is_entry(document):
             return False
         if self.is_ours(document):

@@ -79,7 +79,7 @@ class DeliveryEffects(Protocol):
 
 @dataclass(eq=False)
 class Effects:
-    """Runs the effects of all kinds of one family."""
+    """Runs the effects of all kinds of one `model.family.Family`, such as Brokers and Triggers."""
 
     cluster: Cluster
     states: States
@@ -187,9 +187,9 @@ class Effects:
     async def _apply(
         self, manifest: Manifest, refusal: Refusal | None, document: Document
     ) -> Document:
-        """Apply a manifest for the object `document`; return the stored object. Raises `NotReady`
-        by `refusal` if the API server refuses it, or if the name belongs to an object of another
-        owner; without a refusal, owners aren't checked. Raises `ClusterError`."""
+        """Apply a manifest for the object `document`; return the stored object. If the API server
+        refuses it, or if the name belongs to an object of another owner, raises `NotReady` with the
+        reason in `refusal`. Without a `refusal`, owners aren't checked. Raises `ClusterError`."""
         kind, (namespace, name) = manifest["kind"], Identity.of(manifest)
         if refusal is not None and refusal.not_ours and refusal.kind in (None, kind):
             existing = await self.cluster.get(manifest["apiVersion"], kind, namespace, name)
@@ -207,9 +207,10 @@ class Effects:
             raise NotReady(refusal.rejected, str(error)) from error
 
     async def _create(self, effect: Create) -> None:
-        """Create an object unless it exists. Raises `NotReady` by the effect's refusal if the API
-        server refuses the object, or if an existing one was made for another owner; without a
-        refusal, owners aren't checked. Raises `ClusterError`."""
+        """Create an object unless it exists. If the API server refuses it, or if an existing one
+        was made for another owner (its label `effect.label` has another value), raises `NotReady`
+        with the reason in `effect.refusal`. Without a refusal, owners aren't checked. Raises
+        `ClusterError`."""
         manifest, refusal = effect.manifest, effect.refusal
         kind, (namespace, name) = manifest["kind"], Identity.of(manifest)
         try:

@@ -121,19 +121,19 @@ class Kind:
 
     async def on_absent(self, identity: Identity) -> Requeue:
         """Handle a key without an object; returns when to reconcile it again. By default it leaves
-        the queue; kinds whose objects are delivered override it, since the delivery must end."""
+        the queue; kinds that deliver events override it, to end the delivery."""
         return GONE
 
     async def object_to_release(self, key: Key, document: Document | None) -> Document | None:
-        """Return a stored object to remove our finalizer from, although `document` is handled
-        instead of it; None: there is none. A Subscription is such an object while only its entry in
-        a channel is handled."""
+        """Return the stored object that must lose our finalizer, if `document` isn't that object,
+        but None or made from a channel's entry (for Subscriptions). None, the default: there is no
+        such object."""
         return None
 
     async def drop_entry(self, document: Document) -> bool:
-        """Handle a `document` that stands for a channel's entry, and so has no stored finalizers:
-        drop what the channel's status records for the entry, and return True. Return False for a
-        stored object."""
+        """If `document` was made from an entry of a channel (`spec.subscribers`) and isn't stored
+        itself, remove the entry's state from the channel's status, and return True. For a stored
+        object, which is the default, do nothing and return False."""
         return False
 
     def orphaned_finalizers(self, document: Document) -> tuple[Sequence[str], str]:
@@ -221,7 +221,8 @@ class Reconciler(Generic[S, D, R]):
     cluster: Cluster
     effects: Effects
     now: Callable[[], Any]
-    """Returns the time, by default as RFC 3339; a kind with another type overrides `timestamp`."""
+    """Returns the time, by default as RFC 3339; a kind whose `now` returns something else overrides
+    `timestamp`."""
 
     def timestamp(self) -> str:
         """Return the current time, RFC 3339."""
@@ -254,17 +255,17 @@ class Reconciler(Generic[S, D, R]):
     async def start_delivery(self, document: Document, watched: Any, *, replaces: bool) -> Any:
         """Start the drains of `watched`, as `DeliveryEffects` describes. Kinds with delivery
         override it; this one raises `TypeError`."""
-        raise TypeError(f"nothing of {type(self).__name__} is delivered")
+        raise TypeError(f"{type(self).__name__} delivers no events")
 
     async def end_delivery(self, document: Document) -> None:
         """End the object's drains, as `DeliveryEffects` describes. Kinds with delivery override it;
         this one raises `TypeError`."""
-        raise TypeError(f"nothing of {type(self).__name__} is delivered")
+        raise TypeError(f"{type(self).__name__} delivers no events")
 
     async def leave_receiver(self, document: Document, receiver: str) -> None:
         """Remove an object's entry from a receiver, as `DeliveryEffects` describes. KafkaChannels,
         which share receivers, override it; this one raises `TypeError`."""
-        raise TypeError(f"none of {type(self).__name__} shares a receiver")
+        raise TypeError(f"{type(self).__name__} shares no receiver")
 
     def stored_status(self, observed: S) -> Mapping[str, Any]:
         """Return the object's stored status."""

@@ -133,13 +133,14 @@ class CachedCluster:
         self._watched: dict[KindKey, list[_WatchedObjects]] = {}
         """The cached objects of each selection, by apiVersion and kind."""
         self._references: dict[Key, set[Reference]] = {}
-        """The objects that the last finished reconciliation of an object has read, and the running
-        one so far, by the reconciled object's key."""
+        """By key of a reconciled object: the objects that its last finished reconciliation has
+        read, and those that the running one has read so far."""
         self._referrers: dict[Reference, set[Key]] = {}
         """The reverse of `_references`: who has read each object."""
         self._tracked: ContextVar[_Reads | None] = ContextVar("tracked", default=None)
         self.changed: Callable[[Key], None] = lambda key: None
-        """Called with the key of each object that has read one that has changed or is gone."""
+        """Called with the key of each object whose reconciliation has read an object that has
+        changed or is gone."""
         self.on_unwatched_read: Callable[[str, str], None] = lambda api_version, kind: None
         """Called with apiVersion and kind of an object that a reconciliation has read, if that kind
         isn't watched."""
@@ -216,8 +217,8 @@ class CachedCluster:
     @contextmanager
     def tracking(self, key: Key) -> Iterator[None]:
         """In this context, track the objects that are read: when one changes later, `changed` is
-        called with `key`. A context that ends without an error replaces what earlier ones of `key`
-        have read."""
+        called with `key`. When the context ends without an error, its reads replace those that were
+        tracked for `key` before."""
         reads = _Reads(key)
         token = self._tracked.set(reads)
         try:

@@ -26,9 +26,10 @@ from kubernetes.dynamic.resource import Resource
 KINDS_TTL: Final = 600.0
 """Seconds for which the kinds of an apiVersion are cached."""
 MISSING_KIND_TTL: Final = 15.0
+"""Seconds for which a missing kind isn't looked up again, at first. They double after each look-up
+without a change."""
 MAX_MISSING_KIND_TTL: Final = 300.0
-"""Seconds for which a missing kind isn't looked up again: the first, doubled after each look-up
-without a change, up to the maximum."""
+"""Most seconds for which a missing kind isn't looked up again."""
 
 _API_VERSION = re.compile(
     r"(?:(?P<group>[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?)/)?(?P<version>[a-z][a-z0-9]{0,62})"
@@ -76,7 +77,7 @@ class RestMapper:
             resource = cached.kinds.get(kind)
             if now - cached.at < (cached.missing_kind_ttl if resource is None else KINDS_TTL):
                 return resource
-        kinds = self._list(version["group"], version["version"], timeout)
+        kinds = self._list_kinds(version["group"], version["version"], timeout)
         missing_kind_ttl = MISSING_KIND_TTL
         if cached is not None and cached.kinds.keys() == kinds.keys():
             missing_kind_ttl = min(2 * cached.missing_kind_ttl, MAX_MISSING_KIND_TTL)
@@ -87,7 +88,7 @@ class RestMapper:
 
     def _drop_outdated(self, now: float) -> None:
         """Drop outdated answers, so that misspelt apiVersions don't accumulate. An empty answer
-        stays for twice its time, so that the next look-up can double the time once more. The caller
+        stays for twice its `missing_kind_ttl`, so that the next look-up can double that. The caller
         holds the lock."""
         self._listed = {
             api_version: listed
@@ -110,9 +111,9 @@ class RestMapper:
                 if api_version.startswith(f"{group}/"):
                     del self._listed[api_version]
 
-    def _list(self, group: str | None, version: str, timeout: float) -> dict[str, Any]:
+    def _list_kinds(self, group: str | None, version: str, timeout: float) -> dict[str, Any]:
         """Ask the API server for the kinds of a group (None: the core group) and version; returns
-        the resource of each kind, nothing if the version doesn't exist."""
+        the resource of each kind, with its subresources; empty if the version doesn't exist."""
         prefix = "api" if group is None else "apis"
         path = "/".join(filter(None, (prefix, group, version)))
         try:

@@ -59,7 +59,7 @@ class FunctionKeys:
         until the API server answers, as functions without keys would require no token."""
         while True:
             try:
-                await self._read()
+                await self._read_or_write()
                 return
             except ClusterError as error:
                 log.warning("can't read the keys of functions' tokens: %s", error)
@@ -88,18 +88,23 @@ class FunctionKeys:
                 for key in _function_owners(operator):
                     enqueue(key)
 
-    async def _read(self) -> None:
-        """Read or create the Secret, and update `Settings.tokens`. Raises `ClusterError`."""
+    async def _read_or_write(self) -> None:
+        """Read the Secret, and update `Settings.tokens` from it. If the Secret is missing or has no
+        usable key, first write the last known keys to it, or else a new key. Raises
+        `ClusterError`."""
         stored = await self._cluster.get(CORE, "Secret", self._settings.namespace, KEYS_SECRET)
         keys = {} if stored is None else _usable_keys(decode_secret(stored))
         if not keys:
             keys = self._keys or {f"{datetime.now(UTC):%Y-%m-%d}": secrets.token_hex(32)}
             manifest = _secret_manifest(self._settings.namespace, keys)
             if stored is not None:
-                log.warning("Secret %s has no key: it gets one", KEYS_SECRET)
+                log.warning(
+                    "Secret %s has no usable key: it gets the last known keys, or else a new one",
+                    KEYS_SECRET,
+                )
                 await self._cluster.apply(manifest)
             elif not await self._cluster.create(manifest):
-                await self._read()  # another replica was first
+                await self._read_or_write()  # another replica was first
                 return
         self._keys = keys
         newest_first = sorted(keys, reverse=True)
@@ -107,8 +112,8 @@ class FunctionKeys:
 
 
 def _usable_keys(values: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the newest `MAX_VERIFIERS` of the keys in a Secret that are long enough, by name. The
-    newest names of keys that are too short, as many at most, are logged."""
+    """Return the newest `MAX_VERIFIERS` of the keys in a Secret that are long enough, by name. Keys
+    that are too short are logged by name, the newest `MAX_VERIFIERS` of them."""
     names = sorted(values)
     usable_keys = [name for name in names if len(values[name]) >= MIN_KEY_LENGTH]
     if short_keys := [name for name in names if len(values[name]) < MIN_KEY_LENGTH]:

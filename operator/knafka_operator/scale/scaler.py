@@ -6,8 +6,9 @@
 A Trigger has its own requests, or its shard has one for all its Triggers. A Trigger that changes,
 moves or is deleted has only one of the two at a time:
 
-    own requests -> shard                       once its own drains were stopped and have ended
-    shard -> own requests, other shard, none    once its record was removed from the contract
+    own requests -> shard    once its own drains were stopped and have ended
+    shard -> own requests, another shard or nothing
+                             once the shard's contract no longer lists the Trigger
 
 Drains of a changed or deleted Trigger are ended at once. The end of this process ends no drain:
 dispatchers go on, and the next scaler holds them. Times are by the event loop's clock.
@@ -48,8 +49,8 @@ from knafka_operator.scale.sensor_scaler import SensorScaler
 from knafka_operator.scale.topic_checks import TopicChecks
 
 BUDGET: Final = 570.0
-"""Seconds of a drain, over several requests, after which it may end if it isn't needed. Long, as
-the end of a drain rebalances the group."""
+"""Seconds after which a drain, which may go over several requests, may end if it isn't needed. The
+value is large, as each end of a drain rebalances the group."""
 MAX_FORGOTTEN: Final = 1_000
 """Most forgotten Triggers whose last Egress is kept."""
 
@@ -66,8 +67,8 @@ class Scaler:
         request_budgets: tuple[float, float] = REQUEST_BUDGETS,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """`budget` is how many seconds one drain may take, `request_budgets` how many its first
-        request and each later one may. `now` returns Unix time (seconds), with which Sensors'
+        """`budget` is the most seconds of one drain. `request_budgets` are the most seconds of its
+        first request, and of each later one. `now` returns Unix time (seconds), with which Sensors'
         timeouts are compared."""
         self._request_budgets = request_budgets
         self._kafka = kafka
@@ -179,11 +180,11 @@ class Scaler:
         return True
 
     def wake(self, topic: str, grown: int = 0) -> None:
-        """Check the lags of a topic with new events soon if one of its Triggers has no drain, and
-        those of the Sensors that read the topic and have no drain.
+        """Handle new events in a topic: check its lags soon if one of its Triggers has no drain,
+        and the lags of the Sensors that read the topic and have no drain.
 
-        `grown` is the number of new records; 0: not known. If it is known, a shard without a
-        request drains at once, without a request for each group's lag.
+        `grown` is the number of new records; 0: not known. If it is known, an idle shard opens its
+        drain at once, without asking Kafka for each group's lag.
         """
         topic_check = self._topic_checks.find(topic)
         for topics_check in self._topic_checks.covering(topic):
@@ -305,8 +306,8 @@ class Scaler:
         return shard
 
     def _change_egress(self, trigger: ScaledTrigger, egress: Egress, *, in_shard: bool) -> None:
-        """Scale a Trigger by its changed Egress from now on, so that its rest ends. Its lag isn't
-        known any more, unless it is in a shard and its group and topics are the same."""
+        """Scale a Trigger by its changed Egress from now on, and end its rest. Its lag isn't known
+        any more, unless a shard drains it and its group and topics are the same."""
         previous_egress = trigger.egress
         self._topic_checks.remove(trigger)
         trigger.egress = egress
@@ -327,14 +328,15 @@ class Scaler:
             shard.add(trigger)
 
     def _leave(self, trigger: ScaledTrigger, *, stays: bool = False) -> None:
-        """Remove a Trigger from its shard, if it has one. If the shard is empty then, end the
-        request, unless the Trigger `stays`: the caller adds it again at once."""
+        """Remove a Trigger from its shard, if it has one. If that leaves the shard empty, end the
+        shard's request, except with `stays`: then the caller adds the Trigger again at once."""
         if trigger.drained_by is None:
             return
         shard = self._shards[trigger.drained_by.shard.group]
         shard.remove(trigger)
         if shard.is_empty and not stays:
             self._ending.end(trigger.id, shard.holds)
+            # The shard may have no request whose end would drop it.
             self._on_shard_request_end(shard)
 
     def _on_shard_request_end(self, shard: ScaledShard) -> None:
@@ -350,7 +352,7 @@ class Scaler:
             self._topic_checks.check_soon(topic)
 
     def _on_drains_ended(self, id_: str) -> None:
-        """Let a changed Trigger or Sensor open new drains, as its previous ones have ended."""
+        """Let a changed Trigger or Sensor open new drains, after its previous drains have ended."""
         if successor := self._triggers.get(id_):
             self._join(successor)
             self._topic_checks.check_trigger_soon(successor)

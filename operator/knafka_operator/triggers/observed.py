@@ -29,9 +29,9 @@ from knafka_operator.records.delivery import BrokerState, Watched
 from knafka_operator.triggers.started_topics import (
     STARTED_TOPICS,
     is_same_kafka,
-    started_before_recording,
     started_topics,
     started_topics_annotation,
+    was_started_by_older_release,
 )
 
 K = TypeVar("K")
@@ -109,7 +109,7 @@ class ObservedTrigger(ObservedObject, Generic[K]):
             egress = self.watched.egress
             if egress.group == group and is_same_kafka(egress.kafka.bootstrap_servers, servers):
                 started |= {*egress.topics}
-        elif started_before_recording(self.document, group):
+        elif was_started_by_older_release(self.document, group):
             started |= {*topics}
         return tuple(topic for topic in topics if topic in started)
 

@@ -1,7 +1,8 @@
 """Started topics: the external topics, which Knafka didn't create, on which a group has been given
 its start offsets.
 
-    "3f2a9c0e5d,77b01c9ae2 orders,payments"    at Kafka with these two servers, by this group
+    "3f2a9c0e5d,77b01c9ae2 orders,payments"    for each of Kafka's two servers a digest of server
+                                               and group, a space, the topics
 
 Kafka drops a group's offsets with a topic that is deleted, and those of a group without members
 after a week. On a topic that is recorded here a group without offsets has lost them, and begins at
@@ -21,17 +22,17 @@ from knafka_operator.model.cluster import status_annotations
 from knafka_operator.model.resources import GROUP_STATUS, KNAFKA_PREFIX
 
 STARTED_TOPICS: Final = f"{KNAFKA_PREFIX}started-topics"
-"""Key of `status.annotations`: a digest of the group for each of Kafka's servers, and the
-topics."""
+"""Key of `status.annotations`: for each of Kafka's bootstrap servers a digest of the server and the
+group, then the topics."""
 _OFFSETS_CONDITIONS: Final = (SUBSCRIPTION_READY, "InitialOffsetsCommitted")
-"""Conditions, of a Trigger or of a KafkaSource, that are False if no start offsets could be
-committed."""
+"""Conditions that are False if no start offsets could be committed: one of a Trigger, one of a
+KafkaSource."""
 
 
 def started_topics(annotations: Mapping[str, str], servers: str, group: str) -> Collection[str]:
-    """Return the topics on which this group has been given its start offsets, by the status's
-    `annotations`; empty if they are about another group, or a Kafka that shares no server with
-    `servers` (comma-separated)."""
+    """Return the topics on which this group has been given its start offsets, as the status's
+    `annotations` record. Empty if these are about another group, or about a Kafka that has none of
+    the comma-separated `servers`."""
     digests, _, topics = annotations.get(STARTED_TOPICS, "").partition(" ")
     if not _digests(servers, group) & {*digests.split(",")}:
         return ()
@@ -50,10 +51,10 @@ def is_same_kafka(servers: str, others: str) -> bool:
     return bool({*servers.split(",")} & {*others.split(",")})
 
 
-def started_before_recording(document: Mapping[str, Any], group: str) -> bool:
+def was_started_by_older_release(document: Mapping[str, Any], group: str) -> bool:
     """Whether an earlier release, which recorded no topics, has committed the group's start offsets
-    for an object's present spec. The status shows that: such a release named the group there after
-    the commit."""
+    for an object's present spec. Such a release wrote the group's name to the status after the
+    commit; so the status has the name, is of this spec, and has no condition that failed."""
     status, metadata = document.get("status") or {}, document["metadata"]
     annotations = status_annotations(document)
     return (

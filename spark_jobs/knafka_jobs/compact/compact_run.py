@@ -179,8 +179,9 @@ def fold(checkpoints: Checkpoints) -> int:
     )
 
 
-def fold_all(tables: Tables) -> None:
-    """Fold records that a killed run left; call it within `Tables.locked`. Raises `JobError`."""
+def fold_leftovers(tables: Tables) -> None:
+    """Fold records that a killed run left; call it within `Tables.locked`. Raises `JobError`, first
+    of all if `failures` wasn't folded from the current table `records` (`check_fold`)."""
     checkpoints = Checkpoints(tables)
     checkpoints.check_fold()
     fold(checkpoints)
@@ -222,7 +223,7 @@ def fold_records(records: DataFrame) -> DataFrame:
     count = repeated.count()
     if count == 0:
         return singles
-    # `limit` above left one more than can be sent to every task.
+    # One row more than can be broadcast shows that there are too many.
     if count > compact_plan.MAX_REPEATED:
         return compute_rows(records.transform(compact_plan.fold_several))
     several = compute_rows(records.transform(compact_plan.fold_repeated, repeated))
@@ -243,7 +244,8 @@ def _merge_small_files(tables: Tables) -> tuple[str, ...]:
 
 
 def vacuum(tables: Tables, now: datetime) -> None:
-    """VACUUM the tables of `BY_DAY`, each at most once a day; `now` counts as its time."""
+    """VACUUM the tables of `BY_DAY`, each at most once a day, and note `now` as the time when that
+    was done."""
     for name in BY_DAY:
         if tables.exists(name) and tables.is_due(name, _VACUUM, now):
             tables.vacuum(name)

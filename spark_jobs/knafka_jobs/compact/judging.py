@@ -194,6 +194,7 @@ def _is_in_log(row: Row, topic_id: str, span: OffsetSpan, log: KafkaRecords) -> 
     offset = row["offset"]
     if offset >= span.end:
         return False
+    # The value of the header `REPLAY`, as `replay.send` writes it.
     header_value = f"{row['replay_id']}/{row['failure_id']}".encode()
     messages = log.messages((topic_id, row["partition"]), OffsetSpan(offset, offset + 1))
     return any((REPLAY, header_value) in headers_of(message) for message in messages)

@@ -37,7 +37,7 @@ ORPHAN_AGE: Final = timedelta(days=1)
 file to its commit."""
 
 _STATISTICS: Final = "delta.dataSkippingStatsColumns"
-"""Delta's property with the columns that it notes bounds of."""
+"""Delta's property that lists the columns whose bounds it notes."""
 _CREATION_RACE_ERRORS: Final = (
     "TABLE_OR_VIEW_ALREADY_EXISTS",
     "CREATE_TABLE_WITH_NON_EMPTY_LOCATION",
@@ -52,7 +52,9 @@ CREATION_CHECK_INTERVAL: Final = 0.1
 class Tables:
     """The tables below `root`; a table that is missing is created when it is first used.
 
-    Methods raise `JobError`. `name` is a table's name in `schema.TABLES`.
+    Methods raise `JobError` if a table can't be created or read; Spark's errors in queries and
+    writes pass, unless the caller uses `explain_spark_errors`. `name` is a table's name in
+    `schema.TABLES`.
     """
 
     def __init__(self, spark: SparkSession, root: str) -> None:
@@ -129,8 +131,8 @@ class Tables:
     ) -> None:
         """MERGE rows into a table: insert new rows, and update the rows for which `on` holds.
 
-        `on` and `update` are SQL, in which `more` is `rows` and the table has its name; if `update`
-        is None, existing rows stay unchanged.
+        In the SQL of `on` and `update`, the given rows are called `more`, and the table by its own
+        name. If `update` is None, existing rows stay unchanged.
         """
         merge = self._merge(rows, name, on)
         if update is not None:
@@ -138,13 +140,13 @@ class Tables:
         merge.whenNotMatchedInsertAll().execute()
 
     def update(self, rows: DataFrame, name: str, on: str, values: Mapping[str, str]) -> None:
-        """UPDATE the rows of a table for which `on` holds with some row of `rows`. `on` and
-        `values`, the new values by column, are SQL, in which `more` is `rows`."""
+        """UPDATE the rows of a table for which `on` holds with some row of `rows`. `values` has the
+        new values by column. In the SQL of both, the given rows are called `more`."""
         self._merge(rows, name, on).whenMatchedUpdate(set=dict(values)).execute()
 
     def remove(self, rows: DataFrame, name: str, on: str) -> None:
-        """DELETE the rows of a table for which `on` holds with some row of `rows`; `on` is SQL, in
-        which `more` is `rows`."""
+        """DELETE the rows of a table for which `on` holds with some row of `rows`. In the SQL of
+        `on`, the given rows are called `more`."""
         self._merge(rows, name, on).whenMatchedDelete().execute()
 
     def days_of_small_files(self, name: str, full: int, most: int) -> list[date | None]:
@@ -303,13 +305,14 @@ class Tables:
             return DeltaTable.forPath(self.spark, path)
 
     def _create_table(self, name: str) -> None:
-        """Create a table, or wait until another job has created it. Raises Spark's error if it
-        isn't one of two jobs at once, or if no table is there after `CREATION_TIMEOUT` seconds."""
+        """Create a table, or wait until another job has created it. Raises Spark's error unless it
+        shows that another job is creating the table; also if that job hasn't finished after
+        `CREATION_TIMEOUT` seconds."""
         try:
             self.spark.sql(_create_statement(name, self.path(name)))
         except (PySparkException, Py4JError) as error:
-            # A report that starts beside the first compaction finds tables half made: the folder
-            # of a table is there before its first commit.
+            # A report that starts during the first compaction finds tables half made: the folder
+            # of a table exists before its first commit.
             is_being_created = any(words in first_line(error) for words in _CREATION_RACE_ERRORS)
             deadline = time.monotonic() + (CREATION_TIMEOUT if is_being_created else 0.0)
             while not self.exists(name):
@@ -333,7 +336,7 @@ class Tables:
         """Return Delta's snapshot of the current table; `DeltaTable.detail` would run a query for
         it.
 
-        The snapshot's files and writers take a query of three Spark jobs. Sizes don't if
+        Reading the snapshot's files or writers costs three Spark jobs. Sizes cost none if
         `checksumOpt` is defined: Delta has then written them beside the last commit (`.crc`).
         """
         self._ensure_table(name)
@@ -358,8 +361,8 @@ def _create_statement(name: str, path: str) -> str:
 
 
 def in_days(column: str, days: Iterable[date | None]) -> str:
-    """Return a SQL predicate: `column` is one of these days. By it Delta opens only their files. It
-    is `false` without days.
+    """Return a SQL predicate: `column` is one of these days. With it, Delta opens only the files of
+    these days. Without days it is `false`.
 
     None among the days stands for rows without a day.
     """

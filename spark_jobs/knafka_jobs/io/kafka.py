@@ -26,7 +26,7 @@ from confluent_kafka.admin._listoffsets import OffsetSpec
 from confluent_kafka.admin._resource import ResourceType
 from confluent_kafka.cimpl import NewTopic
 
-from knafka.core.commit_metadata import is_of_another, short_id, unmark
+from knafka.core.commit_metadata import is_of_another_topic, short_id, unmark
 from knafka.core.kafka_settings.connection_errors import ConnectionErrors
 from knafka_jobs.io.kafka_connection import KafkaConnection
 from knafka_jobs.job_errors import JobError
@@ -192,7 +192,7 @@ class KafkaClient:
             answer.partition: answer.offset
             for answer in answers
             if answer.offset >= 0
-            and not is_of_another(unmark(answer.metadata or "")[0], short_id(topic.id))
+            and not is_of_another_topic(unmark(answer.metadata or "")[0], short_id(topic.id))
         }
 
     def commit(self, group: str, topics: Mapping[str, TopicState]) -> None:

@@ -64,21 +64,21 @@ def likely_stubs(predicate_sql: str) -> str:
     )
 
 
-def sendable(predicate_sql: str, stubs_in: tuple[object, object] | None, *, pending: bool) -> str:
+def sendable(predicate_sql: str, stub_days: tuple[object, object] | None, *, pending: bool) -> str:
     """Return the query for the failures that a replay would send, among those for which
     `predicate_sql` is true.
 
-    `stubs_in` has the first and last day from `likely_stubs`; None: there are none. `pending`:
+    `stub_days` has the first and last day from `likely_stubs`; None: there are none. `pending`:
     whether any replayed event is not settled.
     """
     joins = ""
     if pending:
         on_their_way = f"SELECT DISTINCT failure_id FROM sent WHERE {PENDING}"
         joins += f" LEFT ANTI JOIN ({on_their_way}) AS p ON f.failure_id = p.failure_id"
-    if stubs_in is not None:
+    if stub_days is not None:
         headers = (
             f"SELECT {column_list(KEY)}, unnest(headers) AS header FROM records "
-            f"WHERE {days_predicate(*stubs_in)} AND {LIKELY_STUB}"
+            f"WHERE {days_predicate(*stub_days)} AND {LIKELY_STUB}"
         )
         stubs = f"SELECT {column_list(KEY)} FROM ({headers}) WHERE header['key'] = '{STUB_HEADER}'"
         on = " AND ".join(f'f."{name}" = s."{name}"' for name in KEY)

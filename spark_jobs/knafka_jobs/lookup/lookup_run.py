@@ -20,8 +20,8 @@ from knafka_jobs.topic_offsets import Partition, read_states_of
 
 
 def preview(files: TableFiles, conditions: Sequence[FailureCondition]) -> Preview:
-    """Preview the events that a replay of the failures with these `conditions` would send. Raises
-    `JobError`."""
+    """Preview the events that a replay of the failures with these `conditions` would send. Failures
+    that can't be sent are only counted, as left out (`Preview.left_out`). Raises `JobError`."""
     (selected,) = files.query(
         lookup_plan.count_failures(lookup_plan.predicate(conditions)), "failures"
     )
@@ -29,7 +29,8 @@ def preview(files: TableFiles, conditions: Sequence[FailureCondition]) -> Previe
     rows_by_trigger = files.query(lookup_plan.count_by_trigger(rows), *tables)
     triggers = {_trigger_name(row): int(row["number"]) for row in rows_by_trigger}
     events = files.query(lookup_plan.first_shown(rows), *tables) if triggers else []
-    return Preview(triggers, selected["number"] - sum(triggers.values()), events)
+    left_out = selected["number"] - sum(triggers.values())
+    return Preview(triggers, left_out=left_out, events=events)
 
 
 def sendable_rows(
@@ -42,17 +43,18 @@ def sendable_rows(
     """
     predicate_sql = lookup_plan.predicate(conditions)
     pending = files.has_table("sent") and bool(files.query(lookup_plan.ANY_PENDING, "sent"))
-    (likely,) = files.query(lookup_plan.likely_stubs(predicate_sql), "failures")
-    stubs_in = (likely["first"], likely["last"]) if likely["number"] else None
-    tables = ["failures", *(["sent"] if pending else []), *(["records"] if stubs_in else [])]
-    return lookup_plan.sendable(predicate_sql, stubs_in, pending=pending), tables
+    # A stub is a dead letter without the event's data; only its headers in `records` show that.
+    (likely_stubs,) = files.query(lookup_plan.likely_stubs(predicate_sql), "failures")
+    stub_days = (likely_stubs["first"], likely_stubs["last"]) if likely_stubs["number"] else None
+    tables = ["failures", *(["sent"] if pending else []), *(["records"] if stub_days else [])]
+    return lookup_plan.sendable(predicate_sql, stub_days, pending=pending), tables
 
 
 @dataclass(frozen=True, slots=True)
 class UnresolvedFailures:
     """The unresolved failures of a Trigger that have one reason and code.
 
-    Failures that a replay has sent and that are not settled don't count.
+    Failures whose event a replay has sent, and whose delivery isn't decided yet, don't count.
     """
 
     trigger: TriggerName
@@ -73,7 +75,8 @@ def count_unresolved(
     """Return the unresolved failures with these `conditions` by Trigger, reason and code, the most
     frequent first.
 
-    Failures that a replay has sent and that are not settled don't count. Raises `JobError`.
+    Failures whose event a replay has sent, and whose delivery isn't decided yet, don't count.
+    Raises `JobError`.
     """
     pending = files.has_table("sent") and bool(files.query(lookup_plan.ANY_PENDING, "sent"))
     sql = lookup_plan.count_unresolved(lookup_plan.predicate(conditions), pending=pending)
@@ -94,8 +97,8 @@ def count_unresolved(
 def count_pending(
     files: TableFiles, conditions: Sequence[FailureCondition]
 ) -> dict[TriggerName, int]:
-    """Return the number of unresolved failures with these `conditions`, by Trigger, that a replay
-    has sent and that are not settled.
+    """Return the number of unresolved failures with these `conditions`, by Trigger, whose event a
+    replay has sent and whose delivery isn't decided yet.
 
     Raises `JobError`.
     """
@@ -168,8 +171,9 @@ APPENDED: Final = 2
 def latest_dead_letters(
     files: TableFiles, conditions: Sequence[FailureCondition], limit: int
 ) -> Sequence[tuple[RecordInTables, datetime | None]]:
-    """Return the last dead letters of the `limit` latest failures with these `conditions`, in the
-    form that `page_of_dead_letters` returns. Raises `JobError`."""
+    """Return the last dead letters of the `limit` latest failures with these `conditions`, each
+    with the time that `page_of_dead_letters` returns: when its failure was resolved or sent by a
+    replay, or None. Raises `JobError`."""
     return page_of_dead_letters(files, lookup_plan.predicate(conditions), limit)
 
 
@@ -180,8 +184,8 @@ def page_of_dead_letters(
     most `limit` failures, after the `skip` latest ones. Failures without a row in `records` are
     left out.
 
-    With each dead letter comes the time at which its failure was resolved, or was sent by a replay
-    that isn't settled; None: neither happened. Raises `JobError`.
+    With each dead letter comes the time at which its failure was resolved, or at which a replay
+    sent the event whose delivery isn't decided yet; None: neither happened. Raises `JobError`.
     """
     failures = files.query(lookup_plan.latest_failures(predicate_sql, limit, skip), "failures")
     if not failures:

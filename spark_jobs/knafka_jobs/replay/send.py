@@ -235,10 +235,12 @@ def open_producer(connection: KafkaConnection, replay_id: str, lane: int) -> Pro
 
 
 def _send_transaction(producer: Producer, replay_id: str, batch: list[FailedEvent]) -> None:
-    """Send events in one transaction, and wait until it is committed. Raises `JobError` if a topic
-    refuses an event, or doesn't answer within `TRANSACTION_TIMEOUT`, after aborting the
-    transaction; and `KafkaException`, such as for a producer that another process has fenced
-    off."""
+    """Send events in one transaction, and wait until it is committed.
+
+    If a topic refuses an event, or doesn't answer within `TRANSACTION_TIMEOUT`, abort the
+    transaction and raise `JobError`. Raises `KafkaException` for other errors, such as of a
+    producer that another process has fenced off.
+    """
     refused: list[tuple[KafkaError, str]] = []  # errors, each with the topic
     delivered = 0
 

@@ -74,7 +74,7 @@ def make_report(
     shares: dict[GroupKey, float] = {}
     if settled and (spans := settled(engine.query(report_plan.ORIGINS), since)):
         shares = _shares_of_groups(engine, spans, since)
-    histories = _known_groups(engine, about, counted_rows)
+    histories = _group_histories(engine, about, counted_rows)
     acknowledged = current_acknowledgements(engine.query(report_plan.ALL_ACKNOWLEDGEMENTS), now)
     groups = assemble.build_groups(counted_rows, previous, shares, histories, acknowledged, now)
     result = Report(
@@ -190,7 +190,7 @@ def _by_group(rows: Iterable[ReportRow]) -> dict[GroupKey, list[ReportRow]]:
     return grouped
 
 
-def _known_groups(
+def _group_histories(
     engine: ReportEngine, about: str, counted_rows: CountedRows
 ) -> dict[str, GroupHistory]:
     """Return the histories of the current groups in the last `MAX_HISTORY` reports, by the group's
@@ -223,8 +223,9 @@ def _previous_figures(engine: ReportEngine, about: str) -> PreviousFigures | Non
 
 
 def _figure_rows(report: Report) -> list[tuple[Any, ...]]:
-    """Return the figures of a report's groups, as rows of the table `reports`. If the report has no
-    groups, one row says that it was made."""
+    """Return the figures of a report's groups, as rows of the table `reports` (`schema.REPORTS`).
+    A group's events that aren't unresolved count as resolved. If the report has no groups, one row
+    says that it was made."""
     about = (report.id, report.made, report.namespace or "", report.broker or "")
     rows: list[tuple[Any, ...]] = [
         (*about, group.id, group.failures, group.unresolved, group.events - group.unresolved)

@@ -41,8 +41,8 @@ class SparkEngine:
     dialect = DIALECT
 
     def __init__(self, tables: Tables) -> None:
-        """Create a temporary view of each table of a report. A missing table is created, but for
-        one that only delta-rs creates: its view is empty."""
+        """Create a temporary view of each table of a report. A missing table is created, unless
+        only delta-rs creates it (`WRITTEN_WITHOUT_SPARK`): then its view is empty."""
         self._tables = tables
         for name in REPORT_TABLES:
             if name in WRITTEN_WITHOUT_SPARK and not tables.exists(name):

@@ -59,14 +59,15 @@ class InOrder(Generic[T]):
     """
 
     def __init__(self, already_taken: Taken | None = None) -> None:
-        """`already_taken`: the records that were taken already; they are skipped if they are read
-        again."""
+        """Begin without waiting records. `already_taken` says which records were taken already:
+        these are skipped if they are read again."""
         self._taken_below = 0 if already_taken is None else already_taken.read
         self._taken_place = BEFORE_ALL if already_taken is None else already_taken.last
         """Records below the offset `_taken_below` were taken already, if their places are not after
         `_taken_place`."""
         self._last = self._taken_place
-        """The latest place that was taken, or up to which absence was decided (`mark_decided`)."""
+        """The latest place that was taken, or up to which timers were handled (`mark_decided`):
+        records with earlier places are late."""
         self._read_place = BEFORE_ALL
         """Every event up to this place was read: waiting records up to it are next in order."""
         self._waiting: list[tuple[Place, int, int, T]] = []
@@ -84,9 +85,8 @@ class InOrder(Generic[T]):
         """Add a record that was read at this offset of the trigger topic and has `size` bytes;
         `place` is its event's. A record that was taken already (`already_taken`) is skipped.
 
-        `until` (ms): the record says that every event before this time precedes the record in the
-        partition. Excepted are events that its writer appended together with it, and whose places
-        are after its own.
+        `until` (ms): the record promises that all events before this time come earlier in the
+        partition, except events with later places that its writer appended in the same batch.
         """
         if offset >= self._taken_below or place > self._taken_place:
             heappush(self._waiting, (place, offset, size, record))
@@ -112,8 +112,8 @@ class InOrder(Generic[T]):
         self._read_place = max(self._read_place, Place(until))
 
     def mark_decided(self, until: int) -> None:
-        """Treat every event before the time `until` (ms) as late from now on, because it is decided
-        which unwanted events didn't come up to then."""
+        """Treat every event before the time `until` (ms) as late from now on: the triggers that
+        wait for an event's absence have already decided about the time before `until`."""
         self._last = max(self._last, Place(until))
 
     def take(
@@ -149,7 +149,8 @@ class InOrder(Generic[T]):
 
     @property
     def has_next(self) -> bool:
-        """Whether a record waits that is certainly next in order, or late."""
+        """Whether `take` yields a record now: the earliest waiting record is late, or next in order
+        (every event up to it was read)."""
         return bool(self._waiting) and self._waiting[0][0] <= max(self._read_place, self._last)
 
     def position(self, next_offset: int) -> int:

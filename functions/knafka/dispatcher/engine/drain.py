@@ -2,7 +2,7 @@
 
     fetch --intake--> filter --no--> settled
                         \\--yes--> lane --> workers: attempts --> settled | again later
-    every COMMIT_INTERVAL, later beside many drains (`committing`):
+    every COMMIT_INTERVAL, less often if many drains share one reader (`committing`):
         commit the positions, and the progress of the records above them
 
 The drain delivers at least once: it commits an offset only up to the lowest unsettled record. The
@@ -46,10 +46,10 @@ from knafka.ports.log import Commits, LogReader, OffsetAndMetadata, Record
 log = logging.getLogger(__name__)
 
 READ_TIMEOUT: Final = 0.25
-"""Most seconds that a read waits for a first record; a stop is noticed after as many."""
+"""Most seconds that a read waits for a first record, and so until a stop is noticed."""
 READ_TIMEOUT_WITHOUT_WORK: Final = 1.0
 """Replaces `READ_TIMEOUT` while no record is held, as a stop has nothing to finish then: shorter
-reads were a quarter of an idle dispatcher's CPU (docs/decisions/0010)."""
+reads took a quarter of an idle dispatcher's CPU time (docs/decisions/0010)."""
 READ_TIMEOUT_OF_SHARED: Final = 30.0
 """Replaces `READ_TIMEOUT` for a shared reader, which calls `take` instead of waking the drain, and
 which a stop interrupts."""
@@ -149,9 +149,9 @@ class Drain:
         return bool(self._partitions)
 
     def progress(self, ended: Ended | None = None, error: str | None = None) -> DrainProgress:
-        """Return the counts since the last request ended, and the drain's present state. `ended`
-        says how the drain ended (None: it goes on), and `error` why it failed (None: it didn't
-        fail)."""
+        """Count what a shared reader has skipped (`catch_up`), then return the counts since the
+        last request ended, and the drain's state. `ended` says how the drain ended (None: it goes
+        on), and `error` why it failed (None: it didn't fail)."""
         self.catch_up()
         growth = self.counts.growth_since(self._reported)
         return DrainProgress(**growth, **self.state(), ended=ended, error=error)
@@ -255,8 +255,8 @@ class Drain:
         return not self._partitions.has_attempts
 
     async def _wait_until(self, condition: Callable[[], bool], timeout: float) -> bool:
-        """Wait until `condition` is True, at most `timeout` seconds; returns its last result. It is
-        called whenever an attempt has ended (`Workers.changed`)."""
+        """Wait until `condition` is True, at most `timeout` seconds; returns its last result.
+        `condition` is called whenever an attempt has ended (`Workers.changed`)."""
         workers_changed = self._workers.changed
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
@@ -296,7 +296,7 @@ class Drain:
 
     def may_select(self, number: int) -> bool:
         """Whether the shared reader may skip records of the partition `number` that don't match the
-        filter. Not while records are to be read whose state an earlier owner has committed."""
+        filter. False until the records whose state an earlier owner has committed were read."""
         partition = self._partitions.get(number)
         return (
             partition is not None

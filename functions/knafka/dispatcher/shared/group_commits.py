@@ -44,8 +44,8 @@ class GroupCommits:
         fail: Callable[[LogError], None],
     ) -> None:
         """Begin without partitions. `offsets` reads and makes the commits of `group` on `topic`.
-        `cursors` are the reader's, by assigned partition. `enqueue` has the topic call `begin`
-        soon; `fail` ends the reader, whose group has members of its own."""
+        `cursors` are the reader's, by assigned partition. `enqueue` makes the topic call
+        `begin` soon; `fail` ends the reader if its group has members of its own."""
         self.committed: dict[int, int] = {}
         """The offset that Kafka has confirmed last, by partition that is assigned or was assigned
         when the reader closed."""
@@ -58,15 +58,15 @@ class GroupCommits:
         self._enqueue = enqueue
         self._fail = fail
         self._end_epochs: dict[int, int] = {}
-        """By partition: the lowest leader epoch to commit (`Commit.end_epoch`). A position to read
-        from doesn't use it: its epoch is that of the last record read."""
+        """By partition: the leader epoch of the log's end at the assignment (`Commit.end_epoch`); a
+        commit has this epoch or a later one. The position to read from doesn't use it."""
         self._marks: CommitMarks[int] = CommitMarks(
             lambda number, since: offsets.known_topic(topic, since)
         )
         """By partition: the start of the id of the topic to which its offsets belong
         (`Commit.topic`), which shows whether the topic was created anew."""
         self._settled: dict[int, int] = {}
-        """Offset below which the drain has settled everything, by assigned partition."""
+        """By assigned partition: the offset below which the drain has settled everything."""
         self._to_commit: dict[int, OffsetAndMetadata] = {}  # stored commits, not made yet
         self._committing: asyncio.Task[None] | None = None  # the commit under way
         self._restarted: set[int] = set()
@@ -74,7 +74,7 @@ class GroupCommits:
         doesn't apply."""
         self._is_given_up = False  # whether `give_up` was called
         self._changed = asyncio.Event()
-        """Set when a commit has ended, or when there may be none to wait for any more."""
+        """Set when a commit has ended, or when there may be no commit to wait for any more."""
 
     # Partitions
 
@@ -85,9 +85,9 @@ class GroupCommits:
     def assign(self, number: int, commit: Commit | None, topic: str, asked_at: float) -> None:
         """Note that a partition is assigned, with the group's commit (None: nothing committed).
 
-        `topic`: the start of the present topic's id. Empty: it isn't known yet, and the commit's
-        mark is compared later, with an id that is requested at `asked_at` (`time.monotonic`) or
-        later. The commit was requested then.
+        `topic`: the start of the present topic's id. Empty: it isn't known yet. The commit's mark
+        is then compared later, with an id that is requested no earlier than the commit was, at
+        `asked_at` (`time.monotonic`).
         """
         # An id of the topic that was requested before `asked_at` may be older than the commit.
         self._marks.begin(number, "" if commit is None else commit.topic, topic, asked_at)
@@ -99,8 +99,8 @@ class GroupCommits:
 
     def restart(self, number: int, shared: Position) -> Position:
         """Drop the commits of a partition whose log was replaced from `shared` on. Returns where to
-        read it again: at `shared` or, if it is lower, at the first offset that the drain hasn't
-        settled; `BEGINNING`, which has no leader epoch, if that isn't known."""
+        read it again: at `shared`, or at the first offset that the drain hasn't settled if that is
+        lower. If the latter isn't known, returns `BEGINNING`, which has no leader epoch."""
         start = Position(min(shared.offset, self._settled.get(number, BEGINNING)), shared.epoch)
         if start.offset < 0:
             start = Position(BEGINNING)
@@ -127,7 +127,7 @@ class GroupCommits:
         """Whether the mark of some partition must still be compared with the topic's id."""
         return self._marks.has_unchecked
 
-    def find_of_another_topic(self) -> Sequence[int]:
+    def find_partitions_of_earlier_topic(self) -> Sequence[int]:
         """Check the marks, as the topic's id is known now. Returns the partitions that began at a
         commit of an earlier topic: the reader must `restart` them at `BEGINNING`."""
         return self._marks.find_others()
@@ -138,17 +138,18 @@ class GroupCommits:
 
     # Leader epochs
 
-    def epochs_of(self, numbers: Collection[int]) -> dict[int, int]:
-        """Return the leader epoch to commit for each partition: that of the last record read, or
-        that in which the log ended at the assignment (`_end_epochs`), whichever is later."""
+    def note_epochs(self, numbers: Collection[int]) -> dict[int, int]:
+        """Note the leader epochs of the last records read (`note_epoch`). Return the epoch to
+        commit for each partition: the noted one, or that of the log's end at the assignment
+        (`_end_epochs`), whichever is later."""
         return {
-            number: max(self.epoch_of(number), self._end_epochs.get(number, NO_EPOCH))
+            number: max(self.note_epoch(number), self._end_epochs.get(number, NO_EPOCH))
             for number in numbers
         }
 
-    def epoch_of(self, number: int) -> int:
-        """Return, and note, the leader epoch of the last record read of a partition: a consumer
-        that resumes with too low an epoch would report lost data."""
+    def note_epoch(self, number: int) -> int:
+        """Note and return the leader epoch of the last record read of a partition: a consumer that
+        resumes with too low an epoch would report lost data."""
         epoch, cursor = self.epochs.get(number, NO_EPOCH), self._cursors.get(number)
         buffer = None if cursor is None else cursor.buffer
         if buffer is not None and cursor not in buffer.unproven:
@@ -158,8 +159,8 @@ class GroupCommits:
     # Commits
 
     def store(self, commits: Commits) -> None:
-        """Store commits until the topic makes them; a commit whose metadata is too long is dropped
-        in favour of an earlier one."""
+        """Store commits until the topic makes them. A commit whose metadata is too long is dropped,
+        and an earlier stored one stays."""
         for number, commit in commits.items():
             self._settled[number] = commit.offset
             # Kafka would refuse a commit with longer metadata, and storing it here would replace an
@@ -188,7 +189,7 @@ class GroupCommits:
         """Make one commit. If it fails, store its offsets for the next one; if the group has
         members of its own, fail the reader."""
         try:
-            await self._commit(commits, self.epochs_of(commits))
+            await self._commit(commits, self.note_epochs(commits))
         except GroupHasMembers as error:
             self._fail(error)
         except LogError as error:
@@ -246,7 +247,7 @@ class GroupCommits:
         self._changed.set()  # `wait_until_made` may wait for it
 
     async def _wait_for_change(self) -> None:
-        """Wait until a commit ends, or there may be none to wait for any more."""
+        """Wait until a commit ends, or until there may be no commit to wait for any more."""
         self._changed.clear()
         await self._changed.wait()
 

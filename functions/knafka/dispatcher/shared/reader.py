@@ -326,7 +326,7 @@ class GroupReader:
 
     def position_of(self, cursor: Cursor) -> Position:
         """Return the cursor's next offset with its leader epoch."""
-        return Position(cursor.offset, self._commits.epoch_of(cursor.number))
+        return Position(cursor.offset, self._commits.note_epoch(cursor.number))
 
     def restart(self, cursor: Cursor, shared: Position) -> None:
         """Prepare to read a partition again whose log was replaced from `shared` on: from `shared`
@@ -365,7 +365,7 @@ class GroupReader:
         commit of an earlier topic are read from their beginning."""
         if self.is_closing:
             return  # the last commits keep their marks
-        for number in self._commits.find_of_another_topic():
+        for number in self._commits.find_partitions_of_earlier_topic():
             cursor = self.cursors[number]
             self._topic.leave(cursor)
             self.restart(cursor, Position(BEGINNING))
@@ -377,7 +377,7 @@ class GroupReader:
         owned = sorted(self.cursors.keys() & set(numbers))
         if not owned:
             return
-        epochs = self._commits.epochs_of(owned)
+        epochs = self._commits.note_epochs(owned)
         for number in owned:
             self._topic.leave(self.cursors.pop(number))
             self._forget_news(number)
@@ -434,7 +434,7 @@ class GroupReader:
         try:
             async with asyncio.timeout_at(deadline):
                 if self.cursors:
-                    self._commits.epochs_of(self.cursors)  # notes them before buffers are left
+                    self._commits.note_epochs(self.cursors)  # before buffers are left
                     for cursor in self.cursors.values():
                         self._topic.leave(cursor)
                     revoking = self._assignment.on_revoked(sorted(self.cursors))

@@ -18,7 +18,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, TypeAlias, TypeVar
 
-from knafka.core.commit_metadata import is_of_another
+from knafka.core.commit_metadata import is_of_another_topic
 from knafka.core.errors import LogError
 from knafka.dispatcher.shared.buffer import Cursor
 from knafka.dispatcher.shared.fetcher import Fetcher, FetchLimits
@@ -388,7 +388,7 @@ def _order_of_start(start: _Start) -> tuple[int, int, int]:
 def _of_topic(present: str, commit: Commit | None) -> Commit | None:
     """Return a group's commit; None if there is none, or if its mark shows that it was made for an
     earlier topic. `present` is the mark of the present topic; empty: unknown."""
-    return None if commit is None or is_of_another(commit.topic, present) else commit
+    return None if commit is None or is_of_another_topic(commit.topic, present) else commit
 
 
 def _highest_positions(readers: Iterable[GroupReader]) -> dict[int, int]:

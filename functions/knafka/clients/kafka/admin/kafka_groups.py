@@ -39,7 +39,7 @@ from knafka.clients.kafka.kafka_client import (
 )
 from knafka.clients.kafka.kafka_commits import metadata_of, topic_mark_of
 from knafka.clients.kafka.kafka_requests import MAX_BLOCKING_CALLS, AdminCalls
-from knafka.core.commit_metadata import is_of_another, short_id
+from knafka.core.commit_metadata import is_of_another_topic, short_id
 from knafka.core.errors import LogError
 from knafka.ports.log import Commits, OffsetAndMetadata, Positions
 
@@ -138,7 +138,7 @@ class KafkaGroups:
                 committed_partition.offset, metadata_of(committed_partition)
             )
             for committed_partition in await self.committed_partitions(group, partitions)
-            if not is_of_another(topic_mark_of(committed_partition), short_id(topic_id))
+            if not is_of_another_topic(topic_mark_of(committed_partition), short_id(topic_id))
         }
 
     async def committed_partitions(

@@ -36,7 +36,7 @@ from knafka.clients.kafka.kafka_requests import (
     NO_ANSWER_ERRORS,
     REQUEST_RETRY_INTERVAL,
 )
-from knafka.core.commit_metadata import is_of_another
+from knafka.core.commit_metadata import is_of_another_topic
 from knafka.core.errors import LogError
 from knafka.core.kafka_settings.connection_errors import ConnectionErrors
 from knafka.ports.log import OffsetAndMetadata, Positions, Record
@@ -54,8 +54,8 @@ SINGLE_REQUEST_TIMEOUT: Final = 5.0
 PARTITIONS_VALID_SECONDS: Final = 10.0
 """Seconds for which a topic's partitions are cached."""
 OTHER_MARK_VALID_SECONDS: Final = 1.0
-"""Seconds for which a topic's mark is cached while a commit has another mark; else they are
-`PARTITIONS_VALID_SECONDS`."""
+"""Seconds for which a topic's mark is cached if a commit's mark differs from it; while they agree,
+it is cached for `PARTITIONS_VALID_SECONDS`."""
 QUICK_REQUEST_TIMEOUT: Final = 1.0
 """Most seconds for a request that the caller soon makes again."""
 READ_BATCH_RECORDS: Final = 5_000
@@ -303,11 +303,11 @@ class BoundedReader:
         return {
             partition.partition: OffsetAndMetadata(partition.offset, metadata_of(partition))
             for partition in topic_partitions
-            if partition.offset >= 0 and not self._is_of_another(partition)
+            if partition.offset >= 0 and not self._is_of_earlier_topic(partition)
         }
 
-    def _is_of_another(self, committed: TopicPartition) -> bool:
-        """Whether a commit's mark is that of another topic than the present one of its name. Raises
+    def _is_of_earlier_topic(self, committed: TopicPartition) -> bool:
+        """Whether a commit was made on an earlier topic of the same name, by its mark. Raises
         `LogError`."""
         topic, mark = committed.topic, topic_mark_of(committed)
         present, read_at = self._cached_marks.get(topic, ("", -PARTITIONS_VALID_SECONDS))
@@ -317,7 +317,7 @@ class BoundedReader:
                 lambda timeout: read_topic_mark(self._admin, topic, timeout)
             )
             self._cached_marks[topic] = present, time.monotonic()
-        return is_of_another(mark, present)
+        return is_of_another_topic(mark, present)
 
     def _read_ends(self, partitions: Sequence[TopicPartition]) -> Positions:
         """Read the end offset of each partition, and return the ends by number; they lie behind the

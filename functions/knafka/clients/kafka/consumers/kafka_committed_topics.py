@@ -84,7 +84,7 @@ class CommittedTopics:
         key = committed.topic, committed.partition
         present, mark = self._present_mark(committed.topic), topic_mark_of(committed)
         self._marks.begin(key, mark, present)
-        if commit_metadata.is_of_another(mark, present):
+        if commit_metadata.is_of_another_topic(mark, present):
             if self._replaced is not None and not self._replaced.was_read(key[0], mark):
                 self._replaced.hasten()  # the commit may be of a newer topic than the known one
             log.warning(OF_ANOTHER_TOPIC, committed.partition, committed.topic)

@@ -22,8 +22,8 @@ from knafka.core.events.kafka_binding import RecordHeaders
 log = logging.getLogger(__name__)
 
 MAX_IN_FLIGHT: Final = 5
-"""Most requests under way at once. While as many are, records gather for the next request, which
-saves requests."""
+"""Most requests under way at once. While that many are, further records gather, and are then sent
+together."""
 DELIVERY_TIMEOUT: Final = 10.0
 """Seconds after which an unacknowledged record is reported as failed: longer than a broker's
 restart."""
@@ -32,7 +32,7 @@ ANY_PARTITION: Final = -1
 BUFFER_BYTES: Final = 64 * 1024 * 1024
 """Most bytes that a producer buffers; this bounds its memory while Kafka is away."""
 BUFFER_RECORDS: Final = 50_000
-"""Most records that a producer buffers, for the same reason."""
+"""Most records that a producer buffers; this bounds its memory, too."""
 
 
 class ReplaceableProducer:
@@ -59,7 +59,8 @@ class ReplaceableProducer:
         self._is_retired = False
         """Whether no more records are taken, as `retire` was called."""
         self.failure: LogError | None = None
-        """Why no record can be sent, nor another producer opened; None: records can be sent."""
+        """The error because of which no record can be sent until another producer is opened; None:
+        records can be sent."""
 
     def _open(self) -> Producer:
         """Open and return a producer. Raises `LogError`."""
@@ -108,7 +109,10 @@ class ReplaceableProducer:
         """Queue one record; `on_delivery` is called within a `poll` with its result. Raises
         `LogFull` if the buffer is full, and `LogError` if no record can be sent."""
         if self._is_retired:
-            raise LogError("another producer takes over when this key's earlier records are done")
+            raise LogError(
+                "this producer is retired: its successor takes records once the earlier ones with "
+                "this key are reported"
+            )
         if self.failure is not None:
             raise LogError(str(self.failure))
         try:
@@ -174,8 +178,8 @@ class ReplaceableProducer:
         self._must_renew = True
 
     def retire(self) -> None:
-        """Take no more records, as another producer takes over; records that are in flight are
-        still reported."""
+        """Take no more records, as a successor takes over; records that are in flight are still
+        reported."""
         self._is_retired = True
 
     def purge(self, *, in_flight: bool) -> None:
