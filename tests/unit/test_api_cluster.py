@@ -202,7 +202,7 @@ def test_no_lock_is_held_while_the_api_server_is_asked(served: Served) -> None:
     _, client = served
     found = RestMapper(client)
     asked, go_on = threading.Event(), threading.Event()
-    list_ = found._list
+    list_ = found._list_kinds
 
     def slow(group: str | None, version: str, timeout: float) -> dict[str, object]:
         if group == "slow":
@@ -210,7 +210,7 @@ def test_no_lock_is_held_while_the_api_server_is_asked(served: Served) -> None:
             assert go_on.wait(10)
         return list_(group, version, timeout)
 
-    found._list = slow  # type: ignore[method-assign]
+    found._list_kinds = slow  # type: ignore[method-assign]
     thread = threading.Thread(target=found.find, args=("slow/v1", "Any", 1))
     thread.start()
     assert asked.wait(10)

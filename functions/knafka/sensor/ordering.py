@@ -3,8 +3,8 @@
     bus            take_in --Bus--> route        in the order of all partitions that are ours
     trigger topic  take_in --InOrder--> reduce   in the order of all partitions of the bus
 
-Only while a record waits for its turn does it ask Kafka up to which time everything was read. Not
-here: handling events (`handlers`), and transactions (`processor`).
+Only while a record waits for its turn, or a timer is due, does it ask Kafka up to which time
+everything was read. Not here: handling events (`handlers`), and transactions (`processor`).
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ class Kind:
 
     async def on_absent(self, identity: Identity) -> Requeue:
         """Handle a key without an object; returns when to reconcile it again. By default it leaves
-        the queue; kinds that deliver events override it, to end the delivery."""
+        the queue; Triggers, Subscriptions and KafkaSources end their delivery."""
         return GONE
 
     async def object_to_release(self, key: Key, document: Document | None) -> Document | None:

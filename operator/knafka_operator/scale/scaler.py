@@ -67,7 +67,7 @@ class Scaler:
         request_budgets: tuple[float, float] = REQUEST_BUDGETS,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """`budget` is the most seconds of one drain. `request_budgets` are the most seconds of its
+        """`budget`: as `BUDGET`. `request_budgets` are the most seconds of its
         first request, and of each later one. `now` returns Unix time (seconds), with which Sensors'
         timeouts are compared."""
         self._request_budgets = request_budgets

@@ -200,7 +200,8 @@ class Tables:
 
         Older versions of the table become unreadable at once. To be called within `locked`. On an
         object store, which has no locks, files that no commit names stay for a day
-        (`ORPHAN_AGE`): a running compaction may be about to commit them.
+        (`ORPHAN_AGE`): a running compaction may be about to commit them. Raises `JobError` if two
+        data files have one name.
         """
         if not self.exists(name):
             return
