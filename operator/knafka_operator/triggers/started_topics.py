@@ -54,7 +54,8 @@ def is_same_kafka(servers: str, others: str) -> bool:
 def was_started_by_older_release(document: Mapping[str, Any], group: str) -> bool:
     """Whether an earlier release, which recorded no topics, has committed the group's start offsets
     for an object's present spec. Such a release wrote the group's name to the status after the
-    commit; so the status has the name, is of this spec, and has none of `_OFFSETS_CONDITIONS` False."""
+    commit; so the status has the name, is of this spec, and has none of `_OFFSETS_CONDITIONS` as
+    False."""
     status, metadata = document.get("status") or {}, document["metadata"]
     annotations = status_annotations(document)
     return (

@@ -149,8 +149,8 @@ class InOrder(Generic[T]):
 
     @property
     def has_next(self) -> bool:
-        """Whether `take` yields a record now, whatever its limits: the earliest waiting record is late, or next in order
-        (every event up to it was read)."""
+        """Whether `take` yields a record now, whatever its limits: the earliest waiting record is
+        late, or next in order (every event up to it was read)."""
         return bool(self._waiting) and self._waiting[0][0] <= max(self._read_place, self._last)
 
     def position(self, next_offset: int) -> int:
