@@ -276,7 +276,8 @@ class OperatorParts(Neighbours):
         self._tasks = {asyncio.create_task(coroutine) for coroutine in running}
 
     def _new_delivery(self, states: States) -> DeliveryParts:
-        """Create the parts of a kind that delivers events, whose records are in `states`."""
+        """Create the parts of a kind that delivers events; `states` has the kind's records. Reads
+        attributes such as `_receivers` and `_shared`, so call it once these are set."""
         return DeliveryParts(
             self.settings, self.cluster, states, self._receivers, self._shared, self._clients
         )

@@ -42,7 +42,7 @@ def give_up(
     if reason is Reason.INTERNAL_ERROR:
         log.error(
             "the event at %d of %s/%d is given up for an error of our own",
-            *(offset, topic, number),
+            *(offset, topic, number),  # the arguments, in the order of the message
             exc_info=error,
         )
     elif reason is Reason.UNDECODABLE:

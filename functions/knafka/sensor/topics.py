@@ -13,7 +13,9 @@ class MissingTopics(LogError):
     """Raised if topics of the Sensor don't exist: only the operator creates them (BUS-S12)."""
 
     def __init__(self, topics: Sequence[str]) -> None:
-        """`topics` are the missing ones."""
+        """`topics` are the missing ones. The operator creates the Sensor's own topics when it
+        reconciles the Sensor, and the topic of a Broker or channel when it reconciles that; but it
+        never creates an external topic."""
         super().__init__(
             f"missing topics: {', '.join(topics)}; the operator creates a Sensor's own topics"
             " again, and its Broker's or channel's topic comes back with that",

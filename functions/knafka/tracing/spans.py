@@ -62,12 +62,13 @@ class Tracer:
         not block. `now` returns nanoseconds since the Unix epoch. `random_bits` returns a random
         number of as many bits as its argument says."""
         self.now = now
-        self._samples = sampler.samples
+        self._samples = sampler.samples  # decides by a trace's id and its parent's flag
         self._export = export
         self._random_bits = random_bits
 
     def samples(self, context: SpanContext) -> bool:
-        """Whether spans of the trace of `context`, which began elsewhere, are recorded."""
+        """Whether to record spans of a trace that another process began; `context` came with the
+        event."""
         return self._samples(context.trace_id, context.sampled)
 
     def begin_trace(self) -> SpanContext:

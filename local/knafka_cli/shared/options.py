@@ -184,6 +184,7 @@ def egress_of(running: RunningState, trigger: str) -> Egress:
         candidates = [subscription]
     else:
         candidates = [triggers.parse_name(trigger, "Trigger"), subscription]
+    # The first candidate that runs is the result; an error names the first candidate.
     by_name = {
         ObjectIdentity(egress.kind, egress.namespace, egress.trigger): egress
         for egress in running.egresses

@@ -106,10 +106,11 @@ rootLogger.appenderRef.file.ref = file
 class KafkaServer:
     """A single Kafka node, broker and controller, with its data in `directory`.
 
-    The directory may be new, or one that this class made before. `port` 0 takes a free port at the
-    first start and keeps it. `listeners` are further listeners, as security protocols by name; each
-    gets a free port. `properties` override `DEVELOPMENT_NODE`, as in Kafka's server.properties, and
-    `format_arguments` are arguments for `kafka.tools.StorageTool`. Only one event loop may use it.
+    The directory may be new, or one that this class made before. `host` is the address to listen
+    on. `port` 0 takes a free port at the first start and keeps it. `listeners` maps the name of
+    each further listener to its security protocol; each gets a free port. `properties` override
+    `DEVELOPMENT_NODE`, as in Kafka's server.properties, and `format_arguments` are arguments for
+    `kafka.tools.StorageTool`. Only one event loop may use it.
     """
 
     def __init__(
@@ -138,12 +139,11 @@ class KafkaServer:
 
     @property
     def bootstrap_servers(self) -> str:
-        """`host:port` of the listener for clients; the port is 0 until a first start has chosen
-        one."""
+        """`host:port` of the listener for clients; a port not given is 0 until the first start."""
         return self.address(CLIENTS)
 
     def address(self, listener: str) -> str:
-        """Return `host:port` of a listener; the port is 0 until the first start has chosen one."""
+        """Return `host:port` of a listener; a port not given is 0 until the first start."""
         return f"{self._host}:{self._ports[listener]}"
 
     @property

@@ -168,8 +168,8 @@ class _ArchiveSteps(Generic[K]):
     def decision(
         self, *effects: Effect, phase: str, requeue_after: float = RECHECK_SECONDS
     ) -> ArchiveDecision:
-        """Return the decision to run these effects and to reconcile again after `requeue_after`
-        seconds; put `phase` and the running Job into the status. No effects after a failed one."""
+        """Return the decision to run these effects and reconcile again in `requeue_after` seconds.
+        Puts `phase` and the running Job into the status. If an effect has failed, none is run."""
         jobs = self.observed.jobs
         running = next((object_name(job) for job in jobs if not job_outcome(job)), "")
         self.status.update(phase=phase, job=running)
@@ -248,8 +248,8 @@ def _set_conditions(steps: _ArchiveSteps[K], now: datetime) -> None:
 
 
 def _finish_job(job: Mapping[str, Any], steps: _ArchiveSteps[K], now: datetime) -> ArchiveDecision:
-    """Decide what becomes of an existing Job: it runs on, or its end is recorded and the Job is
-    deleted. A Job that runs is deleted only if its operation was deleted."""
+    """Return the decision about a Job: when it has ended, record that, and then delete it once its
+    operation (if any) has the outcome, too. Delete a running Job only if its operation is gone."""
     observed, name = steps.observed, object_name(job)
     is_being_deleted = "deletionTimestamp" in job["metadata"]
     outcome = job_outcome(job)
@@ -259,8 +259,9 @@ def _finish_job(job: Mapping[str, Any], steps: _ArchiveSteps[K], now: datetime) 
         )
         record = WriteStatus(Step.RECORD_RUN, status_patch)
         return steps.decision(record, phase="Ending", requeue_after=JOB_RECHECK_SECONDS)
-    may_go = name not in observed.unrecorded if outcome else name in observed.unwanted
-    effects = (_job_deletion(job),) if may_go and not is_being_deleted else ()
+    # The first test is for a Job that has ended, the second for one that still runs.
+    may_delete = name not in observed.unrecorded if outcome else name in observed.unwanted
+    effects = (_job_deletion(job),) if may_delete and not is_being_deleted else ()
     phase = "Ending" if outcome else "Running"
     return steps.decision(*effects, phase=phase, requeue_after=JOB_RECHECK_SECONDS)
 
@@ -310,8 +311,7 @@ def _lease_deletion(lease: Mapping[str, Any], settings: Settings) -> Delete:
 def _waiting_status(
     waiting: int, previous_status: Mapping[str, Any], now: datetime
 ) -> Mapping[str, Any]:
-    """Return the status fields about waiting dead letters: their number, and since when there are
-    any (empty if there are none)."""
+    """Return the status fields of waiting dead letters: how many, and since when (empty: none)."""
     since = (previous_status.get("waitingSince") or timestamp(now)) if waiting else ""
     return {"waiting": waiting, "waitingSince": since}
 

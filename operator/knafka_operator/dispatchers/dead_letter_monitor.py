@@ -69,7 +69,7 @@ class _DeadLetterTopic:
     """What was decided about the topic's retention: who owns it, how long it is, and whether Knafka
     may alter it. None: the topic wasn't described yet."""
     decided_inputs: tuple[str, float | None] | None = None
-    """What `decision` was made from (`_decision_inputs`); None: there is no decision."""
+    """The result of `_decision_inputs` right after `decision` was made; None: there is none."""
     enqueued_at: float = -math.inf
     """When the Trigger was last enqueued to write its condition, by the event loop's clock."""
     is_announced: bool = False
@@ -88,7 +88,8 @@ class _DeadLetterTopic:
     def set_decision(self, decision: topics.RetentionDecision, settings: TopicSettings) -> None:
         """Keep a decision that was made from the desired `settings`."""
         self.decision = decision
-        self.decided_inputs = self._decision_inputs(settings)  # they depend on the new decision
+        # After the line above, as `_decision_inputs` reads `self.decision`.
+        self.decided_inputs = self._decision_inputs(settings)
         self.copy_retention()
 
     def clear_decision(self) -> None:
@@ -103,9 +104,9 @@ class _DeadLetterTopic:
             self.waiting = replace(self.waiting, retention=retention, would_expire=would_expire)
 
     def _decision_inputs(self, settings: TopicSettings) -> tuple[str, float | None]:
-        """Return two values, one of which must change before the retention is decided again: the
-        desired retention, and the time of the oldest record while that record prevents a shorter
-        retention (else None)."""
+        """Return two values on which the decision depends; the retention is decided again once one
+        of them has changed. First: the desired retention. Second: the time of the oldest record, if
+        the last decision left the retention unlimited because of that record, else None."""
         is_blocked = self.decision is not None and self.decision.would_expire
         oldest = self.waiting.oldest if is_blocked and self.waiting is not None else None
         return settings.config[topics.RETENTION_MS], oldest

@@ -108,18 +108,19 @@ class GroupOwnership:
             self.states.claim_group(record, group)
 
     async def find_foreign_groups(self, document: Document, broker: BrokerState) -> frozenset[str]:
-        """Return the group name that the installation's template gives to a new Trigger, if a group
-        of that name exists without offsets on the Broker's topic: the group belongs to an
-        application and must not be deleted.
+        """Return, as a set, the group name that the installation's template gives to this Trigger,
+        if a group of that name exists and has no offsets on the Broker's topic. Such a group
+        belongs to an application and must not be deleted.
 
-        Empty if no such group exists, if the status names a group already, if the template is
-        upstream's, whose names only Triggers have, and if Kafka doesn't answer.
+        The set is empty if no such group exists. It is also empty for a Subscription, with the
+        default template (only Triggers have its names), if the status names a group already, if the
+        template gives an unusable name, and if Kafka doesn't answer.
         """
         kind, naming = NameKind.TRIGGER_GROUP, self.states.naming
         if self.states.family is CHANNELS or naming.is_default(kind):
             return frozenset()
         if status_annotations(document).get(GROUP_STATUS):
-            return frozenset()  # the status names a group, perhaps a forged one
+            return frozenset()  # `claim_if_proved` decides about the group in the status
         try:
             group = naming.name(kind, NamedObject.of(document))
             topics = broker.kafka.topics
@@ -171,9 +172,9 @@ class SensorOwnership:
     async def is_group_foreign(
         self, record: SensorRecord, annotations: Mapping[str, str], kafka: KafkaCluster
     ) -> bool:
-        """Whether the Sensor would use a consumer group of the usual name that exists without proof
-        that the group is the Sensor's. `annotations` are those of the Sensor's status. Records a
-        proof, so that Kafka isn't asked again. Raises `LogError`."""
+        """Whether the Sensor's usual consumer group already exists and nothing proves that it is
+        the Sensor's. False if the Sensor's status, whose annotations are `annotations`, names
+        another group. Records a proof, so that Kafka isn't asked again. Raises `LogError`."""
         usual_group, recorded_group = _usual_group(record), annotations.get(GROUP_STATUS)
         if record.group_is_proved or recorded_group not in (None, usual_group):
             return False
@@ -244,8 +245,8 @@ async def _is_group_proved(kafka: KafkaCluster, group: str, annotations: Mapping
 
 
 def kept_names(document: Document) -> set[str]:
-    """Return the topics and the group that a Sensor's status names, as far as the Sensor can have
-    such names."""
+    """Return the topics and the group that a Sensor's status names, leaving out names that the
+    naming rules can't give to this Sensor."""
     annotations = status_annotations(document)
     identity, bus = Identity.of(document), bus_of(document)
     own_name = bus.family.own_name(bus.identity.name)

@@ -124,10 +124,11 @@ class TableFiles:
         return kind(f"the tables in {self._root} can't be read: {_error_line(error)}")
 
     def limit_memory(self, memory: str, temporary_files: str) -> None:
-        """Bound the memory of later queries, and the temporary files that they may write instead.
+        """Limit the memory of later queries to `memory`. `temporary_files` limits the total size of
+        the files that they write when their memory runs out.
 
-        Sizes are written as DataFusion has them, such as `256M`. Files are in Python's temporary
-        folder.
+        Sizes are written as DataFusion has them, such as `256M`. The files are in Python's
+        temporary folder, which is set here, too.
         """
         for setting, value in (
             ("memory_limit", memory),

@@ -35,7 +35,8 @@ T = TypeVar("T")
 
 
 class _Key(NamedTuple):
-    """A value that an event must have in the attribute `name`, or with which that must begin."""
+    """An event has this key if its attribute `name` equals `value` or, if `is_prefix`, begins with
+    it."""
 
     name: str
     value: str
@@ -136,13 +137,13 @@ def _keys_of_conjunction(parts: Sequence[Filter]) -> tuple[_Keys | None, bool]:
         if part_keys is not None:
             keys.append(part_keys)
         if _has_cesql(part):
-            break  # keys of later parts would skip its evaluation
+            break  # keys of later parts could skip the expression's evaluation
     return (_OneOf(tuple(keys)) if keys else None), decides and len(parts) == 1
 
 
 def _has_cesql(spec: Filter) -> bool:
-    """Whether a filter contains a CESQL expression. Its evaluation may count an error, so parts
-    after it must not decide before it is evaluated."""
+    """Whether a filter contains a CESQL expression. After such a part, the index uses no keys of a
+    conjunction: they could skip the evaluation of the expression, whose errors are counted."""
     match spec:
         case CESQL():
             return True

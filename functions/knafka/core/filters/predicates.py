@@ -183,7 +183,7 @@ def _compile_comparison(
     """Compile a predicate: an event passes if it has every attribute of `declared_values`, and
     `test` returns True for each attribute's value and declared value (in this order)."""
     pairs = tuple(declared_values.items())
-    if len(pairs) == 1:
+    if len(pairs) == 1:  # a single attribute needs no loop
         ((name, want),) = pairs
         return lambda event: (value := event.get(name)) is not None and test(value, want)
 

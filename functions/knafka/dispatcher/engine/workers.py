@@ -88,7 +88,8 @@ class Workers:
         self._rate_timer: asyncio.TimerHandle | None = None  # the timer of `_wait_for_rate`
 
     def add(self, event: PendingEvent) -> None:
-        """Queue the next event of its lane: for another server, as a probe, a retry, or ready."""
+        """Put the next event of a lane into a queue, and wake a worker. The queues: events not for
+        the subscriber, due probes, retries (while only probes are sent), and ready events."""
         if event.stage is not SUBSCRIBER:
             self._not_for_subscriber.append(event)
         elif not self._congestion.is_open:
@@ -206,8 +207,8 @@ class Workers:
         attempt, and settle the event or queue it again."""
         congestion, under_way, turn_limit = self._congestion, self._under_way, self._turn_limit
         while True:
-            # Take a turn only if something is queued: with many Egresses that get an event at a
-            # time, the turns of idle workers would cost a callback of the event loop each.
+            # Take a turn only if something is queued: with many Egresses that get single events,
+            # each idle worker's turn would cost one callback of the event loop.
             if turn_limit is not None and self._has_queued:
                 await turn_limit.wait_for_turn()
             while (event := self._take_next_event()) is None:
@@ -230,12 +231,12 @@ class Workers:
             finally:
                 partition.in_flight -= 1
                 under_way.pop(event, None)
-            if isinstance(decision, Done) and not partition.retrying:
+            if isinstance(decision, Done) and not partition.retrying:  # usual: no retry to forget
                 self._settle(event)
             else:
                 self._settle_or_retry(event, decision)
             self.changed.set()
-            if not congestion.is_calm:
+            if not congestion.is_calm:  # its limit may have changed
                 self._apply_congestion_limit()
 
     def _settle(self, event: PendingEvent) -> None:
@@ -304,7 +305,7 @@ class Workers:
             partition = event.partition
             if event.attempts or not partition.retrying or partition.may_begin:
                 return event
-            # It has its place in the metadata: its first attempt was put off for want of a token.
+            # Commits keep its state already: its first attempt was put off for lack of a token.
             if event in partition.retrying:
                 return event
             partition.held_back.append(event)  # the commit metadata has no room for its state

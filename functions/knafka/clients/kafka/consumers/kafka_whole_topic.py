@@ -26,7 +26,7 @@ ODD_RECORD_BYTES: Final = 1_000_000
 """Bytes of memory assumed for a record whose headers can't be read."""
 
 BLOCK_GROWTH: Final = 16
-"""Factor by which each further block is larger in which `read_last_with_key` looks for the key."""
+"""`read_last_with_key` makes each block this many times as large as the one before."""
 
 UNUSED_GROUP: Final = "knafka-unused"
 """Group id of this consumer, which never joins a group: librdkafka requires one."""
@@ -35,12 +35,14 @@ UNUSED_GROUP: Final = "knafka-unused"
 def read_whole(
     connection: Connection, topic: str, limit: int, *, timeout: float, max_bytes: int | None = None
 ) -> list[Record]:
-    """Return the last `limit` records of a topic, oldest first. Blocks, for at most `timeout`
-    seconds without an answer.
+    """Return the last `limit` records of a topic, oldest first. Blocks; gives up if Kafka sends
+    nothing for `timeout` seconds.
 
-    Raises `LogError`, also if the records take more than `max_bytes` of memory (None: no limit). If
-    `max_bytes` is set, the caller can't read the records' headers, as confluent-kafka returns them
-    only once.
+    Reads the last `limit` offsets of each partition. Some of them may have no record, because of
+    compaction and transactions; then the result may be shorter. Raises `LogError` if the records
+    read take more than `max_bytes` of memory (None: no limit), and `LogError` or `KafkaException`
+    if Kafka fails. If `max_bytes` is set, the caller can't read the records' headers, as
+    confluent-kafka returns them only once.
     """
     consumer = _open_consumer(connection)
     records: list[Record] = []
@@ -52,6 +54,7 @@ def read_whole(
         for number, (first, end) in bounds.items():
             if first < end:
                 unfinished.add(number)
+                # Any partition may have all of the topic's last `limit` records.
                 assigned.append(TopicPartition(topic, number, max(first, end - limit)))
         consumer.assign(assigned)
         while unfinished:
@@ -79,8 +82,8 @@ def read_whole(
 def read_last_with_key(
     connection: Connection, topic: str, key: bytes, *, timeout: float
 ) -> Record | None:
-    """Return the last record of a topic that has this key; None: there is none. Blocks, for at most
-    `timeout` seconds without an answer. Raises `LogError`.
+    """Return the last record of a topic that has this key; None: there is none. Blocks; gives up if
+    Kafka sends nothing for `timeout` seconds. Raises `LogError` or `KafkaException`.
 
     Each partition is read in blocks, backwards from its end, until a block has a record with the
     key; so memory holds one record. A block is a range of offsets, some of which may have no
@@ -159,8 +162,8 @@ def _read_bounds(consumer: Consumer, topic: str, timeout: float) -> Mapping[int,
 
 
 def _memory_bytes(record: Message) -> int:
-    """Return the approximate bytes of memory that a record takes. Its headers can't be read again
-    after that."""
+    """Return the approximate bytes of memory that a record takes. Reads the record's headers, which
+    confluent-kafka returns only once."""
     try:
         headers = cast("list[tuple[str, bytes | None]]", record.headers() or [])
     except SystemError:  # a header name that isn't UTF-8

@@ -116,8 +116,9 @@ class ReplaceableProducer:
         if self.failure is not None:
             raise LogError(str(self.failure))
         try:
-            # Arguments are positional, as names take half a microsecond. The callback is passed as
-            # `callback`, not as `on_delivery`.
+            # Arguments are positional, as names take half a microsecond. Their order is topic,
+            # value, key, partition, callback, on_delivery (another name of callback: None),
+            # timestamp (0: now), headers.
             self._producer.produce(
                 topic,
                 value,
