@@ -166,6 +166,19 @@ async def test_a_subscriber_that_is_too_busy_gets_fewer_attempts_at_once() -> No
     assert progress.retried < 1500, "without adapting, nine of ten attempts fail"
 
 
+@pytest.mark.parametrize("most", [1, PROBES, PROBES + 1, 20])
+async def test_events_whose_retries_waited_go_on_with_the_first_answer(most: int) -> None:
+    """However few may be in flight: with at most `PROBES` the first answer ends the congestion."""
+    world = World(
+        Away(until=100), max_in_flight=most, delivery=Delivery(retry=100, backoff_delay=1)
+    )
+    for number in range(50):
+        world.send(str(number), str(number))
+    running = world.begin(world.drain(), idle=1000)
+    await until(lambda: len({*world.subscriber.answered}) == 50, within=200)
+    running.cancel()
+
+
 async def test_its_status_says_that_attempts_are_held_back_and_why() -> None:
     world = World(Away(until=100), delivery=DEFAULT)
     for number in range(500):

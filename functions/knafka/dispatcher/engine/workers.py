@@ -236,7 +236,7 @@ class Workers:
             else:
                 self._settle_or_retry(event, decision)
             self.changed.set()
-            if not congestion.is_calm:  # its limit may have changed
+            if not congestion.is_calm or self._retries or self._probes:  # or it just became calm
                 self._apply_congestion_limit()
 
     def _settle(self, event: PendingEvent) -> None:
