@@ -10,20 +10,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from knafka.core.contract import Ingress, Receiver, Sink
+from knafka.core.contract import Ingress, Receiver
 from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka_operator.decisions.effects import (
     Annotate,
     Apply,
     ApplyService,
     AwaitReceivers,
-    CreateTopic,
     Effect,
     Probe,
     Refusal,
     WriteIngress,
 )
-from knafka_operator.decisions.observed import ObservedObject
 from knafka_operator.decisions.status import (
     BROKER_CONDITIONS,
     CONFIG_PARSED,
@@ -41,7 +39,6 @@ from knafka_operator.installation.settings import Settings
 from knafka_operator.kafka import desired
 from knafka_operator.kafka.credentials import Mount
 from knafka_operator.kafka.desired import Defaults
-from knafka_operator.kafka.topics import ObservedTopic
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import Broker, ConfigMap
 from knafka_operator.model.topics import TopicRefused
@@ -50,17 +47,12 @@ from knafka_operator.receivers.addressable import (
     NO_DEAD_LETTER_SINK,
     AddressableDecision,
     AddressableSteps,
+    ObservedIngress,
     SenderRules,
 )
 from knafka_operator.receivers.direct import direct_service, direct_url, is_direct
-from knafka_operator.senders.authentication import (
-    NO_AUTHENTICATION,
-    Authentication,
-)
 from knafka_operator.senders.encryption import (
-    NO_ENCRYPTION,
     TLS_SECRET,
-    Encryption,
     Https,
     tls_service,
 )
@@ -86,42 +78,21 @@ class BrokerConnection:
 
 
 @dataclass(frozen=True)
-class ObservedBroker(ObservedObject):
+class ObservedBroker(ObservedIngress):
     """A Broker and everything read for its decision; where reading failed, the error stands for the
     value."""
 
     broker: Broker | InvalidDocument
     connection: BrokerConnection | KnafkaError | None = None
     """The Broker's Kafka configuration; None: not read, as the Broker is invalid."""
-    dead_letter_sink: Sink | KnafkaError | None = None
-    """Where the Broker sends dead letters; None: it declares no sink."""
     refused: str | None = None
     """Why the Broker may not use the external topic that it names; None: it may."""
     stopped: bool = False
     """Whether the Broker had to stop using an external topic."""
-    topic: ObservedTopic | KnafkaError | None = None
-    """The Broker's topic in Kafka; None: there is no connection, or the topic is refused."""
-    authentication: Authentication | KnafkaError = NO_AUTHENTICATION
-    """How senders are authenticated."""
-    encryption: Encryption | KnafkaError = NO_ENCRYPTION
-    """Whether senders must use https."""
-    event_types: bool = False
-    """Whether EventTypes are created for the Broker's events."""
-    https: Https | NotReady | None = None
-    """The receiver's https address, or the error that explains why it has none; None: https is
-    off."""
-    direct_served: bool = False
-    """Whether the Service that leads to the receiver past Knative's proxy was applied."""
     tls_served: bool = False
     """Whether the Service that leads to the receiver's own TLS port was applied."""
     projected: bool = False
     """Whether the Secret was copied to the Broker's namespace."""
-    ingress: Ingress | None = None
-    """The Broker's entry in the contract of its receiver; None: it has none."""
-    accepted: bool = False
-    """Whether all replicas of the receiver have read that entry."""
-    probed: str | None = None
-    """The receiver's Revision that has answered a probe."""
 
     def after(self, effect: Effect, result: Any) -> ObservedBroker:
         """Return a copy that includes an effect's result."""
@@ -129,18 +100,8 @@ class ObservedBroker(ObservedObject):
         match effect:
             case Apply(Step.PROJECT_SECRET):
                 return replace(observed, projected=True)
-            case CreateTopic() if isinstance(observed.topic, ObservedTopic):
-                return replace(observed, topic=replace(observed.topic, existing=result))
-            case WriteIngress(ingress=ingress):
-                return replace(observed, ingress=ingress, accepted=False)
-            case AwaitReceivers():
-                return replace(observed, accepted=True)
             case Apply(Step.APPLY_TLS_SERVICE):
                 return replace(observed, tls_served=True)
-            case Apply(Step.APPLY_DIRECT_SERVICE):
-                return replace(observed, direct_served=True)
-            case Probe(answers_for=revision):
-                return replace(observed, probed=revision)
         return observed
 
 

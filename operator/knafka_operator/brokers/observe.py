@@ -113,7 +113,7 @@ class BrokerObserver:
             document,
             broker,
             connection,
-            sink,
+            dead_letter_sink=sink,
             authentication=features.authentication,
             encryption=encryption,
             event_types=features.event_types,

@@ -1,4 +1,5 @@
-"""Addressable: the steps that the decisions of Brokers, channels and KafkaSinks share. Pure.
+"""Addressable: what is observed of Brokers, channels and KafkaSinks alike, and the steps that their
+decisions share. Pure.
 
 Each of these objects has an address at a receiver and a topic behind it. A kind's `decide` makes
 `AddressableSteps`, takes the steps one after the other, and returns `decision` at the first step
@@ -10,13 +11,21 @@ Not here: the receiver's Service and the entry in its contract, which each kind 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Any, Final, Self
 
 from knafka.core.contract import Ingress, Sink
 from knafka.core.errors import KnafkaError
 from knafka.ports.log import TopicDescription
-from knafka_operator.decisions.effects import Apply, Effect, Refusal
+from knafka_operator.decisions.effects import (
+    Apply,
+    AwaitReceivers,
+    CreateTopic,
+    Effect,
+    Probe,
+    Refusal,
+    WriteIngress,
+)
 from knafka_operator.decisions.observed import Needed, ObservedObject
 from knafka_operator.decisions.status import (
     ADDRESSABLE,
@@ -34,14 +43,79 @@ from knafka_operator.kafka.desired import Defaults
 from knafka_operator.kafka.topics import ObservedTopic, as_declared_condition, topic_annotations
 from knafka_operator.model.maxima import Maxima
 from knafka_operator.model.resources import DeliverySpec, Resource
-from knafka_operator.senders.authentication import Authentication, addresses_status, http_address
-from knafka_operator.senders.encryption import Encryption, Https
+from knafka_operator.senders.authentication import (
+    NO_AUTHENTICATION,
+    Authentication,
+    addresses_status,
+    http_address,
+)
+from knafka_operator.senders.encryption import NO_ENCRYPTION, Encryption, Https
 
 NO_DEAD_LETTER_SINK: Final[Mapping[str, Any]] = {
     "deadLetterSinkUri": None,
     "deadLetterSinkCACerts": None,
 }
 """Fields of the status of a Broker or channel whose dead letter sink isn't resolved."""
+
+
+@dataclass(frozen=True)
+class ObservedAddressable(ObservedObject):
+    """What is observed of every object that has an address at a receiver; where reading failed, the
+    error stands for the value."""
+
+    _: KW_ONLY
+    authentication: Authentication | KnafkaError = NO_AUTHENTICATION
+    """How senders are authenticated."""
+    encryption: Encryption | KnafkaError = NO_ENCRYPTION
+    """Whether senders must use https."""
+    https: Https | NotReady | None = None
+    """The receiver's https address, or the error that explains why it has none; None: https is
+    off."""
+    probed: str | None = None
+    """What has answered a probe (`Probe.answers_for`): a Revision of the receiver or, of a channel,
+    its address; None: nothing has."""
+
+    def after(self, effect: Effect, result: Any) -> Self:
+        """Return a copy that includes an effect's result."""
+        observed = super().after(effect, result)
+        match effect:
+            case Probe(answers_for=probed):
+                return replace(observed, probed=probed)
+        return observed
+
+
+@dataclass(frozen=True)
+class ObservedIngress(ObservedAddressable):
+    """What is observed of Brokers and channels besides: their events are delivered from a topic,
+    and each has an entry in the contract of a receiver."""
+
+    _: KW_ONLY
+    dead_letter_sink: Sink | KnafkaError | None = None
+    """Where it sends dead letters; None: it declares no sink."""
+    topic: ObservedTopic | KnafkaError | None = None
+    """Its topic in Kafka; None: there is no connection, or the topic is refused."""
+    event_types: bool = False
+    """Whether EventTypes are created for its events."""
+    direct_served: bool = False
+    """Whether the Service that leads to the receiver past Knative's proxy was applied."""
+    ingress: Ingress | None = None
+    """Its entry in the contract of its receiver; None: it has none."""
+    accepted: bool = False
+    """Whether all replicas of the receiver have read that entry."""
+
+    def after(self, effect: Effect, result: Any) -> Self:
+        """Return a copy that includes an effect's result."""
+        observed = super().after(effect, result)
+        match effect:
+            case CreateTopic() if isinstance(observed.topic, ObservedTopic):
+                return replace(observed, topic=replace(observed.topic, existing=result))
+            case WriteIngress(ingress=ingress):
+                return replace(observed, ingress=ingress, accepted=False)
+            case AwaitReceivers():
+                return replace(observed, accepted=True)
+            case Apply(Step.APPLY_DIRECT_SERVICE):
+                return replace(observed, direct_served=True)
+        return observed
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,6 @@ from knafka.core.contract import Ingress, Kafka
 from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka.ports.log import TopicDescription
 from knafka_operator.decisions.effects import ApplyService, CreateTopic, Effect, Probe
-from knafka_operator.decisions.observed import ObservedObject
 from knafka_operator.decisions.status import (
     ADDRESSABLE,
     CONFIG_PARSED,
@@ -41,10 +40,9 @@ from knafka_operator.model.topics import Topic, TopicRefused
 from knafka_operator.receivers.addressable import (
     AddressableDecision,
     AddressableSteps,
+    ObservedAddressable,
     SenderRules,
 )
-from knafka_operator.senders.authentication import NO_AUTHENTICATION, Authentication
-from knafka_operator.senders.encryption import NO_ENCRYPTION, Encryption, Https
 from knafka_operator.sinks.manifests import sink_receiver_name, sink_receiver_service
 from knafka_operator.sinks.model import EXTERNAL, MADE, TOPIC_OWNER, KafkaSink
 
@@ -60,7 +58,7 @@ has its own contract."""
 
 
 @dataclass(frozen=True)
-class ObservedSink(ObservedObject):
+class ObservedSink(ObservedAddressable):
     """A KafkaSink and everything read for its decision; where reading failed, the error stands for
     the value."""
 
@@ -78,15 +76,6 @@ class ObservedSink(ObservedObject):
     proves that only if the topic has no records. True if that wasn't read."""
     others: int = 0
     """Number of partitions of the other topics that were created for objects of the namespace."""
-    authentication: Authentication | KnafkaError = NO_AUTHENTICATION
-    """How senders are authenticated."""
-    encryption: Encryption | KnafkaError = NO_ENCRYPTION
-    """Whether senders must use https."""
-    https: Https | NotReady | None = None
-    """The receiver's https address, or the error that explains why it has none; None: https is
-    off."""
-    probed: str | None = None
-    """The receiver's Revision that has answered a probe."""
 
     def after(self, effect: Effect, result: Any) -> ObservedSink:
         """Return a copy that includes an effect's result."""
@@ -94,8 +83,6 @@ class ObservedSink(ObservedObject):
         match effect:
             case CreateTopic():
                 return replace(observed, topic=result)
-            case Probe(answers_for=revision):
-                return replace(observed, probed=revision)
         return observed
 
 
