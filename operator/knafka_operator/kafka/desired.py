@@ -283,22 +283,21 @@ def ingress_limits(config: Mapping[str, str]) -> Mapping[str, Any]:
     return {"max_batch_bytes": int(limit), "max_event_bytes": event_limit(int(limit))}
 
 
-def max_record_bytes(topic: Topic) -> int:
-    """Return the most bytes of a record in a topic: as declared, else the default
+def max_record_bytes(config: Mapping[str, str]) -> int:
+    """Return the most bytes of a record in a topic with these settings; the default is Kafka's
     (`MAX_RECORD_BYTES`)."""
-    limit = topic.config.get(MAX_MESSAGE_BYTES, "")
+    limit = config.get(MAX_MESSAGE_BYTES, "")
     return int(limit) if limit.isdecimal() else MAX_RECORD_BYTES
 
 
 def with_records_as_in_kafka(topic: Topic, config: Mapping[str, str]) -> Topic:
     """Return the desired topic with the size of the largest record that it takes in Kafka, by its
-    own settings `config` there, if that is more than declared; without a setting of its own it
-    takes Kafka's default (`MAX_RECORD_BYTES`). Events as large as that are accepted
+    own settings `config` there, if that is more than declared. Events as large as that are accepted
     (`ingress_limits`), so topics of dead letters and of Sensors must have room for them."""
-    limit = config.get(MAX_MESSAGE_BYTES, str(MAX_RECORD_BYTES))
-    if not limit.isdecimal() or int(limit) <= max_record_bytes(topic):
+    limit = max_record_bytes(config)
+    if limit <= max_record_bytes(topic.config):
         return topic
-    return replace(topic, config={**topic.config, MAX_MESSAGE_BYTES: limit})
+    return replace(topic, config={**topic.config, MAX_MESSAGE_BYTES: str(limit)})
 
 
 def _positive_count(data: Mapping[str, str], key: str, default: int, maximum: int) -> int:

@@ -102,7 +102,7 @@ def trigger_egress(
             topic.config,
             # The replication of an external topic isn't known here: -1 is Kafka's default.
             -1 if topic.external else topic.replication,
-            max_record_bytes(topic),
+            max_record_bytes(topic.config),
             dead_letter_topics.effective_retention(defaults.dead_letter_retention, *declared),
         )
 

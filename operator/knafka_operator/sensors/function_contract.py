@@ -48,7 +48,7 @@ def function_contract(
             broker.topic.config,
             # The replication of an external topic isn't known here: -1 is Kafka's default.
             -1 if broker.topic.external else broker.topic.replication,
-            desired.max_record_bytes(broker.topic),
+            desired.max_record_bytes(broker.topic.config),
             dead_letter_topics.effective_retention(
                 broker.defaults.dead_letter_retention, sensor.metadata.annotations
             ),

@@ -53,7 +53,7 @@ def desired_topics(
         if recorded_partitions.isdecimal() and int(recorded_partitions)
         else broker.partitions
     )
-    limit = desired.max_record_bytes(broker.topic)
+    limit = desired.max_record_bytes(broker.topic.config)
     event_record_bytes = 2 * limit + RECORD_OVERHEAD_BYTES
     limits = {
         TRIGGER: event_record_bytes,
