@@ -8,7 +8,9 @@ lines name the test: `flaky: tests/…`. What fails twice fails the run; so does
 fails once, and more than `MOST_SECOND_TRIES` failures.
 
 JUnit files are kept as build/tests/NAME.xml, where a flaky test has a `flakyFailure` as Maven's
-Surefire writes it, and build/tests/NAME-second-try.xml. Exits with pytest's exit code.
+Surefire writes it, and build/tests/NAME-second-try.xml. Each run adds to build/tests/outcomes.txt
+what it came to, a line for itself and one for each failed test: the gate prints them last.
+Exits with pytest's exit code.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import json
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +27,7 @@ OF_REAL_SERVICES: Final = frozenset({"kafka", "cluster", "spark"})
 """Markers of the tests that get a second try."""
 MOST_SECOND_TRIES: Final = 2
 REPORTS: Final = Path("build/tests")
+OUTCOMES: Final = REPORTS / "outcomes.txt"
 TESTS_FAILED: Final = 1  # pytest.ExitCode.TESTS_FAILED
 
 
@@ -35,14 +38,18 @@ def main(name: str, options: Sequence[str]) -> int:
     failures_file.unlink(missing_ok=True)
     code = pytest(*options, f"--junitxml={report}", f"--failures-file={failures_file}")
     if code != TESTS_FAILED:
+        note_outcome(name, code)
         return code
     failures: dict[str, list[str]] = json.loads(failures_file.read_text())
     if refusal := why_no_second_try(failures):
         print(f"\nno second try: {refusal}", flush=True)
+        note_outcome(name, code, failures)
         return code
     print("\nsecond try, alone: " + ", ".join(failures), flush=True)
     second = REPORTS / f"{name}-second-try.xml"
-    if code := pytest(*failures, "-p", "no:xdist", f"--junitxml={second}"):
+    code = pytest(*failures, "-p", "no:xdist", f"--junitxml={second}")
+    note_outcome(name, code, failures)
+    if code:
         return code
     mark_flaky(report)
     print("".join(f"flaky: {test} (failed, then passed alone)\n" for test in failures), end="")
@@ -52,6 +59,13 @@ def main(name: str, options: Sequence[str]) -> int:
 def pytest(*options: str) -> int:
     """Run pytest with these options, and return its exit code."""
     return subprocess.run([sys.executable, "-m", "pytest", *options]).returncode
+
+
+def note_outcome(name: str, code: int, failures: Iterable[str] = ()) -> None:
+    """Add to `OUTCOMES` what a run came to: pytest's exit `code`, and which tests failed once."""
+    with OUTCOMES.open("a") as file:
+        file.write(f"{name}: {'passed' if code == 0 else f'exit code {code}'}\n")
+        file.writelines(f"    failed once: {test}\n" for test in failures)
 
 
 def why_no_second_try(failures: Mapping[str, Sequence[str]]) -> str:

@@ -1,4 +1,4 @@
-"""Writes which tests failed, with their markers, for `tools/run_tests.py`.
+"""Tells which tests failed: at once in the output, at the end in a file for `tools/run_tests.py`.
 
 `--failures-file FILE` has a run write FILE: a JSON object that maps the node id of each failed test
 to the names of its markers. Registered by `pytest_plugins` in tests/conftest.py.
@@ -13,6 +13,8 @@ from typing import Final
 import pytest
 from support.markers import PURE_FOLDERS
 
+SHOWN_LINES: Final = 60
+"""Of a failure's report, those shown at once: the last ones name the error."""
 PURE: Final = tuple(f"tests/{folder}/" for folder in PURE_FOLDERS)
 
 
@@ -45,6 +47,9 @@ class FailuresFile:
         markers = sorted(map(str, report.keywords)) or markers_by(report.nodeid)
         # A test may fail and then end its worker (support.watchdog).
         self._failures.setdefault(report.nodeid, markers)
+        # pytest shows failures at its end, which a run that is killed doesn't reach.
+        lines = report.longreprtext.splitlines()[-SHOWN_LINES:]
+        print(f"\nFAILED {report.nodeid} ({report.when})", *lines, sep="\n", flush=True)
 
     def pytest_sessionfinish(self) -> None:
         self._file.write_text(json.dumps(self._failures, indent=2))

@@ -78,6 +78,9 @@ def test_what_passes_alone_passes_the_run_and_is_named(
     report = ElementTree.parse(tmp_path / "build" / "tests" / "here.xml")
     (flaky,) = report.iter("flakyFailure")
     assert not list(report.iter("failure"))
+    outcomes = (tmp_path / "build" / "tests" / "outcomes.txt").read_text()
+    assert outcomes == "here: passed\n    failed once: test_it.py::test_fails_once\n"
+    assert "\nFAILED test_it.py::test_fails_once (call)\n" in done.stdout
     assert flaky.get("message")
 
 
