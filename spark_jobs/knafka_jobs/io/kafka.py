@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from confluent_kafka import (
@@ -314,11 +315,19 @@ class KafkaClient:
         if not (specs := {TopicPartition(*partition): spec for partition in partitions}):
             return {}
         options["request_timeout"] = JOB_REQUEST_TIMEOUT
-        results = _request_results(lambda: self._admin.list_offsets(specs, **options))
+        results = _request_results(
+            lambda: self._admin.list_offsets(specs, **options), before_retry=self._refresh_metadata
+        )
         return {
             (partition.topic, partition.partition): result.offset
             for partition, result in results.items()
         }
+
+    def _refresh_metadata(self) -> None:
+        """Make librdkafka read the leaders' epochs: with those that it knows, a ListOffsets request
+        fails for minutes after a restart of Kafka (2.16.1)."""
+        with suppress(KafkaException):  # the request is repeated, whatever comes of it
+            self._admin.list_topics(timeout=CONNECT_CHECK_INTERVAL)
 
 
 def read_spans(
@@ -348,10 +357,12 @@ def read_spans(
 
 
 def _request_results(
-    ask: Callable[[], Mapping[K, Future[T]]], leaving_out: int | None = None
+    ask: Callable[[], Mapping[K, Future[T]]],
+    leaving_out: int | None = None,
+    before_retry: Callable[[], object] | None = None,
 ) -> dict[K, T]:
     """Send a request by `ask` and return its answers. Answers that fail with the code `leaving_out`
-    are left out (None: no failure is). Raises `JobError`."""
+    are left out (None: no failure is). `before_retry`: see `_with_retries`. Raises `JobError`."""
 
     def answers() -> dict[K, T]:
         """Send the request and return its answers. Raises the first `KafkaException` whose code
@@ -365,12 +376,13 @@ def _request_results(
                     raise
         return results
 
-    return _with_retries(answers)
+    return _with_retries(answers, before_retry)
 
 
-def _with_retries(ask: Callable[[], T]) -> T:
+def _with_retries(ask: Callable[[], T], before_retry: Callable[[], object] | None = None) -> T:
     """Return the answer of `ask`, which sends a request. It is called again while a coordinator or
-    leader is moving, for at most `JOB_REQUEST_TIMEOUT` seconds. Raises `JobError`."""
+    leader is moving, each time after `before_retry`, for at most `JOB_REQUEST_TIMEOUT` seconds.
+    Raises `JobError`."""
     deadline = time.monotonic() + JOB_REQUEST_TIMEOUT
     while True:
         try:
@@ -378,6 +390,8 @@ def _with_retries(ask: Callable[[], T]) -> T:
         except KafkaException as error:
             if error.args[0].code() not in TRANSIENT_ERRORS or time.monotonic() > deadline:
                 raise _job_error(error) from error
+        if before_retry is not None:
+            before_retry()
         time.sleep(RETRY_INTERVAL)
 
 

@@ -37,11 +37,8 @@ LONGEST_TIMEOUT: Final = 3600.0
 MAX_BLOCKING_CALLS: Final = 8
 """Number of blocking calls at a time; own threads, so that they don't use up asyncio's."""
 
-MOVING_ERRORS: Final = frozenset(
+MOVING_LEADER_ERRORS: Final = frozenset(
     {
-        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-        KafkaError.COORDINATOR_NOT_AVAILABLE,
-        KafkaError.NOT_COORDINATOR,
         KafkaError.LEADER_NOT_AVAILABLE,
         KafkaError.NOT_LEADER_FOR_PARTITION,
         # A broker may not know yet of a partition that has just been created or moved.
@@ -49,6 +46,12 @@ MOVING_ERRORS: Final = frozenset(
         KafkaError.UNKNOWN_LEADER_EPOCH,
     }
 )
+"""Errors of a request that went to a partition's leader as librdkafka knows it."""
+MOVING_ERRORS: Final = MOVING_LEADER_ERRORS | {
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+}
 """Errors of a request that may succeed a moment later, as a coordinator or leader is moving."""
 NO_ANSWER_ERRORS: Final = frozenset(
     {
@@ -287,6 +290,10 @@ class AdminCalls:
                     raise no_answer from error
                 if code not in MOVING_ERRORS or time.monotonic() > deadline:
                     raise log_error_of(error.args[0]) from error
+                if code in MOVING_LEADER_ERRORS:
+                    # An admin client's ListOffsets names the leader's epoch that it has read last,
+                    # and after a restart of Kafka fails for minutes (librdkafka 2.16.1).
+                    self._refresh_metadata()
             await asyncio.sleep(REQUEST_RETRY_INTERVAL)
 
     def reopen(self) -> None:
