@@ -74,6 +74,9 @@ DEVELOPMENT_NODE: Final[Mapping[str, str]] = {
     # run has ended.
     "broker.session.timeout.ms": "2000",
     "broker.heartbeat.interval.ms": "500",
+    # Default: 500; a node that rests wakes three threads each time to write a record that says
+    # nothing, a third of what it costs: 3.6 % of a core, 2.3 without.
+    "metadata.max.idle.interval.ms": "0",
 }
 """Broker properties that differ from Kafka's defaults; comments name the default and the reason."""
 
