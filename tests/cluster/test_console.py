@@ -15,7 +15,7 @@ from support.installation import ROOT, Installation
 from knafka_console.web.server import CHANGE_HEADER
 from knafka_console.web.sign_in import NAMESPACES_COOKIE
 
-pytestmark = [pytest.mark.timeout(420), pytest.mark.usefixtures("brokers_go")]
+pytestmark = pytest.mark.usefixtures("brokers_go")
 
 NAME = "knafka-console"
 

@@ -12,7 +12,7 @@ from support.cluster import Cluster
 from support.gate import only_chaos
 from support.installation import Installation
 
-pytestmark = [pytest.mark.alone, pytest.mark.timeout(420), pytest.mark.usefixtures("brokers_go")]
+pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("brokers_go")]
 
 TOLERATION: Final = {"key": "dedicated", "operator": "Exists", "effect": "NoSchedule"}
 POD: Final = {

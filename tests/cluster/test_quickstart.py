@@ -28,8 +28,6 @@ SERVICES: Final = ("orders", "large-orders", "payments")
 INVOICED: Final = "com.example.invoice.made"
 """What the `func` function replies with."""
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @dataclass(frozen=True, slots=True)
 class Quickstart:

@@ -37,8 +37,6 @@ PROJECTION: Final = ROOT / "operator" / "deploy" / "project-secrets" / "rbac.yam
 
 EXTERNAL_TOPIC: Final = "kafka.eventing.knative.dev/external.topic"
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @dataclass(frozen=True, slots=True)
 class Secured:

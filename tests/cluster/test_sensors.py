@@ -22,7 +22,6 @@ ASLEEP: Final = 90.0
 """Seconds until it has no pod: cooldown, and Knative's own grace."""
 
 pytestmark = [
-    pytest.mark.timeout(420),
     pytest.mark.usefixtures("channels_go", "brokers_go", "sensors_go"),
 ]
 

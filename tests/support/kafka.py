@@ -30,6 +30,12 @@ from knafka_local.kafka.kafka_server import KafkaServer
 MakeTopic: TypeAlias = Callable[..., str]
 """`topic(partitions=1, **config) -> name`: a new topic; a config's dots are written as `_`."""
 
+NEVER_KILLED: Final = {
+    "broker.session.timeout.ms": "30000",
+    "broker.heartbeat.interval.ms": "2000",
+}
+"""Properties of a node that no test kills. With `DEVELOPMENT_NODE`'s 2 s, a node that gets no
+processor for so long is taken for dead, and its partitions get leaders of a new epoch."""
 CLASSIC_PROTOCOL: Final = (pytest.mark.kafka, pytest.mark.integration)
 """Marks of a test that is tried with the older group protocol as well; `make test` tries the newer
 one."""
@@ -61,7 +67,7 @@ def kafka(request: pytest.FixtureRequest) -> Iterator[Kafka]:
         return
     distribution: KafkaDistribution = request.getfixturevalue("kafka_distribution")
     directories: pytest.TempPathFactory = request.getfixturevalue("tmp_path_factory")
-    server = KafkaServer(distribution, directories.mktemp("kafka"))
+    server = KafkaServer(distribution, directories.mktemp("kafka"), properties=NEVER_KILLED)
     # A loop and a thread of its own: tests have loops of theirs, each for a single test.
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="kafka", daemon=True)

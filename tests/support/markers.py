@@ -17,6 +17,9 @@ PURE_TIMEOUT: Final = 180.0 if IN_CI else 60.0
 """Seconds for a test that has only its own process; pyproject.toml has the timeout of properties,
 which try many examples, and of all others. The gate runs it beside the tests of the cluster, at a
 load of 20 to 30."""
+MANY_WAITS_TIMEOUT: Final = 600.0
+"""Seconds for a test of the cluster, or from end to end, that names no other: some of its waits may
+take 360 in the gate."""
 LONG: Final = ("kafka", "cluster", "spark", "slow")
 """Markers of the tests that may take longer."""
 _TESTS: Final = Path(__file__).parents[1]
@@ -37,6 +40,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         takes_long, folder = is_long(item), folder_of(item.path)
         if not takes_long and folder != PROPERTIES and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(PURE_TIMEOUT))
+        has_many_waits = item.get_closest_marker("cluster") or folder == "e2e"
+        if has_many_waits and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(MANY_WAITS_TIMEOUT))
         if takes_long or folder not in PURE_FOLDERS:
             item.add_marker("no_cover")
         if item.get_closest_marker("looptime"):

@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
 )
 from cryptography.x509.oid import NameOID
+from support.kafka import NEVER_KILLED
 
 from knafka.core.contract import Kafka
 from knafka_client.sockets import HOST
@@ -116,7 +117,7 @@ class SecureKafka:
             directory,
             host=host,
             listeners=_LISTENERS,
-            properties=_properties(self._authority, host),
+            properties={**NEVER_KILLED, **_properties(self._authority, host)},
             format_arguments=[
                 f"--add-scram={mechanism}=[name={USER},password={PASSWORD}]"
                 for mechanism in MECHANISMS

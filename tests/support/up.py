@@ -30,7 +30,11 @@ class Up:
             self.process = subprocess.Popen(
                 [KNAFKA, "up", *map(str, arguments)], stdout=log, stderr=subprocess.STDOUT
             )
-        self.wait_for("up after")
+        try:
+            self.wait_for("up after")
+        except BaseException:  # a test's timeout, too: it would run on beside all other tests
+            self.stop()
+            raise
 
     @property
     def output(self) -> str:
