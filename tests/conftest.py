@@ -12,6 +12,7 @@ from support.gate import IN_CI
 from support.loop_watch import LoopWatch
 
 pytest_plugins = [
+    "support.kafka",  # before what imports it
     "support.browser",
     "support.built_commands",
     "support.once_a_run",
@@ -22,7 +23,6 @@ pytest_plugins = [
     "support.conformance",
     "support.func_source",
     "support.installation",
-    "support.kafka",
     "support.left_open",
     "support.letters",
     "support.report_browser",
