@@ -88,7 +88,10 @@ async def own_kafka(
     kafka_distribution: KafkaDistribution, tmp_path: Path
 ) -> AsyncIterator[KafkaServer]:
     """A Kafka that may be stopped and killed: not the one that other tests share."""
-    server = KafkaServer(kafka_distribution, tmp_path / "kafka")
+    # A node that gets no processor for `DEVELOPMENT_NODE`'s 2 s would count as killed; one that is
+    # killed comes back after these 6.
+    properties = {"broker.session.timeout.ms": "6000"}
+    server = KafkaServer(kafka_distribution, tmp_path / "kafka", properties=properties)
     await server.start()
     yield server
     await server.stop()
