@@ -30,8 +30,8 @@ from knafka.observability import log_to_stderr
 log = logging.getLogger(__name__)
 
 GRACEFUL_TIMEOUT: Final = 4
-"""Seconds that connections have after SIGTERM to finish. With the time of the function's own stop,
-this is less than the ten seconds of Kubernetes' shortest grace period."""
+"""Seconds that connections have after SIGTERM to finish. Together with the function's own stop,
+that is less than ten seconds, Kubernetes' shortest grace period."""
 
 TICK: Final = 1.0
 """Seconds between two ticks of the server, which update the Date header."""
@@ -39,6 +39,9 @@ TICK: Final = 1.0
 GC_THRESHOLD: Final = 20_000
 """New objects between two runs of the garbage collector. Runs may be rare, as only some failures
 make reference cycles, and an event makes none."""
+OLDER_GC_THRESHOLDS: Final = (50, 100)
+"""Runs of the garbage collector for the young objects between two runs for the middle generation,
+and runs for the middle generation between two for the old one."""
 
 LIVENESS: Final = frozenset({"/health/liveness", "/healthz"})
 """Paths of the liveness probe: func's, and upstream's (FN-4, KN-DP-13)."""
@@ -115,7 +118,7 @@ async def _lifespan(
 ) -> None:
     """Start and stop the function as ASGI's lifespan protocol says. If the start raises a
     `KnafkaError`, report it to the server, which then ends."""
-    await receive()
+    await receive()  # the request to start
     try:
         start_profiling(environment)
         await function.start(environment)
@@ -126,15 +129,15 @@ async def _lifespan(
     # The imported objects stay, and an event's objects are freed by reference counting. To let the
     # garbage collector search them took a tenth of a dispatcher's time (docs/decisions/0010).
     gc.freeze()
-    gc.set_threshold(GC_THRESHOLD, 50, 100)
+    gc.set_threshold(GC_THRESHOLD, *OLDER_GC_THRESHOLDS)
     await send({"type": "lifespan.startup.complete"})
-    await receive()
+    await receive()  # comes when the server stops
     await function.stop()
     await send({"type": "lifespan.shutdown.complete"})
 
 
 def start_profiling(environment: Mapping[str, str]) -> None:
-    """Start the server of profiles if the environment enables it. Must be called on the event loop.
+    """Start the server of profiles if the environment enables it. Call this on the event loop.
     Raises `InvalidDocument` for an invalid setting."""
     if settings.serves_profiles(environment):
         # Imported here, so that it costs nothing unless profiling is enabled.

@@ -32,7 +32,7 @@ from knafka.receiver.answers import Answer
 from knafka.receiver.authentication import TokenVerifier
 from knafka.receiver.connections import Connections
 from knafka.receiver.direct import HOLD_TIMEOUT, LOAD_PATH, MAX_HOLDS, DirectLoad, HeldRequests
-from knafka.receiver.entries import IngressEntries
+from knafka.receiver.entries import IngressEntryParser
 from knafka.receiver.event_types import SeenTypes
 from knafka.receiver.ingest import IngestHandler
 from knafka.receiver.limits import Limits, header_bytes, leaves_room
@@ -168,8 +168,8 @@ class ReceiverFunction:
         open_reader = partial(
             KafkaIdentifiedReader, connection_configuration(receiver.kafka), receiver.contract_topic
         )
-        entries = IngressEntries(receiver.path)
-        follower = self._follower = ContractFollower(entries, open_reader)
+        parser = IngressEntryParser(receiver.path)
+        follower = self._follower = ContractFollower(parser, open_reader)
         self.ingest = IngestHandler(
             (), (), _limits_for_process(), Contract(), verifier=self._verifier, observers=observers
         )
@@ -209,7 +209,7 @@ class ReceiverFunction:
         return self._writers[kafka]
 
     def _retire_writers_except(self, needed: Collection[LogWriter]) -> None:
-        """Plan to close all writers but `needed`, after `UNUSED_WRITER_SECONDS`."""
+        """Take all writers but `needed` out of use; they close `UNUSED_WRITER_SECONDS` later."""
         for kafka, writer in list(self._writers.items()):
             if writer not in needed:
                 del self._writers[kafka]
@@ -311,7 +311,7 @@ class ReceiverFunction:
         if body is None:
             return  # the sender has hung up
         if isinstance(body, Answer):
-            answer = self.ingest.refuse(address, body)
+            answer = self.ingest.count_refusal(address, body)
         else:
             answer = await self._answer(scope["method"].encode(), address, headers, body)
         await send(

@@ -517,7 +517,7 @@ class ReceiverProtocol(asyncio.Protocol):
         self._headers = []
         slot = Slot(self._responses, self._parser.get_method() == b"HEAD", True, is_cut=True)
         # Until the head is whole, `_address` is the previous request's.
-        slot.answer = self._ingest.refuse(self._address if self._in_body else b"", answer)
+        slot.answer = self._ingest.count_refusal(self._address if self._in_body else b"", answer)
         self._slots.append(slot)
         self._responses.flush()
 
