@@ -19,6 +19,7 @@ HttpHeaders: TypeAlias = Sequence[tuple[bytes, bytes]]
 ROOTS: Final = frozenset({b"", b"/"})
 """Paths at which the request's host says which KafkaChannel is meant."""
 _BY_HOST: Final = b"host:"
+"""Begins the address of a host."""
 _HOST: Final = b"host"
 _ORIGINAL_HOST: Final = b"k-original-host"
 """Knative's header with the host that the sender requested, as a proxy may have changed `Host`."""

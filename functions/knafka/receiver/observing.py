@@ -1,4 +1,4 @@
-"""Observing: what a receiver shows of its work (spans, event types, metrics), and to whom.
+"""Observing: what a receiver shows of its work (spans, event types, metrics), and who may read it.
 
 Not here: the counts, which routes and writers keep; the contents of spans (`tracing`) and of the
 list of event types (`event_types`).
