@@ -1,4 +1,4 @@
-"""Read a KafkaSource's topics: each record becomes an event when its headers are read.
+"""Reads a KafkaSource's topics: each record becomes an event when its headers are read.
 
 A converted record is handled like a record of a Broker's topic: filtered, delivered, dead-lettered
 and replayed. `core.events.foreign_records` defines the event.

@@ -41,8 +41,8 @@ class Parser(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """The clients of one Egress: in its own dispatcher for the process's life, in a shard for one
-    drain."""
+    """The clients of one Egress, and its share of the dispatcher. In a dispatcher of its own the
+    Egress keeps them for the process's life, in a shard for one drain."""
 
     open_reader: OpenReader
     """Opens the reader of each drain."""

@@ -270,7 +270,7 @@ class Drain:
         record comes; 0 or less: it is idle. A closed rate limit counts as work (`AttemptRate`)."""
         self.catch_up()
         now = self._loop.time()
-        if self._partitions.unsettled > 0 or not self._workers.may_begin:
+        if self._partitions.unsettled > 0 or not self._workers.is_rate_open:
             self._active_at = now
         idle = max(idle, self._partitions.min_idle)
         return max(self._active_at, self._workers.settled_at) + idle - now
@@ -332,14 +332,14 @@ class Drain:
         """Resume paused partitions that have room, and pause full ones; if pausing isn't free,
         first wait up to `ROOM_TIMEOUT` for room."""
         self._resume(reader)
-        if not (full_partitions := self._partitions.full):
+        if not (full_partitions := self._partitions.to_pause):
             return
         if not reader.pause_is_free:
             workers, has_room = self._workers, self._partitions.has_room
             await self._wait_until(
                 lambda: workers.is_stopping or all(map(has_room, full_partitions)), ROOM_TIMEOUT
             )
-            full_partitions = self._partitions.full
+            full_partitions = self._partitions.to_pause
         for partition in full_partitions:
             partition.paused = True
         if full_partitions:

@@ -79,8 +79,8 @@ class HeldPartitions(dict[int, AssignedPartition]):
 
     @property
     def min_idle(self) -> float:
-        """Least seconds without work before the drain counts as idle. As long as it got neither a
-        record nor the end of some partition, it doesn't know whether there is work."""
+        """Least seconds without work before the drain counts as idle. There are more while it can't
+        know of all work: without partitions, and until it has got a record or the end of each."""
         if not self:
             return JOIN_PATIENCE
         positions = [partition.tracker.position for partition in self.values()]
@@ -102,8 +102,8 @@ class HeldPartitions(dict[int, AssignedPartition]):
         return [partition for partition in self.values() if not partition.paused]
 
     @property
-    def full(self) -> list[AssignedPartition]:
-        """The partitions that are read and must be paused: all if together they hold too many
+    def to_pause(self) -> list[AssignedPartition]:
+        """The partitions whose reading isn't paused and must be: all if together they hold too many
         bytes, or if nothing may be read; else those that hold their share of records, or whose
         commit metadata is full."""
         if not self.may_read() or self.held_bytes >= self._max_held_bytes():

@@ -254,13 +254,13 @@ class PendingEvent:
         self.partition = partition
         self.offset = record.offset()
         self.lane = lane
-        """The lane whose events go one at a time (`Lanes`); None: it waits for no other event."""
+        """The lane whose events go one at a time (`Lanes`); None: the event waits for no other."""
         self.head = b""
-        """Header lines of the request of its stage; empty until it is encoded."""
+        """Header lines of the request that its stage sends; empty until they are encoded."""
         self.body = b""
         """Body of that request."""
         self.size = 0
-        """Bytes of head and body as first encoded, plus those of a kept reply."""
+        """Bytes that count as held: head and body as first encoded, plus those of a kept reply."""
         self.stage: DeliveryStage = SUBSCRIBER
         self.tries = 0
         """Failed attempts in this stage."""

@@ -56,15 +56,16 @@ class EgressTracing:
     def __init__(self, tracer: Tracer, egress: Egress) -> None:
         """`tracer` starts spans, and exports them when they end."""
         self.tracer = tracer
-        # Knative's name of a span's destination: `trigger:NAME.NAMESPACE`.
         self.destination = f"{egress.kind.lower()}:{egress.trigger}.{egress.namespace}"
+        """The destination of the spans, as Knative names it: `trigger:NAME.NAMESPACE`."""
 
     def is_sampled(self, envelope: Envelope) -> bool:
         """Whether the event belongs to a sampled trace."""
         return self._sampled_parent(envelope) is not None
 
     def begin(self, envelope: Envelope) -> DeliveryTrace | None:
-        """Start the event's filter span; returns the event's trace, None if it isn't sampled."""
+        """Start the event's filter span, and return the event's spans; None: its trace isn't
+        sampled."""
         if (sampled := self._sampled_parent(envelope)) is None:
             return None
         return DeliveryTrace(self, *sampled, envelope.attributes.get("id", ""))
@@ -98,9 +99,10 @@ class DeliveryTrace:
             "filter", SpanKind.INTERNAL, parent, self._span_attributes()
         )
         self.current = self._filter.context
-        """The span that was started last."""
+        """Context of the span that was started last."""
         self._attempt = self.current
-        """The span of the last attempt at the subscriber."""
+        """Context of the span of the last attempt at the subscriber; before the first attempt, that
+        of the filter's span."""
 
     def _span_attributes(self) -> Attributes:
         """Return the attributes of all spans of the event."""

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 log.addFilter(RateLimitedFilter())
 
 MAX_SINK_TOKENS: Final = 4096
-"""Tokens that are cached, three for each Egress at most; the oldest is removed first."""
+"""Most tokens that are cached; the oldest is removed first. An Egress needs three at most."""
 HIDDEN: Final = b"(token)"
 """Text that replaces a token in a response that repeats the token."""
 

@@ -86,6 +86,7 @@ class _RetriedReplies(ABC):
         try:
             reply = reply_of(response.headers, response.body)
             reply, ttl = reply_to(event.headers, event.record.value(), reply)
+            # `FIRST_TTL - ttl` replies in a row, each to the one before, have led to this one.
             if ttl <= FIRST_TTL - DEEP:
                 self._note_deep_reply(FIRST_TTL - ttl)
         except HopLimit as error:
@@ -114,7 +115,7 @@ class _RetriedReplies(ABC):
         return Outcome(event.reply.status), event.reply.body
 
     def _note_deep_reply(self, replies: int) -> None:
-        """Log that a chain of `replies` replies to replies was seen, and keep the length of the
+        """Log that this many replies in a row answered one another, and keep the length of the
         longest such chain in the counts."""
         counts = self._counts
         counts.replies_in_a_row = max(counts.replies_in_a_row, replies)
