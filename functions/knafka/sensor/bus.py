@@ -13,7 +13,7 @@ Not here: up to which time a partition was read (`bus_progress`).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Final
 
@@ -32,8 +32,8 @@ pausing discards prefetched records. At most twice as many are queued."""
 MAX_QUEUED_BYTES: Final = 64 * 1024 * 1024
 """`MAX_QUEUED_RECORDS` in bytes of their values."""
 MAX_AHEAD_RECORDS: Final = 10_000
-"""Most events that a process routes ahead of the time up to which everything was read; they wait at
-the readers of the trigger topic."""
+"""Most events that a process routes ahead of the time up to which the whole bus was read; they wait
+at the readers of the trigger topic."""
 
 
 class BusPartitions:
@@ -187,7 +187,7 @@ class BusPartitions:
             bound = bounds.of(place.partition) if in_order else FOR_EVER
             until = None if others_until is None else min(others_until, bound)
             queue, following = own_queue.arrivals, heads[0][0] if heads else AFTER_ALL
-            # Yield this partition's events that come before the first event of all others.
+            # Yield this partition's events that come before the first event of each other one.
             while place < following:
                 if limit <= 0 or place.at >= bound or (in_order and self._is_ahead_limit_reached):
                     return
@@ -214,9 +214,9 @@ class BusPartitions:
                 self._routed_ahead.popleft()
 
     def balance(self) -> None:
-        """Pause partitions that are read far ahead while much is queued, and resume them later. A
-        partition that was read least far is never paused, as the others wait for it, unless no more
-        events may be routed ahead."""
+        """While too much is queued, pause partitions with more than their share of it; resume them
+        later. The partition that was read least far isn't paused, as the others
+        wait for it, unless no more events may be routed ahead."""
         partitions = max(1, len(self._queues))
         lowest = self.progress.bounds_of_reading().first
         is_much = self.queued > MAX_QUEUED_RECORDS or self.queued_bytes > MAX_QUEUED_BYTES
@@ -235,10 +235,14 @@ class BusPartitions:
                 pausing.append(number)
             elif queue.is_paused and (is_little or is_waited_for):
                 resuming.append(number)
-        for numbers, is_paused in ((pausing, True), (resuming, False)):
-            if numbers:
-                self._log.set_paused(
-                    [Partition(self._topic, number) for number in numbers], paused=is_paused
-                )
-            for number in numbers:
-                self._queues[number].is_paused = is_paused
+        self._set_paused(pausing, is_paused=True)
+        self._set_paused(resuming, is_paused=False)
+
+    def _set_paused(self, numbers: Sequence[int], *, is_paused: bool) -> None:
+        """Pause (`is_paused` True) or resume the reading of these partitions."""
+        if not numbers:
+            return
+        partitions = [Partition(self._topic, number) for number in numbers]
+        self._log.set_paused(partitions, paused=is_paused)
+        for number in numbers:
+            self._queues[number].is_paused = is_paused

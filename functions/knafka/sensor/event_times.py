@@ -4,7 +4,7 @@ By how much an event may be older than one that was read before it (`grace`):
 
     Kafka sets the times                  20 ms: the clocks of its nodes differ
     senders set the times                 2 s: the time that an event takes until Kafka has it
-    the Sensor declares a grace period    so much
+    the Sensor declares a grace period    the declared time
 
 Times are ms since the Unix epoch. Not here: the order itself (`core.sensor.order`).
 """
@@ -35,11 +35,12 @@ class EventTimes:
         self._has_read = False
         """Whether a record of the bus was read here."""
         self._latest_reads: deque[tuple[int, int]] = deque()
-        """Each event that was later than all before it: its time, and when it was read (our clock).
-        Without those that were read a grace period before the last request, or earlier."""
+        """The events that were later than all events read before them: the time of each, and when
+        it was read (our clock). `find_earliest_append` removes those that were read a grace period
+        ago or earlier."""
         self._earliest_after_grace = 0
-        """Every event that was read a grace period before the last request, or earlier, is earlier
-        than this time: it is one millisecond after the latest of them."""
+        """One millisecond after the latest event that `find_earliest_append` has removed from
+        `_latest_reads`; 0: it has removed none."""
 
     @property
     def is_in_order(self) -> bool:
@@ -61,12 +62,12 @@ class EventTimes:
         self.is_log_time, self._has_read = is_log_time, True
         if not self._latest_reads or time > self._latest_reads[-1][0]:
             self._latest_reads.append((time, now))
-        # As `is_in_order`, without the call, as this is done for each record.
+        # The condition is `is_in_order`, written out as a call for each record would cost more.
         return time if is_log_time and self._declared is None else time - self.grace
 
     def note_sender_times(self, routed: Routed) -> None:
-        """Note that senders set the times if a commit of the bus (`routed`) says so and no record
-        was read here yet, as a record would tell."""
+        """Note that senders set the times if `routed`, the metadata of a commit, says so. Does
+        nothing once a record was read here, as a record itself shows who sets the times."""
         if routed.by_sender and not self._has_read:
             self.is_log_time = False
 

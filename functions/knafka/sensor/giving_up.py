@@ -42,7 +42,9 @@ def give_up(
     if reason is Reason.INTERNAL_ERROR:
         log.error(
             "the event at %d of %s/%d is given up for an error of our own",
-            *(offset, topic, number),  # the arguments, in the order of the message
+            offset,
+            topic,
+            number,
             exc_info=error,
         )
     elif reason is Reason.UNDECODABLE:

@@ -45,7 +45,7 @@ class _Partition:
     since: Timers | None = None
     """Time of each key's oldest held event; None until it is first needed."""
     marks: OrderedDict[str, Held] = field(default_factory=OrderedDict)
-    """Marks by which duplicate events are found (`core.sensor.duplicates`), by key, the oldest
+    """The marks by which duplicate events are found (`core.sensor.duplicates`), by key, the oldest
     first."""
     bytes: int = 0
     """Bytes of all held events as JSON."""
@@ -74,7 +74,7 @@ class State:
         for key, events in _read_changelog(changelog, now).items():
             rule = self._rules.get(records.trigger_of(key))
             # Events that no condition of the present Sensor wants are stale.
-            names = frozenset[str]()
+            names = frozenset[str]()  # the dependencies whose events count at this key
             if rule is not None and (duplicates.is_mark(key) or can_hold(rule, key)):
                 names = rule.condition.names
             counting_events = [event for event in events if event.dependency in names]
@@ -208,8 +208,8 @@ class State:
         """Yield partition and key of marks that aren't needed any more, up to `limit`: first those
         more than `dedupe` milliseconds older than the newest mark of their partition, then the
         oldest ones of all partitions if there are more than `max_keys`."""
-        excess = sum(len(partition.marks) for partition in self._partitions.values())
-        excess -= self._max_keys
+        mark_count = sum(len(partition.marks) for partition in self._partitions.values())
+        excess = mark_count - self._max_keys  # negative: fewer than allowed
         remaining_marks: list[Iterator[tuple[int, int, str]]] = []
         for number, partition in self._partitions.items():
             if not partition.marks:
@@ -236,6 +236,7 @@ class State:
         """Forget the first `count` records that `stale_records` yields, as they were deleted."""
         for partition in self._partitions.values():
             deleted = min(count, len(partition.stale))
+            # From the end, as `stale_records` yields them in reverse order.
             del partition.stale[len(partition.stale) - deleted :]
             count -= deleted
 
@@ -251,6 +252,7 @@ class State:
         """Forget the first `count` keys that `fulfilled_keys` yields, as they have fired."""
         for partition in self._partitions.values():
             fired = min(count, len(partition.fulfilled))
+            # From the end, as `fulfilled_keys` yields them in reverse order.
             del partition.fulfilled[len(partition.fulfilled) - fired :]
             count -= fired
 
