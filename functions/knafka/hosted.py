@@ -32,6 +32,7 @@ class Hosted:
     """A function in a server that isn't ours, by func's contract (FN-2)."""
 
     def __init__(self, function: ServedFunction) -> None:
+        """Start nothing yet: `start` or the first request starts the function."""
         self._function = function
         self._starting: asyncio.Task[None] | None = None
         """The start of the function; None: it hasn't begun."""

@@ -44,6 +44,7 @@ MAX_REMEMBERED_KINDS: Final = 100
 memory."""
 
 _NUMBERS = re.compile(r"\d+")
+"""The numbers in a log line, in which lines of one kind may differ."""
 
 
 class Histogram:
@@ -52,6 +53,7 @@ class Histogram:
     __slots__ = ("_above", "_last", "_upto", "counts", "sum")
 
     def __init__(self) -> None:
+        """Begin without observations."""
         self.counts = [0] * (len(BUCKETS) + 1)
         """Number of observations by bucket, which reaches from the previous bound to its own; the
         last bucket has no bound."""

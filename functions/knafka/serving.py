@@ -51,6 +51,7 @@ READINESS: Final = frozenset({"/health/readiness", "/readyz"})
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+"""ASGI's description of a connection, and its functions that receive and send a message."""
 
 
 class ServedFunction(Protocol):
@@ -150,13 +151,13 @@ def serve(
     function: ServedFunction,
     *,
     protocol: type[asyncio.Protocol] | None = None,
-    encrypted: type[asyncio.Protocol] | None = None,
+    tls_protocol: type[asyncio.Protocol] | None = None,
 ) -> None:
     """Serve the function until SIGTERM or SIGINT.
 
     `protocol` handles the connections of the plain port; None: uvicorn's own protocol passes
-    requests on as ASGI. `encrypted` handles those of the TLS port; None: there is no TLS port, even
-    if the settings declare one.
+    requests on as ASGI. `tls_protocol` handles those of the TLS port; None: there is no TLS port,
+    even if the settings declare one.
 
     Exits with 2 and one line on stderr if the settings of the server or the log are invalid, with 3
     if the contract is invalid or the start failed.
@@ -186,10 +187,10 @@ def serve(
         server_header=False,
         timeout_graceful_shutdown=GRACEFUL_TIMEOUT,
     )
-    if tls is None or encrypted is None:
+    if tls is None or tls_protocol is None:
         server = _FunctionServer(config, function)
     else:
-        server = _TlsServer(config, function, tls, encrypted)
+        server = _TlsServer(config, function, tls, tls_protocol)
     server.run(sockets=None if fd is None else [socket.socket(fileno=fd)])
     if not server.started:
         sys.exit(3)
@@ -204,6 +205,7 @@ class _FunctionServer(uvicorn.Server):
     """
 
     def __init__(self, config: uvicorn.Config, function: ServedFunction) -> None:
+        """Create the server of `function`; `config` says where and how it serves."""
         super().__init__(config)
         self._function = function
         self._is_signalled = asyncio.Event()

@@ -135,6 +135,7 @@ class ShardClients(Protocol):
     """The clients of a shard; all of its Egresses share one writer."""
 
     writer: LogWriter
+    """Stores the replies and dead letters of all Egresses."""
     subscriber: Subscriber
     """Posts requests to the shard's own Service."""
 
@@ -267,7 +268,7 @@ def connect_shard(
     tokens: SinkTokens | None = None,
     bundles: TrustBundles | None = None,
 ) -> ShardClients:
-    """Open the Kafka and HTTP clients of a shard; the parameters are those of `connect`. Raises
+    """Open the Kafka and HTTP clients of a shard; the other parameters are as in `connect`. Raises
     `InvalidDocument` if the shard's Secret holds unusable settings, and `LogError` if a Kafka
     client can't be opened."""
     return KafkaShard(

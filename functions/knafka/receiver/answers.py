@@ -42,6 +42,7 @@ class Answer:
 
 
 _ALLOW = (b"allow", b"POST, OPTIONS")
+"""The header with the methods that a Broker's path takes."""
 
 ACCEPTED: Final = Answer(HTTPStatus.ACCEPTED)
 OPTIONS: Final = Answer(
@@ -65,9 +66,11 @@ declaration in the contract is invalid."""
 NOT_THE_OPERATOR: Final = Answer(
     HTTPStatus.UNAUTHORIZED, REFUSED, headers=((b"www-authenticate", b"Bearer"),)
 )
+"""Sent for a request for the contract or the event types without a token that allows it."""
 METRICS_REFUSED: Final = Answer(
     HTTPStatus.UNAUTHORIZED, NO_SCRAPER, headers=((b"www-authenticate", b"Bearer"),)
 )
+"""Sent for a request for the metrics without a token that allows it."""
 UNAUTHENTICATED: Final = Answer(
     HTTPStatus.UNAUTHORIZED,
     "want a token in Authorization (Bearer) that is for the audience in status.address.audience",
@@ -123,6 +126,7 @@ UNAVAILABLE: Final = Answer(
     "Kafka did not take the event: send it again",
     headers=((b"retry-after", b"2"),),
 )
+"""Sent when Kafka has not stored an event that it was given."""
 AWAY: Final = Answer(
     HTTPStatus.SERVICE_UNAVAILABLE,
     "Kafka is away: send the event again",
@@ -134,6 +138,7 @@ BUSY: Final = Answer(
     "too many events wait for Kafka or are being received: send this one again",
     headers=((b"retry-after", b"1"),),
 )
+"""Sent when `Limits`, or the writer's queue, have no room for an event."""
 
 
 def invalid_event(problem: str) -> Answer:

@@ -71,11 +71,11 @@ class ReceiverFunction:
         """Writers that no Ingress uses any more, until they are closed."""
         self._follower: ContractFollower[Ingress] | None = None
         """Reads the contract's topic; None: the environment declares the Ingresses."""
-        self._tasks: list[asyncio.Task[None]] = []
-        self._tracing: Tracing | None = None
+        self._tasks: list[asyncio.Task[None]] = []  # those in the background, until `stop`
+        self._tracing: Tracing | None = None  # None: no spans are recorded
         self._keys_first_read: asyncio.Event | None = None
         """Set once the keys were read or reading failed; None: no tokens are verified."""
-        self._verifier: TokenVerifier | None = None
+        self._verifier: TokenVerifier | None = None  # verifies senders' tokens; None: nothing does
         self._subscriber: HttpSubscriber | None = None
         """Sends requests to the receiver's own Service, to show load; None: no load is shown."""
         self._statistics: ClientStatistics
@@ -130,8 +130,7 @@ class ReceiverFunction:
         if url is None:
             return
         try:
-            # Imported here, as the libraries take a tenth of a second and most receivers don't need
-            # them.
+            # Imported here: the libraries take 0.1 s, and most receivers don't need them.
             from knafka.clients.kubernetes.api_server_keys import (
                 ApiServerKeys,
                 fetch_with_credentials,
@@ -177,22 +176,12 @@ class ReceiverFunction:
 
         def apply_contract() -> None:
             """Serve the Ingresses that the contract declares now."""
-            current_contract, only_path = follower.contract, receiver.path
-            if only_path is not None and only_path not in {
-                *current_contract.entries,
-                *current_contract.refused,
-            }:
-                # Somebody deleted the contract's topic, or Kafka lost it. A 404 would say that the
-                # path isn't declared, but this function runs only because it is: so it gets 503.
-                current_contract = replace(
-                    current_contract,
-                    refused={**current_contract.refused, only_path: "it isn't there"},
-                )
+            current_contract = _refuse_if_missing(receiver.path, follower.contract)
             served = [
                 (ingress, self._ensure_writer(_with_producer_settings(ingress, receiver.kafka)))
                 for ingress in current_contract.entries.values()
             ]
-            self.ingest.serve(served, current_contract, only_path)
+            self.ingest.serve(served, current_contract, receiver.path)
             self._connections.forget_routes()
             self._retire_writers_except({contract_writer, *(writer for _, writer in served)})
 
@@ -378,6 +367,16 @@ def _limits_for_process() -> Limits:
         default_limits,
         connections=max(1, min(default_limits.connections, files - RECEIVER_OTHER_FILES)),
     )
+
+
+def _refuse_if_missing(path: str | None, current: Contract[Ingress]) -> Contract[Ingress]:
+    """Return the contract `current`; if it lacks `path`, the only one that this receiver serves
+    (None: it serves all), with that path as refused. The receiver runs because the path is
+    declared, so somebody has deleted the contract's topic, or Kafka has lost it: the answer must be
+    503, not a 404 that says that the path isn't declared."""
+    if path is None or path in current.entries or path in current.refused:
+        return current
+    return replace(current, refused={**current.refused, path: "it isn't there"})
 
 
 def _with_producer_settings(ingress: Ingress, kafka: Kafka) -> Kafka:

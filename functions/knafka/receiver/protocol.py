@@ -121,17 +121,17 @@ class ReceiverProtocol(asyncio.Protocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         """Prepare for the first request; `app_state` holds the receiver's `Connections` as
-        `connections`."""
+        `connections`. `_loop` isn't used."""
         self._shared: Connections = app_state["connections"]
         self._ingest = self._shared.ingest
         self._limits = self._ingest.limits
         self._header_limit = self._limits.header_bytes
         self._max_headers = self._limits.headers
-        self._server = server_state.connections
+        self._server = server_state.connections  # uvicorn's set of the open connections
         self._time = self._shared.loop.time
         self._parser = httptools.HttpRequestParser(self)
         self._closing = False  # whether no more requests are taken
-        self._server_stops = False
+        self._server_stops = False  # whether `shutdown` was called
         self._in_request = False  # whether a request has begun that isn't whole
         # Whether bytes held of the present request are counted, as it didn't come in one read.
         self._counting = False

@@ -117,10 +117,9 @@ class Batch:
 
     def refused_outputs(self, topic: str, key: bytes | None, *, all_as_large: bool) -> Refused:
         """Return the outputs that the next batch must not contain, by cause, because `topic` has
-        refused the output with the record key `key` as too large. Empty if the batch has no such
-        output. `all_as_large` True: every other output to the topic that is at least as large is
-        returned, too.
-        """
+        refused the output with the record key `key` (None: without key) as too large. Empty if the
+        batch has no such output. `all_as_large` True: every other output to the topic that is at
+        least as large is returned, too."""
         topic_outputs = [
             (output, cause)
             for output, cause in self._outputs_with_causes()
@@ -297,12 +296,12 @@ class Batch:
         self.counts.fired[trigger] += 1
 
     def _action_key(self, key: str, own_key: bytes | None) -> bytes | None:
-        """Return an action's record key: actions with the same key are delivered one after another,
-        those without one in any order.
+        """Return an action's record key: actions with the same key are delivered one after another.
+        None: the action has no key, and is delivered in any order.
 
         `key`: the trigger and its correlation key; `own_key`: the record key of the event that
-        fired it, if the condition wants one event only. A correlation counts before the event's own
-        key.
+        fired it if the condition wants one event only, else None. A correlation counts before the
+        event's own key.
         """
         if records.correlation_of(key) is not None:
             return key.encode()

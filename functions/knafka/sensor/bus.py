@@ -124,7 +124,8 @@ class BusPartitions:
         return own_queue.arrivals[0].place.offset if own_queue.arrivals else own_queue.next_offset
 
     def note_committed_time(self, number: int, until: int | None) -> None:
-        """Note that the routed time `until` was committed with a partition's offset."""
+        """Note that a partition's offset was committed with the time `until`, before which the
+        partition is routed; None: the time isn't known."""
         self._queues[number].committed_until = until
 
     # Order
@@ -184,7 +185,7 @@ class BusPartitions:
         heapify(heads)
         while heads:
             place, own_queue = heappop(heads)
-            bound = bounds.of(place.partition) if in_order else FOR_EVER
+            bound = bounds.of_others(place.partition) if in_order else FOR_EVER
             until = None if others_until is None else min(others_until, bound)
             queue, following = own_queue.arrivals, heads[0][0] if heads else AFTER_ALL
             # Yield this partition's events that come before the first event of each other one.

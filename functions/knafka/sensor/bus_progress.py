@@ -201,7 +201,7 @@ class BusProgress:
         """Ask Kafka for the ends of all partitions and, if other processes read some of them, for
         their commits. Raises `LogError`."""
         self._ends = self._log.reachable_ends(self._topic)
-        self._appended_from = self._times.find_earliest_append(now)
+        self._appended_from = self._times.update_earliest_append(now)
         if self.is_shared:
             committed = self._log.committed_now(self._topic)
             for commit in committed.values():

@@ -36,10 +36,10 @@ class EventTimes:
         """Whether a record of the bus was read here."""
         self._latest_reads: deque[tuple[int, int]] = deque()
         """The events that were later than all events read before them: the time of each, and when
-        it was read (our clock). `find_earliest_append` removes those that were read a grace period
-        ago or earlier."""
+        it was read (our clock). `update_earliest_append` removes those that were read a grace
+        period ago or earlier."""
         self._earliest_after_grace = 0
-        """One millisecond after the latest event that `find_earliest_append` has removed from
+        """One millisecond after the latest event that `update_earliest_append` has removed from
         `_latest_reads`; 0: it has removed none."""
 
     @property
@@ -77,10 +77,10 @@ class EventTimes:
         at any time."""
         return self._latest_reads[0][1] + self.grace if self._latest_reads else 0
 
-    def find_earliest_append(self, now: int) -> int:
-        """Move the events that were read a grace period ago, or earlier, from `_latest_reads` into
-        `_earliest_after_grace`, and return the earliest time that a record appended from now on may
-        have. That is never further back than the longer of the grace period and `SENDER_GRACE`."""
+    def update_earliest_append(self, now: int) -> int:
+        """Return the earliest time that a record appended from `now` on may have: at most the
+        grace period ago, or `SENDER_GRACE` if that is longer. Also remove the events that were read
+        a grace period ago or earlier from `_latest_reads`."""
         while self._latest_reads and self._latest_reads[0][1] <= now - self.grace:
             self._earliest_after_grace = self._latest_reads.popleft()[0] + 1
         return max(self._earliest_after_grace, now - max(self.grace, SENDER_GRACE))

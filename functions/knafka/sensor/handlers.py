@@ -49,7 +49,7 @@ class Collected(NamedTuple):
     decoded: TriggerTopicRecord | None
     """The record, decoded; None: it can't be read."""
     headers: RecordHeaders | None
-    """The record's headers; None: they can't be read."""
+    """The record's headers; None: it has none, or they can't be read."""
     error: Exception | None
     """Why the record can't be read; None: it can."""
 

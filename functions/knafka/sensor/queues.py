@@ -69,11 +69,11 @@ class Bounds(NamedTuple):
     second: int
     """The second lowest time."""
 
-    def of(self, number: int) -> int:
+    def of_others(self, number: int) -> int:
         """Return the time up to which all partitions of this process except `number` were read."""
         return self.second if number == self.number else self.first
 
     def allows(self, place: Place, in_order: bool) -> bool:
         """Whether the first queued event of a partition, at `place`, may be routed next: the other
         partitions of this process were read beyond its time, or partitions aren't `in_order`."""
-        return not in_order or place.at < self.of(place.partition)
+        return not in_order or place.at < self.of_others(place.partition)

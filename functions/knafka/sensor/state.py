@@ -65,7 +65,7 @@ class State:
         self._rules = rules
         self._max_keys = max_keys
         self._max_bytes = max_bytes
-        self._partitions: dict[int, _Partition] = {}
+        self._partitions: dict[int, _Partition] = {}  # by number
 
     def restore(self, number: int, changelog: Iterable[Sequence[Record]], now: int) -> None:
         """Restore a newly assigned partition's held events and marks from all records of its

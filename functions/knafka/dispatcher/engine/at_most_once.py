@@ -239,6 +239,7 @@ class AtMostOnceDrain(Drain):
         # A kill loses the records that are held, so hold only as many as can be sent at once.
         self._partitions.max_records, self._partitions.min_share = egress.max_in_flight, 1
         self._open_inner = clients.open_reader
+        """Opens the reader from which the `ConfirmedReader` reads."""
         self._confirmed: ConfirmedReader | None = None
         """The drain's reader; None before `run` has opened it."""
         self._revoked_partitions: list[AssignedPartition] = []

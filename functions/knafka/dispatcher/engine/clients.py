@@ -27,15 +27,16 @@ class Parser(Protocol):
     """Parses records and encodes requests, once for many drains."""
 
     def envelope(self, record: Record, headers: RecordHeaders | None) -> Envelope:
-        """Parse the record's event. `headers` are the record's headers, passed on because they may
-        be read only once. Raises `InvalidEvent`."""
+        """Parse the record's event. `headers` are the record's headers (None: it has none), passed
+        on because they may be read only once. Raises `InvalidEvent`."""
         ...
 
     def request(
         self, record: Record, envelope: Envelope, format_: Format, prefix: bytes,
         partition: int | None,
     ) -> tuple[bytes, bytes]:  # fmt: skip
-        """Encode the request that delivers the event, as `intake.encode_request` does."""
+        """Encode the request that delivers the event, as `intake.encode_request` does with these
+        parameters."""
         ...
 
 

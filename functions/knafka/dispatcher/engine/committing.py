@@ -85,9 +85,9 @@ class CommitLoop:
         return shared.commit_interval
 
     def _choose_partitions(self, shared: SharedReader | None) -> list[AssignedPartition]:
-        """Choose the partitions whose positions are committed now, and note when these are all
-        partitions. With a shared reader, they are all once in `quiet_commit_interval`; in between,
-        only the open partitions that brought records."""
+        """Return the partitions whose positions are committed now, and note it if they are all
+        partitions. With a shared reader (`shared` None: it isn't shared) they are all once in
+        `quiet_commit_interval`; in between, only the open partitions that brought records."""
         now = self._loop.time()
         interval = COMMIT_INTERVAL if shared is None else shared.quiet_commit_interval
         if interval > COMMIT_INTERVAL and now < self._all_committed_at + interval:

@@ -88,7 +88,7 @@ class Drain:
         self.is_over = False  # True once `run` has ended
         self.selection: Selection | None = select(
             egress.filter, egress.filters, self.counts.count_filter_error
-        )
+        )  # see `Selective.selection`
         self._reported = ReportedCounts()
         """The counts that earlier requests have reported."""
         self._egress = egress
@@ -109,14 +109,14 @@ class Drain:
             sender, self.congestion, egress.max_in_flight, now, turn_limit,
             Reserve(self.counts.attempts),
         )  # fmt: skip
-        self._workers.on_crash = self.stop
+        self._workers.on_crash = self.stop  # `run` raises the error
         self._intake = Intake(
             egress, clients.parser, tracing, self._partitions, sender, self._workers, self.counts
         )
         self._commit_loop = CommitLoop(
             egress.group, self._policy, self._partitions, self._workers, self.counts
         )
-        self._stopping = False
+        self._stopping = False  # see `is_stopping`
         self._stop_at = math.inf
         """Time until which attempts may be under way once the drain ends, on the event loop's
         clock."""

@@ -234,7 +234,8 @@ class Intake:
 
 
 def _parse(record: Record, headers: RecordHeaders | None) -> Envelope:
-    """Parse the event of a record with these headers. Raises `InvalidEvent`."""
+    """Parse the event of a record with these headers (None: it has none). Raises
+    `InvalidEvent`."""
     return read(headers, record.value())
 
 

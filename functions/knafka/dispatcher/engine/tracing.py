@@ -94,6 +94,7 @@ class DeliveryTrace:
         span, as the request's head has it; `id_` is the event's id."""
         self._egress = egress
         self._original_header = _HEADER % header_value
+        """The header line that each attempt replaces by that of its own span."""
         self._id = id_
         self._filter = egress.tracer.start(
             "filter", SpanKind.INTERNAL, parent, self._span_attributes()

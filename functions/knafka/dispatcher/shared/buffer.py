@@ -80,7 +80,7 @@ class Cursor:
         self.index = 0
         """Index of the cursor's next record, counted from the first record that the buffer ever
         held; for a selective cursor, the index up to which skipped records were reported."""
-        self.is_selective = False
+        self.is_selective = False  # see the module's docstring
         self.pending: list[int] = []
         """Indexes of the records that a selective cursor hasn't taken yet."""
         self.taken = 0
@@ -147,7 +147,7 @@ class PartitionBuffer:
         self.unproven: dict[Cursor, int] = {}
         """Cursors that joined above `end`, with the leader epochs of their offsets. It isn't known
         yet whether they come from the log that this buffer reads (`find_contradicted`)."""
-        self.records: list[SharedRecord] = []
+        self.records: list[SharedRecord] = []  # in the order of their offsets
         self.first_index = 0
         """Index of the first record in the buffer: the number of forgotten records."""
         self.size = 0
@@ -155,7 +155,7 @@ class PartitionBuffer:
         self.paused = False  # whether the fetcher doesn't read the partition now
         self.cursors: set[Cursor] = set()
         """All cursors: the plain and the selective ones."""
-        self.plain_cursors: set[Cursor] = set()
+        self.plain_cursors: set[Cursor] = set()  # those that take every record
         self.pending_cursors: set[Cursor] = set()
         """Selective cursors that have pending records."""
         self.filter_index: FilterIndex[Cursor] = FilterIndex()

@@ -76,6 +76,7 @@ class EgressDrains:
         self._reader: LogReader | None = None  # that of the last drain
         self._loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
+        """Set once `stop` was called."""
         self._failing_since: float | None = None
         """When the first of the failures in `_failures` happened, on the event loop's clock; None:
         there was none."""
@@ -83,6 +84,7 @@ class EgressDrains:
         """Number of drains that have ended by themselves and aren't forgotten; the wait before the
         next drain grows with this number."""
         self.task = asyncio.create_task(self._run(previous_drains))
+        """Runs the drains; done once `stop` was called and the last drain is over."""
 
     def stop(self, timeout: float) -> None:
         """Stop the running drain, if there is one, within `timeout` seconds; start no other."""
@@ -111,7 +113,8 @@ class EgressDrains:
         return idle if self.drain is None else self.drain.seconds_until_idle(idle)
 
     async def _run(self, previous_drains: asyncio.Task[None] | None) -> None:
-        """Wait for the previous record's drains, then drain again and again until stopped."""
+        """Wait for `previous_drains` (None: there are none), then drain again and again until
+        stopped."""
         if previous_drains is not None:
             await asyncio.wait({previous_drains})
         while not self._stopping.is_set():

@@ -62,12 +62,12 @@ class SharedTopic:
         `open_member` opens its membership, `open_source` the consumer of a fetcher; `offsets` reads
         and makes the groups' commits. `limits` are those of each fetcher; None: the usual ones."""
         self.name = name
-        self.fetchers: list[Fetcher] = []
+        self.fetchers: list[Fetcher] = []  # in the order in which they were opened
         self._open_member = open_member
         self._open_source = open_source
         self._offsets = offsets
         self._limits = limits or FetchLimits()
-        self._readers: list[GroupReader] = []
+        self._readers: list[GroupReader] = []  # one for each group
         self._committing_readers: dict[GroupReader, None] = {}
         """The readers that may have something to commit, in the order in which they asked."""
         self._unchecked_readers: dict[GroupReader, None] = {}

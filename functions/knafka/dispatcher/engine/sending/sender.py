@@ -195,8 +195,9 @@ class Sender:
         )
 
     def _record_failure(self, event: PendingEvent, outcome: Outcome, *, is_reply: bool) -> None:
-        """Count a failed attempt in the metrics and in the event's tries (in `reply_tries` if a
-        reply was not stored or sent), and report it to the congestion control."""
+        """Count a failed attempt in the metrics and in the event's tries, and report it to the
+        congestion control. The attempt counts in `reply_tries` instead of `tries` if the event has
+        a kept reply (`is_reply`), or if the attempt failed because of its reply."""
         self._counts.count_failure(outcome)
         event.record_failed_attempt(outcome)
         self._report_to_congestion(outcome, event)
