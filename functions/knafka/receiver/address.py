@@ -58,8 +58,8 @@ def decode_path(path: bytes) -> bytes:
 
 
 def _host_of(headers: HttpHeaders) -> bytes:
-    """Return the requested host in lower case and without its port: that of `K-Original-Host`, else
-    that of `Host`; empty if neither header is there."""
+    """Return the requested host in lower case and without its port: the host in `K-Original-Host`,
+    else the one in `Host`; empty if neither header is there."""
     named_host = b""
     for name, value in headers:
         if len(name) in _HOST_HEADER_LENGTHS:

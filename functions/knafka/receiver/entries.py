@@ -12,7 +12,7 @@ class IngressEntryParser:
     """A `contract_topic.EntryParser` of Ingresses; a record's key is the Ingress's path."""
 
     def __init__(self, path: str | None = None) -> None:
-        """`path`: that of the only Ingress to serve; None: all are served."""
+        """`path`: the path of the only Ingress to serve; None: all are served."""
         self._path = path
 
     def entry_of(self, key: str, value: bytes) -> Ingress | None:

@@ -91,7 +91,7 @@ class IngestHandler:
         self._served: dict[str, BrokerRoute] = {}
         """The routes by path."""
         self._routes: dict[bytes, BrokerRoute] = {}
-        """The routes by address: that of the path, and those of the hosts."""
+        """The routes by address: each has an address for its path, and one for each host."""
         self._refused: Collection[bytes] = ()
         """Addresses whose declaration is invalid."""
         only_path = ingresses[0].path if contract is None and len(ingresses) == 1 else None

@@ -119,7 +119,8 @@ class BusPartitions:
 
     def position(self, number: int) -> int:
         """Return the offset to commit for a partition of this process, together with everything
-        that was routed: that of its first queued event, else the next one to read."""
+        that was routed: the offset of its first queued event, or the next offset to read if none is
+        queued."""
         own_queue = self._queues[number]
         return own_queue.arrivals[0].place.offset if own_queue.arrivals else own_queue.next_offset
 

@@ -131,8 +131,8 @@ class BusProgress:
 
     def _lowest_time(self, until_of_own: Callable[[int], int | None]) -> int | None:
         """Return the lowest time of all partitions, without stalled ones: `until_of_own` returns
-        that of a partition of this process, `others_until` is that of the others. None: one of
-        these times isn't known, or there are no partitions."""
+        the time of a partition of this process, and `others_until` is the lowest time of the
+        others. None: one of these times isn't known, or there are no partitions."""
         if (lowest := self.others_until) is None:
             return None
         for number in self._queues.keys() - self.stalled:
@@ -211,8 +211,8 @@ class BusProgress:
 
     def _note_reached_ends(self, now: int) -> None:
         """Set `reached_request_at` to the time of the latest request whose ends are all reached.
-        Checked first are the ends of the earlier request that weren't reached yet
-        (`_unreached_ends`), then those of the request just made, at `now`."""
+        The earlier request whose ends weren't reached yet (`_unreached_ends`) is checked first,
+        then the request just made, at `now`."""
         requests = [(now, self._ends)]
         if self._unreached_ends is not None:
             requests.insert(0, self._unreached_ends)

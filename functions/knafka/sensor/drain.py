@@ -42,7 +42,7 @@ class SensorDrain:
         slot: int | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """`open_processor` opens the processor of a slot, and `slot` is that of this drain
+        """`open_processor` opens the processor of a slot; `slot` is the slot of this drain
         (`DrainRequest.slot`; None: it has none). `now` returns seconds since the Unix epoch."""
         self.idle: float | None = None
         """Seconds without work after which the drain ends; None: it never ends as idle."""

@@ -241,8 +241,8 @@ class Processor:
     # Partitions
 
     def not_ready(self, partitions: Collection[Partition]) -> Collection[Partition]:
-        """Return those of these partitions that this process can't take over now: partitions of the
-        trigger topic whose held events can't be read, as their changelog can't."""
+        """Return which of these partitions this process can't take over now: partitions of the
+        trigger topic whose held events can't be read from the changelog."""
         trigger_topic = self._sensor.trigger_topic
         numbers = [partition.number for partition in partitions if partition.topic == trigger_topic]
         unreadable = find_unreadable_changelogs(self._sensor, self._log, numbers)

@@ -26,7 +26,7 @@ class Stalls:
     """Tracks how long partitions haven't been read on while events wait for them."""
 
     def __init__(self, topic: str) -> None:
-        """Begin without stalled partitions; `topic` is that of the bus, for log lines."""
+        """Begin without stalled partitions; `topic` is the bus's topic, for log lines."""
         self._topic = topic
         self._waiting_since: dict[int, tuple[int | None, int]] = {}
         """For each partition that may hold up the others: the time (ms) up to which it was read

@@ -54,8 +54,8 @@ class _Partition:
 class State:
     """The held events by partition of the trigger topic, as of the last commit.
 
-    In its methods, `number` is such a partition, and `key` a trigger with its correlation key
-    (`records.key_of`), or that of a mark.
+    In its methods, `number` is a partition of the trigger topic. `key` is a trigger with its
+    correlation key (`records.key_of`), or the key of a mark (`core.sensor.duplicates`).
     """
 
     def __init__(self, rules: Mapping[str, Rule], max_keys: int, max_bytes: int) -> None:

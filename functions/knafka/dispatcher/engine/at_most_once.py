@@ -183,8 +183,8 @@ class ConfirmedReader:
     # Assignment
 
     def on_assigned(self, partitions: Mapping[int, OffsetAndMetadata | None]) -> None:
-        """Note the offset from which each newly assigned partition is read: that of the group's
-        commit, or 0 if it has none (None). Then assign the partitions to the drain."""
+        """Note the offset from which each newly assigned partition is read: the offset of the
+        group's commit, or 0 without a commit (None). Then assign the partitions to the drain."""
         for number, committed in partitions.items():
             offset, metadata = committed or OffsetAndMetadata(0)
             self._next_offsets[number] = self._committed[number] = offset

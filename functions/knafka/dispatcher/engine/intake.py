@@ -242,10 +242,10 @@ def _parse(record: Record, headers: RecordHeaders | None) -> Envelope:
 def encode_request(
     record: Record, envelope: Envelope, format_: Format, prefix: bytes, partition: int | None
 ) -> tuple[bytes, bytes]:
-    """Encode the request that delivers a record's event, in the mode `format_` (None: that of the
-    record). Returns the header lines, which begin with those of `prefix`, and the body. Unless
-    `partition` (Kafka's number of the record's partition) is None, the request has the attributes
-    with the record's partition and offset."""
+    """Encode the request that delivers a record's event, in the mode `format_` (None: in the
+    record's mode). Returns the header lines, which begin with the lines `prefix`, and the body.
+    Unless `partition` (Kafka's number of the record's partition) is None, the request has the
+    attributes with the record's partition and offset."""
     if partition is None:
         head, body = request_of(envelope, format_)
     else:

@@ -332,8 +332,8 @@ class PendingEvent:
     def resume(self, state: DeliveryState, *, same_policy: bool) -> None:
         """Continue the delivery in the `state` in which an earlier owner left it. If the retry
         policy or a destination has changed (`same_policy` False), begin again at the subscriber,
-        with no try counted yet. Exception: an event that has failed for good, and whose dead letter
-        only has to be stored, stays at that stage."""
+        with no try counted yet. Exception: an event at the stage TOPIC whose outcome is known
+        (`state.failed`) stays there, as only its dead letter has to be stored."""
         self.attempts = state.attempts
         self.first_attempt = state.first_attempt
         self.last_attempt = state.last_attempt

@@ -94,7 +94,7 @@ class DeliveryTrace:
         span, as the request's head has it; `id_` is the event's id."""
         self._egress = egress
         self._original_header = _HEADER % header_value
-        """The header line that each attempt replaces by that of its own span."""
+        """The event's own header line, which each attempt replaces by one that names its span."""
         self._id = id_
         self._filter = egress.tracer.start(
             "filter", SpanKind.INTERNAL, parent, self._span_attributes()
@@ -176,8 +176,8 @@ class DeliveryTrace:
         return error
 
     def _start(self, name: str, kind: SpanKind) -> Span:
-        """Start a span of this name: a reply's under that of the last attempt, all others under
-        that of the filter."""
+        """Start a span of this name: for a reply under the span of the last attempt, else under the
+        filter's span."""
         parent = self._attempt if name == "reply" else self._filter.context
         span = self._egress.tracer.start(name, kind, parent, self._span_attributes())
         self.current = span.context
@@ -187,9 +187,9 @@ class DeliveryTrace:
 
 
 def log_ids(trace: DeliveryTrace | None, headers: RecordHeaders | None) -> Mapping[str, str]:
-    """Return trace and span ids for `extra` of a log line about an event: those of the span that
-    was started last or, if the event isn't sampled (`trace` None), those in its record's `headers`.
-    Empty if the headers have none."""
+    """Return the trace and span ids for `extra` of a log line about an event. They are the ids of
+    the span that was started last or, if the event isn't sampled (`trace` None), the ids in its
+    record's `headers`. Empty if the headers have none."""
     context = None if trace is None else trace.current
     if context is None:
         traceparents = [value for name, value in headers or () if name == TRACEPARENT]

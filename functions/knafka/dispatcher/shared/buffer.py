@@ -165,7 +165,7 @@ class PartitionBuffer:
 
     @property
     def end_index(self) -> int:
-        """The index after that of the last record."""
+        """The index that the next appended record gets."""
         return self.first_index + len(self.records)
 
     @property

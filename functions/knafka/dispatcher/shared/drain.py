@@ -245,7 +245,7 @@ class ShardDrain:
         }
 
     def progress(self, ended: Ended | None = None, error: str | None = None) -> ShardProgress:
-        """Return the progress of all Egresses; of one whose record is refused, only the reason.
+        """Return the progress of all Egresses; if an Egress's record is refused, only the reason.
         `ended` says how the shard's drain ended (None: it goes on), and `error` why it failed
         (None: it didn't fail)."""
         egresses = {group: self._progress_of(group) for group in self._contract.entries}

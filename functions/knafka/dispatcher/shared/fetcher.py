@@ -52,8 +52,8 @@ class FetchLimits:
     patience: float = 0.1
     """Seconds that a full buffer waits for its slowest groups before they are evicted."""
     pause_after: float = 1.0
-    """Seconds without progress after which partitions whose records no group takes are paused,
-    which discards the records that librdkafka has prefetched."""
+    """Seconds after which partitions are paused if no group takes their records. A pause discards
+    the records that librdkafka has prefetched."""
 
 
 class Placement(Protocol):
@@ -269,9 +269,9 @@ class Fetcher:
                 self._pause(active)
 
     def _full_buffers(self, active: Sequence[PartitionBuffer]) -> list[PartitionBuffer]:
-        """Return those of the buffers `active` that may get no more records until their slowest
-        groups have taken some: each that holds its most records or, if the bytes of all are too
-        many, the largest."""
+        """Return which of the buffers `active` may get no more records until their slowest groups
+        have taken some: each buffer with as many records as allowed or, if there is none and the
+        bytes of all buffers are too many, the largest buffer."""
         limits = self._limits
         full_buffers = [buffer for buffer in active if buffer.is_ahead_by(limits.records)]
         if not full_buffers and self.size >= limits.size:

@@ -70,8 +70,8 @@ class GroupCommits:
         self._to_commit: dict[int, OffsetAndMetadata] = {}  # stored commits, not made yet
         self._committing: asyncio.Task[None] | None = None  # the commit under way
         self._restarted: set[int] = set()
-        """Partitions that were created anew since the last commit began, to which that commit
-        doesn't apply."""
+        """Partitions that were restarted (`restart`) since the last commit began: that commit says
+        nothing about their present logs."""
         self._is_given_up = False  # whether `give_up` was called
         self._changed = asyncio.Event()
         """Set when a commit has ended, or when there may be no commit to wait for any more."""

@@ -169,9 +169,9 @@ class ServedShard:
 
 
 def make_line_reducer() -> Callable[[ShardProgress], ShardProgress]:
-    """Return a function that turns a shard's progress into that of the next line of one answer.
-    The first and the last line have all Egresses, the others only those whose progress has changed
-    since the line before."""
+    """Return a function that reduces the shard's progress to what the next line of one answer
+    says. The first and the last line have all Egresses, the others only those whose progress has
+    changed since the line before."""
     last_egresses: dict[str, DrainProgress] = {}
 
     def reduce(progress: ShardProgress) -> ShardProgress:

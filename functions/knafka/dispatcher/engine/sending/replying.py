@@ -79,7 +79,7 @@ class _RetriedReplies(ABC):
     async def handle(self, response: Response, event: PendingEvent) -> tuple[Outcome, bytes]:
         """Store or send the reply that the response claims to hold; keep the reply in the event if
         another attempt may succeed. Returns the outcome, and the body that explains a failure in a
-        dead letter: that of the response, or a sentence."""
+        dead letter: the response's body, or a sentence."""
         if response.cut:
             log.warning("a reply from %s is larger than any event may be", self._subscriber_url)
             return Outcome(response.status, self.failure_reason, permanent=True), response.body
@@ -198,8 +198,8 @@ class SentReplies(_RetriedReplies):
 
     async def _send(self, reply: Draft) -> tuple[Outcome, bytes] | None:
         """Send a reply once. Returns None if it was delivered, else the outcome and the body that
-        explains it: that of the destination's response, or a sentence if there was none. If no
-        token could be got for the destination, that is the reason of the failure."""
+        explains it: the body of the destination's response, or a sentence without a response. The
+        failure's reason is `NO_TOKEN` if there is no token for the destination."""
         envelope = read(reply.headers, reply.value)
         head, body = request_of(envelope, self._delivery.format)
         try:
