@@ -42,7 +42,7 @@ E_co = TypeVar("E_co", covariant=True)
 
 
 class EntryParser(Protocol[E_co]):
-    """Parses records of the topic into entries, and tells which records concern this process. A
+    """Parses records of the topic into entries, and says which records concern this process. A
     receiver and a shared dispatcher have one each."""
 
     def entry_of(self, key: str, value: bytes) -> E_co | None:

@@ -70,8 +70,7 @@ class Hosted:
         previous_handler = signal.getsignal(signal.SIGTERM)
 
         def interrupt(number: int, frame: FrameType | None) -> None:
-            """Have the event loop interrupt the function, and call the server's own handler of
-            SIGTERM."""
+            """Interrupt the function on the event loop, and call the server's own handler."""
             loop.call_soon_threadsafe(self._function.interrupt)
             if callable(previous_handler):
                 previous_handler(number, frame)

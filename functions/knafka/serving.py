@@ -220,8 +220,8 @@ class _FunctionServer(uvicorn.Server):
                     await self._is_signalled.wait()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Handle a signal: let uvicorn note that the server ends, and have the event loop interrupt
-        the function."""
+        """Handle a signal: let uvicorn note that the server ends, and interrupt the function on the
+        event loop."""
         super().handle_exit(sig, frame)
         asyncio.get_running_loop().call_soon_threadsafe(self._interrupt_function)
 

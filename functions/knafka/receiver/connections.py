@@ -40,7 +40,7 @@ class OpenConnection(Protocol):
         ...
 
     def forget_route(self) -> None:
-        """Have the next request look its route up again, as the served Ingresses have changed."""
+        """Look up the route of the next request again, as the served Ingresses have changed."""
         ...
 
 

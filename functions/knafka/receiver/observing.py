@@ -28,7 +28,7 @@ from knafka.receiver.tracing import IngestTracing
 
 @dataclass(frozen=True, slots=True)
 class ReceiverObservers:
-    """What records a receiver's work, and who may read the records."""
+    """The objects that record a receiver's work, and the callers who may read the records."""
 
     tracing: IngestTracing | None = None
     """Records spans; None: no spans are recorded."""

@@ -458,7 +458,7 @@ class ReceiverProtocol(asyncio.Protocol):
         self._body_limit, self._too_large = self._ingest.body_limit(address)
 
     def forget_route(self) -> None:
-        """Have the next request look its route up; one being received keeps its route."""
+        """Look up the route of the next request again; a request being received keeps its route."""
         self._routed_url = b""  # equals no request's URL
 
     def on_body(self, body: bytes) -> None:

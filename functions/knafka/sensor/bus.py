@@ -160,8 +160,8 @@ class BusPartitions:
 
     @property
     def first_ahead_time(self) -> int | None:
-        """The time of the first event that was routed ahead, if so many were that no more may be;
-        None otherwise."""
+        """The time of the first event that was routed ahead, if no more may be routed ahead
+        (`MAX_AHEAD_RECORDS`); None otherwise."""
         return self._routed_ahead[0] if self._is_ahead_limit_reached else None
 
     @property

@@ -74,7 +74,7 @@ class BusProgress:
         return self._stalls.partitions
 
     def forget_request(self) -> None:
-        """Have `refresh` ask Kafka again, as a partition was assigned since its last request."""
+        """Make `refresh` ask Kafka again, as a partition was assigned since its last request."""
         self._considered_at = None
 
     @property

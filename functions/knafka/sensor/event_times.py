@@ -24,7 +24,7 @@ SENDER_GRACE: Final = 2_000
 
 
 class EventTimes:
-    """What is known of the times of a bus's events, by those that were read here."""
+    """What the records that were read here show of the times of a bus's events."""
 
     def __init__(self, sensor: SensorContract) -> None:
         """Begin without events; Kafka is taken to set the times until something shows otherwise."""

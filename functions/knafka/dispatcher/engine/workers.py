@@ -313,7 +313,7 @@ class Workers:
 
     def _wait_for_reserve(self, limit: int) -> bool:
         """If the next attempt must wait because slow attempts hold most of the `limit` places
-        (`reserve`), have a worker woken later, and return True; else return False."""
+        (`reserve`), plan to wake a worker later, and return True; else return False."""
         if self._reserve is None:
             return False
         now = self._now()
@@ -363,8 +363,8 @@ class Workers:
         self._congestion.record_probe(self._loop.time())
 
     def _wait_for_retry_after(self) -> bool:
-        """If a Retry-After of the subscriber forbids attempts now, have a worker woken when it no
-        longer does, and return True; else return False."""
+        """If a Retry-After of the subscriber forbids attempts now, plan to wake a worker when it is
+        over, and return True; else return False."""
         paused_until = self._congestion.paused_until
         if paused_until <= self._loop.time():
             return False

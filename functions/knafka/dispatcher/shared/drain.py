@@ -346,8 +346,8 @@ class ShardDrain:
         self._reported.setdefault(group, served.totals().snapshot())
 
         def on_ended(task: asyncio.Task[None]) -> None:
-            """Forget the task of an Egress's drains; if the drains were stopped, also have the
-            contract's position reported again."""
+            """Forget the task of an Egress's drains; if the drains were stopped, also ask for a
+            report of the contract's position, which may be later now."""
             if self._latest_tasks.get(group) is task:
                 del self._latest_tasks[group]
             if self._position_by_stopped_task.pop(task, None) is not None:

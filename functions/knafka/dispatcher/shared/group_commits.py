@@ -101,7 +101,7 @@ class GroupCommits:
     def restart(self, number: int, shared: Position) -> Position:
         """Drop the commits of a partition whose log was replaced from `shared` on. Returns where to
         read it again: at `shared`, or at the first offset that the drain hasn't settled if that is
-        lower. If the latter isn't known, returns `BEGINNING`, which has no leader epoch."""
+        lower. If that offset isn't known, returns `BEGINNING`, which has no leader epoch."""
         start = Position(min(shared.offset, self._settled.get(number, BEGINNING)), shared.epoch)
         if start.offset < 0:
             start = Position(BEGINNING)
@@ -171,7 +171,7 @@ class GroupCommits:
         self._enqueue_stored()
 
     def _enqueue_stored(self) -> None:
-        """Have the topic make the stored commits, if there are any."""
+        """Ask the topic to make the stored commits, if there are any."""
         if self._to_commit:
             self._enqueue()
 
@@ -258,7 +258,7 @@ class GroupCommits:
             await self._wait_for_change()
 
     def give_up(self) -> None:
-        """Have `wait_until_made` wait no longer, as the reader has failed."""
+        """Let `wait_until_made` end, as the reader has failed."""
         self._is_given_up = True
         self._changed.set()
 

@@ -318,7 +318,7 @@ class GroupReader:
 
     def start_reading(self, number: int, committed: Commit | None) -> None:
         """Start to read an assigned partition from the offset of `committed`; None: from its
-        beginning. `assign_partitions` got the same commit, but its caller starts all groups in the
+        beginning. Apart from `assign_partitions`, so that the topic can start all groups in the
         order of their offsets. Does nothing if the partition was revoked meanwhile."""
         if cursor := self.cursors.get(number):
             offset = BEGINNING if committed is None else committed.offset
@@ -350,7 +350,7 @@ class GroupReader:
         self._partitions_with_news.pop(number, None)
 
     def _enqueue_check(self) -> None:
-        """Have the topic call `check_topic`, if there are marks to check."""
+        """Ask the topic to call `check_topic`, if there are marks to check."""
         if self.has_marks_to_check:
             self._topic.enqueue_check(self)
 

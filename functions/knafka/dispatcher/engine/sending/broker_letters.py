@@ -42,8 +42,8 @@ log = logging.getLogger(__name__)
 log.addFilter(RateLimitedFilter(by_wording=True))
 
 TURN_WINDOW: Final = 5.0
-"""Seconds within which each dispatcher's turn lies. With 15 ms for reading and writing, only one of
-38 dispatchers that read a record at the same moment writes, nine times out of ten."""
+"""Seconds within which each dispatcher's turn lies. If 38 dispatchers read a record at the same
+moment, and reading and writing take 15 ms, only one of them writes, nine times out of ten."""
 DELAY_AFTER_OTHERS: Final = 1.0
 """Seconds by which the turn of a dispatcher is later once it has seen another one's dead letter."""
 READ_AGAIN_INTERVAL: Final = 0.25
