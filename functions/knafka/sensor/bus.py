@@ -204,7 +204,7 @@ class BusPartitions:
                 if not queue:
                     break
                 place = queue[0].place
-            else:
+            else:  # the queue isn't empty: another partition's event comes first
                 heappush(heads, (place, own_queue))
 
     def drop_events_no_longer_ahead(self) -> None:

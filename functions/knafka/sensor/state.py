@@ -72,29 +72,38 @@ class State:
         changelog, and set the timers. `now`: ms since the Unix epoch."""
         partition = _Partition()
         for key, events in _read_changelog(changelog, now).items():
-            rule = self._rules.get(records.trigger_of(key))
-            # Events that no condition of the present Sensor wants are stale.
-            names = frozenset[str]()  # the dependencies whose events count at this key
-            if rule is not None and (duplicates.is_mark(key) or can_hold(rule, key)):
-                names = rule.condition.names
-            counting_events = [event for event in events if event.dependency in names]
-            dropped = (event for event in events if event.dependency not in names)
-            partition.stale += [records.changelog_key(key, event.offset) for event in dropped]
-            if counting_events and duplicates.is_mark(key):
-                partition.marks[key] = tuple(counting_events)
-            elif counting_events:
-                partition.held[key] = sort_by_time(counting_events)
-                partition.bytes += _bytes_of(counting_events)
+            self._restore_key(partition, key, events)
         by_age = sorted(partition.marks.items(), key=lambda mark: mark[1][0].at)
         partition.marks = OrderedDict(by_age)
         self._partitions[number] = partition
         for key, held in partition.held.items():
             self.set_timers(number, key)
-            condition = self._rules[records.trigger_of(key)].condition
-            if not condition.unwanted and condition.holds(
-                Counter(event.dependency for event in held)
-            ):
+            if self._is_fulfilled(key, held):
                 partition.fulfilled.append(key)
+
+    def _restore_key(self, partition: _Partition, key: str, events: Sequence[HeldEvent]) -> None:
+        """Add the events that the changelog holds at a key to a restored partition: as held events
+        or a mark or, if no condition of the present Sensor wants them, as stale records."""
+        rule = self._rules.get(records.trigger_of(key))
+        wanted_names = frozenset[str]()  # of the dependencies whose events the key may hold
+        if rule is not None and (duplicates.is_mark(key) or can_hold(rule, key)):
+            wanted_names = rule.condition.names
+        wanted_events = [event for event in events if event.dependency in wanted_names]
+        stale_events = (event for event in events if event.dependency not in wanted_names)
+        partition.stale += [records.changelog_key(key, event.offset) for event in stale_events]
+        if wanted_events and duplicates.is_mark(key):
+            partition.marks[key] = tuple(wanted_events)
+        elif wanted_events:
+            partition.held[key] = sort_by_time(wanted_events)
+            partition.bytes += _bytes_of(wanted_events)
+
+    def _is_fulfilled(self, key: str, held: Held) -> bool:
+        """Whether the events held at a key make their trigger's condition true. False if the
+        trigger waits for an event's absence, as then a timer fires it."""
+        condition = self._rules[records.trigger_of(key)].condition
+        return not condition.unwanted and condition.holds(
+            Counter(event.dependency for event in held)
+        )
 
     def forget(self, number: int) -> None:
         """Forget a partition, which belongs to another process (BUS-S10)."""

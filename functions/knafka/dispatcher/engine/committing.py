@@ -85,8 +85,8 @@ class CommitLoop:
         return shared.commit_interval
 
     def _choose_partitions(self, shared: SharedReader | None) -> list[AssignedPartition]:
-        """Return the partitions whose positions are committed now, and note it if they are all
-        partitions. With a shared reader (`shared` None: it isn't shared) they are all once in
+        """Return the partitions whose positions are committed now; if they are all partitions, note
+        the time. With a shared reader (`shared` None: it isn't shared) they are all once in
         `quiet_commit_interval`; in between, only the open partitions that brought records."""
         now = self._loop.time()
         interval = COMMIT_INTERVAL if shared is None else shared.quiet_commit_interval

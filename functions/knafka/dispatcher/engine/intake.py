@@ -79,8 +79,9 @@ class HeldPartitions(dict[int, AssignedPartition]):
 
     @property
     def min_idle(self) -> float:
-        """Least seconds without work before the drain counts as idle. There are more while it can't
-        know of all work: without partitions, and until it has got a record or the end of each."""
+        """Least seconds without work before the drain counts as idle: `JOIN_PATIENCE` without
+        partitions, `FIRST_READ_PATIENCE` while some partition has brought neither a record nor its
+        end, else `MIN_IDLE`."""
         if not self:
             return JOIN_PATIENCE
         positions = [partition.tracker.position for partition in self.values()]

@@ -362,7 +362,7 @@ class PartitionBuffer:
 
     def take_end(self, cursor: Cursor) -> int | None:
         """Return the partition's end if the cursor has taken all records below it, and note that it
-        is reported; None if it was reported before, or records are left to take."""
+        is reported; None if it isn't known, was reported before, or records are left to take."""
         if (
             cursor.next_index < self.end_index
             or self.known_end != self.end
