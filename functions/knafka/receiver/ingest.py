@@ -189,7 +189,7 @@ class IngestHandler:
         limits, clock, types = self.limits, self._clock, self._types
         began = clock()
 
-        # Its variables `held` and `record_headers` are set below, before Kafka gets the event.
+        # It uses `held` and `record_headers`, which are set below, before Kafka gets the event.
         def on_stored(error: LogError | None) -> None:
             """Answer the request after Kafka's report of its event: release its bytes, note its
             type if it was stored, and count the duration."""

@@ -217,8 +217,8 @@ class BusPartitions:
 
     def balance(self) -> None:
         """While too much is queued, pause partitions with more than their share of it; resume them
-        later. The partition that was read least far isn't paused, as the others
-        wait for it, unless no more events may be routed ahead."""
+        later. The partition that was read least far isn't paused, as the others wait for it,
+        unless no more events may be routed ahead."""
         partitions = max(1, len(self._queues))
         lowest = self.progress.bounds_of_reading().first
         is_much = self.queued > MAX_QUEUED_RECORDS or self.queued_bytes > MAX_QUEUED_BYTES

@@ -20,7 +20,8 @@ from knafka.core.sensor.order import Routed
 KAFKA_GRACE: Final = 20
 """Milliseconds by which the clocks of Kafka's nodes may differ, where Kafka sets the time."""
 SENDER_GRACE: Final = 2_000
-"""Milliseconds from an event's time until Kafka has it, where its sender sets the time."""
+"""Most milliseconds from an event's time until Kafka has the event, where its sender sets the
+time."""
 
 
 class EventTimes:

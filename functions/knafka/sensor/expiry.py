@@ -28,7 +28,7 @@ from knafka.sensor.state import State
 from knafka.sensor.watermark import MIN_ABSENCE_DELAY
 
 MAX_LATE_KEYS: Final = 10_000
-"""Most keys that wait one by one after late events; with more, all keys wait."""
+"""Most keys whose late events are noted one by one; with more, the timers of all keys wait."""
 
 _Key: TypeAlias = tuple[int, str]
 """Partition of the trigger topic, and trigger with its correlation key (`records.key_of`)."""
