@@ -71,9 +71,7 @@ class Contract(Generic[E]):
 class ContractFollower(Generic[E]):
     """Reads the topic and keeps `contract` up to date while `follow` runs."""
 
-    def __init__(
-        self, parser: EntryParser[E], open_reader: Callable[[], PositionedReader]
-    ) -> None:
+    def __init__(self, parser: EntryParser[E], open_reader: Callable[[], PositionedReader]) -> None:
         """Begin with an empty contract. `parser` parses the topic's records; `open_reader` opens a
         reader each time that the topic is read from its beginning."""
         self.contract: Contract[E] = Contract()
