@@ -4,8 +4,8 @@
     a log that begins anew, or an error --> the same again; the old contract counts until the end
 
 A contract is complete only at the topic's end, as later records may replace earlier ones. A record
-that can't be used removes the entry of its key, and no other. `Entries` defines what an entry is:
-one of a shard's Egresses (`dispatcher.shared.entries`), or of a receiver's Ingresses
+that can't be used removes the entry of its key, and no other. An `EntryParser` defines what an
+entry is: one of a shard's Egresses (`dispatcher.shared.entries`), or of a receiver's Ingresses
 (`receiver.entries`).
 """
 
@@ -34,16 +34,16 @@ CONTRACT_READ_TIMEOUT: Final = 1.0
 CONTRACT_CLOSE_TIMEOUT: Final = 5.0
 """Seconds to close a reader."""
 READ_TO_END_TIMEOUT: Final = 30.0
-"""Seconds within which a reader must reach the topic's end, before another one is opened:
-librdkafka looks less and less often for a topic that didn't exist."""
+"""Seconds within which a reader must reach the topic's end; then another reader is opened, as
+librdkafka looks less and less often for a topic that didn't exist when it first looked."""
 
 E = TypeVar("E")
 E_co = TypeVar("E_co", covariant=True)
 
 
-class Entries(Protocol[E_co]):
-    """Parses records of the topic into the entries that concern this process; a receiver and a
-    shared dispatcher implement it."""
+class EntryParser(Protocol[E_co]):
+    """Parses records of the topic into entries, and says which records concern this process. A
+    receiver and a shared dispatcher have one each."""
 
     def entry_of(self, key: str, value: bytes) -> E_co | None:
         """Return the entry that a record with this key and value declares; None: it doesn't concern
@@ -65,14 +65,15 @@ class Contract(Generic[E]):
     entries: Mapping[str, E] = field(default_factory=dict)
     """The entries; an entry that is declared again unchanged stays the same object."""
     refused: Mapping[str, str] = field(default_factory=dict)
-    """By key, why a record that concerns this process can't be used."""
+    """The records that concern this process and can't be used: why not, by the record's key."""
 
 
 class ContractFollower(Generic[E]):
     """Reads the topic and keeps `contract` up to date while `follow` runs."""
 
-    def __init__(self, entries: Entries[E], open_reader: Callable[[], PositionedReader]) -> None:
-        """Begin with an empty contract; `open_reader` opens a reader for each run of `follow`."""
+    def __init__(self, parser: EntryParser[E], open_reader: Callable[[], PositionedReader]) -> None:
+        """Begin with an empty contract. `parser` parses the topic's records; `open_reader` opens a
+        reader each time that the topic is read from its beginning."""
         self.contract: Contract[E] = Contract()
         """The present contract; each change replaces the object."""
         self.is_ready = False
@@ -81,10 +82,10 @@ class ContractFollower(Generic[E]):
         """Why the topic can't be read now; empty: it can."""
         self.listeners: list[Callable[[], None]] = []
         """Functions that are called after each change."""
-        self._entries = entries
+        self._parser = parser
         self._open_reader = open_reader
         self._failures = 0
-        """Number of failed runs of `follow` in a row."""
+        """Number of failed attempts to read the topic since it was last read to its end."""
         self._ready = asyncio.Event()
         """Set when `is_ready` becomes True."""
 
@@ -124,19 +125,19 @@ class ContractFollower(Generic[E]):
         within `READ_TO_END_TIMEOUT`."""
         loop = asyncio.get_running_loop()
         contract: Contract[E] = Contract()
-        began, at_end = loop.time(), False
+        began_at, at_end = loop.time(), False
         while True:
             records = await reader.read(CONTRACT_READ_LIMIT, CONTRACT_READ_TIMEOUT)
             if CONTRACT_PARTITION in reader.restarted:
                 log.warning("the contract's topic begins anew")
-                contract, began, at_end = Contract(), loop.time(), False
+                contract, began_at, at_end = Contract(), loop.time(), False
             contract = self._apply_records(
                 contract, records, reader.ends.get(CONTRACT_PARTITION, 0)
             )
             at_end = at_end or CONTRACT_PARTITION in reader.ends
             if at_end:
                 self._publish(contract)
-            elif loop.time() - began > READ_TO_END_TIMEOUT:
+            elif loop.time() - began_at > READ_TO_END_TIMEOUT:
                 raise LogError(f"no end of its topic within {READ_TO_END_TIMEOUT:.0f} s")
 
     def _apply_records(
@@ -158,10 +159,10 @@ class ContractFollower(Generic[E]):
             if value is None:
                 continue
             try:
-                entry = self._entries.entry_of(key, value)
+                entry = self._parser.entry_of(key, value)
             except Exception as error:  # only this record is refused; the others count
                 log.error("the contract's record of %s can't be used: %s", key, error)
-                if self._entries.concerns(value):
+                if self._parser.concerns(value):
                     refused[key] = f"its contract can't be used: {error}"
             else:
                 if entry is not None:

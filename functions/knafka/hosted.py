@@ -32,6 +32,7 @@ class Hosted:
     """A function in a server that isn't ours, by func's contract (FN-2)."""
 
     def __init__(self, function: ServedFunction) -> None:
+        """Start nothing yet: `start` or the first request starts the function."""
         self._function = function
         self._starting: asyncio.Task[None] | None = None
         """The start of the function; None: it hasn't begun."""
@@ -69,8 +70,7 @@ class Hosted:
         previous_handler = signal.getsignal(signal.SIGTERM)
 
         def interrupt(number: int, frame: FrameType | None) -> None:
-            """Have the event loop interrupt the function, and call the server's own handler of
-            SIGTERM."""
+            """Interrupt the function on the event loop, and call the server's own handler."""
             loop.call_soon_threadsafe(self._function.interrupt)
             if callable(previous_handler):
                 previous_handler(number, frame)

@@ -44,6 +44,7 @@ MAX_REMEMBERED_KINDS: Final = 100
 memory."""
 
 _NUMBERS = re.compile(r"\d+")
+"""The numbers in a log line, in which lines of one kind may differ."""
 
 
 class Histogram:
@@ -52,26 +53,28 @@ class Histogram:
     __slots__ = ("_above", "_last", "_upto", "counts", "sum")
 
     def __init__(self) -> None:
+        """Begin without observations."""
         self.counts = [0] * (len(BUCKETS) + 1)
         """Number of observations by bucket, which reaches from the previous bound to its own; the
         last bucket has no bound."""
         self.sum = 0.0
         """Sum of all observations, in seconds."""
         self._last = 0
-        """Index of the last observation's bucket, into which most observations fall."""
+        """Index of the last observation's bucket; the next observation mostly falls into it."""
         self._above = self._upto = 0.0
-        """Bounds of the last observation's bucket. At first equal, so that no observation is
-        between them."""
+        """Bounds (seconds) of the last observation's bucket. At first they are equal, so that no
+        observation lies between them."""
 
     def observe(self, seconds: float) -> None:
         """Count an observation in seconds."""
         if not self._above < seconds <= self._upto:
-            self._search(seconds)
+            self._select_bucket(seconds)
         self.counts[self._last] += 1
         self.sum += seconds
 
-    def _search(self, seconds: float) -> None:
-        """Make the bucket of an observation (seconds) the last one, to which `observe` adds it."""
+    def _select_bucket(self, seconds: float) -> None:
+        """Find the bucket of an observation (seconds), and make it the one to which `observe`
+        adds."""
         bucket = self._last = bisect_left(BUCKETS, seconds)
         self._above = BUCKETS[bucket - 1] if bucket else -math.inf
         self._upto = BUCKETS[bucket] if bucket < len(BUCKETS) else math.inf
@@ -201,8 +204,8 @@ class RateLimitedFilter(logging.Filter):
 
     def __init__(self, *, by_wording: bool = False) -> None:
         """`by_wording` False: lines of one level are of the same kind if they differ only in
-        numbers. True: they are if their messages before formatting are equal; this is for messages
-        whose values come from events and never repeat."""
+        numbers. True: lines of one level are of the same kind if their messages before formatting
+        are equal; this is for messages whose values come from events and never repeat."""
         super().__init__()
         self._by_wording = by_wording
         self._logged_at: dict[tuple[int, str], float] = {}

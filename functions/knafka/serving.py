@@ -30,8 +30,8 @@ from knafka.observability import log_to_stderr
 log = logging.getLogger(__name__)
 
 GRACEFUL_TIMEOUT: Final = 4
-"""Seconds that connections have after SIGTERM to finish. With the time of the function's own stop,
-this is less than the ten seconds of Kubernetes' shortest grace period."""
+"""Seconds that connections have after SIGTERM to finish. Together with the function's own stop,
+that is less than ten seconds, Kubernetes' shortest grace period."""
 
 TICK: Final = 1.0
 """Seconds between two ticks of the server, which update the Date header."""
@@ -39,6 +39,9 @@ TICK: Final = 1.0
 GC_THRESHOLD: Final = 20_000
 """New objects between two runs of the garbage collector. Runs may be rare, as only some failures
 make reference cycles, and an event makes none."""
+OLDER_GC_THRESHOLDS: Final = (50, 100)
+"""Runs of the garbage collector for the young objects between two runs for the middle generation,
+and runs for the middle generation between two for the old one."""
 
 LIVENESS: Final = frozenset({"/health/liveness", "/healthz"})
 """Paths of the liveness probe: func's, and upstream's (FN-4, KN-DP-13)."""
@@ -48,6 +51,7 @@ READINESS: Final = frozenset({"/health/readiness", "/readyz"})
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+"""ASGI's description of a connection, and its functions that receive and send a message."""
 
 
 class ServedFunction(Protocol):
@@ -115,7 +119,7 @@ async def _lifespan(
 ) -> None:
     """Start and stop the function as ASGI's lifespan protocol says. If the start raises a
     `KnafkaError`, report it to the server, which then ends."""
-    await receive()
+    await receive()  # the request to start
     try:
         start_profiling(environment)
         await function.start(environment)
@@ -126,15 +130,15 @@ async def _lifespan(
     # The imported objects stay, and an event's objects are freed by reference counting. To let the
     # garbage collector search them took a tenth of a dispatcher's time (docs/decisions/0010).
     gc.freeze()
-    gc.set_threshold(GC_THRESHOLD, 50, 100)
+    gc.set_threshold(GC_THRESHOLD, *OLDER_GC_THRESHOLDS)
     await send({"type": "lifespan.startup.complete"})
-    await receive()
+    await receive()  # comes when the server stops
     await function.stop()
     await send({"type": "lifespan.shutdown.complete"})
 
 
 def start_profiling(environment: Mapping[str, str]) -> None:
-    """Start the server of profiles if the environment enables it. Must be called on the event loop.
+    """Start the server of profiles if the environment enables it. Call this on the event loop.
     Raises `InvalidDocument` for an invalid setting."""
     if settings.serves_profiles(environment):
         # Imported here, so that it costs nothing unless profiling is enabled.
@@ -147,13 +151,13 @@ def serve(
     function: ServedFunction,
     *,
     protocol: type[asyncio.Protocol] | None = None,
-    encrypted: type[asyncio.Protocol] | None = None,
+    tls_protocol: type[asyncio.Protocol] | None = None,
 ) -> None:
     """Serve the function until SIGTERM or SIGINT.
 
     `protocol` handles the connections of the plain port; None: uvicorn's own protocol passes
-    requests on as ASGI. `encrypted` handles those of the TLS port; None: there is no TLS port, even
-    if the settings declare one.
+    requests on as ASGI. `tls_protocol` handles those of the TLS port; None: there is no TLS port,
+    even if the settings declare one.
 
     Exits with 2 and one line on stderr if the settings of the server or the log are invalid, with 3
     if the contract is invalid or the start failed.
@@ -183,10 +187,10 @@ def serve(
         server_header=False,
         timeout_graceful_shutdown=GRACEFUL_TIMEOUT,
     )
-    if tls is None or encrypted is None:
+    if tls is None or tls_protocol is None:
         server = _FunctionServer(config, function)
     else:
-        server = _TlsServer(config, function, tls, encrypted)
+        server = _TlsServer(config, function, tls, tls_protocol)
     server.run(sockets=None if fd is None else [socket.socket(fileno=fd)])
     if not server.started:
         sys.exit(3)
@@ -201,6 +205,7 @@ class _FunctionServer(uvicorn.Server):
     """
 
     def __init__(self, config: uvicorn.Config, function: ServedFunction) -> None:
+        """Create the server of `function`; `config` says where and how it serves."""
         super().__init__(config)
         self._function = function
         self._is_signalled = asyncio.Event()
@@ -215,8 +220,8 @@ class _FunctionServer(uvicorn.Server):
                     await self._is_signalled.wait()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Handle a signal: let uvicorn note that the server ends, and have the event loop interrupt
-        the function."""
+        """Handle a signal: let uvicorn note that the server ends, and interrupt the function on the
+        event loop."""
         super().handle_exit(sig, frame)
         asyncio.get_running_loop().call_soon_threadsafe(self._interrupt_function)
 

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 CERTIFICATE: Final = "tls.crt"
 KEY_FILE: Final = "tls.key"
-"""Names of the files with the certificate and its private key, both PEM."""
+"""Names of the two files in the folder: the certificate and its private key, both PEM."""
 HANDSHAKE_TIMEOUT: Final = 10.0
 """Seconds within which a TLS handshake must end, so that a silent client doesn't hold its buffers
 for longer."""
@@ -34,7 +34,7 @@ _FileVersions: TypeAlias = tuple[tuple[int, int, int], ...]
 
 
 class ServerCertificate:
-    """A function's certificate; `reload_if_changed` reads its files again."""
+    """The certificate with which a function serves TLS; its files may change at any time."""
 
     def __init__(self, folder: Path) -> None:
         """Create the TLS context without a certificate; `reload_if_changed` loads one from
@@ -50,7 +50,7 @@ class ServerCertificate:
         """The context with the newest certificate; None: there is none yet."""
 
     @property
-    def is_there(self) -> bool:
+    def is_loaded(self) -> bool:
         """Whether a certificate was loaded, so that TLS can be served."""
         return self._newest is not None
 
@@ -70,12 +70,12 @@ class ServerCertificate:
             context = _tls_context()
             context.load_cert_chain(certificate, key)
         except (OSError, ValueError) as error:
-            consequence = "the one before is shown" if self.is_there else "no TLS is served"
+            consequence = "the one before is shown" if self.is_loaded else "no TLS is served"
             log.error(
                 "the certificate in %s can't be used, %s: %s", self._folder, consequence, error
             )
             return
-        if self.is_there:
+        if self.is_loaded:
             log.info("the certificate in %s has changed", self._folder)
         self._newest = context
 
@@ -107,7 +107,7 @@ class TlsListener:
         Return the server if this call has opened the port, else None. Raises `OSError` if the port
         can't be opened."""
         self._certificate.reload_if_changed()
-        if self.server is not None or not self._certificate.is_there:
+        if self.server is not None or not self._certificate.is_loaded:
             return None
         self.server = await asyncio.get_running_loop().create_server(
             self._make_protocol,

@@ -27,7 +27,7 @@ REGIONS: Final = ("AWS_REGION", "AWS_DEFAULT_REGION")
 """Environment variables in which AWS's tools look for the region; EKS sets the first for a service
 account with a role."""
 SESSION: Final = "knafka"
-"""The name of sessions that assume a role, which AWS's audit log shows."""
+"""The session's name when a role is assumed; AWS's audit log shows it."""
 TOKEN_SHARING_SECONDS: Final = 60.0
 """Seconds for which newly opened clients share a token, or a quarter of the token's life if that is
 less. A token is valid for fifteen minutes, and with a role each token costs a request to AWS."""
@@ -66,9 +66,10 @@ def _aws_region() -> str:
 
 
 def _msk_token_callback(region: str, role: str | None) -> Callable[[str], Token]:
-    """Return the callback by which librdkafka requests tokens, in its own thread. The callback's
-    first token is fetched now, by `_shared_token`, so that errors show at once. Raises
-    `InvalidDocument` if AWS's library is missing, `LogError` if there is no token."""
+    """Return the callback by which librdkafka requests tokens, in its own thread. The first token
+    is fetched already now (`_shared_token`), so that errors show at once. `role` is as in
+    `_open_signer`. Raises `InvalidDocument` if AWS's library is missing, and `LogError` if there is
+    no token."""
     sign = _open_signer(region, role)
     prefetched = [_shared_token(region, role, sign)]
 
@@ -87,8 +88,9 @@ def _msk_token_callback(region: str, role: str | None) -> Callable[[str], Token]
 
 
 def _shared_token(region: str, role: str | None, sign: Callable[[], Token]) -> Token:
-    """Return the last signed token for this region and role while clients may share it, else a
-    newly signed one, which later clients share. Raises `LogError`."""
+    """Return the last signed token for this region and role (None: no role is assumed) while
+    clients may share it, else a newly signed one by `sign`, which later clients share. Raises
+    `LogError`."""
     now = time.time()
     if (shared := _shared.get((region, role))) is not None:
         signed_at, token = shared

@@ -18,7 +18,7 @@ from knafka.clients.kafka.producers.kafka_writer import KafkaWriter
 from knafka.contract_topic import ContractFollower
 from knafka.core import contract
 from knafka.core.contract import Egress, SharedEgress, Sink
-from knafka.dispatcher.shared.entries import ShardEntries
+from knafka.dispatcher.shared.entries import ShardEntryParser
 from knafka_operator.kafka.clusters import KafkaCluster
 from knafka_operator.kafka.contracts import SharedContractTopic
 from knafka_operator.model.identity import Identity
@@ -117,7 +117,7 @@ async def test_a_follower_reads_the_first_records_of_a_topic_that_replaced_its_o
         readers.append(KafkaIdentifiedReader(world.connection, world.topic.name))
         return readers[-1]
 
-    follower = ContractFollower(ShardEntries("shard-0"), open_reader)
+    follower = ContractFollower(ShardEntryParser("shard-0"), open_reader)
     task = asyncio.create_task(follower.follow())
     try:
         await _write_all(world, "old", "older")

@@ -15,7 +15,7 @@ from support.memory.shared import MemoryPositionedReader
 from knafka.contract_topic import ContractFollower
 from knafka.core.contract import Egress
 from knafka.core.errors import LogError
-from knafka.dispatcher.shared.entries import ShardEntries
+from knafka.dispatcher.shared.entries import ShardEntryParser
 from knafka.ports.log import Record
 
 pytestmark = pytest.mark.looptime
@@ -34,7 +34,7 @@ class Following:
         self.fails = ""
         self.silent = False
         self.opened = 0
-        self.follower = ContractFollower(ShardEntries(SHARD), self._open)
+        self.follower = ContractFollower(ShardEntryParser(SHARD), self._open)
         self.seen: list[set[str]] = []
         self.follower.listeners.append(lambda: self.seen.append(self.groups))
 

@@ -206,7 +206,7 @@ async def test_a_broker_is_served_with_and_without_a_trailing_slash(
 ) -> None:
     assert (await world.answer(path=path)).status == 202
     assert world.ingest.body_limit(path)[0] == MAX_EVENT_BYTES
-    world.ingest.refuse(path, world.answers[0])
+    world.ingest.count_refusal(path, world.answers[0])
     assert world.metric("knafka_receiver_events_total") == {"202": 2}
 
 

@@ -1,4 +1,4 @@
-"""Open a dispatcher's clients of Kafka and HTTP, for one Egress or for a shard of them."""
+"""Opens a dispatcher's clients of Kafka and HTTP, for one Egress or for a shard of them."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def open_subscriber(
 def open_broker_dead_letters(
     egress: Egress, writer: LogWriter, topics: TopicMaker, open_tail: Callable[[str], TopicTail]
 ) -> BrokerDeadLetters | None:
-    """Return the writer of the Broker's dead letters, one for each record that holds no event;
+    """Return the writer of the Broker's dead letters, which are for records that hold no event;
     None: the Egress names no topic for them. `open_tail` opens a reader of the topic with the given
     name, which reads on from where its last read ended."""
     if (name := egress.broker_dead_letter_topic) is None:
@@ -135,12 +135,14 @@ class ShardClients(Protocol):
     """The clients of a shard; all of its Egresses share one writer."""
 
     writer: LogWriter
+    """Stores the replies and dead letters of all Egresses."""
     subscriber: Subscriber
     """Posts requests to the shard's own Service."""
 
     def clients_for(self, egress: Egress, egress_count: Callable[[], int]) -> Clients:
-        """Return the clients of one drain, whose subscriber the drain's owner closes.
-        `egress_count` returns how many Egresses share the shard's memory and connections now."""
+        """Return the clients of one drain of `egress`. Their subscriber must be closed after the
+        drain. `egress_count` returns how many Egresses share the shard's memory and connections
+        now."""
         ...
 
     def open_contract(self) -> PositionedReader:
@@ -266,7 +268,7 @@ def connect_shard(
     tokens: SinkTokens | None = None,
     bundles: TrustBundles | None = None,
 ) -> ShardClients:
-    """Open the Kafka and HTTP clients of a shard; the parameters are those of `connect`. Raises
+    """Open the Kafka and HTTP clients of a shard; the other parameters are as in `connect`. Raises
     `InvalidDocument` if the shard's Secret holds unusable settings, and `LogError` if a Kafka
     client can't be opened."""
     return KafkaShard(

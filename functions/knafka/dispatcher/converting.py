@@ -1,4 +1,4 @@
-"""Read a KafkaSource's topics: each record becomes an event when its headers are read.
+"""Reads a KafkaSource's topics: each record becomes an event when its headers are read.
 
 A converted record is handled like a record of a Broker's topic: filtered, delivered, dead-lettered
 and replayed. `core.events.foreign_records` defines the event.
@@ -36,7 +36,7 @@ class ConvertedRecord:
         all topics; `conversion` says how the record becomes an event."""
         self._record, self._number, self._conversion = record, number, conversion
         self._value = record.value()
-        # These methods of a `Record` aren't affected by the conversion.
+        # The conversion doesn't affect these methods, so the record's own ones are used.
         self.key, self.offset, self.topic = record.key, record.offset, record.topic
         self.timestamp = record.timestamp
 
@@ -45,12 +45,12 @@ class ConvertedRecord:
         return self._number
 
     def value(self) -> bytes | None:
-        """Return the record's value; after `headers()`, the event's."""
+        """Return the record's value; after `headers()`, the event's. None: it has none."""
         return self._value
 
     def headers(self) -> RecordHeaders | None:
-        """Convert the record and return the event's headers; from then on `value` returns the
-        event's value. Raises any error of the record's own `headers`."""
+        """Convert the record and return the event's headers; None: it has none. After that, `value`
+        returns the event's value. Raises any error of the record's own `headers`."""
         record = self._record
         kind, timestamp = record.timestamp()  # kind 0: the record has no timestamp
         position = RecordPosition(

@@ -1,4 +1,4 @@
-"""The dispatcher of a single Egress: its lease, and requests for its drain."""
+"""The dispatcher of a single Egress: its lease, and which requests for a drain it accepts."""
 
 from __future__ import annotations
 

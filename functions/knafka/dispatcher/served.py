@@ -74,21 +74,21 @@ def egress_metrics(egresses: Sequence[ServedEgress], now: float) -> Iterator[Met
     """Yield the metrics of the Egresses that this process serves (KN-DP-15); `now` is Unix time."""
     totals = [(served, served.totals()) for served in egresses]
 
-    def labelled(
-        samples: Callable[[DrainCounts], Iterator[tuple[dict[str, str], float]]],
+    def label_samples(
+        samples_of: Callable[[DrainCounts], Iterator[tuple[dict[str, str], float]]],
     ) -> list[tuple[dict[str, str], float]]:
-        """Return the samples that `samples` yields for the counts of each Egress, with the Egress's
-        labels added."""
+        """Return the samples that `samples_of` yields from the counts of each Egress, each with the
+        Egress's labels added."""
         return [
             (_egress_labels(served) | labels, count)
             for served, total in totals
-            for labels, count in samples(total)
+            for labels, count in samples_of(total)
         ]
 
     yield Metric(
         "knafka_dispatcher_events_total",
         "Events by their outcome",
-        labelled(
+        label_samples(
             lambda counts: (({"outcome": name}, count) for name, count in outcomes(counts.events))
         ),
     )
@@ -107,18 +107,17 @@ def egress_metrics(egresses: Sequence[ServedEgress], now: float) -> Iterator[Met
     yield Metric(
         "knafka_delivery_failures_total",
         "Failed attempts, and records that can't be sent, by reason and status code",
-        labelled(
+        label_samples(
             lambda counts: (
-                # A label is a reason, and a status code if there was one: `status 503`.
-                ({"reason": label.partition(" ")[0], "code": label.partition(" ")[2]}, count)
-                for label, count in sorted(counts.failures.items())
+                (_failure_labels(failure), count)
+                for failure, count in sorted(counts.failures.items())
             )
         ),
     )
     yield Metric(
         "knafka_filter_errors_total",
         "CESQL filter evaluations that failed, by kind of error; such an event does not match",
-        labelled(
+        label_samples(
             lambda counts: (
                 ({"kind": kind}, count) for kind, count in sorted(counts.filter_errors.items())
             )
@@ -219,7 +218,7 @@ _GAUGES: Final[
     ),
     (
         "knafka_dispatcher_paused_partitions",
-        "Partitions whose reading is paused, as too much of their events is held",
+        "Partitions whose reading is paused, as too many of their events are held",
         lambda partitions, _: sum(partition.paused for partition in partitions),
     ),
     (
@@ -242,6 +241,13 @@ def _egress_labels(served: ServedEgress) -> dict[str, str]:
     return egress_labels(served.egress)
 
 
+def _failure_labels(failure: str) -> dict[str, str]:
+    """Return the labels of a failure as `DrainCounts.failures` names it: a reason, and after a
+    space the status code if there was one, such as `status 503`."""
+    reason, _, code = failure.partition(" ")
+    return {"reason": reason, "code": code}
+
+
 def _is_congested(served: ServedEgress) -> bool:
     """Whether the Egress's subscriber is away, so that only probes are sent."""
     drain = served.drain
@@ -249,7 +255,7 @@ def _is_congested(served: ServedEgress) -> bool:
 
 
 def _concurrency_limit(served: ServedEgress) -> int:
-    """Return how many attempts the Egress's subscriber may get at once; without a running drain,
-    as many as the Egress declares."""
+    """Return how many attempts the Egress's subscriber may get at once: by the running drain's
+    congestion control or, without a running drain, as the Egress declares."""
     drain = served.drain
     return served.egress.max_in_flight if drain is None else drain.congestion.limit

@@ -6,4 +6,4 @@ from knafka.receiver.protocol import EncryptedReceiverProtocol, ReceiverProtocol
 from knafka.serving import serve
 
 if __name__ == "__main__":
-    serve(ReceiverFunction(), protocol=ReceiverProtocol, encrypted=EncryptedReceiverProtocol)
+    serve(ReceiverFunction(), protocol=ReceiverProtocol, tls_protocol=EncryptedReceiverProtocol)

@@ -19,6 +19,7 @@ HttpHeaders: TypeAlias = Sequence[tuple[bytes, bytes]]
 ROOTS: Final = frozenset({b"", b"/"})
 """Paths at which the request's host says which KafkaChannel is meant."""
 _BY_HOST: Final = b"host:"
+"""Begins the address of a host."""
 _HOST: Final = b"host"
 _ORIGINAL_HOST: Final = b"k-original-host"
 """Knative's header with the host that the sender requested, as a proxy may have changed `Host`."""
@@ -57,8 +58,8 @@ def decode_path(path: bytes) -> bytes:
 
 
 def _host_of(headers: HttpHeaders) -> bytes:
-    """Return the requested host in lower case and without its port: that of `K-Original-Host`, else
-    that of `Host`; empty if neither header is there."""
+    """Return the requested host in lower case and without its port: the host in `K-Original-Host`,
+    else the one in `Host`; empty if neither header is there."""
     named_host = b""
     for name, value in headers:
         if len(name) in _HOST_HEADER_LENGTHS:

@@ -15,7 +15,7 @@ MAX_BATCH_PROBLEM_CHARACTERS: Final = 10_000
 
 
 class Answer:
-    """A whole HTTP response. `wire` holds its bytes; `closing` holds them with `Connection: close`,
+    """A whole HTTP response. `wire` is its bytes; `closing` is its bytes with `Connection: close`,
     for the last response of a connection. `status`, `headers` and `body` are for ASGI."""
 
     __slots__ = ("body", "closing", "headers", "status", "wire")
@@ -42,6 +42,7 @@ class Answer:
 
 
 _ALLOW = (b"allow", b"POST, OPTIONS")
+"""The header with the methods that a Broker's path takes."""
 
 ACCEPTED: Final = Answer(HTTPStatus.ACCEPTED)
 OPTIONS: Final = Answer(
@@ -65,9 +66,11 @@ declaration in the contract is invalid."""
 NOT_THE_OPERATOR: Final = Answer(
     HTTPStatus.UNAUTHORIZED, REFUSED, headers=((b"www-authenticate", b"Bearer"),)
 )
+"""Sent for a request for the contract or the event types without a token that allows it."""
 METRICS_REFUSED: Final = Answer(
     HTTPStatus.UNAUTHORIZED, NO_SCRAPER, headers=((b"www-authenticate", b"Bearer"),)
 )
+"""Sent for a request for the metrics without a token that allows it."""
 UNAUTHENTICATED: Final = Answer(
     HTTPStatus.UNAUTHORIZED,
     "want a token in Authorization (Bearer) that is for the audience in status.address.audience",
@@ -123,6 +126,7 @@ UNAVAILABLE: Final = Answer(
     "Kafka did not take the event: send it again",
     headers=((b"retry-after", b"2"),),
 )
+"""Sent when Kafka has not stored an event that it was given."""
 AWAY: Final = Answer(
     HTTPStatus.SERVICE_UNAVAILABLE,
     "Kafka is away: send the event again",
@@ -134,31 +138,32 @@ BUSY: Final = Answer(
     "too many events wait for Kafka or are being received: send this one again",
     headers=((b"retry-after", b"1"),),
 )
+"""Sent when `Limits`, or the writer's queue, have no room for an event."""
 
 
-def invalid(problem: str) -> Answer:
+def invalid_event(problem: str) -> Answer:
     """Return 400 for an invalid event, with the problem, cut to `MAX_PROBLEM_CHARACTERS`."""
     return Answer(HTTPStatus.BAD_REQUEST, problem[:MAX_PROBLEM_CHARACTERS])
 
 
 def invalid_batch(problem: str) -> Answer:
-    """Return 400 for a batch; `problem` has the position and problem of each invalid event, and is
-    cut to `MAX_BATCH_PROBLEM_CHARACTERS`."""
+    """Return 400 for a batch with invalid events; `problem` has the position and problem of each,
+    and is cut to `MAX_BATCH_PROBLEM_CHARACTERS`."""
     return Answer(HTTPStatus.BAD_REQUEST, problem[:MAX_BATCH_PROBLEM_CHARACTERS])
 
 
-def too_many(problem: str) -> Answer:
+def too_many_events(problem: str) -> Answer:
     """Return 413 for a batch with too many events; `problem` says how many it may have."""
     return Answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, problem)
 
 
-def unsupported(problem: str) -> Answer:
+def unsupported_format(problem: str) -> Answer:
     """Return 415 for an event in a format that isn't supported; `problem` names the format, and is
     cut to `MAX_PROBLEM_CHARACTERS`."""
     return Answer(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, problem[:MAX_PROBLEM_CHARACTERS])
 
 
-def too_large(limit: int) -> Answer:
+def event_too_large(limit: int) -> Answer:
     """Return 413 for an event of more than `limit` bytes, headers included."""
     return Answer(
         HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"an event may have {limit} bytes, headers included"

@@ -1,4 +1,4 @@
-"""Authentication: verify a request's token, and check whether its sender may send (KN-DP-09).
+"""Authentication: verifies a request's token, and checks whether its sender may send (KN-DP-09).
 
     A request without a valid token is answered 401, and a sender that no policy admits 403. While
     keys are not read yet, or are being read again, the answer is 503, as the token may be valid.
@@ -36,8 +36,8 @@ from knafka.receiver.address import HttpHeaders
 from knafka.receiver.answers import Answer
 
 MAX_SENDER_TOKENS: Final = 2048
-"""Verified tokens that are cached; the older half is removed when there are more. With the longest
-tokens that is 16 MB."""
+"""Most verified tokens that are cached; then the older half is removed. With tokens of the greatest
+length they take 16 MB."""
 MAX_FAILURES_PER_SECOND: Final = 2_500
 """Wrong signatures checked per second, each some 0.04 ms: a tenth of a core. Beyond that, tokens
 that aren't cached are answered 503 for the rest of the second."""
@@ -109,9 +109,9 @@ class TokenVerifier:
 
     def _check_token(self, token: bytes, audience: str, now: float) -> VerifiedToken:
         """Verify claims, key and signature of a token, and return its subject and times. Raises
-        `InvalidToken` if one of them is wrong. Raises `Undecided` if no keys were read yet, if the
-        token's key isn't known and the keys are being read again, or if too many wrong signatures
-        were checked in this second."""
+        `InvalidToken` if the claims, the key or the signature are wrong. Raises `Undecided` if no
+        keys were read yet, if the token's key isn't known and the keys are being read again, or if
+        too many wrong signatures were checked in this second."""
         parts = split(token)
         if (issuer := self._keys.issuer) is None:
             raise Undecided

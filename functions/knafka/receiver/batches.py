@@ -22,14 +22,14 @@ class EventBatch:
     """The valid events of one request, which get one answer."""
 
     def __init__(self, records: Sequence[Draft]) -> None:
-        """Measure the events of `records`; `append` hands them to Kafka."""
+        """Keep and measure the events of `records`; `append` hands them to Kafka."""
         self._records = records
         self._missing_reports = len(records)
         """Number of appended events that Kafka has not reported yet."""
         self._error: LogError | None = None
         """The first error that was reported; None: there was none so far."""
         self._on_all_reported: Reported
-        """Called once all events are reported; set by `append` if the events have spans."""
+        """Called once all events are reported; set by `append`, but only if it got `tracing`."""
         self._span_enders: list[Callable[[Answer], None]] = []
         """The functions that end the events' spans with the answer, one for each event whose spans
         were started."""

@@ -40,7 +40,7 @@ class OpenConnection(Protocol):
         ...
 
     def forget_route(self) -> None:
-        """Have the next request look its route up again, as the served Ingresses have changed."""
+        """Look up the route of the next request again, as the served Ingresses have changed."""
         ...
 
 
@@ -87,8 +87,8 @@ class Connections:
             connection.give_up_request()
 
     def _sweep(self) -> None:
-        """Have each connection check for how long it has been silent (`expire`), and set the timer
-        for the next time."""
+        """Close connections that have been silent for too long (`OpenConnection.expire`), and set
+        the timer for the next time."""
         now = self.loop.time()
         for connection in list(self.open):
             connection.expire(now)

@@ -19,11 +19,12 @@ from typing import Final
 from knafka.core.addresses import is_loopback
 
 LOAD_PATH: Final = b"/load"
-"""Path of held requests: such a request does nothing, and is answered after `HOLD_SECONDS`."""
+"""Path of held requests: a request to it does nothing, and is answered after `HOLD_SECONDS`."""
 EVENTS_PER_HOLD: Final = 50.0
 """Direct events per second for which one request is held."""
 HOLD_SECONDS: Final = 5.0
-"""Seconds until a held request is answered: a Knative pod that ends waits for its open requests."""
+"""Seconds until a held request is answered. They are few, as a Knative pod that ends waits for its
+open requests."""
 HOLD_TIMEOUT: Final = 30.0
 """Seconds to wait for the answer of a held request: a pod may first have to start."""
 RATE_INTERVAL: Final = 1.0

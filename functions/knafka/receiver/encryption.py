@@ -1,4 +1,4 @@
-"""Encryption: refuse unencrypted requests to a Broker that takes only encrypted ones.
+"""Encryption: refuses unencrypted requests to a Broker that takes only encrypted ones.
 
     `X-Forwarded-Proto: https`, set by Knative's gateway or our own TLS, says that a request came
     encrypted. Any other value, or none, is answered 403.

@@ -8,11 +8,11 @@ from knafka.core.documents import parse_json
 from knafka.core.errors import InvalidDocument
 
 
-class IngressEntries:
-    """A `contract_topic.Entries` of Ingresses, by path."""
+class IngressEntryParser:
+    """A `contract_topic.EntryParser` of Ingresses; a record's key is the Ingress's path."""
 
     def __init__(self, path: str | None = None) -> None:
-        """`path`: the only Ingress to serve; None: all."""
+        """`path`: the path of the only Ingress to serve; None: all are served."""
         self._path = path
 
     def entry_of(self, key: str, value: bytes) -> Ingress | None:

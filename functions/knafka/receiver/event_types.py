@@ -35,7 +35,8 @@ LISTED_SECONDS: Final = 120.0
 """Seconds for which a pair is listed after the first answer with it: four times the operator's
 interval."""
 MAX_ANSWER_BYTES: Final = 60_000
-"""Approximate bytes of an answer; the next answer begins with the paths that had no room."""
+"""Approximate bytes after which an answer takes no further path; the next answer begins with the
+remaining paths."""
 ENTRY_OVERHEAD: Final = 50
 """Bytes of an entry in an answer besides its values, approximately."""
 MAX_PER_PATH: Final = 10
@@ -113,8 +114,8 @@ class SeenTypes:
     def next_answer(self) -> str:
         """Return an answer with new types, of at most about `MAX_ANSWER_BYTES`, as JSON:
         `{"eventTypes": [{"path", "type", "source", "schema"}, …]}`, without `schema` where the
-        event named none. Also note that these types are answered, and begin the next answer with
-        those that had no room."""
+        event named none. This has effects: the listed types count as answered from now on, and
+        the next answer begins with the paths and types that had no room."""
         entries: list[dict[str, str]] = []
         size, now = 0, self._clock()
         for path, path_types in list(self._seen.items()):

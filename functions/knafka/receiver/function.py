@@ -32,7 +32,7 @@ from knafka.receiver.answers import Answer
 from knafka.receiver.authentication import TokenVerifier
 from knafka.receiver.connections import Connections
 from knafka.receiver.direct import HOLD_TIMEOUT, LOAD_PATH, MAX_HOLDS, DirectLoad, HeldRequests
-from knafka.receiver.entries import IngressEntries
+from knafka.receiver.entries import IngressEntryParser
 from knafka.receiver.event_types import SeenTypes
 from knafka.receiver.ingest import IngestHandler
 from knafka.receiver.limits import Limits, header_bytes, leaves_room
@@ -71,11 +71,11 @@ class ReceiverFunction:
         """Writers that no Ingress uses any more, until they are closed."""
         self._follower: ContractFollower[Ingress] | None = None
         """Reads the contract's topic; None: the environment declares the Ingresses."""
-        self._tasks: list[asyncio.Task[None]] = []
-        self._tracing: Tracing | None = None
+        self._tasks: list[asyncio.Task[None]] = []  # those in the background, until `stop`
+        self._tracing: Tracing | None = None  # None: no spans are recorded
         self._keys_first_read: asyncio.Event | None = None
         """Set once the keys were read or reading failed; None: no tokens are verified."""
-        self._verifier: TokenVerifier | None = None
+        self._verifier: TokenVerifier | None = None  # verifies senders' tokens; None: nothing does
         self._subscriber: HttpSubscriber | None = None
         """Sends requests to the receiver's own Service, to show load; None: no load is shown."""
         self._statistics: ClientStatistics
@@ -130,8 +130,7 @@ class ReceiverFunction:
         if url is None:
             return
         try:
-            # Imported here, as the libraries take a tenth of a second and most receivers don't need
-            # them.
+            # Imported here: the libraries take 0.1 s, and most receivers don't need them.
             from knafka.clients.kubernetes.api_server_keys import (
                 ApiServerKeys,
                 fetch_with_credentials,
@@ -168,8 +167,8 @@ class ReceiverFunction:
         open_reader = partial(
             KafkaIdentifiedReader, connection_configuration(receiver.kafka), receiver.contract_topic
         )
-        entries = IngressEntries(receiver.path)
-        follower = self._follower = ContractFollower(entries, open_reader)
+        parser = IngressEntryParser(receiver.path)
+        follower = self._follower = ContractFollower(parser, open_reader)
         self.ingest = IngestHandler(
             (), (), _limits_for_process(), Contract(), verifier=self._verifier, observers=observers
         )
@@ -177,22 +176,12 @@ class ReceiverFunction:
 
         def apply_contract() -> None:
             """Serve the Ingresses that the contract declares now."""
-            current_contract, only_path = follower.contract, receiver.path
-            if only_path is not None and only_path not in {
-                *current_contract.entries,
-                *current_contract.refused,
-            }:
-                # Somebody deleted the contract's topic, or Kafka lost it. A 404 would say that the
-                # path isn't declared, but this function runs only because it is: so it gets 503.
-                current_contract = replace(
-                    current_contract,
-                    refused={**current_contract.refused, only_path: "it isn't there"},
-                )
+            current_contract = _refuse_if_missing(receiver.path, follower.contract)
             served = [
                 (ingress, self._ensure_writer(_with_producer_settings(ingress, receiver.kafka)))
                 for ingress in current_contract.entries.values()
             ]
-            self.ingest.serve(served, current_contract, only_path)
+            self.ingest.serve(served, current_contract, receiver.path)
             self._connections.forget_routes()
             self._retire_writers_except({contract_writer, *(writer for _, writer in served)})
 
@@ -209,7 +198,7 @@ class ReceiverFunction:
         return self._writers[kafka]
 
     def _retire_writers_except(self, needed: Collection[LogWriter]) -> None:
-        """Plan to close all writers but `needed`, after `UNUSED_WRITER_SECONDS`."""
+        """Take all writers but `needed` out of use; they close `UNUSED_WRITER_SECONDS` later."""
         for kafka, writer in list(self._writers.items()):
             if writer not in needed:
                 del self._writers[kafka]
@@ -311,7 +300,7 @@ class ReceiverFunction:
         if body is None:
             return  # the sender has hung up
         if isinstance(body, Answer):
-            answer = self.ingest.refuse(address, body)
+            answer = self.ingest.count_refusal(address, body)
         else:
             answer = await self._answer(scope["method"].encode(), address, headers, body)
         await send(
@@ -378,6 +367,16 @@ def _limits_for_process() -> Limits:
         default_limits,
         connections=max(1, min(default_limits.connections, files - RECEIVER_OTHER_FILES)),
     )
+
+
+def _refuse_if_missing(path: str | None, current: Contract[Ingress]) -> Contract[Ingress]:
+    """Return the contract `current`; if it lacks `path`, the only one that this receiver serves
+    (None: it serves all), with that path as refused. The receiver runs because the path is
+    declared, so somebody has deleted the contract's topic, or Kafka has lost it: the answer must be
+    503, not a 404 that says that the path isn't declared."""
+    if path is None or path in current.entries or path in current.refused:
+        return current
+    return replace(current, refused={**current.refused, path: "it isn't there"})
 
 
 def _with_producer_settings(ingress: Ingress, kafka: Kafka) -> Kafka:

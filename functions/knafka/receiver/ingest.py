@@ -57,6 +57,7 @@ log.addFilter(RateLimitedFilter())
 LIVENESS: Final = frozenset(path.encode() for path in serving.LIVENESS)
 READINESS: Final = frozenset(path.encode() for path in serving.READINESS)
 METRICS_PATH: Final = b"/metrics"
+"""Path of the metrics in Prometheus's format."""
 CONTRACT: Final = b"/contract"
 """Path at which the operator reads how far the contract is followed."""
 
@@ -90,18 +91,20 @@ class IngestHandler:
         self._served: dict[str, BrokerRoute] = {}
         """The routes by path."""
         self._routes: dict[bytes, BrokerRoute] = {}
-        """The routes by address: that of the path, and those of the hosts."""
+        """The routes by address: each has an address for its path, and one for each host."""
         self._refused: Collection[bytes] = ()
         """Addresses whose declaration is invalid."""
         only_path = ingresses[0].path if contract is None and len(ingresses) == 1 else None
         self.serve(zip(ingresses, writers, strict=True), contract, only_path)
-        self._contract_is_read = contract is None  # not yet true, although `serve` has set it
+        # Replaces what `serve` has set: a contract in a topic isn't read yet.
+        self._contract_is_read = contract is None
         self.held: HeldRequests | None = None
         """Held requests, which only show load (`direct`); None: no load is shown."""
         self._waiting_bytes = 0
         """Bytes of the events that wait for Kafka."""
         self._unrouted: Counter[int] = Counter()
-        """Number of answered requests that no route took, by status code."""
+        """Number of answered requests that no route took, without those to paths of the receiver's
+        own (such as probes), by status code."""
 
     def serve(
         self,
@@ -186,6 +189,7 @@ class IngestHandler:
         limits, clock, types = self.limits, self._clock, self._types
         began = clock()
 
+        # It uses `held` and `record_headers`, which are set below, before Kafka gets the event.
         def on_stored(error: LogError | None) -> None:
             """Answer the request after Kafka's report of its event: release its bytes, note its
             type if it was stored, and count the duration."""
@@ -235,9 +239,9 @@ class IngestHandler:
         except BatchedContent:
             self._receive_batch(route, headers, body, respond, matches_policy)
         except UnsupportedContentMode as error:
-            route.respond(answers.unsupported(str(error)), respond)
+            route.respond(answers.unsupported_format(str(error)), respond)
         except InvalidEvent as error:
-            route.respond(answers.invalid(str(error)), respond)
+            route.respond(answers.invalid_event(str(error)), respond)
         except LogError as error:
             route.respond(answer_to_error(route, error), respond)
 
@@ -256,11 +260,11 @@ class IngestHandler:
         try:
             records = records_of_batch(headers, body)
         except InvalidBatch as error:
-            make_answer = answers.too_many if error.too_many else answers.invalid_batch
+            make_answer = answers.too_many_events if error.too_many else answers.invalid_batch
             route.respond(make_answer(str(error)), respond)
             return
         except InvalidEvent as error:
-            route.respond(answers.invalid(str(error)), respond)
+            route.respond(answers.invalid_event(str(error)), respond)
             return
         batch = EventBatch(records)
         held = batch.held + HEADER_OVERHEAD * batch.headers
@@ -297,9 +301,9 @@ class IngestHandler:
 
             batch.append(route.ingress, route.append, route.append_all, self._tracing, on_stored)
 
-    def refuse(self, address: bytes, answer: Answer) -> Answer:
-        """Count an answer that is sent before the request is whole: for the route at `address`, or
-        as unrouted if there is no route. Returns the answer."""
+    def count_refusal(self, address: bytes, answer: Answer) -> Answer:
+        """Count an answer that refuses a request before the request is whole: for the route at
+        `address`, or as unrouted if there is no route. Returns the answer, unchanged."""
         route = self.find_route(address)
         counts = self._unrouted if route is None else route.answered
         counts[answer.status] += 1

@@ -24,8 +24,8 @@ class Limits:
     in_flight: int = 10_000
     """Events that wait for Kafka: about those of one second at full speed."""
     in_flight_bytes: int = 64 * 1024 * 1024
-    """Bytes of headers and bodies: so many of the requests being received, and again so many of the
-    events that wait for Kafka."""
+    """Bytes of headers and bodies of the requests being received; and as many again of the events
+    that wait for Kafka."""
     header_bytes: int = 64 * 1024
     """Header names and values of one request; common servers allow 8 to 64 KiB."""
     headers: int = 256

@@ -1,4 +1,4 @@
-"""Observing: what a receiver shows of its work (spans, event types, metrics), and to whom.
+"""Observing: what a receiver shows of its work (spans, event types, metrics), and who may read it.
 
 Not here: the counts, which routes and writers keep; the contents of spans (`tracing`) and of the
 list of event types (`event_types`).
@@ -28,7 +28,7 @@ from knafka.receiver.tracing import IngestTracing
 
 @dataclass(frozen=True, slots=True)
 class ReceiverObservers:
-    """What records a receiver's work, and who may read the records."""
+    """The objects that record a receiver's work, and the callers who may read the records."""
 
     tracing: IngestTracing | None = None
     """Records spans; None: no spans are recorded."""

@@ -121,17 +121,17 @@ class ReceiverProtocol(asyncio.Protocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         """Prepare for the first request; `app_state` holds the receiver's `Connections` as
-        `connections`."""
+        `connections`. `_loop` isn't used."""
         self._shared: Connections = app_state["connections"]
         self._ingest = self._shared.ingest
         self._limits = self._ingest.limits
         self._header_limit = self._limits.header_bytes
         self._max_headers = self._limits.headers
-        self._server = server_state.connections
+        self._server = server_state.connections  # uvicorn's set of the open connections
         self._time = self._shared.loop.time
         self._parser = httptools.HttpRequestParser(self)
         self._closing = False  # whether no more requests are taken
-        self._server_stops = False
+        self._server_stops = False  # whether `shutdown` was called
         self._in_request = False  # whether a request has begun that isn't whole
         # Whether bytes held of the present request are counted, as it didn't come in one read.
         self._counting = False
@@ -458,7 +458,7 @@ class ReceiverProtocol(asyncio.Protocol):
         self._body_limit, self._too_large = self._ingest.body_limit(address)
 
     def forget_route(self) -> None:
-        """Have the next request look its route up; one being received keeps its route."""
+        """Look up the route of the next request again; a request being received keeps its route."""
         self._routed_url = b""  # equals no request's URL
 
     def on_body(self, body: bytes) -> None:
@@ -517,7 +517,7 @@ class ReceiverProtocol(asyncio.Protocol):
         self._headers = []
         slot = Slot(self._responses, self._parser.get_method() == b"HEAD", True, is_cut=True)
         # Until the head is whole, `_address` is the previous request's.
-        slot.answer = self._ingest.refuse(self._address if self._in_body else b"", answer)
+        slot.answer = self._ingest.count_refusal(self._address if self._in_body else b"", answer)
         self._slots.append(slot)
         self._responses.flush()
 

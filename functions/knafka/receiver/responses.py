@@ -114,7 +114,7 @@ class ResponseQueue:
                 self._transport.pause_reading()
 
     def set_writable(self, is_writable: bool) -> None:
-        """Note whether the client reads its answers."""
+        """Note whether the client reads its answers, and pause or resume reading accordingly."""
         self._is_writable = is_writable
         self.regulate_reading()
 

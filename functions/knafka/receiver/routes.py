@@ -85,7 +85,7 @@ class BrokerRoute:
         )
         """Seconds from the receipt of a whole request to its answer, for requests whose events were
         handed to Kafka."""
-        self.too_large = answers.too_large(ingress.max_event_bytes)
+        self.too_large = answers.event_too_large(ingress.max_event_bytes)
         """The answer to an event that is larger than `max_event_bytes`."""
 
     def respond(self, answer: Answer, respond: Respond, events: int = 1) -> None:
@@ -95,8 +95,8 @@ class BrokerRoute:
 
 
 def answer_to_error(route: BrokerRoute, error: LogError) -> Answer:
-    """Return the answer to an event that was not stored because of `error`: 413 if it is too large,
-    else 503; logs the error unless the writer is only full."""
+    """Return the answer to an event that was not stored because of `error`: 413 if the event is too
+    large, else 503. Logs the error, unless the event is too large or the writer is only full."""
     if error.too_large:
         return route.too_large
     if isinstance(error, LogFull):
@@ -113,9 +113,9 @@ def _append_structured(
     headers: RecordHeaders,
     reported: Reported,
 ) -> None:
-    """Append a record as `LogWriter.append` does, after converting it to structured mode. That is
-    done only here because the event's trace must be put into the record's headers before. Data
-    other than JSON become base64, so they grow by a third over the size that was counted."""
+    """Append a record as `LogWriter.append` does, after converting it to structured mode. The
+    conversion comes this late because tracing must set the record's headers before it. Data other
+    than JSON become base64, so they grow by a third over the size that was counted."""
     record = in_structured_mode(Draft(key, headers, value))
     writer.append(topic, record.key, record.value, record.headers, reported)
 

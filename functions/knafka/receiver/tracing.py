@@ -33,10 +33,10 @@ class IngestTracing:
     def receive(
         self, ingress: Ingress, headers: RecordHeaders, respond: Respond, reported: Reported
     ) -> tuple[Respond, Reported]:
-        """Start an event's spans, and set `traceparent` in `headers`, those of the event's record.
-        Returns callbacks to use in place of `respond` and `reported`: they end the spans and then
-        call the given ones. If the trace isn't sampled, there are no spans, and the given callbacks
-        are returned."""
+        """Start an event's spans, and set `traceparent` in `headers`, the headers of its record.
+        `respond` sends the answer, and `reported` gets Kafka's report. Returns callbacks to use in
+        place of these two: they end the spans and then call the given ones. If the trace isn't
+        sampled, there are no spans, and the given callbacks are returned."""
         tracer = self._tracer
         sent = dict(headers)
         # Each context is None if its header is missing or invalid.

@@ -56,20 +56,21 @@ class Batch:
         refused: Refused | None = None,
         now: int = 0,
     ) -> None:
-        """Begin with the tombstones of stale changelog records. `state` has the events held before
-        the batch; `tracing` None: no spans are made. `refused`: outputs that are known to be too
-        large for their topics; None: none is. `now`: ms since the Unix epoch."""
+        """Create a batch; its first outputs are the tombstones of stale changelog records. `state`
+        has the events held before the batch; `tracing` None: no spans are made. `refused`: outputs
+        that are known to be too large for their topics; None: none is. `now`: ms since the Unix
+        epoch."""
         self._refused: Refused = {} if refused is None else refused
         self._now = now
         self.dead_letter_count = 0
-        """Number of its dead letters."""
+        """Number of dead letters in this batch."""
         self.dropped_keys = 0
-        """Number of keys that it drops because too much was held."""
-        self.fulfilled_keys = 0
-        """Number of keys that fire because the Sensor was changed."""
+        """Number of keys whose events this batch drops because too much was held."""
+        self.keys_fired_by_edit = 0
+        """Number of keys that fire without a further event, as the Sensor was edited."""
         self.late_keys: set[tuple[int, str]] = set()
-        """Partition and key of each event that came late: everything up to the event's time was
-        believed to be read."""
+        """Partition and key of each event that came late: everything before the event's time was
+        believed to be read already."""
         self._causes: list[Cause] = []
         """The causes, in the order of `begin_cause`; the last one is the present one."""
         self._starts: list[int] = []
@@ -87,7 +88,7 @@ class Batch:
         self.positions: dict[Partition, int] = {}
         """The offset to commit of each partition."""
         self.routed: dict[int, Routed] = {}
-        """Up to which time each partition of the bus is routed with this batch."""
+        """Up to which time each partition of the bus in `positions` is routed with this batch."""
         self.taken: dict[int, Taken | None] = {}
         """For each partition of the trigger topic: which records at or after its committed offset
         were taken already."""
@@ -98,7 +99,7 @@ class Batch:
         self._changed: dict[int, dict[str, Held]] = {}
         """The events held after this batch, by partition and key; only of keys that it changes."""
         self.removed_stale = self._remove_stale()
-        """Number of stale records of the changelog that it removes."""
+        """Number of stale records of the changelog that this batch removes."""
 
     def _remove_stale(self) -> int:
         """Append the tombstones of stale records of the changelog, up to `MAX_BATCH_RECORDS`;
@@ -116,10 +117,9 @@ class Batch:
 
     def refused_outputs(self, topic: str, key: bytes | None, *, all_as_large: bool) -> Refused:
         """Return the outputs that the next batch must not contain, by cause, because `topic` has
-        refused the output with the record key `key` as too large. Empty if the batch has no such
-        output. `all_as_large` True: these are also all other outputs to the topic that are at least
-        as large.
-        """
+        refused the output with the record key `key` (None: without key) as too large. Empty if the
+        batch has no such output. `all_as_large` True: every other output to the topic that is at
+        least as large is returned, too."""
         topic_outputs = [
             (output, cause)
             for output, cause in self._outputs_with_causes()
@@ -296,12 +296,12 @@ class Batch:
         self.counts.fired[trigger] += 1
 
     def _action_key(self, key: str, own_key: bytes | None) -> bytes | None:
-        """Return an action's record key: actions with the same key are delivered one after another,
-        those without one in any order.
+        """Return an action's record key: actions with the same key are delivered one after another.
+        None: the action has no key, and is delivered in any order.
 
         `key`: the trigger and its correlation key; `own_key`: the record key of the event that
-        fired it, if the condition wants one event only. A correlation counts before the event's own
-        key.
+        fired it if the condition wants one event only, else None. A correlation counts before the
+        event's own key.
         """
         if records.correlation_of(key) is not None:
             return key.encode()

@@ -13,7 +13,7 @@ Not here: up to which time a partition was read (`bus_progress`).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Final
 
@@ -32,8 +32,8 @@ pausing discards prefetched records. At most twice as many are queued."""
 MAX_QUEUED_BYTES: Final = 64 * 1024 * 1024
 """`MAX_QUEUED_RECORDS` in bytes of their values."""
 MAX_AHEAD_RECORDS: Final = 10_000
-"""Most events that a process routes ahead of the time up to which everything was read; they wait at
-the readers of the trigger topic."""
+"""Most events that a process routes ahead of the time up to which the whole bus was read; they wait
+at the readers of the trigger topic."""
 
 
 class BusPartitions:
@@ -119,12 +119,14 @@ class BusPartitions:
 
     def position(self, number: int) -> int:
         """Return the offset to commit for a partition of this process, together with everything
-        that was routed: that of its first queued event, else the next one to read."""
+        that was routed: the offset of its first queued event, or the next offset to read if none is
+        queued."""
         own_queue = self._queues[number]
         return own_queue.arrivals[0].place.offset if own_queue.arrivals else own_queue.next_offset
 
     def note_committed_time(self, number: int, until: int | None) -> None:
-        """Note that the routed time `until` was committed with a partition's offset."""
+        """Note that a partition's offset was committed with the time `until`, before which the
+        partition is routed; None: the time isn't known."""
         self._queues[number].committed_until = until
 
     # Order
@@ -158,8 +160,8 @@ class BusPartitions:
 
     @property
     def first_ahead_time(self) -> int | None:
-        """The time of the first event that was routed ahead, if so many were that no more may be;
-        None otherwise."""
+        """The time of the first event that was routed ahead, if no more may be routed ahead
+        (`MAX_AHEAD_RECORDS`); None otherwise."""
         return self._routed_ahead[0] if self._is_ahead_limit_reached else None
 
     @property
@@ -184,10 +186,10 @@ class BusPartitions:
         heapify(heads)
         while heads:
             place, own_queue = heappop(heads)
-            bound = bounds.of(place.partition) if in_order else FOR_EVER
+            bound = bounds.of_others(place.partition) if in_order else FOR_EVER
             until = None if others_until is None else min(others_until, bound)
             queue, following = own_queue.arrivals, heads[0][0] if heads else AFTER_ALL
-            # Yield this partition's events that come before the first event of all others.
+            # Yield this partition's events that come before the first event of each other one.
             while place < following:
                 if limit <= 0 or place.at >= bound or (in_order and self._is_ahead_limit_reached):
                     return
@@ -202,7 +204,7 @@ class BusPartitions:
                 if not queue:
                     break
                 place = queue[0].place
-            else:
+            else:  # the queue isn't empty: another partition's event comes first
                 heappush(heads, (place, own_queue))
 
     def drop_events_no_longer_ahead(self) -> None:
@@ -214,9 +216,9 @@ class BusPartitions:
                 self._routed_ahead.popleft()
 
     def balance(self) -> None:
-        """Pause partitions that are read far ahead while much is queued, and resume them later. A
-        partition that was read least far is never paused, as the others wait for it, unless no more
-        events may be routed ahead."""
+        """While too much is queued, pause partitions with more than their share of it; resume them
+        later. The partition that was read least far isn't paused, as the others wait for it,
+        unless no more events may be routed ahead."""
         partitions = max(1, len(self._queues))
         lowest = self.progress.bounds_of_reading().first
         is_much = self.queued > MAX_QUEUED_RECORDS or self.queued_bytes > MAX_QUEUED_BYTES
@@ -235,10 +237,14 @@ class BusPartitions:
                 pausing.append(number)
             elif queue.is_paused and (is_little or is_waited_for):
                 resuming.append(number)
-        for numbers, is_paused in ((pausing, True), (resuming, False)):
-            if numbers:
-                self._log.set_paused(
-                    [Partition(self._topic, number) for number in numbers], paused=is_paused
-                )
-            for number in numbers:
-                self._queues[number].is_paused = is_paused
+        self._set_paused(pausing, is_paused=True)
+        self._set_paused(resuming, is_paused=False)
+
+    def _set_paused(self, numbers: Sequence[int], *, is_paused: bool) -> None:
+        """Pause (`is_paused` True) or resume the reading of these partitions."""
+        if not numbers:
+            return
+        partitions = [Partition(self._topic, number) for number in numbers]
+        self._log.set_paused(partitions, paused=is_paused)
+        for number in numbers:
+            self._queues[number].is_paused = is_paused

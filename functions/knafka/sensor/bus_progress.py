@@ -43,21 +43,22 @@ class BusProgress:
     ) -> None:
         """Begin without answers of Kafka. `log` is asked for the ends of all partitions, and for
         the commits of other processes; `queues` has the queue of each of this process's partitions,
-        and changes with them; `times` is what their records show of the times."""
+        and changes with them; `times` collects what the records show of who sets their times."""
         self._topic = sensor.topic
         self._log = log
         self._queues = queues
         self._times = times
-        self._asked_at: int | None = None
-        """When (our clock) `refresh` last asked for ends, or put it off because own records had to
-        be read first; None: not since a partition was assigned."""
+        self._considered_at: int | None = None
+        """When (our clock) `refresh` last asked Kafka, or chose not to because own records must be
+        read first; None: not since the last partition was assigned."""
         self._ends: Mapping[int, int | None] = {}
         """End offset of each partition of the bus, by the last request; None: Kafka didn't say.
         Empty: not requested yet."""
         self._appended_from = 0
         """Records that are appended after the last request have this time or a later one."""
         self._unreached_ends: tuple[int, Mapping[int, int | None]] | None = None
-        """Requested ends that aren't reached yet, with the time (our clock) of the request."""
+        """Requested ends that aren't reached yet, with the time (our clock) of the request; None:
+        all are reached."""
         self.reached_request_at = 0
         """When (our clock) the latest request was made whose ends have all been reached."""
         self._other_positions: dict[int, int] = {}
@@ -73,8 +74,8 @@ class BusProgress:
         return self._stalls.partitions
 
     def forget_request(self) -> None:
-        """Have `refresh` ask Kafka again, as a partition was assigned since its last request."""
-        self._asked_at = None
+        """Make `refresh` ask Kafka again, as a partition was assigned since its last request."""
+        self._considered_at = None
 
     @property
     def has_ends(self) -> bool:
@@ -91,9 +92,9 @@ class BusProgress:
     # What was read and routed
 
     def bounds_of_reading(self) -> Bounds:
-        """Return how far this process's partitions were read, without stalled ones: the lowest time
-        and its partition; and the second lowest, as a partition's own events wait only for the
-        others."""
+        """Return how far this process's partitions were read, without stalled ones: the lowest
+        time, its partition, and the second lowest time. The second time bounds the events of that
+        partition, as they wait only for the other partitions."""
         untils: list[tuple[int, int]] = []
         for number in self._queues:
             if number not in self.stalled:
@@ -130,8 +131,8 @@ class BusProgress:
 
     def _lowest_time(self, until_of_own: Callable[[int], int | None]) -> int | None:
         """Return the lowest time of all partitions, without stalled ones: `until_of_own` returns
-        that of a partition of this process, `others_until` is that of the others. None: one of
-        these times isn't known, or there are no partitions."""
+        the time of a partition of this process, and `others_until` is the lowest time of the
+        others. None: one of these times isn't known, or there are no partitions."""
         if (lowest := self.others_until) is None:
             return None
         for number in self._queues.keys() - self.stalled:
@@ -175,22 +176,22 @@ class BusProgress:
         - the last request was made just before;
         - only this process reads the bus, and it must first read on.
         """
-        read_until = self.read_until if self._asked_at is not None else None
+        read_until = self.read_until if self._considered_at is not None else None
         is_read = read_until is not None and read_until > needed_until
         if is_read and self.reached_request_at >= since:
             return
         interval = UNANSWERED_INTERVAL if None in self._ends.values() else END_REQUEST_INTERVAL
-        if self._asked_at is not None and now - self._asked_at < interval:
+        if self._considered_at is not None and now - self._considered_at < interval:
             return
         if not self._has_to_read_on(needed_until):
             self._ask(now)
             self._note_reached_ends(now)
-        self._asked_at = now
+        self._considered_at = now
         self._note_stalls(now, needed_until)
 
     def _has_to_read_on(self, needed_until: int) -> bool:
-        """Whether no other process reads the bus, and this one knows of records that it must read
-        until `needed_until` is reached."""
+        """Whether Kafka's answers would be of no use yet: no other process reads the bus, and this
+        process knows of records that it must read first to reach `needed_until`."""
         return not self.is_shared and any(
             self._is_behind(number) and (self.own_read_until(number) or 0) <= needed_until
             for number in self._queues
@@ -200,7 +201,7 @@ class BusProgress:
         """Ask Kafka for the ends of all partitions and, if other processes read some of them, for
         their commits. Raises `LogError`."""
         self._ends = self._log.reachable_ends(self._topic)
-        self._appended_from = self._times.find_earliest_append(now)
+        self._appended_from = self._times.update_earliest_append(now)
         if self.is_shared:
             committed = self._log.committed_now(self._topic)
             for commit in committed.values():
@@ -210,8 +211,8 @@ class BusProgress:
 
     def _note_reached_ends(self, now: int) -> None:
         """Set `reached_request_at` to the time of the latest request whose ends are all reached.
-        Checked first are the ends of the earlier request that weren't reached yet
-        (`_unreached_ends`), then those of the request just made, at `now`."""
+        The earlier request whose ends weren't reached yet (`_unreached_ends`) is checked first,
+        then the request just made, at `now`."""
         requests = [(now, self._ends)]
         if self._unreached_ends is not None:
             requests.insert(0, self._unreached_ends)
@@ -222,8 +223,8 @@ class BusProgress:
             self._unreached_ends, self.reached_request_at = None, asked_at
 
     def _is_reached(self, number: int, end: int | None) -> bool:
-        """Whether a partition was read here, or routed by another process, up to the offset `end`
-        (None: not known), or is stalled."""
+        """Whether a partition has reached the offset `end` (None: not known): this process has read
+        up to it, or another process has committed it. True also for a stalled partition."""
         own_queue = self._queues.get(number)
         if own_queue is None:
             position = self._other_positions.get(number, 0)

@@ -1,5 +1,5 @@
-"""Counts events, firings and dead letters of one process of a Sensor in committed transactions, and
-its aborted transactions and errors."""
+"""The counts of one process of a Sensor: events, firings and dead letters of its committed
+transactions, and its aborted transactions and errors."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class SensorCounts:
         )
 
     def add(self, added_counts: SensorCounts) -> None:
-        """Add `added_counts` to these counts in place, as other threads refer to this object."""
+        """Add `added_counts` to these counts, in this same object: other threads hold it."""
         total = self + added_counts
         for counter in fields(self):
             setattr(self, counter.name, getattr(total, counter.name))

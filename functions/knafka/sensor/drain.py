@@ -27,8 +27,8 @@ SENSOR_CLOSE_TIMEOUT: Final = 5.0
 HOLDING_INTERVAL: Final = 5.0
 """Least seconds between two reports of held events."""
 HOLDING_SHARE: Final = 50
-"""After a report that took t seconds, the next begins no sooner than `HOLDING_SHARE` * t after its
-start: a report visits every key."""
+"""Share of the time that reports of held events may take, as a divisor: 50 stands for a fiftieth. A
+report visits every key, so with many keys reports are made less often."""
 DUE_SOON: Final = 30.0
 """The drain doesn't end as idle if something is due within this many seconds."""
 
@@ -42,7 +42,7 @@ class SensorDrain:
         slot: int | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """`open_processor` opens the processor of a slot, and `slot` is that of this drain
+        """`open_processor` opens the processor of a slot; `slot` is the slot of this drain
         (`DrainRequest.slot`; None: it has none). `now` returns seconds since the Unix epoch."""
         self.idle: float | None = None
         """Seconds without work after which the drain ends; None: it never ends as idle."""
@@ -58,8 +58,9 @@ class SensorDrain:
         self._reported = SensorCounts()
         """The counts that earlier requests have reported."""
         self._active_at = time.monotonic()
+        """When the drain began or last handled something, on `time.monotonic`'s clock."""
         self._holding: Holding | None = None
-        """The last report of held events, until `progress` has returned it; None: it has."""
+        """The last report of held events; None: `progress` has returned it, or there was none."""
         self._report_at = 0.0
         """When the next report of held events is made, on `time.monotonic`'s clock."""
 

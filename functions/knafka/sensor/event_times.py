@@ -4,7 +4,7 @@ By how much an event may be older than one that was read before it (`grace`):
 
     Kafka sets the times                  20 ms: the clocks of its nodes differ
     senders set the times                 2 s: the time that an event takes until Kafka has it
-    the Sensor declares a grace period    so much
+    the Sensor declares a grace period    the declared time
 
 Times are ms since the Unix epoch. Not here: the order itself (`core.sensor.order`).
 """
@@ -20,11 +20,12 @@ from knafka.core.sensor.order import Routed
 KAFKA_GRACE: Final = 20
 """Milliseconds by which the clocks of Kafka's nodes may differ, where Kafka sets the time."""
 SENDER_GRACE: Final = 2_000
-"""Milliseconds from an event's time until Kafka has it, where its sender sets the time."""
+"""Most milliseconds from an event's time until Kafka has the event, where its sender sets the
+time."""
 
 
 class EventTimes:
-    """What is known of the times of a bus's events, by those that were read here."""
+    """What the records that were read here show of the times of a bus's events."""
 
     def __init__(self, sensor: SensorContract) -> None:
         """Begin without events; Kafka is taken to set the times until something shows otherwise."""
@@ -35,11 +36,12 @@ class EventTimes:
         self._has_read = False
         """Whether a record of the bus was read here."""
         self._latest_reads: deque[tuple[int, int]] = deque()
-        """Each event that was later than all before it: its time, and when it was read (our clock).
-        Without those that were read a grace period before the last request, or earlier."""
+        """The events that were later than all events read before them: the time of each, and when
+        it was read (our clock). `update_earliest_append` removes those that were read a grace
+        period ago or earlier."""
         self._earliest_after_grace = 0
-        """Every event that was read a grace period before the last request, or earlier, is earlier
-        than this time: it is one millisecond after the latest of them."""
+        """One millisecond after the latest event that `update_earliest_append` has removed from
+        `_latest_reads`; 0: it has removed none."""
 
     @property
     def is_in_order(self) -> bool:
@@ -61,12 +63,12 @@ class EventTimes:
         self.is_log_time, self._has_read = is_log_time, True
         if not self._latest_reads or time > self._latest_reads[-1][0]:
             self._latest_reads.append((time, now))
-        # As `is_in_order`, without the call, as this is done for each record.
+        # The condition is `is_in_order`, written out as a call for each record would cost more.
         return time if is_log_time and self._declared is None else time - self.grace
 
     def note_sender_times(self, routed: Routed) -> None:
-        """Note that senders set the times if a commit of the bus (`routed`) says so and no record
-        was read here yet, as a record would tell."""
+        """Note that senders set the times if `routed`, the metadata of a commit, says so. Does
+        nothing once a record was read here, as a record itself shows who sets the times."""
         if routed.by_sender and not self._has_read:
             self.is_log_time = False
 
@@ -76,10 +78,10 @@ class EventTimes:
         at any time."""
         return self._latest_reads[0][1] + self.grace if self._latest_reads else 0
 
-    def find_earliest_append(self, now: int) -> int:
-        """Move the events that were read a grace period ago, or earlier, from `_latest_reads` into
-        `_earliest_after_grace`, and return the earliest time that a record appended from now on may
-        have. That is never further back than the longer of the grace period and `SENDER_GRACE`."""
+    def update_earliest_append(self, now: int) -> int:
+        """Return the earliest time that a record appended from `now` on may have: at most the
+        grace period ago, or `SENDER_GRACE` if that is longer. Also remove the events that were read
+        a grace period ago or earlier from `_latest_reads`."""
         while self._latest_reads and self._latest_reads[0][1] <= now - self.grace:
             self._earliest_after_grace = self._latest_reads.popleft()[0] + 1
         return max(self._earliest_after_grace, now - max(self.grace, SENDER_GRACE))

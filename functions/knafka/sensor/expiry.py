@@ -3,9 +3,9 @@
     a timer is due --the bus's ends are asked for--> known --> up to 1,000 keys in a transaction
 
 Timers are handled while further events come, too: under a load that never stops, a wait would
-otherwise never be over. An event that was read later than the known time allows may have an answer
-that nobody has read yet. So the timers of its key wait for an answer to a request for ends that is
-made after the event was read.
+otherwise never be over. An event may be read although everything before its time was believed to be
+read; further events of its key may then be unread, too. So the timers of its key wait until the
+bus's ends are asked for once more, after the event was read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from knafka.sensor.state import State
 from knafka.sensor.watermark import MIN_ABSENCE_DELAY
 
 MAX_LATE_KEYS: Final = 10_000
-"""Most keys that wait each for themselves after a late event; with more, all keys wait."""
+"""Most keys whose late events are noted one by one; with more, the timers of all keys wait."""
 
 _Key: TypeAlias = tuple[int, str]
 """Partition of the trigger topic, and trigger with its correlation key (`records.key_of`)."""
@@ -53,7 +53,8 @@ class Expiry:
         """Kafka's answers count only if the request for the bus's ends was made at this time (our
         clock) or later."""
         self._answers_since_by_key: dict[_Key, int] = {}
-        """The same for single keys, of which an event was read later than the known time allows."""
+        """By key of which an event came late (`Batch.late_keys`): the time that replaces
+        `_answers_since`, as only a later answer counts for the key."""
 
     def forget(self, now: int) -> None:
         """Forget up to which time everything was read, as partitions were assigned or are read
@@ -129,12 +130,12 @@ class Expiry:
         held before, for up to `MAX_BATCH_RECORDS` keys."""
         for number, key in islice(self._state.fulfilled_keys, MAX_BATCH_RECORDS):
             self._change_held(number, key, rules.apply_edited, batch)
-            batch.fulfilled_keys += 1
+            batch.keys_fired_by_edit += 1
 
     def _update_read_until(self, first: int, now: int) -> None:
-        """Take over what Kafka's last answer says, if it counts: set `_all_read_until`, if the
-        timer at `first` needs a later time, and remove the keys from `_answers_since_by_key` for
-        which the answer counts."""
+        """Take over Kafka's last answer, if it counts: set `_all_read_until` if the timer at
+        `first` needs a later time, and remove from `_answers_since_by_key` the keys for which the
+        answer counts."""
         known_until, requested_at = self._ordering.known_until, self._ordering.ends_requested_at
         if known_until is None or requested_at < self._answers_since:
             return

@@ -88,8 +88,8 @@ class SensorSide(LeasedSide):
         """Digest of the Sensor, by which requests name it."""
         self._open_log = open_log
         self._slot: int | None = None
-        """Slot of the request under way (`DrainRequest.slot`); None: it has none, or there is no
-        request."""
+        """Slot of the request under way (`DrainRequest.slot`); None: the request has no slot, or
+        there is no request."""
         self._drain: SensorDrain | None = None
         """The last drain, which may be over; None: there was none."""
         self._earlier_counts = SensorCounts()

@@ -31,9 +31,9 @@ def give_up(
     trigger: str | None = None,
 ) -> None:
     """Add a dead letter of a record to the batch because handling it raised `error` (BUS-S11), and
-    log the error. `headers` are those of the record, which the caller passes on as a client returns
-    them only once; None: they can't be read. `trigger` is the only trigger for which the record
-    failed; None: it failed for all triggers."""
+    log the error. `headers` are those of the record (None: it has none, or they can't be read); the
+    caller passes them on as a client returns them only once. `trigger` is the only trigger for
+    which the record failed; None: it failed for all triggers."""
     topic, number, offset = record.topic(), record.partition(), record.offset()
     failure = letters.failure_of(error)
     draft = Draft(record.key(), headers or [], record.value())
@@ -42,7 +42,9 @@ def give_up(
     if reason is Reason.INTERNAL_ERROR:
         log.error(
             "the event at %d of %s/%d is given up for an error of our own",
-            *(offset, topic, number),  # the arguments, in the order of the message
+            offset,
+            topic,
+            number,
             exc_info=error,
         )
     elif reason is Reason.UNDECODABLE:

@@ -33,8 +33,8 @@ from knafka.sensor.state import can_hold
 from knafka.sensor.tracing import SensorTracing
 
 OFFSET_STRIDE: Final = 2**40
-"""Distance between two offsets that replace the same one (`_with_own_offset`): more than the number
-of records that a partition of a trigger topic ever has."""
+"""Step by which `_with_own_offset` goes down while a replacement is taken: more than the number of
+records that a partition of a trigger topic ever has."""
 
 
 class NewerSensor(LogError):
@@ -49,7 +49,7 @@ class Collected(NamedTuple):
     decoded: TriggerTopicRecord | None
     """The record, decoded; None: it can't be read."""
     headers: RecordHeaders | None
-    """The record's headers; None: they can't be read."""
+    """The record's headers; None: it has none, or they can't be read."""
     error: Exception | None
     """Why the record can't be read; None: it can."""
 
@@ -65,8 +65,8 @@ class Handlers:
         bus: BusPartitions,
         tracing: SensorTracing | None,
     ) -> None:
-        """`rules` has each trigger's rule by its name; `bus` queues events of the bus; `tracing`:
-        None if no spans are made."""
+        """`rules` has each trigger's rule by the trigger's name; `router` finds the triggers of an
+        event; `bus` queues events of the bus. `tracing` None: no spans are made."""
         self._sensor = sensor
         self._rules = rules
         self._router = router
@@ -106,8 +106,9 @@ class Handlers:
             self.route(arrival, batch, None)
 
     def route(self, arrival: Arrival, batch: Batch, until: int | None) -> None:
-        """Send the next event of the bus to each of its triggers through the trigger topic, or let
-        a trigger fire at once (BUS-12); the outputs are added to the batch.
+        """Send the next event of the bus to each of its triggers through the trigger topic; if a
+        trigger's condition is simple, fire at once instead (BUS-12). The outputs are added to the
+        batch.
 
         `until`: time (ms since the Unix epoch) before which every event of the bus was read, for
         the trigger topic's records (`TriggerTopicRecord.until`); None: not known.
@@ -132,7 +133,8 @@ class Handlers:
             )
             try:
                 if route.fires:
-                    # With the time, for the reason given in `fire_or_dead_letter`.
+                    # With the time, as another event may have the same offset: the bus's topic may
+                    # have been deleted and created again.
                     event_place = f"e{place.partition}.{place.offset}.{record.timestamp()[1]}"
                     batch.fire(route.key, Firing((event,)), event_place, record.key())
                 else:
@@ -203,9 +205,12 @@ class Handlers:
             return  # the trigger was removed, or got or lost its correlation
         number, key, event = record.partition(), trigger_record.key, trigger_record.event
         try:
-            if self._dedupe is not None and self._find_duplicate(number, rule.name, event, batch):
-                batch.counts.duplicates += 1
-                return
+            if self._dedupe is not None:
+                mark_key = duplicates.key_of(rule.name, event)
+                if _is_duplicate(event, batch.held(number, mark_key), self._dedupe):
+                    batch.counts.duplicates += 1
+                    return
+                batch.set_held(number, mark_key, (duplicates.mark_of(event),))
             event = _with_own_offset(event, batch.held(number, key))
             try:
                 rule_step = rules.step(rule, batch.held(number, key), event)
@@ -220,17 +225,11 @@ class Handlers:
         except Exception as failure:
             give_up(record, letters.structured_headers(record.value()), failure, batch)
 
-    def _find_duplicate(self, number: int, trigger: str, event: HeldEvent, batch: Batch) -> bool:
-        """Look for a mark of the same event that the trigger has got within the declared time;
-        returns whether there is one. If not, hold this event's mark from now on. `number`: the
-        partition of the trigger topic."""
-        assert self._dedupe is not None
-        mark = duplicates.key_of(trigger, event)
-        marked = batch.held(number, mark)
-        if marked and event.at - marked[0].at <= self._dedupe:
-            return True
-        batch.set_held(number, mark, (duplicates.mark_of(event),))
-        return False
+
+def _is_duplicate(event: HeldEvent, mark: Held, dedupe: int) -> bool:
+    """Whether an event is a duplicate of the event that `mark` stands for (empty: there is no such
+    event): its time is at most `dedupe` milliseconds later, or earlier."""
+    return bool(mark) and event.at - mark[0].at <= dedupe
 
 
 def _with_own_offset(event: HeldEvent, held: Held) -> HeldEvent:

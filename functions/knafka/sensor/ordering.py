@@ -3,8 +3,8 @@
     bus            take_in --Bus--> route        in the order of all partitions that are ours
     trigger topic  take_in --InOrder--> reduce   in the order of all partitions of the bus
 
-Only while a record waits for its turn, or a timer is due, does it ask Kafka up to which time
-everything was read. Not here: handling events (`handlers`), and transactions (`processor`).
+Kafka is asked up to which time everything was read, but only while a record waits for its turn or a
+timer is due. Not here: handling events (`handlers`), and transactions (`processor`).
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ LONGEST_CHECK_WAIT: Final = 0.02
 """Most seconds between two checks of the records that wait for their turn."""
 HELD_BACK_RECORDS: Final = 50_000
 """Most records of the trigger topic that may wait in a process for their turn. If more wait, the
-first are taken, although an earlier event may still come."""
+first of them are taken, although an earlier event may still come."""
 HELD_BACK_BYTES: Final = 64 * 1024 * 1024
-"""Most bytes of records of the trigger topic that may wait, as `HELD_BACK_RECORDS`."""
+"""`HELD_BACK_RECORDS` in bytes of their values."""
 
 
 class Ordering:
@@ -239,7 +239,8 @@ class Ordering:
                     log.warning(
                         "an event for %.200s came %d ms too late for its order, and counts as if"
                         " it had come now",
-                        *(trigger, late),
+                        trigger,
+                        late,
                     )
         return count
 

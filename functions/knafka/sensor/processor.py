@@ -86,7 +86,7 @@ class Processor:
         """Whether records are compressed: then a larger record may take fewer bytes in its topic
         than a smaller one."""
         self._has_dead_letter_topic = False
-        """Whether the topic of dead letters exists, as far as is known."""
+        """Whether the dead-letter topic is known to exist."""
         self._now = 0
         """The time (ms, our clock) of the last read."""
         self._moved_partitions: set[Partition] = set()
@@ -142,7 +142,7 @@ class Processor:
             + (expired if expired == MAX_BATCH_RECORDS else 0)
             + batch.removed_stale
             + batch.dropped_keys
-            + batch.fulfilled_keys
+            + batch.keys_fired_by_edit
         )
 
     def _first_record_timeout(self, now: int, patience: float) -> float:
@@ -151,9 +151,10 @@ class Processor:
         due_timer = self._expiry.due(now)
         if self._expiry.is_ready(due_timer) or self._ordering.has_next:
             return 0
-        # A stale record or a fulfilled key, if there is one: the next batches handle them all.
-        changed_by_edit = next(self._state.stale_records, next(self._state.fulfilled_keys, None))
-        if changed_by_edit is not None or self._state.is_full:
+        # Stale records and fulfilled keys, which an edit of the Sensor leaves to the next batches.
+        has_stale = next(self._state.stale_records, None) is not None
+        has_fulfilled = next(self._state.fulfilled_keys, None) is not None
+        if has_stale or has_fulfilled or self._state.is_full:
             patience = min(patience, GATHERING_SECONDS)
         elif (next_timer := self._state.first_timer) is not None:
             until_timer = max(WATERMARK_CHECK_INTERVAL, next_timer + MIN_ABSENCE_DELAY - now)
@@ -240,8 +241,8 @@ class Processor:
     # Partitions
 
     def not_ready(self, partitions: Collection[Partition]) -> Collection[Partition]:
-        """Return those of these partitions that this process can't take over now: partitions of the
-        trigger topic whose held events can't be read, as their changelog can't."""
+        """Return which of these partitions this process can't take over now: partitions of the
+        trigger topic whose held events can't be read from the changelog."""
         trigger_topic = self._sensor.trigger_topic
         numbers = [partition.number for partition in partitions if partition.topic == trigger_topic]
         unreadable = find_unreadable_changelogs(self._sensor, self._log, numbers)
@@ -327,7 +328,7 @@ class Processor:
         self._ordering.note_batch_committed(batch)
         self._refused.clear()
         self._state.forget_stale(batch.removed_stale)
-        self._state.forget_fulfilled(batch.fulfilled_keys)
+        self._state.forget_fulfilled(batch.keys_fired_by_edit)
         for number, key, held in batch.changed:
             self._state.set_held(number, key, held)
         if self._tracing is not None:
@@ -341,7 +342,8 @@ class Processor:
         committed offsets. Raises `LogError` if another transaction would be aborted, too."""
         if isinstance(error, RecordTooLarge):
             self._note_refused(error, batch)
-        self._has_dead_letter_topic = self._has_dead_letter_topic and not error.unknown_topic
+        if error.unknown_topic:
+            self._has_dead_letter_topic = False
         self.counts.aborted += 1
         self._expiry.forget(self._now)
         self._ordering.go_back()

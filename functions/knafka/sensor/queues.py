@@ -14,7 +14,7 @@ from knafka.ports.log import Record
 FOR_EVER: Final = 2**62
 """A time (ms) after all others."""
 UNKNOWN_TIME: Final = -1
-"""A time (ms) before all others; stands for one that isn't known."""
+"""A time (ms) before all others, which stands for an unknown time."""
 NO_PARTITION: Final = -1
 """A number that no partition has."""
 AFTER_ALL: Final = Place(FOR_EVER)
@@ -25,15 +25,15 @@ class Arrival(NamedTuple):
     """An event of the bus that waits to be routed."""
 
     place: Place
-    """Its time, partition and offset."""
+    """The event's time, partition and offset."""
     read_until: int
-    """Every event of its partition that is earlier than this time (ms) was read before it."""
+    """Time (ms): all earlier events of the partition were read before this event."""
     record: Record
     headers: RecordHeaders
     """The record's headers, which a client returns only once."""
     envelope: Envelope
     routes: list[Route]
-    """The triggers that it concerns."""
+    """The triggers that the event concerns; empty: none."""
     size: int
     """Bytes of the record's value."""
 
@@ -59,8 +59,8 @@ class Queue:
 
 class Bounds(NamedTuple):
     """The two lowest of the times (ms) up to which this process's partitions were read: enough to
-    tell for each partition how far all others were read. A time is `UNKNOWN_TIME` if it isn't known
-    for a partition, and `FOR_EVER` if there are too few partitions."""
+    tell for each partition how far all others were read. `UNKNOWN_TIME`: the time of a partition
+    isn't known. `FOR_EVER`: there is no such partition."""
 
     first: int
     """The lowest time."""
@@ -69,11 +69,11 @@ class Bounds(NamedTuple):
     second: int
     """The second lowest time."""
 
-    def of(self, number: int) -> int:
+    def of_others(self, number: int) -> int:
         """Return the time up to which all partitions of this process except `number` were read."""
         return self.second if number == self.number else self.first
 
     def allows(self, place: Place, in_order: bool) -> bool:
-        """Whether an event at `place`, the first queued one of its partition, may be routed next:
-        the other own partitions were read beyond its time, or partitions aren't `in_order`."""
-        return not in_order or place.at < self.of(place.partition)
+        """Whether the first queued event of a partition, at `place`, may be routed next: the other
+        partitions of this process were read beyond its time, or partitions aren't `in_order`."""
+        return not in_order or place.at < self.of_others(place.partition)

@@ -13,22 +13,23 @@ log = logging.getLogger(__name__)
 log.addFilter(RateLimitedFilter(by_wording=True))
 
 STALLED_PARTITION_TIMEOUT: Final = 120_000
-"""Milliseconds to wait for a partition that isn't read on, or has no leader. They are more than a
-group takes to give a killed process's partitions to another one (45 s), and that process to start.
-Afterwards the partition's events may count as late."""
+"""Milliseconds to wait for a partition that isn't read on, or has no leader; afterwards its events
+may count as late. A group needs less to give a killed process's partitions to another process
+(45 s) that may first have to start."""
 FORGET_AFTER: Final = 30_000
-"""Milliseconds without `note_reads` after which earlier notes are discarded. A read that asks Kafka
-about logs that may have lost their ends takes less (17 s, `kafka_undecided_partitions`)."""
+"""Milliseconds without a call of `note_reads` after which what earlier calls noted is discarded.
+The longest read takes less: one that asks Kafka about logs that may have lost their ends (17 s,
+`kafka_undecided_partitions`)."""
 
 
 class Stalls:
     """Tracks how long partitions haven't been read on while events wait for them."""
 
     def __init__(self, topic: str) -> None:
-        """Begin without stalled partitions; `topic` is that of the bus, for log lines."""
+        """Begin without stalled partitions; `topic` is the bus's topic, for log lines."""
         self._topic = topic
         self._waiting_since: dict[int, tuple[int | None, int]] = {}
-        """For each partition that may hold up the others, the time (ms) up to which it was read
+        """For each partition that may hold up the others: the time (ms) up to which it was read
         (None: not known), and since when (ms, our clock) it hasn't been read further."""
         self._noted_at = 0
         """When (ms) `note_reads` was last called."""
@@ -58,6 +59,8 @@ class Stalls:
             log.warning(
                 "partition %d of %s has not been read on for %d s and is waited for no longer:"
                 " its further events may come too late for their order",
-                *(number, self._topic, STALLED_PARTITION_TIMEOUT // 1000),
+                number,
+                self._topic,
+                STALLED_PARTITION_TIMEOUT // 1000,
             )
         self.partitions = frozenset(stalled)

@@ -45,7 +45,7 @@ class _Partition:
     since: Timers | None = None
     """Time of each key's oldest held event; None until it is first needed."""
     marks: OrderedDict[str, Held] = field(default_factory=OrderedDict)
-    """Marks by which duplicate events are found (`core.sensor.duplicates`), by key, the oldest
+    """The marks by which duplicate events are found (`core.sensor.duplicates`), by key, the oldest
     first."""
     bytes: int = 0
     """Bytes of all held events as JSON."""
@@ -54,8 +54,8 @@ class _Partition:
 class State:
     """The held events by partition of the trigger topic, as of the last commit.
 
-    In its methods, `number` is such a partition, and `key` a trigger with its correlation key
-    (`records.key_of`), or that of a mark.
+    In its methods, `number` is a partition of the trigger topic. `key` is a trigger with its
+    correlation key (`records.key_of`), or the key of a mark (`core.sensor.duplicates`).
     """
 
     def __init__(self, rules: Mapping[str, Rule], max_keys: int, max_bytes: int) -> None:
@@ -65,36 +65,45 @@ class State:
         self._rules = rules
         self._max_keys = max_keys
         self._max_bytes = max_bytes
-        self._partitions: dict[int, _Partition] = {}
+        self._partitions: dict[int, _Partition] = {}  # by number
 
     def restore(self, number: int, changelog: Iterable[Sequence[Record]], now: int) -> None:
         """Restore a newly assigned partition's held events and marks from all records of its
         changelog, and set the timers. `now`: ms since the Unix epoch."""
         partition = _Partition()
         for key, events in _read_changelog(changelog, now).items():
-            rule = self._rules.get(records.trigger_of(key))
-            # Events that no condition of the present Sensor wants are stale.
-            names = frozenset[str]()
-            if rule is not None and (duplicates.is_mark(key) or can_hold(rule, key)):
-                names = rule.condition.names
-            counting_events = [event for event in events if event.dependency in names]
-            dropped = (event for event in events if event.dependency not in names)
-            partition.stale += [records.changelog_key(key, event.offset) for event in dropped]
-            if counting_events and duplicates.is_mark(key):
-                partition.marks[key] = tuple(counting_events)
-            elif counting_events:
-                partition.held[key] = sort_by_time(counting_events)
-                partition.bytes += _bytes_of(counting_events)
+            self._restore_key(partition, key, events)
         by_age = sorted(partition.marks.items(), key=lambda mark: mark[1][0].at)
         partition.marks = OrderedDict(by_age)
         self._partitions[number] = partition
         for key, held in partition.held.items():
             self.set_timers(number, key)
-            condition = self._rules[records.trigger_of(key)].condition
-            if not condition.unwanted and condition.holds(
-                Counter(event.dependency for event in held)
-            ):
+            if self._is_fulfilled(key, held):
                 partition.fulfilled.append(key)
+
+    def _restore_key(self, partition: _Partition, key: str, events: Sequence[HeldEvent]) -> None:
+        """Add the events that the changelog holds at a key to a restored partition: as held events
+        or a mark or, if no condition of the present Sensor wants them, as stale records."""
+        rule = self._rules.get(records.trigger_of(key))
+        wanted_names = frozenset[str]()  # of the dependencies whose events the key may hold
+        if rule is not None and (duplicates.is_mark(key) or can_hold(rule, key)):
+            wanted_names = rule.condition.names
+        wanted_events = [event for event in events if event.dependency in wanted_names]
+        stale_events = (event for event in events if event.dependency not in wanted_names)
+        partition.stale += [records.changelog_key(key, event.offset) for event in stale_events]
+        if wanted_events and duplicates.is_mark(key):
+            partition.marks[key] = tuple(wanted_events)
+        elif wanted_events:
+            partition.held[key] = sort_by_time(wanted_events)
+            partition.bytes += _bytes_of(wanted_events)
+
+    def _is_fulfilled(self, key: str, held: Held) -> bool:
+        """Whether the events held at a key make their trigger's condition true. False if the
+        trigger waits for an event's absence, as then a timer fires it."""
+        condition = self._rules[records.trigger_of(key)].condition
+        return not condition.unwanted and condition.holds(
+            Counter(event.dependency for event in held)
+        )
 
     def forget(self, number: int) -> None:
         """Forget a partition, which belongs to another process (BUS-S10)."""
@@ -208,8 +217,8 @@ class State:
         """Yield partition and key of marks that aren't needed any more, up to `limit`: first those
         more than `dedupe` milliseconds older than the newest mark of their partition, then the
         oldest ones of all partitions if there are more than `max_keys`."""
-        excess = sum(len(partition.marks) for partition in self._partitions.values())
-        excess -= self._max_keys
+        mark_count = sum(len(partition.marks) for partition in self._partitions.values())
+        excess = mark_count - self._max_keys  # negative: fewer than allowed
         remaining_marks: list[Iterator[tuple[int, int, str]]] = []
         for number, partition in self._partitions.items():
             if not partition.marks:
@@ -236,6 +245,7 @@ class State:
         """Forget the first `count` records that `stale_records` yields, as they were deleted."""
         for partition in self._partitions.values():
             deleted = min(count, len(partition.stale))
+            # From the end, as `stale_records` yields them in reverse order.
             del partition.stale[len(partition.stale) - deleted :]
             count -= deleted
 
@@ -251,6 +261,7 @@ class State:
         """Forget the first `count` keys that `fulfilled_keys` yields, as they have fired."""
         for partition in self._partitions.values():
             fired = min(count, len(partition.fulfilled))
+            # From the end, as `fulfilled_keys` yields them in reverse order.
             del partition.fulfilled[len(partition.fulfilled) - fired :]
             count -= fired
 

@@ -18,7 +18,7 @@ class MissingTopics(LogError):
         never creates an external topic."""
         super().__init__(
             f"missing topics: {', '.join(topics)}; the operator creates a Sensor's own topics"
-            " again, and its Broker's or channel's topic comes back with that",
+            " again, and the topic of a Broker or channel when it reconciles that",
             unknown_topic=True,
         )
 
@@ -46,8 +46,8 @@ def check_topics(sensor: SensorContract, log: TransactionalLog) -> None:
 def find_unreadable_changelogs(
     sensor: SensorContract, log: TransactionalLog, numbers: Collection[int]
 ) -> Collection[int]:
-    """Return those of the changelog's partitions `numbers` that can't be read now, as they have no
-    leader; all of them if Kafka doesn't answer, none if the changelog doesn't exist. Raises no
+    """Return which of the changelog's partitions `numbers` can't be read now, as they have no
+    leader: all of `numbers` if Kafka doesn't answer, none if the changelog doesn't exist. Raises no
     `LogError`."""
     if not numbers:
         return ()

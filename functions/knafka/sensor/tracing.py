@@ -36,9 +36,9 @@ class SensorTracing:
         return b""
 
     def start_span(self, key: str, identity: str, firing: Firing) -> Span | None:
-        """Start and return the span of a firing, below that of its last event to arrive whose trace
-        is sampled; None if no event's trace is. `key`: the trigger and its correlation key
-        (`records.key_of`); `identity`: the id of the action, the event that announces the
+        """Start and return the span of a firing. Its parent is the span of the last event to arrive
+        whose trace is sampled; None: no event's trace is. `key`: the trigger and its correlation
+        key (`records.key_of`); `identity`: the id of the action, the event that announces the
         firing."""
         by_arrival = sorted(firing.events, key=lambda event: event.offset)
         decoded = [decode(event.trace) for event in by_arrival if event.trace]

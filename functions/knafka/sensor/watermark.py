@@ -3,9 +3,9 @@ topic.
 
     the bus was routed up to a time --the trigger topic's ends are asked for--> read to them: known
 
-Most records of the trigger topic carry it (`TriggerTopicRecord.until`). This is for events that
-wait while no further record comes: the last events where several processes read the bus, and
-triggers that fire because an event is absent.
+Most records of the trigger topic carry this time (`TriggerTopicRecord.until`). The watermark is for
+events that wait while no further record comes: the last events where several processes read the
+bus, and events of triggers that fire because another event is absent.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from knafka.core.sensor.contract import SensorContract
 from knafka.ports.transactions import TransactionalLog
 
 MIN_ABSENCE_DELAY: Final = 2_000
-"""Least milliseconds after which an event counts as absent: an event may reach Kafka that long
-after its time."""
+"""Least milliseconds after which an event counts as absent, as an event may reach Kafka that much
+later than its time."""
 WATERMARK_CHECK_INTERVAL: Final = 100
-"""Milliseconds between two checks for triggers that are due."""
+"""Milliseconds between two checks whether a due timer can be handled by now."""
 
 
 class _PendingTime(NamedTuple):
@@ -42,7 +42,7 @@ class Watermark:
         self._topic = sensor.trigger_topic
         self._log = log
         self._pending: _PendingTime | None = None
-        """The next time to be known; None: none is waited for."""
+        """The time that becomes known next; None: the ends for it aren't requested."""
         self.known_until: int | None = None
         """Time (ms) before which every event for this process's partitions was read; None: not
         known."""
@@ -53,8 +53,8 @@ class Watermark:
     def update(
         self, routed_until: int | None, ends_requested_at: int, positions: Mapping[int, int]
     ) -> int | None:
-        """Ask Kafka for the trigger topic's ends if `known_until` may become later, and return
-        `known_until`.
+        """Ask Kafka for the trigger topic's ends if `known_until` may become later by that. Returns
+        `known_until`, which may be later now.
 
         `routed_until`: time (ms) before which every event of the bus is in the trigger topic, in a
         committed transaction; None: not known. `ends_requested_at`: when (our clock) the bus's end

@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 CONFIRM_TIMEOUT: Final = 10.0
 """Seconds within which a commit, repeated or not, must be confirmed; else the drain fails."""
 COMMIT_RETRY_TIMEOUT: Final = 0.1
-"""Longest time (seconds) that a read waits for records while a failed commit must be repeated."""
+"""Most seconds that a read waits for records while a failed commit must be repeated."""
 
 
 class ConfirmedReader:
@@ -83,8 +83,8 @@ class ConfirmedReader:
         self._committed: dict[int, int] = {}
         """The offset that Kafka has confirmed last, by assigned partition."""
         self._settled: dict[int, Sequence[OffsetRange]] = {}
-        """Ranges of offsets above the commit that an earlier owner, which delivered at least once,
-        has settled, by partition."""
+        """By partition: ranges of offsets above the commit that are settled already, by an earlier
+        owner that delivered at least once."""
         self._give_up_at: float | None = None
         """When a commit that isn't confirmed makes the drain fail, on the event loop's clock; None:
         no commit is unconfirmed."""
@@ -158,7 +158,7 @@ class ConfirmedReader:
 
     def _encode_metadata(self, number: int, next_offset: int) -> str:
         """Return the commit metadata of a partition: the ranges at or above `next_offset` that an
-        earlier owner has settled. Forget the ranges below, which this commit covers."""
+        earlier owner has settled. Also forget the ranges below, which this commit covers."""
         settled_ahead = [
             offsets for offsets in self._settled.get(number, ()) if offsets[0] >= next_offset
         ]
@@ -183,8 +183,8 @@ class ConfirmedReader:
     # Assignment
 
     def on_assigned(self, partitions: Mapping[int, OffsetAndMetadata | None]) -> None:
-        """Note the offset from which each newly assigned partition is read: that of the group's
-        commit, or 0 if it has none (None). Then assign the partitions to the drain."""
+        """Note the offset from which each newly assigned partition is read: the offset of the
+        group's commit, or 0 without a commit (None). Then assign the partitions to the drain."""
         for number, committed in partitions.items():
             offset, metadata = committed or OffsetAndMetadata(0)
             self._next_offsets[number] = self._committed[number] = offset
@@ -239,6 +239,7 @@ class AtMostOnceDrain(Drain):
         # A kill loses the records that are held, so hold only as many as can be sent at once.
         self._partitions.max_records, self._partitions.min_share = egress.max_in_flight, 1
         self._open_inner = clients.open_reader
+        """Opens the reader from which the `ConfirmedReader` reads."""
         self._confirmed: ConfirmedReader | None = None
         """The drain's reader; None before `run` has opened it."""
         self._revoked_partitions: list[AssignedPartition] = []
@@ -280,7 +281,7 @@ class AtMostOnceDrain(Drain):
         commits its records, so a kill would lose the records that wait with them."""
         if self._egress.rate_limit is None:
             return True
-        return self._workers.may_begin and not self._workers.has_waiting
+        return self._workers.is_rate_open and not self._workers.has_waiting
 
     async def _finish_attempts(self, reader: LogReader) -> None:
         """Deliver the held events until `_stop_at`, because no other drain reads committed events
@@ -338,7 +339,8 @@ class AtMostOnceDrain(Drain):
             elif count := len(partition.tracker.unsettled):
                 self.counts.events.lost += count
                 log.warning(
-                    "%s: %d events of partition %d are lost: committed, and not finished before "
-                    "it went", self._egress.group, count, partition.number,
+                    "%s: %d events of partition %d are lost: they were committed, but not finished"
+                    " before the partition was revoked", self._egress.group, count,
+                    partition.number,
                 )  # fmt: skip
         self._revoked_partitions = with_attempts

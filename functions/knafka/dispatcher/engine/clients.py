@@ -27,22 +27,23 @@ class Parser(Protocol):
     """Parses records and encodes requests, once for many drains."""
 
     def envelope(self, record: Record, headers: RecordHeaders | None) -> Envelope:
-        """Parse the record's event. `headers` are the record's headers, passed on because they may
-        be read only once. Raises `InvalidEvent`."""
+        """Parse the record's event. `headers` are the record's headers (None: it has none), passed
+        on because they may be read only once. Raises `InvalidEvent`."""
         ...
 
     def request(
         self, record: Record, envelope: Envelope, format_: Format, prefix: bytes,
         partition: int | None,
     ) -> tuple[bytes, bytes]:  # fmt: skip
-        """Encode the request that delivers the event, as `intake.encode_request` does."""
+        """Encode the request that delivers the event, as `intake.encode_request` does with these
+        parameters."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """The clients of one Egress: in its own dispatcher for the process's life, in a shard for one
-    drain."""
+    """The clients of one Egress, and its share of the dispatcher. In a dispatcher of its own the
+    Egress keeps them for the process's life, in a shard for one drain."""
 
     open_reader: OpenReader
     """Opens the reader of each drain."""

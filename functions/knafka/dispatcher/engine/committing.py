@@ -63,7 +63,7 @@ class CommitLoop:
                 commit = partition.to_commit(self._policy)
                 if commit is not None and commit != partition.committed:
                     commits[partition.number] = partition.committed = commit
-                self._workers.release(partition)
+                self._workers.release(partition)  # its held-back events, if there is room now
             partitions.touched = {
                 partition for partition in partitions.touched if partition.tracker.unsettled
             }
@@ -85,9 +85,9 @@ class CommitLoop:
         return shared.commit_interval
 
     def _choose_partitions(self, shared: SharedReader | None) -> list[AssignedPartition]:
-        """Choose the partitions whose positions are committed now, and note when these are all
-        partitions. With a shared reader, they are all once in `quiet_commit_interval`; in between,
-        only the open partitions that brought records."""
+        """Return the partitions whose positions are committed now; if they are all partitions, note
+        the time. With a shared reader (`shared` None: it isn't shared) they are all once in
+        `quiet_commit_interval`; in between, only the open partitions that brought records."""
         now = self._loop.time()
         interval = COMMIT_INTERVAL if shared is None else shared.quiet_commit_interval
         if interval > COMMIT_INTERVAL and now < self._all_committed_at + interval:
@@ -114,7 +114,7 @@ class CommitWait:
     moment to commit. Each period of `interval` seconds has one such moment, after the part `share`
     (0 to 1) of the period, so that drains with different shares commit at different moments."""
 
-    __slots__ = ("_due", "_interval", "_is_due", "_loop", "_share", "_timer")
+    __slots__ = ("_due", "_end_of_wait", "_interval", "_loop", "_share", "_timer")
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, interval: float, quiet_interval: float, share: float
@@ -123,7 +123,8 @@ class CommitWait:
         self._loop = loop
         self._interval = interval
         self._share = share
-        self._is_due: asyncio.Future[None] = loop.create_future()
+        self._end_of_wait: asyncio.Future[None] = loop.create_future()
+        """Done once the wait is over."""
         self._due = loop.time() + quiet_interval
         """When the wait ends, on the event loop's clock."""
         self._timer = loop.call_at(self._due, self._end)
@@ -131,7 +132,7 @@ class CommitWait:
     async def wait(self) -> None:
         """Wait until the next commit is due."""
         try:
-            await self._is_due
+            await self._end_of_wait
         finally:
             self._timer.cancel()
 
@@ -149,5 +150,5 @@ class CommitWait:
 
     def _end(self) -> None:
         """End the wait."""
-        if not self._is_due.done():
-            self._is_due.set_result(None)
+        if not self._end_of_wait.done():
+            self._end_of_wait.set_result(None)

@@ -28,7 +28,7 @@ EVENTS_TO_OPEN: Final = 3
 """Different events among these failures, at least: a single event that always fails proves nothing
 about the subscriber."""
 FAILURES_TO_SLOW_DOWN: Final = 3
-"""Failed attempts in a row that halve the limit; rare failures among successes don't."""
+"""Failed attempts in a row that halve the limit; fewer failures between successes don't."""
 SLOW_DOWN_INTERVAL: Final = 0.5
 """Seconds between two halvings: attempts that were under way together fail together."""
 PROBES: Final = 3
@@ -53,7 +53,7 @@ class CongestionControl:
         """Begin without congestion: `max_in_flight` attempts may be under way at once.
         `rate_limit`: how many may begin in a unit of time; None: any number."""
         self.rate = None if rate_limit is None else AttemptRate(rate_limit)
-        """The declared rate limit, for which attempts wait, too; None: none is declared."""
+        """The declared rate limit, for which attempts wait as well; None: none is declared."""
         self.is_open = False
         """Whether the subscriber is away, so that only probes are sent."""
         self.is_calm = True

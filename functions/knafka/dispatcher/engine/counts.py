@@ -13,10 +13,12 @@ from knafka.observability import Histogram
 
 @dataclass(frozen=True, slots=True)
 class ReportedCounts:
-    """The events and dead letters of a `DrainCounts` that an earlier request has reported."""
+    """The counts of events and dead letters that earlier requests have reported."""
 
     events: Counts = field(default_factory=Counts)
+    """As `DrainCounts.events`."""
     dead_letters: Counter[str] = field(default_factory=Counter)
+    """As `DrainCounts.dead_letters`."""
 
 
 @dataclass(slots=True)
@@ -72,8 +74,8 @@ class DrainCounts:
         self, reported: ReportedCounts, earlier: DrainCounts | None = None
     ) -> dict[str, Any]:
         """Return by how much the counts that drains report (events and dead letters) have grown
-        since `reported`, as fields of a `DrainProgress`. If `earlier` has the counts of earlier
-        drains, they are added to this drain's."""
+        since `reported`, as fields of a `DrainProgress`. `earlier`: the counts of earlier drains,
+        which are added to this drain's; None: there are none."""
         # Not by `__add__`: a shard calls this each second for each Egress, of which it may have a
         # thousand.
         events, dead_letters, old_events = self.events, self.dead_letters, reported.events

@@ -88,7 +88,7 @@ class Drain:
         self.is_over = False  # True once `run` has ended
         self.selection: Selection | None = select(
             egress.filter, egress.filters, self.counts.count_filter_error
-        )
+        )  # see `Selective.selection`
         self._reported = ReportedCounts()
         """The counts that earlier requests have reported."""
         self._egress = egress
@@ -109,14 +109,14 @@ class Drain:
             sender, self.congestion, egress.max_in_flight, now, turn_limit,
             Reserve(self.counts.attempts),
         )  # fmt: skip
-        self._workers.on_crash = self.stop
+        self._workers.on_crash = self.stop  # `run` raises the error
         self._intake = Intake(
             egress, clients.parser, tracing, self._partitions, sender, self._workers, self.counts
         )
         self._commit_loop = CommitLoop(
             egress.group, self._policy, self._partitions, self._workers, self.counts
         )
-        self._stopping = False
+        self._stopping = False  # see `is_stopping`
         self._stop_at = math.inf
         """Time until which attempts may be under way once the drain ends, on the event loop's
         clock."""
@@ -270,7 +270,7 @@ class Drain:
         record comes; 0 or less: it is idle. A closed rate limit counts as work (`AttemptRate`)."""
         self.catch_up()
         now = self._loop.time()
-        if self._partitions.unsettled > 0 or not self._workers.may_begin:
+        if self._partitions.unsettled > 0 or not self._workers.is_rate_open:
             self._active_at = now
         idle = max(idle, self._partitions.min_idle)
         return max(self._active_at, self._workers.settled_at) + idle - now
@@ -332,14 +332,14 @@ class Drain:
         """Resume paused partitions that have room, and pause full ones; if pausing isn't free,
         first wait up to `ROOM_TIMEOUT` for room."""
         self._resume(reader)
-        if not (full_partitions := self._partitions.full):
+        if not (full_partitions := self._partitions.to_pause):
             return
         if not reader.pause_is_free:
             workers, has_room = self._workers, self._partitions.has_room
             await self._wait_until(
                 lambda: workers.is_stopping or all(map(has_room, full_partitions)), ROOM_TIMEOUT
             )
-            full_partitions = self._partitions.full
+            full_partitions = self._partitions.to_pause
         for partition in full_partitions:
             partition.paused = True
         if full_partitions:

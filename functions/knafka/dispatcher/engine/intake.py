@@ -79,8 +79,9 @@ class HeldPartitions(dict[int, AssignedPartition]):
 
     @property
     def min_idle(self) -> float:
-        """Least seconds without work before the drain counts as idle. As long as it got neither a
-        record nor the end of some partition, it doesn't know whether there is work."""
+        """Least seconds without work before the drain counts as idle: `JOIN_PATIENCE` without
+        partitions, `FIRST_READ_PATIENCE` while some partition has brought neither a record nor its
+        end, else `MIN_IDLE`."""
         if not self:
             return JOIN_PATIENCE
         positions = [partition.tracker.position for partition in self.values()]
@@ -102,8 +103,8 @@ class HeldPartitions(dict[int, AssignedPartition]):
         return [partition for partition in self.values() if not partition.paused]
 
     @property
-    def full(self) -> list[AssignedPartition]:
-        """The partitions that are read and must be paused: all if together they hold too many
+    def to_pause(self) -> list[AssignedPartition]:
+        """The partitions whose reading isn't paused and must be: all if together they hold too many
         bytes, or if nothing may be read; else those that hold their share of records, or whose
         commit metadata is full."""
         if not self.may_read() or self.held_bytes >= self._max_held_bytes():
@@ -234,17 +235,18 @@ class Intake:
 
 
 def _parse(record: Record, headers: RecordHeaders | None) -> Envelope:
-    """Parse the event of a record with these headers. Raises `InvalidEvent`."""
+    """Parse the event of a record with these headers (None: it has none). Raises
+    `InvalidEvent`."""
     return read(headers, record.value())
 
 
 def encode_request(
     record: Record, envelope: Envelope, format_: Format, prefix: bytes, partition: int | None
 ) -> tuple[bytes, bytes]:
-    """Encode the request that delivers a record's event, in the mode `format_` (None: that of the
-    record). Returns the header lines, which begin with those of `prefix`, and the body. Unless
-    `partition` (Kafka's number of the record's partition) is None, the request has the attributes
-    with the record's partition and offset."""
+    """Encode the request that delivers a record's event, in the mode `format_` (None: in the
+    record's mode). Returns the header lines, which begin with the lines `prefix`, and the body.
+    Unless `partition` (Kafka's number of the record's partition) is None, the request has the
+    attributes with the record's partition and offset."""
     if partition is None:
         head, body = request_of(envelope, format_)
     else:

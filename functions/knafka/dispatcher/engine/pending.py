@@ -44,8 +44,8 @@ WHOLE_PARTITION: Final = b""
 
 
 def lane_function(order: Order) -> Callable[[bytes | None], Lane]:
-    """Return the function from a record's key to its lane, for this order; lanes are kept by
-    partition."""
+    """Return the function that returns the lane of a record's key (None: without key) for this
+    order. Each partition has lanes of its own."""
     if order is Order.PARTITION:
         return lambda key: WHOLE_PARTITION
     if order is Order.NONE:
@@ -59,6 +59,7 @@ class Lanes(Generic[T]):
     __slots__ = ("_waiting",)
 
     def __init__(self) -> None:
+        """Begin without events."""
         self._waiting: dict[bytes, deque[T] | None] = {}
         """The waiting events of each lane that has an event under way; None: no event waits."""
 
@@ -246,22 +247,24 @@ class PendingEvent:
         partition: AssignedPartition,
         lane: Lane,
     ) -> None:
-        """Begin a delivery, which goes to the subscriber first, without attempts."""
+        """Begin the delivery of a record's event, at the subscriber and without attempts."""
         self.record = record
         self.headers = headers
-        """The record's headers; None if they can't be read. They are read only once: after it has
-        raised, confluent-kafka returns a broken list, whose use crashes the process."""
+        """The record's headers; None: it has none, or they can't be read. They are read only once:
+        after raising an error, confluent-kafka returns a broken list, whose use crashes the
+        process."""
         self.partition = partition
         self.offset = record.offset()
         self.lane = lane
-        """The lane whose events go one at a time (`Lanes`); None: it waits for no other event."""
+        """The lane whose events go one at a time (`Lanes`); None: the event waits for no other."""
         self.head = b""
-        """Header lines of the request of its stage; empty until it is encoded."""
+        """Header lines of the request that its stage sends; empty until they are encoded."""
         self.body = b""
         """Body of that request."""
         self.size = 0
-        """Bytes of head and body as first encoded, plus those of a kept reply."""
+        """Bytes that count as held: head and body as first encoded, plus those of a kept reply."""
         self.stage: DeliveryStage = SUBSCRIBER
+        """Where the next attempt goes: to the subscriber, the dead-letter sink or the topic."""
         self.tries = 0
         """Failed attempts in this stage."""
         self.attempts = 0
@@ -329,8 +332,8 @@ class PendingEvent:
     def resume(self, state: DeliveryState, *, same_policy: bool) -> None:
         """Continue the delivery in the `state` in which an earlier owner left it. If the retry
         policy or a destination has changed (`same_policy` False), begin again at the subscriber,
-        with no try counted yet. Exception: an event that has failed for good, and whose dead letter
-        only has to be stored, stays at that stage."""
+        with no try counted yet. Exception: an event at the stage TOPIC whose outcome is known
+        (`state.failed`) stays there, as only its dead letter has to be stored."""
         self.attempts = state.attempts
         self.first_attempt = state.first_attempt
         self.last_attempt = state.last_attempt

@@ -70,8 +70,8 @@ class SharedReader(LogReader, Protocol):
 
     @property
     def quiet_commit_interval(self) -> float:
-        """Seconds between commits of a drain that gets no records, and between those of partitions
-        of which it gets none; at least `commit_interval`."""
+        """Seconds between commits of a drain that gets no records, and between commits of those of
+        its partitions that bring none; at least `commit_interval`."""
         ...
 
     def catch_up(self) -> None:

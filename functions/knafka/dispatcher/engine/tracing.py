@@ -56,15 +56,16 @@ class EgressTracing:
     def __init__(self, tracer: Tracer, egress: Egress) -> None:
         """`tracer` starts spans, and exports them when they end."""
         self.tracer = tracer
-        # Knative's name of a span's destination: `trigger:NAME.NAMESPACE`.
         self.destination = f"{egress.kind.lower()}:{egress.trigger}.{egress.namespace}"
+        """The destination of the spans, as Knative names it: `trigger:NAME.NAMESPACE`."""
 
     def is_sampled(self, envelope: Envelope) -> bool:
         """Whether the event belongs to a sampled trace."""
         return self._sampled_parent(envelope) is not None
 
     def begin(self, envelope: Envelope) -> DeliveryTrace | None:
-        """Start the event's filter span; returns the event's trace, None if it isn't sampled."""
+        """Start the event's filter span, and return the event's spans; None: its trace isn't
+        sampled."""
         if (sampled := self._sampled_parent(envelope)) is None:
             return None
         return DeliveryTrace(self, *sampled, envelope.attributes.get("id", ""))
@@ -93,14 +94,16 @@ class DeliveryTrace:
         span, as the request's head has it; `id_` is the event's id."""
         self._egress = egress
         self._original_header = _HEADER % header_value
+        """The event's own header line, which each attempt replaces by one that names its span."""
         self._id = id_
         self._filter = egress.tracer.start(
             "filter", SpanKind.INTERNAL, parent, self._span_attributes()
         )
         self.current = self._filter.context
-        """The span that was started last."""
+        """Context of the span that was started last."""
         self._attempt = self.current
-        """The span of the last attempt at the subscriber."""
+        """Context of the span of the last attempt at the subscriber; before the first attempt, that
+        of the filter's span."""
 
     def _span_attributes(self) -> Attributes:
         """Return the attributes of all spans of the event."""
@@ -173,8 +176,8 @@ class DeliveryTrace:
         return error
 
     def _start(self, name: str, kind: SpanKind) -> Span:
-        """Start a span of this name: a reply's under that of the last attempt, all others under
-        that of the filter."""
+        """Start a span of this name: for a reply under the span of the last attempt, else under the
+        filter's span."""
         parent = self._attempt if name == "reply" else self._filter.context
         span = self._egress.tracer.start(name, kind, parent, self._span_attributes())
         self.current = span.context
@@ -184,9 +187,9 @@ class DeliveryTrace:
 
 
 def log_ids(trace: DeliveryTrace | None, headers: RecordHeaders | None) -> Mapping[str, str]:
-    """Return trace and span ids for `extra` of a log line about an event: those of the span that
-    was started last or, if the event isn't sampled (`trace` None), those in its record's `headers`.
-    Empty if the headers have none."""
+    """Return the trace and span ids for `extra` of a log line about an event. They are the ids of
+    the span that was started last or, if the event isn't sampled (`trace` None), the ids in its
+    record's `headers`. Empty if the headers have none."""
     context = None if trace is None else trace.current
     if context is None:
         traceparents = [value for name, value in headers or () if name == TRACEPARENT]

@@ -22,7 +22,7 @@ class TurnLimit:
         """One future for each attempt that waits for a later turn, in the order of arrival."""
         self._loop = asyncio.get_running_loop()
         self._next_turn_is_scheduled = False
-        """Whether the loop will call `_begin_turn`; not while nobody begins attempts."""
+        """Whether the loop will call `_begin_turn`; False while no attempts begin."""
 
     async def wait_for_turn(self) -> None:
         """Wait until the caller may begin an attempt, and count that attempt: return at once if

@@ -52,7 +52,7 @@ class Workers:
         """Create the queues; workers start as events are added, at most `limit` at once.
         `turn_limit` and `reserve` delay attempts; None: without such a delay."""
         self.crash: BaseException | None = None
-        """The error that ended a worker: a bug of ours, as errors of an attempt are caught."""
+        """The error that ended a worker, a bug of ours; None: there was none."""
         self.on_crash: Callable[[], None] = lambda: None
         """Called when a worker has crashed."""
         self.on_settled_while_paused: Callable[[], None] = lambda: None
@@ -102,7 +102,7 @@ class Workers:
         self._wake_worker()
 
     def add_later(self, event: PendingEvent, seconds: float) -> None:
-        """Queue an event after `seconds`, unless its partition is closed now or by then."""
+        """Queue an event (`add`) after `seconds`, unless its partition is closed now or by then."""
         partition = event.partition
         event.due = self._now() + seconds
         if not partition.open:
@@ -111,12 +111,12 @@ class Workers:
             self.add(event)
             return
 
-        def add() -> None:
-            """Queue the event now, and forget the timer."""
+        def add_now() -> None:
+            """Queue the event, and forget the timer."""
             partition.backoffs.discard(timer)
             self.add(event)
 
-        timer = self._loop.call_later(seconds, add)
+        timer = self._loop.call_later(seconds, add_now)
         partition.backoffs.add(timer)
 
     def stop(self) -> None:
@@ -152,8 +152,8 @@ class Workers:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     @property
-    def may_begin(self) -> bool:
-        """Whether the rate limit, if there is one, lets an attempt begin now."""
+    def is_rate_open(self) -> bool:
+        """Whether the rate limit lets an attempt begin now; True without a rate limit."""
         rate = self._congestion.rate
         return rate is None or rate.is_open
 
@@ -313,7 +313,7 @@ class Workers:
 
     def _wait_for_reserve(self, limit: int) -> bool:
         """If the next attempt must wait because slow attempts hold most of the `limit` places
-        (`reserve`), have a worker woken later, and return True; else return False."""
+        (`reserve`), plan to wake a worker later, and return True; else return False."""
         if self._reserve is None:
             return False
         now = self._now()
@@ -363,8 +363,8 @@ class Workers:
         self._congestion.record_probe(self._loop.time())
 
     def _wait_for_retry_after(self) -> bool:
-        """If a Retry-After of the subscriber forbids attempts now, have a worker woken when it no
-        longer does, and return True; else return False."""
+        """If a Retry-After of the subscriber forbids attempts now, plan to wake a worker when it is
+        over, and return True; else return False."""
         paused_until = self._congestion.paused_until
         if paused_until <= self._loop.time():
             return False

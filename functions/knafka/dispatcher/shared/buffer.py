@@ -33,7 +33,7 @@ class CursorOwner(Protocol):
     group: str
     """The consumer group for which it reads."""
     drain: Selective | None
-    """The drain that reads; None: the reader's owner wants every record."""
+    """The drain that reads; None: the group wants every record."""
 
     def notify(self, number: int, is_record: bool) -> int:
         """Report that the partition `number` has more: records (`is_record` True) or only a later
@@ -71,7 +71,7 @@ class Cursor:
         self.owner = owner
         self.number = number
         self.offset = offset
-        """Offset of the group's next record, or a lower one if no record lies between."""
+        """Offset of the group's next record, or a lower one if no record lies between the two."""
         self.paused = False
         """Whether the group's drain takes no records of the partition now."""
         self.reported = -1
@@ -80,7 +80,7 @@ class Cursor:
         self.index = 0
         """Index of the cursor's next record, counted from the first record that the buffer ever
         held; for a selective cursor, the index up to which skipped records were reported."""
-        self.is_selective = False
+        self.is_selective = False  # see the module's docstring
         self.pending: list[int] = []
         """Indexes of the records that a selective cursor hasn't taken yet."""
         self.taken = 0
@@ -147,7 +147,7 @@ class PartitionBuffer:
         self.unproven: dict[Cursor, int] = {}
         """Cursors that joined above `end`, with the leader epochs of their offsets. It isn't known
         yet whether they come from the log that this buffer reads (`find_contradicted`)."""
-        self.records: list[SharedRecord] = []
+        self.records: list[SharedRecord] = []  # in the order of their offsets
         self.first_index = 0
         """Index of the first record in the buffer: the number of forgotten records."""
         self.size = 0
@@ -155,7 +155,7 @@ class PartitionBuffer:
         self.paused = False  # whether the fetcher doesn't read the partition now
         self.cursors: set[Cursor] = set()
         """All cursors: the plain and the selective ones."""
-        self.plain_cursors: set[Cursor] = set()
+        self.plain_cursors: set[Cursor] = set()  # those that take every record
         self.pending_cursors: set[Cursor] = set()
         """Selective cursors that have pending records."""
         self.filter_index: FilterIndex[Cursor] = FilterIndex()
@@ -165,13 +165,13 @@ class PartitionBuffer:
 
     @property
     def end_index(self) -> int:
-        """The index after that of the last record."""
+        """The index that the next appended record gets."""
         return self.first_index + len(self.records)
 
     @property
     def untaken(self) -> int:
-        """Number of records at the end that no group has taken; 0 if some group has taken all of
-        its records, or if no group reads here."""
+        """Number of records at the end that no group has taken, not even the fastest; 0 if some
+        group has taken all of its records, or if no group reads here."""
         selective = len(self.cursors) - len(self.plain_cursors)
         if selective > len(self.pending_cursors) or not self.cursors:
             return 0  # a selective cursor without pending records has taken all of them
@@ -179,8 +179,8 @@ class PartitionBuffer:
         fastest = max((cursor.pending[0] for cursor in self.pending_cursors), default=0)
         return self.end_index - max(plain, self.first_index, fastest)
 
-    def has_untaken(self, count: int) -> bool:
-        """Whether `count` records or more follow the last one that the slowest group has taken."""
+    def is_ahead_by(self, count: int) -> bool:
+        """Whether the slowest group has still to take at least the last `count` records."""
         return len(self.records) >= count and self.end_index - self.slowest_index >= count
 
     @property
@@ -352,8 +352,8 @@ class PartitionBuffer:
             cursor.reported = max(cursor.reported, offset)
 
     def next_offset(self, cursor: Cursor) -> int:
-        """Return the offset from which the cursor continues: every record below it was taken, or
-        isn't for this cursor."""
+        """Return the offset from which the cursor continues: all records below it were taken or
+        aren't for this cursor."""
         if not cursor.is_selective:
             return cursor.offset
         if not cursor.pending:
@@ -361,8 +361,8 @@ class PartitionBuffer:
         return self.records[cursor.pending[0] - self.first_index].offset()
 
     def take_end(self, cursor: Cursor) -> int | None:
-        """Return the partition's end if the cursor has taken all records below and this end wasn't
-        reported to the group yet; else None. From now on it counts as reported."""
+        """Return the partition's end if the cursor has taken all records below it, and note that it
+        is reported; None if it isn't known, was reported before, or records are left to take."""
         if (
             cursor.next_index < self.end_index
             or self.known_end != self.end

@@ -35,7 +35,7 @@ from knafka.ports.log import Assignment, LogReader, Positions
 log = logging.getLogger(__name__)
 
 FORGET_FAILURES_AFTER: Final = LAST_RESTART
-"""Seconds that a drain must have run before its earlier failures are forgotten."""
+"""Seconds that a drain must run until its Egress's earlier failures are forgotten."""
 
 NOTHING_REPORTED: Final = ReportedCounts()
 """Stands for the counts of a group that no request has reported yet."""
@@ -65,8 +65,8 @@ class EgressDrains:
         self.served = served
         """The Egress's state that outlives its drains, with their counts."""
         self.error: str | None = None
-        """Why the last drain ended; None: none has ended, or the current one has run for long
-        enough (`FORGET_FAILURES_AFTER`)."""
+        """Why the previous drain ended; None: none has ended, or the running one has lasted for
+        `FORGET_FAILURES_AFTER`."""
         self.drain: Drain | None = None
         """The running drain; None: it hasn't begun."""
         self.committed: Positions = {}
@@ -76,12 +76,15 @@ class EgressDrains:
         self._reader: LogReader | None = None  # that of the last drain
         self._loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
+        """Set once `stop` was called."""
         self._failing_since: float | None = None
-        """When the first of the present failures happened, on the event loop's clock; None: there
-        are none."""
+        """When the first of the failures in `_failures` happened, on the event loop's clock; None:
+        there was none."""
         self._failures = 0
-        """Number of failures that aren't forgotten; the wait for the next drain grows with it."""
+        """Number of drains that have ended by themselves and aren't forgotten; the wait before the
+        next drain grows with this number."""
         self.task = asyncio.create_task(self._run(previous_drains))
+        """Runs the drains; done once `stop` was called and the last drain is over."""
 
     def stop(self, timeout: float) -> None:
         """Stop the running drain, if there is one, within `timeout` seconds; start no other."""
@@ -90,7 +93,8 @@ class EgressDrains:
             self.drain.stop(timeout)
 
     def apply_share(self) -> None:
-        """Limit the running drain to its current share of the shard's connections."""
+        """Limit the attempts of the running drain to its present share of the shard's
+        connections."""
         if self.drain is not None and self._clients is not None:
             share = self._clients.max_in_flight
             declared = self.egress.max_in_flight
@@ -109,7 +113,8 @@ class EgressDrains:
         return idle if self.drain is None else self.drain.seconds_until_idle(idle)
 
     async def _run(self, previous_drains: asyncio.Task[None] | None) -> None:
-        """Wait for the previous record's drains, then drain again and again until stopped."""
+        """Wait for `previous_drains` (None: there are none), then drain again and again until
+        stopped."""
         if previous_drains is not None:
             await asyncio.wait({previous_drains})
         while not self._stopping.is_set():
@@ -170,23 +175,23 @@ class ShardDrain:
     def __init__(
         self,
         follower: ContractFollower[Egress],
-        served_egress: Callable[[Egress], ServedEgress],
+        ensure_served: Callable[[Egress], ServedEgress],
         connect: Connect,
         news: asyncio.Event,
     ) -> None:
         """Create the drain, which starts nothing before `run`. `follower` holds the shard's
-        contract; `served_egress` returns an Egress's state that outlives its drains; `connect`
+        contract; `ensure_served` returns an Egress's state that outlives its drains; `connect`
         opens the clients of one drain. The drain sets `news` when the request under way must report
         a new position of the contract."""
         self._follower = follower
         self._contract = follower.contract  # as it was last applied
-        self._ensure_served = served_egress
+        self._ensure_served = ensure_served
         self._connect = connect
         self._news = news
-        self._idle: float | None = None
+        self._idle: float | None = None  # see `idle`
         self._drains: dict[str, EgressDrains] = {}
         """The drains of each Egress of the contract, by group."""
-        self._last: dict[str, asyncio.Task[None]] = {}
+        self._latest_tasks: dict[str, asyncio.Task[None]] = {}
         """The task of the drains that were started last, by group, while it runs."""
         self._position_by_stopped_task: dict[asyncio.Task[None], int] = {}
         """The tasks of stopped drains that still run, each with the contract's position before the
@@ -195,6 +200,7 @@ class ShardDrain:
         """The counts that earlier requests have reported, by group."""
         self._stopping = False
         self._wake_event = asyncio.Event()
+        """Set when `run` must look at the contract, `idle` or `_stopping` again."""
         self._loop = asyncio.get_running_loop()
         self._active_at = self._loop.time()  # when the contract was last applied
 
@@ -239,7 +245,7 @@ class ShardDrain:
         }
 
     def progress(self, ended: Ended | None = None, error: str | None = None) -> ShardProgress:
-        """Return the progress of all Egresses; of one whose record is refused, only the reason.
+        """Return the progress of all Egresses; if an Egress's record is refused, only the reason.
         `ended` says how the shard's drain ended (None: it goes on), and `error` why it failed
         (None: it didn't fail)."""
         egresses = {group: self._progress_of(group) for group in self._contract.entries}
@@ -273,12 +279,12 @@ class ShardDrain:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(timeout):
                         await self._wake_event.wait()
-            while self._last:
-                await asyncio.wait(set(self._last.values()))
+            while self._latest_tasks:
+                await asyncio.wait(set(self._latest_tasks.values()))
         finally:
             self._follower.listeners.remove(self._wake_event.set)
             self._stopping = True
-            for task in {*self._last.values(), *self._position_by_stopped_task}:
+            for task in {*self._latest_tasks.values(), *self._position_by_stopped_task}:
                 task.cancel()
         progress = self.progress(ended)
         if ended is Ended.IDLE:
@@ -286,8 +292,9 @@ class ShardDrain:
         return progress
 
     def _settled_offsets(self) -> Settled | None:
-        """Return the highest offsets that groups of the shard's topic have committed, with the
-        groups that have committed others; None: there are no drains. All drains must be over."""
+        """Return the highest offset that any group has committed in each partition of the shard's
+        topic, and the groups that have committed other offsets; None: there are no drains. All
+        drains must be over."""
         if not self._drains:
             return None
         topic = next(iter(self._drains.values())).egress.topic
@@ -334,15 +341,15 @@ class ShardDrain:
     def _begin(self, group: str, egress: Egress) -> None:
         """Start the drains of an Egress; they wait for the drains of its previous record."""
         served = self._ensure_served(egress)
-        drains = EgressDrains(served, egress, self._connect, self._last.get(group))
-        self._drains[group], self._last[group] = drains, drains.task
+        drains = EgressDrains(served, egress, self._connect, self._latest_tasks.get(group))
+        self._drains[group], self._latest_tasks[group] = drains, drains.task
         self._reported.setdefault(group, served.totals().snapshot())
 
         def on_ended(task: asyncio.Task[None]) -> None:
-            """Forget the task of an Egress's drains; if the drains were stopped, also have the
-            contract's position reported again."""
-            if self._last.get(group) is task:
-                del self._last[group]
+            """Forget the task of an Egress's drains; if the drains were stopped, also ask for a
+            report of the contract's position, which may be later now."""
+            if self._latest_tasks.get(group) is task:
+                del self._latest_tasks[group]
             if self._position_by_stopped_task.pop(task, None) is not None:
                 self._news.set()
 
@@ -362,7 +369,8 @@ class ShardDrain:
         return longest
 
     def _progress_of(self, group: str) -> DrainProgress:
-        """Return the progress of one group's drains since the last request; without any, zeros."""
+        """Return the progress of one group's drains since the last request; all zeros if the group
+        has no drains."""
         if (drains := self._drains.get(group)) is None:
             return DrainProgress()
         growth = drains.served.growth_since(self._reported.get(group, NOTHING_REPORTED))

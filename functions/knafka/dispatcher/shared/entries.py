@@ -10,11 +10,11 @@ from knafka.core.documents import parse_json
 from knafka.core.errors import InvalidDocument
 
 
-class ShardEntries:
-    """A `contract_topic.Entries` of Egresses, by group."""
+class ShardEntryParser:
+    """A `contract_topic.EntryParser` of one shard; the key of a record is its Egress's group."""
 
     def __init__(self, shard: str) -> None:
-        """`shard` is the group that names this process's shard."""
+        """`shard` is the name of this process's shard (`Shard.group`)."""
         self._shard = shard
 
     def entry_of(self, key: str, value: bytes) -> Egress | None:
@@ -26,8 +26,8 @@ class ShardEntries:
         return shared.egress if shared.shard == self._shard else None
 
     def concerns(self, value: bytes) -> bool:
-        """Whether a record that `entry_of` refuses names this shard; False if it names none that
-        can be read."""
+        """Whether a record that `entry_of` refuses names this shard; False also if no shard's name
+        can be read from it."""
         with suppress(Exception):
             return bool(json.loads(value)["shard"] == self._shard)
         return False

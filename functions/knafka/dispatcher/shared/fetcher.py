@@ -24,8 +24,8 @@ from knafka.ports.shared_log import BEGINNING, Position, PositionedReader
 log = logging.getLogger(__name__)
 
 FETCHER_READ_LIMIT: Final = 100
-"""Most records of one read: fewer than a drain reads that has a reader of its own, as all groups
-wait meanwhile."""
+"""Most records of one read. They are fewer than for a reader of a single group, as all groups wait
+meanwhile."""
 RECORDS_PER_TURN: Final = 50
 """Most records handed to all groups together in one turn of the event loop. In that turn they are
 filtered and encoded; they are sent in the next one."""
@@ -52,8 +52,8 @@ class FetchLimits:
     patience: float = 0.1
     """Seconds that a full buffer waits for its slowest groups before they are evicted."""
     pause_after: float = 1.0
-    """Seconds without progress after which partitions whose records no group takes are paused,
-    which discards the records that librdkafka has prefetched."""
+    """Seconds after which partitions are paused if no group takes their records. A pause discards
+    the records that librdkafka has prefetched."""
 
 
 class Placement(Protocol):
@@ -100,10 +100,10 @@ class Fetcher:
         self._placement = placement
         self._limits = limits
         self._beginning: dict[int, Position] = {}
-        """Partitions that the consumer will read from its next read on, with the positions to start
-        at."""
+        """Added partitions, which the consumer will read from its next read on, with the positions
+        to start at."""
         self._dropping: set[int] = set()
-        """Partitions that the consumer will no longer read from its next read on."""
+        """Dropped partitions, which the consumer won't read any more from its next read on."""
 
     def add(self, number: int, position: Position) -> PartitionBuffer:
         """Start to read a partition from this position; returns its buffer."""
@@ -198,8 +198,8 @@ class Fetcher:
     def _unchanged_buffer(
         self, number: int, reading: dict[int, PartitionBuffer]
     ) -> PartitionBuffer | None:
-        """Return the partition's buffer if it is still the one in `reading`, the buffers when the
-        read began; else None."""
+        """Return the partition's buffer if it is the one in `reading`, the buffers when the read
+        began; None: it was replaced, dropped or added since."""
         buffer = self.buffers.get(number)
         return buffer if buffer is not None and reading.get(number) is buffer else None
 
@@ -269,24 +269,25 @@ class Fetcher:
                 self._pause(active)
 
     def _full_buffers(self, active: Sequence[PartitionBuffer]) -> list[PartitionBuffer]:
-        """Return those of the buffers `active` that may get no more records until their slowest
-        groups have taken some: each that holds its most records or, if the bytes of all are too
-        many, the largest."""
+        """Return which of the buffers `active` may get no more records until their slowest groups
+        have taken some: each buffer with as many records as allowed or, if there is none and the
+        bytes of all buffers are too many, the largest buffer."""
         limits = self._limits
-        full_buffers = [buffer for buffer in active if buffer.has_untaken(limits.records)]
+        full_buffers = [buffer for buffer in active if buffer.is_ahead_by(limits.records)]
         if not full_buffers and self.size >= limits.size:
             full_buffers = [max(active, key=lambda buffer: buffer.size)]
         return full_buffers
 
     def _make_room(self, active: Sequence[PartitionBuffer]) -> bool:
-        """Forget the records that all groups have taken; returns True if none of the buffers
-        `active` is full then."""
+        """Forget the records that all groups have taken; returns whether no buffer of `active` is
+        full after that."""
         self._trim()
         return not self._full_buffers(active)
 
     def _evict_slow(self, buffer: PartitionBuffer) -> None:
-        """Evict the groups that lag by more than half of the buffer, unless all groups do. The
-        slowest goes first, so that the others can join its new buffer."""
+        """Evict the groups that lag by more than half of the buffer, unless all groups do; then
+        forget the records that all others have taken. The slowest group goes first, so that the
+        others can join its new buffer."""
         slow_cursors = [
             cursor for cursor in buffer.cursors if cursor.lag > len(buffer.records) // 2
         ]

@@ -47,8 +47,8 @@ class GroupCommits:
         `cursors` are the reader's, by assigned partition. `enqueue` makes the topic call
         `begin` soon; `fail` ends the reader if its group has members of its own."""
         self.committed: dict[int, int] = {}
-        """The offset that Kafka has confirmed last, by partition that is assigned or was assigned
-        when the reader closed."""
+        """By partition: the offset that Kafka has confirmed last. Has the partitions that are
+        assigned, or were when the reader closed."""
         self.epochs: dict[int, int] = {}
         """By partition: the leader epoch of its commit at the assignment, or of a later record."""
         self._group = group
@@ -70,8 +70,8 @@ class GroupCommits:
         self._to_commit: dict[int, OffsetAndMetadata] = {}  # stored commits, not made yet
         self._committing: asyncio.Task[None] | None = None  # the commit under way
         self._restarted: set[int] = set()
-        """Partitions that were created anew since the last commit began, to which that commit
-        doesn't apply."""
+        """Partitions that were restarted (`restart`) since the last commit began: that commit says
+        nothing about their present logs."""
         self._is_given_up = False  # whether `give_up` was called
         self._changed = asyncio.Event()
         """Set when a commit has ended, or when there may be no commit to wait for any more."""
@@ -79,7 +79,8 @@ class GroupCommits:
     # Partitions
 
     async def fetch(self, numbers: Collection[int]) -> Mapping[int, Commit]:
-        """Return the group's commits of these partitions, read from Kafka. Raises `LogError`."""
+        """Read the group's commits of these partitions from Kafka and return them; partitions
+        without a commit are left out. Raises `LogError`."""
         return await self._offsets.committed(self._group, self._topic, numbers)
 
     def assign(self, number: int, commit: Commit | None, topic: str, asked_at: float) -> None:
@@ -100,7 +101,7 @@ class GroupCommits:
     def restart(self, number: int, shared: Position) -> Position:
         """Drop the commits of a partition whose log was replaced from `shared` on. Returns where to
         read it again: at `shared`, or at the first offset that the drain hasn't settled if that is
-        lower. If the latter isn't known, returns `BEGINNING`, which has no leader epoch."""
+        lower. If that offset isn't known, returns `BEGINNING`, which has no leader epoch."""
         start = Position(min(shared.offset, self._settled.get(number, BEGINNING)), shared.epoch)
         if start.offset < 0:
             start = Position(BEGINNING)
@@ -139,17 +140,17 @@ class GroupCommits:
     # Leader epochs
 
     def note_epochs(self, numbers: Collection[int]) -> dict[int, int]:
-        """Note the leader epochs of the last records read (`note_epoch`). Return the epoch to
-        commit for each partition: the noted one, or that of the log's end at the assignment
-        (`_end_epochs`), whichever is later."""
+        """Note the leader epochs of the last records read (`note_epoch`), and return the epoch to
+        commit for each partition: the noted epoch, or that of the log's end at the assignment
+        (`_end_epochs`) if that is higher."""
         return {
             number: max(self.note_epoch(number), self._end_epochs.get(number, NO_EPOCH))
             for number in numbers
         }
 
     def note_epoch(self, number: int) -> int:
-        """Note and return the leader epoch of the last record read of a partition: a consumer that
-        resumes with too low an epoch would report lost data."""
+        """Note and return the leader epoch of the last record read of a partition; `NO_EPOCH` if it
+        isn't known. A consumer that resumes with too low an epoch would report lost data."""
         epoch, cursor = self.epochs.get(number, NO_EPOCH), self._cursors.get(number)
         buffer = None if cursor is None else cursor.buffer
         if buffer is not None and cursor not in buffer.unproven:
@@ -170,7 +171,7 @@ class GroupCommits:
         self._enqueue_stored()
 
     def _enqueue_stored(self) -> None:
-        """Have the topic make the stored commits, if there are any."""
+        """Ask the topic to make the stored commits, if there are any."""
         if self._to_commit:
             self._enqueue()
 
@@ -183,11 +184,11 @@ class GroupCommits:
         """Start to make the stored commits, without waiting for Kafka."""
         commits, self._to_commit = self._to_commit, {}
         self._restarted.clear()
-        self._committing = asyncio.create_task(self._commit_regularly(commits))
+        self._committing = asyncio.create_task(self._commit_or_store_again(commits))
 
-    async def _commit_regularly(self, commits: dict[int, OffsetAndMetadata]) -> None:
-        """Make one commit. If it fails, store its offsets for the next one; if the group has
-        members of its own, fail the reader."""
+    async def _commit_or_store_again(self, commits: dict[int, OffsetAndMetadata]) -> None:
+        """Make one commit. If it fails, store its offsets for the next commit. If Kafka refuses it
+        because the group has members of its own, fail the reader."""
         try:
             await self._commit(commits, self.note_epochs(commits))
         except GroupHasMembers as error:
@@ -257,7 +258,7 @@ class GroupCommits:
             await self._wait_for_change()
 
     def give_up(self) -> None:
-        """Have `wait_until_made` wait no longer, as the reader has failed."""
+        """Let `wait_until_made` end, as the reader has failed."""
         self._is_given_up = True
         self._changed.set()
 

@@ -90,7 +90,7 @@ class GroupReader:
         """The group's cursor in each assigned partition."""
         self.is_closing = False  # whether `close` was called
         self.drain: Selective | None = assignment if isinstance(assignment, Selective) else None
-        """The drain, if it can say which records it wants; None: the group wants every record."""
+        """The drain, if it can say which records it wants; None: it gets every record."""
         self._topic = topic
         self._assignment = assignment
         self._commits = GroupCommits(
@@ -159,8 +159,8 @@ class GroupReader:
         )
 
     def _records_or_raise(self, records: list[Record]) -> list[Record]:
-        """Return the records of a read, or raise the drain's crash or, if there are no records, the
-        topic's failure."""
+        """Return the records of a read, which ends an `interrupt`. Raises the drain's crash or, if
+        there are no records, the topic's failure."""
         self._interrupted = False
         if self._crash is not None:
             raise self._crash
@@ -256,9 +256,9 @@ class GroupReader:
 
     @property
     def quiet_commit_interval(self) -> float:
-        """Seconds between commits of a drain that gets no records. Such a commit only spares a
-        later owner of the partition from filtering the skipped events again, so this time has no
-        upper limit."""
+        """Seconds between commits of a drain that gets no records. Without such a commit, a later
+        owner of the partition would only filter the skipped events again, so there is no upper
+        limit."""
         return max(COMMIT_INTERVAL, self._topic.readers / MAX_COMMITS_PER_SECOND)
 
     def catch_up(self) -> None:
@@ -318,7 +318,7 @@ class GroupReader:
 
     def start_reading(self, number: int, committed: Commit | None) -> None:
         """Start to read an assigned partition from the offset of `committed`; None: from its
-        beginning. `assign_partitions` got the same commit, but its caller starts all groups in the
+        beginning. Apart from `assign_partitions`, so that the topic can start all groups in the
         order of their offsets. Does nothing if the partition was revoked meanwhile."""
         if cursor := self.cursors.get(number):
             offset = BEGINNING if committed is None else committed.offset
@@ -350,7 +350,7 @@ class GroupReader:
         self._partitions_with_news.pop(number, None)
 
     def _enqueue_check(self) -> None:
-        """Have the topic call `check_topic`, if there are marks to check."""
+        """Ask the topic to call `check_topic`, if there are marks to check."""
         if self.has_marks_to_check:
             self._topic.enqueue_check(self)
 
@@ -409,8 +409,8 @@ class GroupReader:
     # Commits
 
     def commit(self, commits: Commits) -> None:
-        """Store commits until the topic makes them; a commit whose metadata is too long is dropped
-        in favour of an earlier one."""
+        """Store commits until the topic makes them. A commit whose metadata is too long is dropped,
+        and an earlier stored one stays."""
         self._commits.store(commits)
 
     @property

@@ -41,27 +41,34 @@ class SharedRecord:
         """Encoded requests (head and body) by format, prefix and partition (`SharedParser`)."""
 
     def topic(self) -> str:
+        """Return the topic's name."""
         return self._record.topic()
 
     def partition(self) -> int:
+        """Return the partition's number."""
         return self._partition
 
     def offset(self) -> int:
+        """Return the offset."""
         return self._offset
 
     def key(self) -> bytes | None:
+        """Return the key; None: the record has none."""
         return self._record.key()
 
     def value(self) -> bytes | None:
+        """Return the value; None: the record has none."""
         return self._value
 
     def headers(self) -> RecordHeaders | None:
-        """Return the headers, or raise the error that reading them has raised."""
+        """Return the headers (None: the record has none), or raise the error that reading them has
+        raised."""
         if self._problem is not None:
             raise self._problem.with_traceback(None)
         return self._headers
 
     def timestamp(self) -> tuple[int, int]:
+        """Return the timestamp's type and the timestamp (`Record.timestamp`)."""
         return self._record.timestamp()
 
     @property

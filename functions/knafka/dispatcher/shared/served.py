@@ -16,7 +16,7 @@ from knafka.dispatcher.connecting import ShardClients
 from knafka.dispatcher.engine.clients import Clients
 from knafka.dispatcher.served import EGRESS_STOP_TIMEOUT, ServedEgress, egress_metrics
 from knafka.dispatcher.shared.drain import ShardDrain
-from knafka.dispatcher.shared.entries import ShardEntries
+from knafka.dispatcher.shared.entries import ShardEntryParser
 from knafka.draining.lease import DrainLease
 from knafka.draining.renewal import OwnService
 from knafka.draining.streaming import stream
@@ -45,9 +45,11 @@ class ServedShard:
         self._clients = clients
         self._served: dict[str, ServedEgress] = {}
         """The Egresses of the contract, by group."""
-        self._follower = ContractFollower(ShardEntries(shard.group), clients.open_contract)
-        self._follower.listeners.append(self._follow)
+        parser = ShardEntryParser(shard.group)
+        self._follower = ContractFollower(parser, clients.open_contract)
+        self._follower.listeners.append(self._apply_contract)
         self._following: asyncio.Task[None] | None = None
+        """The task that follows the contract; None before `start`."""
         self._news = asyncio.Event()
         """Set when the request under way must report that the contract was read further."""
         renewal = None
@@ -55,7 +57,8 @@ class ServedShard:
             renewal = OwnService(service_url, {"shard": shard.group}, clients.subscriber)
         self._lease: DrainLease[ShardProgress] = DrainLease(self._new_drain, renewal)
         self._at_start: asyncio.Task[None] | None = None
-        """Starts a drain once the contract is read; None: `start` wasn't told to drain."""
+        """The task that starts a drain once the contract is read; None: `start` wasn't told to
+        drain."""
 
     @property
     def failure(self) -> LogError | None:
@@ -107,13 +110,12 @@ class ServedShard:
         return self._clients.clients_for(egress, lambda: len(self._follower.contract.entries))
 
     def _ensure_served(self, egress: Egress) -> ServedEgress:
-        """Return the state that outlives the drains of this Egress's group, creating it at its
-        first use."""
+        """Return the state of this Egress that outlives its drains; create it at its first use."""
         return self._served.setdefault(egress.group, ServedEgress(egress, self._tracer))
 
-    def _follow(self) -> None:
-        """Update the served Egresses to the contract: forget removed ones, change the others, and
-        add new ones. `ShardDrain` listens to the contract itself, and changes their drains."""
+    def _apply_contract(self) -> None:
+        """Serve the Egresses of the present contract: forget removed ones, change the others, and
+        add new ones. Their drains are left to `ShardDrain`, which listens to the contract, too."""
         egresses = self._follower.contract.entries
         self._served = {
             group: served for group, served in self._served.items() if group in egresses
@@ -167,8 +169,9 @@ class ServedShard:
 
 
 def make_line_reducer() -> Callable[[ShardProgress], ShardProgress]:
-    """Return a function that reduces each progress of one request to the content of its line. The
-    first and the last line have all Egresses, the others only those whose progress has changed."""
+    """Return a function that reduces the shard's progress to what the next line of one answer
+    says. The first and the last line have all Egresses, the others only those whose progress has
+    changed since the line before."""
     last_egresses: dict[str, DrainProgress] = {}
 
     def reduce(progress: ShardProgress) -> ShardProgress:

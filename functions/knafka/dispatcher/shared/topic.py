@@ -62,12 +62,12 @@ class SharedTopic:
         `open_member` opens its membership, `open_source` the consumer of a fetcher; `offsets` reads
         and makes the groups' commits. `limits` are those of each fetcher; None: the usual ones."""
         self.name = name
-        self.fetchers: list[Fetcher] = []
+        self.fetchers: list[Fetcher] = []  # in the order in which they were opened
         self._open_member = open_member
         self._open_source = open_source
         self._offsets = offsets
         self._limits = limits or FetchLimits()
-        self._readers: list[GroupReader] = []
+        self._readers: list[GroupReader] = []  # one for each group
         self._committing_readers: dict[GroupReader, None] = {}
         """The readers that may have something to commit, in the order in which they asked."""
         self._unchecked_readers: dict[GroupReader, None] = {}
@@ -82,8 +82,7 @@ class SharedTopic:
         """Tasks in the background, such as the fetchers'."""
 
     def open_reader(self, group: str, assignment: Assignment) -> GroupReader:
-        """Open the reader of one more group; `assignment` is the group's drain, which is notified
-        of its partitions."""
+        """Open the reader of one more group; `assignment` is the group's drain."""
         reader = GroupReader(self, group, assignment, self._offsets)
         self._readers.append(reader)
         if self._owned:
@@ -242,7 +241,8 @@ class SharedTopic:
                     number for number in numbers if number in self._owned - reader.cursors.keys()
                 ]
                 committed = {
-                    number: _of_topic(present, group_commits.get(number)) for number in new_numbers
+                    number: _usable_commit(present, group_commits.get(number))
+                    for number in new_numbers
                 }
                 if committed:
                     reader.assign_partitions(committed, present, asked_at)
@@ -385,7 +385,7 @@ def _order_of_start(start: _Start) -> tuple[int, int, int]:
     return number, commit.offset, commit.epoch
 
 
-def _of_topic(present: str, commit: Commit | None) -> Commit | None:
+def _usable_commit(present: str, commit: Commit | None) -> Commit | None:
     """Return a group's commit; None if there is none, or if its mark shows that it was made for an
     earlier topic. `present` is the mark of the present topic; empty: unknown."""
     return None if commit is None or is_of_another_topic(commit.topic, present) else commit

@@ -33,11 +33,12 @@ log = logging.getLogger(__name__)
 log.addFilter(RateLimitedFilter())
 
 MAX_SINK_TOKENS: Final = 4096
-"""Tokens that are cached, three for each Egress at most; the oldest is removed first."""
+"""Most tokens that are cached; the oldest is removed first. An Egress needs three at most."""
 HIDDEN: Final = b"(token)"
 """Text that replaces a token in a response that repeats the token."""
 
 _AUTHORIZATION: Final = re.compile(rb"(?im)^authorization[ \t]*:[^\r\n]*\r\n")
+"""A header line with the header Authorization."""
 
 
 class _CachedToken:
@@ -128,8 +129,9 @@ class SinkTokens:
             cached.request = asyncio.create_task(self._renew(cached, account, audience))
 
     async def _await_request(self, cached: _CachedToken, refused: bytes | None = None) -> bytes:
-        """Wait for the request under way, if there is one; returns the valid token. Raises
-        `TokenUnavailable` if there is no valid token, or only the `refused` one."""
+        """Wait for the request under way, if there is one, and return the valid token. Raises
+        `TokenUnavailable` if there is none, or only `refused`, the token that the destination has
+        refused (None: it has refused none)."""
         if cached.request is not None:
             # Shielded: other callers wait for the same request.
             await asyncio.shield(cached.request)

@@ -1,5 +1,5 @@
-"""Dead letters of a Broker: one for each record that holds no event, whatever number of Triggers
-read it.
+"""Dead letters of a Broker: one for each record that holds no event, however many Triggers read
+it.
 
     A dispatcher reads the dead-letter topic. If it holds the record's dead letter, the record is
     settled and nothing is written. If not, and this dispatcher's turn is later, it reads the topic
@@ -42,8 +42,8 @@ log = logging.getLogger(__name__)
 log.addFilter(RateLimitedFilter(by_wording=True))
 
 TURN_WINDOW: Final = 5.0
-"""Seconds within which each dispatcher's turn lies. With 15 ms for reading and writing, only one of
-38 dispatchers that read a record at the same moment writes, nine times out of ten."""
+"""Seconds within which each dispatcher's turn lies. If 38 dispatchers read a record at the same
+moment, and reading and writing take 15 ms, only one of them writes, nine times out of ten."""
 DELAY_AFTER_OTHERS: Final = 1.0
 """Seconds by which the turn of a dispatcher is later once it has seen another one's dead letter."""
 READ_AGAIN_INTERVAL: Final = 0.25
@@ -98,6 +98,7 @@ class BrokerDeadLetters:
         self._locks: WeakValueDictionary[_RecordIdentity, asyncio.Lock] = WeakValueDictionary()
         """A lock for each record in `write_once`, so that only one drain writes its dead letter."""
         self._read_lock = asyncio.Lock()
+        """Held during a read of the topic, as all records share `_tail`."""
         self._reads_begun = self._last_complete_read = 0
         """`_reads_begun`: number of reads of the topic that have begun; `_last_complete_read`: the
         number of the last one that reached the end."""
@@ -107,9 +108,9 @@ class BrokerDeadLetters:
     ) -> Done | Retry | None:
         """Make sure that the record's dead letter is stored once. `write` writes it.
 
-        Returns None if the dead letter exists already; before this dispatcher's turn the `Retry` of
-        the next call; otherwise the result of `write`, which was called. Raises `LogError` if the
-        topic can't be read.
+        Returns None if the dead letter exists already. Before this dispatcher's turn, returns a
+        `Retry`, which says when to call again. Otherwise calls `write` and returns its result.
+        Raises `LogError` if the topic can't be read.
         """
         identity = _identity_of(record.topic(), record.partition(), record.offset(), record.value())
         # In a shared dispatcher, many drains may hold the same record.
@@ -139,9 +140,9 @@ class BrokerDeadLetters:
         await self._tail.close(timeout)
 
     async def _look_for_letter(self, identity: _RecordIdentity, record: Record) -> bool:
-        """Look for a dead letter of this record, reading the topic up to its end if necessary;
-        returns whether there is one. If the right to read the topic is missing, logs that and knows
-        only what was read before. Raises any other `LogError`."""
+        """Return whether there is a dead letter of this record; read the topic up to its end if
+        that isn't known. Without the right to read the topic, log that, and return what earlier
+        reads have shown. Raises any other `LogError`."""
         reads_before = self._reads_begun
         async with self._read_lock:
             # A complete read that began after this call answers it, too.
@@ -169,7 +170,8 @@ class BrokerDeadLetters:
                 log.warning(
                     "%s can't be read, so a record that holds no event may get a dead letter of "
                     "each Trigger: %s",
-                    *(self.topic.name, error),
+                    self.topic.name,
+                    error,
                 )
             return self._is_remembered(identity)
 

@@ -69,7 +69,7 @@ class DeadLetterDelivery:
 
     def begin(self, event: PendingEvent, outcome: Outcome, body: bytes) -> Retry:
         """Make a dead letter of an event whose delivery has failed for good with this outcome;
-        `body` explains the outcome. Returns when the dead letter's first attempt is due: now."""
+        `body` explains the outcome. Returns the `Retry` of the first attempt to deliver it: now."""
         event.drop_reply()
         event.failed = outcome
         event.response_body = body
@@ -95,7 +95,8 @@ class DeadLetterDelivery:
 
     def skip_sink(self, event: PendingEvent) -> Retry:
         """Move an event whose handling has raised an exception to the stage TOPIC, past the sink.
-        Returns when its next attempt is due: now, or after a delay if it was at that stage."""
+        Returns the `Retry` of its next attempt: now, or after a delay if the event was at the stage
+        TOPIC already."""
         if event.stage is DeliveryStage.TOPIC:
             # The dead letter could not be built: leave out the event's headers next time.
             event.headers = None
@@ -175,7 +176,8 @@ class DeadLetterDelivery:
         return Done()
 
     def _retry_write(self, event: PendingEvent, topic: DeadLetterTopic, error: LogError) -> Retry:
-        """Count and log a failed attempt to write a dead letter; returns when to try again."""
+        """Count and log a failed attempt to write a dead letter; returns the `Retry` of the next
+        attempt."""
         retry = self._retry(event)
         log.error(
             "no dead letter could be written to %s, so offset %d of partition %d stays uncommitted"
@@ -190,8 +192,8 @@ class DeadLetterDelivery:
         return retry
 
     def _retry(self, event: PendingEvent) -> Retry:
-        """Count a failed attempt at the stage TOPIC; returns when to try again, later each time
-        (`DEAD_LETTER_DELAYS`)."""
+        """Count a failed attempt at the stage TOPIC; returns the `Retry` of the next attempt, whose
+        delay grows with each one (`DEAD_LETTER_DELAYS`)."""
         event.tries += 1
         return Retry(DEAD_LETTER_DELAYS[min(event.tries, len(DEAD_LETTER_DELAYS)) - 1])
 
@@ -203,7 +205,9 @@ class DeadLetterDelivery:
             self._counts.dead_letters_in_a_row = MAX_HOPS
             log.warning(
                 "partition %d, offset %d came back from its sink %d times: it goes to the topic",
-                *(event.partition.number, event.offset, MAX_HOPS),
+                event.partition.number,
+                event.offset,
+                MAX_HOPS,
             )
         event.stage = stage
         event.tries = 0
@@ -211,7 +215,8 @@ class DeadLetterDelivery:
             self._encode_for_sink(event)
 
     def _encode_for_sink(self, event: PendingEvent) -> None:
-        """Encode the sink's request for the event's dead letter, with its hops raised by 1."""
+        """Encode the request that sends the event's dead letter to the sink, with the event's hops
+        raised by 1."""
         headers, value = self._build(event)
         envelope = read([*headers, (f"ce_{HOPS}", b"%d" % (event.hops + 1))], value)
         head, event.body = request_of(envelope, self._egress.delivery.format)
@@ -274,7 +279,10 @@ class DeadLetterDelivery:
         self._logged_until = now + REPEAT_INTERVAL
         log.warning(
             "a dead letter, to %s, of partition %d, offset %d, after %d attempts: %s",
-            *(destination, event.partition.number, event.offset, event.attempts),
+            destination,
+            event.partition.number,
+            event.offset,
+            event.attempts,
             failed_outcome.failure or f"status {failed_outcome.status}",
             extra=event.log_ids,
         )

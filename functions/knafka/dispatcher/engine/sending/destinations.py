@@ -12,5 +12,5 @@ def target_of(sink: Sink) -> Target:
 
 
 def delivery_head(egress: Egress) -> bytes:
-    """Return the header lines that each delivery of this Egress has besides its event's."""
+    """Return the header lines that each request of this Egress has besides those of its event."""
     return b"kn-namespace: %s\r\n" % egress.namespace.encode()

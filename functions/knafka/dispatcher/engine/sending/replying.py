@@ -79,13 +79,14 @@ class _RetriedReplies(ABC):
     async def handle(self, response: Response, event: PendingEvent) -> tuple[Outcome, bytes]:
         """Store or send the reply that the response claims to hold; keep the reply in the event if
         another attempt may succeed. Returns the outcome, and the body that explains a failure in a
-        dead letter: that of the response, or a sentence."""
+        dead letter: the response's body, or a sentence."""
         if response.cut:
             log.warning("a reply from %s is larger than any event may be", self._subscriber_url)
             return Outcome(response.status, self.failure_reason, permanent=True), response.body
         try:
             reply = reply_of(response.headers, response.body)
             reply, ttl = reply_to(event.headers, event.record.value(), reply)
+            # `FIRST_TTL - ttl` replies in a row, each to the one before, have led to this one.
             if ttl <= FIRST_TTL - DEEP:
                 self._note_deep_reply(FIRST_TTL - ttl)
         except HopLimit as error:
@@ -114,7 +115,7 @@ class _RetriedReplies(ABC):
         return Outcome(event.reply.status), event.reply.body
 
     def _note_deep_reply(self, replies: int) -> None:
-        """Log that a chain of `replies` replies to replies was seen, and keep the length of the
+        """Log that this many replies in a row answered one another, and keep the length of the
         longest such chain in the counts."""
         counts = self._counts
         counts.replies_in_a_row = max(counts.replies_in_a_row, replies)
@@ -197,8 +198,8 @@ class SentReplies(_RetriedReplies):
 
     async def _send(self, reply: Draft) -> tuple[Outcome, bytes] | None:
         """Send a reply once. Returns None if it was delivered, else the outcome and the body that
-        explains it: that of the destination's response, or a sentence if there was none. If no
-        token could be got for the destination, that is the reason of the failure."""
+        explains it: the body of the destination's response, or a sentence without a response. The
+        failure's reason is `NO_TOKEN` if there is no token for the destination."""
         envelope = read(reply.headers, reply.value)
         head, body = request_of(envelope, self._delivery.format)
         try:

@@ -1,4 +1,4 @@
-"""The sender: makes one attempt to send one event, and returns when the next is due, if any.
+"""The sender: makes one attempt to send one event, and returns when the next one is due, if any.
 
     SUBSCRIBER --delivered--> settled          --failed for good--> dead letter
     dead letter: SINK, then TOPIC (`dead_letter_delivery`)
@@ -104,8 +104,8 @@ class Sender:
         return min(max(0.0, event.due - self._now()), max_wait)
 
     def attempt(self, event: PendingEvent) -> Coroutine[None, None, Done | Retry]:
-        """Return the coroutine of one attempt in the event's stage; its `Retry` says when the next
-        attempt is due, in any stage."""
+        """Return the coroutine of one attempt in the event's stage. It returns `Done` if the event
+        is settled then, else the `Retry` of the next attempt, which may be in another stage."""
         if event.stage is SUBSCRIBER:
             return self._attempt_delivery(event)
         return self._dead_letters.attempt(event)
@@ -187,13 +187,17 @@ class Sender:
         self._failure_logged_until = now + REPEAT_INTERVAL
         log.warning(
             "%s answered %d to an event, of partition %d, offset %d",
-            *(target.url, status, event.partition.number, event.offset),
+            target.url,
+            status,
+            event.partition.number,
+            event.offset,
             extra=event.log_ids,
         )
 
     def _record_failure(self, event: PendingEvent, outcome: Outcome, *, is_reply: bool) -> None:
-        """Count a failed attempt in the metrics and in the event's tries (in `reply_tries` if a
-        reply was not stored or sent), and report it to the congestion control."""
+        """Count a failed attempt in the metrics and in the event's tries, and report it to the
+        congestion control. The attempt counts in `reply_tries` instead of `tries` if the event has
+        a kept reply (`is_reply`), or if the attempt failed because of its reply."""
         self._counts.count_failure(outcome)
         event.record_failed_attempt(outcome)
         self._report_to_congestion(outcome, event)
@@ -211,11 +215,9 @@ class Sender:
             self._congestion.pause(min(outcome.retry_after, max_pause), now)
 
     def give_up(self, event: PendingEvent, error: Exception) -> Retry:
-        """Turn an event whose handling raised `error` into a dead letter; returns when to write it.
-
-        An `InvalidEvent` says that the record holds no event (CE-K8); any other error is a bug of
-        ours.
-        """
+        """Turn an event whose handling raised `error` into a dead letter, and return the `Retry`
+        that says when to write it. An `InvalidEvent` says that the record holds no event (CE-K8);
+        any other error is a bug of ours."""
         undecodable = isinstance(error, InvalidEvent)
         failed_outcome = Outcome(
             failure=Reason.UNDECODABLE if undecodable else Reason.INTERNAL_ERROR
