@@ -37,7 +37,7 @@ from knafka_operator.scale.parsing import parse_off_loop
 log = logging.getLogger(__name__)
 
 MAX_RECORDS: Final = 1_000_000
-"""Most records read from a contract topic; no topic has as many before compaction."""
+"""Most records read from a contract topic; none has as many, even before compaction."""
 
 WRITE_TIMEOUT: Final = 30.0
 """Seconds to wait until appended records are durable."""
@@ -74,8 +74,8 @@ class ContractTopic(Generic[T]):
     exists: bool = False
     """Whether the topic is known to exist."""
     known: bool = True
-    """Whether `records` matches the topic, as far as this process knows; if not, `load` reads it.
-    """
+    """Whether `records` matches the topic, as far as this process knows. If False, `load` reads the
+    topic."""
     records: dict[str, T] = field(default_factory=dict)
     """The topic's entries by key: a consumer group, or the path of a Broker or channel."""
     position: int = 0
@@ -118,8 +118,8 @@ class ContractTopic(Generic[T]):
         topic again.
         """
         own_write = _Write(key, entry, asyncio.get_running_loop().create_future())
-        # This caller may be cancelled while another one writes its entry: asyncio would then log
-        # that nobody has retrieved the error.
+        # Retrieves an error even if this caller was cancelled while another one writes the entry:
+        # else asyncio would log that nobody has retrieved it.
         own_write.done.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._pending.append(own_write)
         async with self._lock:
@@ -142,7 +142,7 @@ class ContractTopic(Generic[T]):
 
     async def reload_if_changed(self) -> bool:
         """Read the topic again if it has records that were neither read nor written here; returns
-        whether `records` has changed by that.
+        whether `records` is different then.
 
         A write that timed out may have arrived late, another operator may have written, or the
         topic may have been recreated. Does nothing while the topic doesn't exist, or is read or
@@ -158,6 +158,7 @@ class ContractTopic(Generic[T]):
             if not error.unknown_topic:
                 raise
         async with self._lock:
+            # Else another task has read or written the topic in the meantime.
             if self.compared == compared:
                 await self._read()
         return self.records != previous_records
@@ -244,8 +245,8 @@ class SharedContractTopic(ContractTopic[SharedEgress]):
         self.numbers: dict[str, int] = {}
         """The shard number of each group, including groups whose record is about to be written."""
         self.leaving: dict[str, tuple[str, int]] = {}
-        """Groups whose record was removed: their shard, and the topic position after the
-        removal."""
+        """By group whose record was removed: its shard, and the topic's end offset after the
+        removal. A group stays here until its shard is known to have read that far."""
 
     def snapshot(self) -> shards.SharedContract:
         """Return the contract as an immutable value for decisions."""

@@ -83,8 +83,9 @@ def check_retention_annotation(annotations: Mapping[str, str]) -> None:
 
 
 def effective_retention(default: float | None, *declared: Mapping[str, str]) -> float | None:
-    """Return the retention in seconds: that of the first annotations in `declared` that have one,
-    else `default`. None: for ever. Raises `InvalidDocument`."""
+    """Return the retention in seconds; None: for ever. `declared` are the annotations of several
+    objects: the first that have `RETENTION_ANNOTATION` decide, without any `default` applies.
+    Raises `InvalidDocument` for an invalid annotation."""
     path = annotation_path(RETENTION_ANNOTATION)
     for candidate in declared:
         if RETENTION_ANNOTATION in candidate:

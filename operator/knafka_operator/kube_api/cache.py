@@ -60,6 +60,7 @@ class _Reads:
     reader: Key
     """The object that is reconciled."""
     objects: set[Reference] = field(default_factory=set)
+    """What was read so far."""
     ended: bool = False
     """Whether the reconciliation has ended; reads of tasks that outlive it don't count."""
 
@@ -84,7 +85,7 @@ class _WatchedObjects:
         if document is None or not self.synced:
             return None
         if self.selection.metadata_only and _version(document) != self.versions.get(identity):
-            return None  # the watch, which sends no documents, has reported another version
+            return None  # outdated: the watch, which sends no documents, has reported a new version
         return document
 
     def is_absent(self, identity: Identity) -> bool:
@@ -107,7 +108,7 @@ class _WatchedObjects:
         self.documents.pop(identity, None)
         self.gone[identity] = {"metadata": document["metadata"]}
         if len(self.gone) > MAX_GONE:
-            del self.gone[next(iter(self.gone))]
+            del self.gone[next(iter(self.gone))]  # the oldest
 
     def store(self, document: Document) -> bool:
         """Store an object, unless a newer version is known. Returns True if the version is new: its
@@ -275,7 +276,8 @@ class CachedCluster:
     # -- Cluster
 
     async def get(self, api_version: str, kind: str, namespace: str, name: str) -> Document | None:
-        """Return an object, None if it doesn't exist; from watched objects if possible."""
+        """Return an object from the watched ones if possible, else from the API server; None: it
+        doesn't exist. In a context of `tracking`, the read is registered."""
         reference = api_version, kind, namespace, name
         tracked = self._tracked.get()
         if tracked is not None and not tracked.ended:
@@ -336,8 +338,8 @@ class CachedCluster:
             self.keep(stored)
 
     async def delete(self, api_version: str, kind: str, namespace: str, name: str) -> None:
-        """Delete an object, if it exists, and drop it from the cache if that hasn't failed. A new
-        object of its name, which a watch has reported before the API server answered, stays."""
+        """Delete an object, if it exists, and drop it from the cache unless the request fails. If a
+        watch reports a new object of its name before the API server answers, that one stays."""
         identity = namespace, name
         cached = [
             (watched.documents, document)

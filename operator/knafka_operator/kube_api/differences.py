@@ -3,7 +3,7 @@
     stored, manifest     -> whether the stored object has all that the manifest declares
     stored, merge patch  -> whether the patch would change nothing
 
-Not here: who asks that before a write (`cache`).
+Not here: the writes that are skipped if they would change nothing (`cache`).
 """
 
 from __future__ import annotations
