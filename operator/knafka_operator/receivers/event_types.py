@@ -69,7 +69,8 @@ answer report none."""
 
 @dataclass(eq=False)
 class EventTypes:
-    """Creates the EventTypes of one family's Brokers or channels; belongs to one event loop."""
+    """Creates the EventTypes of one family's Brokers or channels; belongs to one event loop. The
+    owner of an EventType is the Broker or KafkaChannel that has accepted events of this type."""
 
     settings: Settings
     cluster: Cluster
@@ -222,7 +223,7 @@ class PodEventTypes:
     """`AskEventTypes` in a cluster: asks each pod at its own address."""
 
     def __init__(self, bearers: Callable[[str, str], Sequence[str]]) -> None:
-        """`bearers` gives the tokens that pods accept, by the Service's name and namespace."""
+        """`bearers` returns the tokens that pods accept, by their Service's name and namespace."""
         self._bearers = bearers
 
     async def __call__(self, service: Identity, addresses: Sequence[str]) -> list[ReportedType]:

@@ -147,8 +147,9 @@ async def _is_named_by_others(
     """Whether the status of an object of this kind (apiVersion and kind), other than `identity`,
     names the topic or group `name` under `key`. Raises `ClusterError`.
 
-    Reads stored objects, since the claims in memory depend on the order after a restart. Only a few
-    objects can have an upstream name, which begins with `prefix`; any object can have another name.
+    Reads stored objects, since the claims in memory depend on the order after a restart. A name
+    that begins with `prefix` is the default template's: only a few objects can have it, and only
+    these are read. Any other name may be any object's, so all are listed.
     """
     if not name.startswith(prefix):
         for document in await cluster.list(*kind):
@@ -174,7 +175,8 @@ class SensorOwnership:
     ) -> bool:
         """Whether the Sensor's usual consumer group already exists and nothing proves that it is
         the Sensor's. False if the Sensor's status, whose annotations are `annotations`, names
-        another group. Records a proof, so that Kafka isn't asked again. Raises `LogError`."""
+        another group. Records a proof in `record`, so that Kafka isn't asked again. Raises
+        `LogError`."""
         usual_group, recorded_group = _usual_group(record), annotations.get(GROUP_STATUS)
         if record.group_is_proved or recorded_group not in (None, usual_group):
             return False

@@ -224,7 +224,7 @@ class KafkaSinks(Reconciler[ObservedSink, AddressableDecision, SinkRecord], Kind
             kafka_settings,
             secret,
             taken=self._is_claimed_by_other(record, sink.servers, sink.spec.topic),
-            others=self._other_partitions(identity),
+            other_partitions=self._other_partitions(identity),
             authentication=features.authentication,
             encryption=features.encryption,
         )
