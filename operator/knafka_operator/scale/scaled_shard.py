@@ -27,7 +27,7 @@ MAX_NON_MEMBERS: Final = 1_000
 about to join the shard."""
 
 _NO_COUNTS: Final[dict[str, Any]] = {**dict.fromkeys(COUNTED, 0), "dead_letters": {}}
-"""The fields of a progress that hold counts, each without any."""
+"""The fields of a progress that hold counts, all set to zero or empty."""
 
 
 class SettledGroups(NamedTuple):
@@ -65,7 +65,7 @@ class ScaledShard:
         returned them."""
         self._is_open = False
         """Whether a request is open."""
-        self._contract: int | None = None
+        self._contract_position: int | None = None
         """Position in the contract topic that the open request has reported; None: no line yet."""
         self._last_progress: dict[str, DrainProgress] = {}
         """The last progress of each group in the open request, member or not."""
@@ -116,8 +116,8 @@ class ScaledShard:
         )
 
     def add(self, trigger: ScaledTrigger) -> None:
-        """Add a Trigger. An open request goes on, and what it has reported of the Trigger already
-        is counted."""
+        """Add a Trigger. An open request goes on, and its earlier reports about the Trigger are
+        counted."""
         group = trigger.egress.group
         self._members[group] = trigger
         trigger.drained_by = self
@@ -157,11 +157,12 @@ class ScaledShard:
         contract topic before `position`. Also True if the shard has no request."""
         if not self.holds.all:
             return True
-        return self._is_open and self._contract is not None and self._contract >= position
+        reported_position = self._contract_position
+        return self._is_open and reported_position is not None and reported_position >= position
 
     def on_open(self, hold: Hold) -> None:
         """Record that a request was opened, and drop what the previous one has reported."""
-        self._is_open, self._contract = True, None
+        self._is_open, self._contract_position = True, None
         if self._began is None:
             self._began = asyncio.get_running_loop().time()
         self._last_progress, self._counted, self._settled = {}, {}, None
@@ -178,8 +179,8 @@ class ScaledShard:
                 self._last_progress[group] = progress
             if (member := self._members.get(group)) is not None:
                 self._count(member, progress)
-        if line.contract != self._contract:
-            self._contract = line.contract
+        if line.contract != self._contract_position:
+            self._contract_position = line.contract
             self.notify_waiting()
 
     def on_close(self, hold: Hold) -> None:
@@ -240,7 +241,7 @@ class ScaledShard:
         counted_before, known_letters = self._counted.get(group, (Counts(), {}))
         new_counts = counts - counted_before
         if any(getattr(new_counts, name) < 0 for name in COUNTED):
-            new_counts, known_letters = counts, {}  # The dispatcher has begun to count anew.
+            new_counts, known_letters = counts, {}  # the dispatcher has begun to count anew
         self._counted[group] = counts, letters
         new_counts_by_name = {name: getattr(new_counts, name) for name in COUNTED}
         # Most lines have no dead letters, and up to a thousand lines a second come here.
