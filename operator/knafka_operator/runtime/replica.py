@@ -287,8 +287,8 @@ async def _start_webhooks(
     channels: bool = False,
 ) -> Webhooks:
     """Start kopf's webhook server, and register its webhooks in the background. `on_end` is called
-    when the server ends, in its thread. `channels`: the webhooks of KafkaChannels and Subscriptions
-    are served, too."""
+    when the server ends, in its thread. `channels`: whether the webhooks of KafkaChannels and
+    Subscriptions are served, too."""
     settings, serves = handlers.kopf_settings(), asyncio.Event()
     loop = asyncio.get_running_loop()
     registration: Registration | None = None
@@ -311,7 +311,7 @@ async def _start_webhooks(
         all_webhooks = declared_webhooks(
             handlers.REGISTRY, handlers.DOMAIN, operator_settings.namespace, pem["ca.crt"]
         )
-        uid = operator_settings.identity.partition("_")[2]
+        uid = operator_settings.identity.partition("_")[2]  # the identity is NAME_UID of the pod
         registration = Registration(
             cluster, operator_settings.namespace, uid, handlers.DOMAIN, all_webhooks
         )

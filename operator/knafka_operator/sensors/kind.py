@@ -89,11 +89,10 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
 
     def note_trigger(self, trigger: Document, *, gone: bool) -> Key | None:
         """Note a Trigger that was seen or, with `gone`, deleted. Returns the key of the Sensor that
-        made it, for it to be enqueued, if the Trigger has changed or become Ready or not; else
-        None.
+        made the Trigger if the Sensor must be reconciled: the Trigger is new or gone, or has a new
+        declaration, readiness or reason. Otherwise returns None.
 
-        A Sensor lists its Triggers, and the cache doesn't reconcile objects that list others when
-        these change.
+        The cache can't notice that, as it doesn't track lists, and a Sensor lists its Triggers.
         """
         key, sensor_name = key_of(trigger), owning_sensor(trigger)
         previous = self._seen_triggers.pop(key, None)
@@ -150,7 +149,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
     def status_of(
         self, observed: Observed, decision: SensorDecision, record: SensorRecord
     ) -> Mapping[str, Any]:
-        """Return the last decision's status, with the condition of a roll-out that waits."""
+        """Return the last decision's status, with a condition if the function's roll-out waits."""
         self.states.rolls.add_condition(decision.conditions, self._function_identity(record))
         return super().status_of(observed, decision, record)
 
@@ -291,7 +290,8 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
     async def _with_topics(
         self, observed: Observed, sensor: Sensor, bus: BrokerState, record: SensorRecord
     ) -> Observed:
-        """Return `observed` with the Sensor's topics, and whose they and the group are."""
+        """Return `observed` with the Sensor's topics, and with what is known about whose they and
+        the group are. An error of Kafka takes the place of the topics."""
         annotations = status_annotations(observed.document)
         topics = await self._describe_topics(sensor, annotations, bus)
         try:

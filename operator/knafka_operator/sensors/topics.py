@@ -162,6 +162,7 @@ def topics_to_create(
         needed = topic_effects(
             topic, existing_topics[topic.name], recorded, maxima, disputed=is_disputed
         )
+        # `topic_effects` uses a Broker's keys of the status; the topics of a Sensor have others.
         if any(isinstance(effect, CreateTopic) for effect in needed):
             effects.append(CreateTopic(topic, name_key, id_key))
     return effects

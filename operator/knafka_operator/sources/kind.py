@@ -58,7 +58,7 @@ class KafkaSources(Triggers):
         return changed_keys
 
     def remember(self, document: Document) -> object:
-        """Update the source's record from its document."""
+        """Update the source's record from its document, and return the record."""
         return self.states.store_trigger(document)
 
     def is_ours(self, document: Document) -> bool:
@@ -69,7 +69,8 @@ class KafkaSources(Triggers):
     async def hand_over(self, document: Document) -> None:
         """Stop delivering for a source that another implementation has claimed: delete its
         functions and our part of its status, but leave its consumer group. Does nothing if the
-        status has no annotations of Knafka's. Raises `KnafkaError`."""
+        status has no annotations of Knafka's, as nothing is delivered then. Raises `KnafkaError`.
+        """
         knafka_annotations = [
             key for key in status_annotations(document) if key.startswith(KNAFKA_PREFIX)
         ]

@@ -54,8 +54,8 @@ class SourceObserver:
     async def connect_kafka(
         self, source: KafkaSource
     ) -> tuple[KafkaCluster, tuple[str, str] | None]:
-        """Return a source's Kafka, and `MOUNTED` with the version of the source's credentials;
-        None: it needs no credentials. The version changes when one of the Secrets does. Raises the
+        """Return a source's Kafka, and `MOUNTED` with a version of the source's credentials, which
+        changes when one of their Secrets changes; None: the source needs no credentials. Raises the
         errors in `EXPECTED`, and `ClusterError`."""
         spec, namespace = source.spec, source.metadata.namespace
         credentials = list(required_credentials(spec.net))

@@ -99,8 +99,8 @@ class _TriggerSteps(Generic[K]):
         yet."""
         return TriggerDecision(effects, self.conditions, self.status)
 
-    def wait(self, message: str) -> None:
-        """Set `SubscriptionReady` to Unknown, as the message explains."""
+    def set_waiting(self, message: str) -> None:
+        """Set `SubscriptionReady` to Unknown; `message` says for users what is waited for."""
         self.conditions.set(Condition(SUBSCRIPTION_READY, Status.UNKNOWN, "Waiting", message))
 
 
@@ -139,7 +139,7 @@ def _decide(
     _check_broker_and_dependency(trigger, steps)
     subscriber, reply = _resolve_subscriber(steps)
     if broker is None:
-        steps.wait(f"it has no {family_of(trigger.kind).broker} that could send it events")
+        steps.set_waiting(f"it has no {family_of(trigger.kind).broker} that could send it events")
         # A running delivery ends only if its Broker is gone: one that exists may not be reconciled
         # yet.
         lost_broker = observed.watched is not None and observed.stored_broker is None
@@ -156,14 +156,14 @@ def _decide(
     if subscriber is None or not conditions.holds(
         DEPENDENCY_READY, SUBSCRIBER_RESOLVED, DEAD_LETTER_SINK_RESOLVED
     ):
-        steps.wait("it has no subscriber to deliver to: its events wait in Kafka")
+        steps.set_waiting("it has no subscriber to deliver to: its events wait in Kafka")
         return steps.decision(effects_to_stop)
 
     destinations = egresses.TriggerDestinations(subscriber, dead_letter_sink, reply)
     if broker.oidc:
         destinations = _decide_sender(trigger, destinations, steps)
         if destinations.sender is None and destinations.have_audience:
-            steps.wait("it has no service account to send as: its events wait in Kafka")
+            steps.set_waiting("it has no service account to send as: its events wait in Kafka")
             return steps.decision(effects_to_stop)
     decision = _decide_delivery(trigger, broker, destinations, taken, settings, steps)
     return decision or steps.decision(effects_to_stop if paused else ())
@@ -221,8 +221,8 @@ def _decide_sender(
     trigger: Trigger, destinations: egresses.TriggerDestinations, steps: _TriggerSteps[K]
 ) -> egresses.TriggerDestinations:
     """Decide `OIDCIdentityCreated`, and write account and audiences into the status. Returns the
-    destinations with the service account that the Trigger sends as; unchanged if the Trigger may
-    not have that account, which the condition then says."""
+    destinations with the service account that the Trigger sends as. If the Trigger may not have
+    that account, the condition has the error, and the destinations are returned unchanged."""
     with steps.conditions.step(OIDC_IDENTITY_CREATED):
         sender = service_accounts.sender_account(trigger, steps.observed.document)
         destinations = replace(destinations, sender=sender)

@@ -184,8 +184,8 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
     def translate_to_kind(
         self, observed: Observed, conditions: ConditionSet, status: dict[str, Any]
     ) -> tuple[ConditionSet, dict[str, Any]]:
-        """Rename conditions and status fields to those of a kind that is reconciled like a Trigger,
-        such as a Subscription, which overrides this. A Trigger's stay as they are."""
+        """Return a Trigger's conditions and status, unchanged. Kinds that are reconciled like a
+        Trigger, such as Subscriptions, override this method, and rename conditions and fields."""
         return conditions, status
 
     async def hand_over(self, document: Document) -> None:
@@ -374,7 +374,7 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         return self.scaling_status(identity)
 
     async def end_delivery(self, document: Document) -> None:
-        """Run the effect `StopDelivery` (`stop_delivery`). Raises `LogError` and `NotReady`."""
+        """Handle the effect `StopDelivery` (`stop_delivery`). Raises `LogError` and `NotReady`."""
         await self.stop_delivery(Identity.of(document))
 
     async def _run_stop_effects(self, observed: Observed, record: TriggerRecord) -> None:
