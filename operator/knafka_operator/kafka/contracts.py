@@ -215,6 +215,7 @@ class ContractTopic(Generic[T]):
             if isinstance(error, LogError):
                 return
             raise
+        # `compared` counts only our own records: so it stays behind if others have written, too.
         self.position, self.compared = position, self.compared + len(writes)
         for write in writes:
             self._set_record(write.key, write.entry)
@@ -239,6 +240,7 @@ class SharedContractTopic(ContractTopic[SharedEgress]):
     """The contract topic of one Broker's shared dispatchers: one record per consumer group."""
 
     def __init__(self, broker: Identity, topic: str, kafka: KafkaCluster, *, known: bool) -> None:
+        """`known`: whether the topic is known to have no records, so that it needn't be read."""
         super().__init__(topic, kafka, shards.read_shared_egresses, known=known)
         self.broker = broker
         """Namespace and internal name (`Family.own_name`) of the Broker."""

@@ -97,8 +97,8 @@ class ObservedTopic:
         *,
         accepts_records: bool = False,
     ) -> tuple[Annotate | CreateTopic, ...]:
-        """Return the effects that record and create the topic, with parameters, result and errors
-        as of `topic_effects`."""
+        """Return the effects that record and create the topic. For parameters, result and errors
+        see `topic_effects`."""
         return topic_effects(
             self.desired,
             self.existing,

@@ -95,8 +95,10 @@ class _WatchedObjects:
 
     def is_gone(self, document: Document) -> bool:
         """Whether the object was deleted, or is older than a deleted one of its name."""
-        gone = self.gone.get(_identity(document))
-        return gone is not None and (_uid(gone) == _uid(document) or _is_older(document, gone))
+        deleted = self.gone.get(_identity(document))
+        if deleted is None:
+            return False
+        return _uid(deleted) == _uid(document) or _is_older(document, deleted)
 
     def remove(self, document: Document) -> None:
         """Remove a deleted object, unless a new one of its name is known already."""
@@ -130,6 +132,7 @@ class CachedCluster:
     """A `Cluster` that answers from watched objects, and asks the API server for all others."""
 
     def __init__(self, api: CachedApi) -> None:
+        """Begin without watched objects: all requests go to `api`."""
         self._api = api
         self._watched: dict[KindKey, list[_WatchedObjects]] = {}
         """The cached objects of each selection, by apiVersion and kind."""

@@ -226,7 +226,7 @@ class ApiCluster:
 
     async def patch_metadata(self, document: Document, metadata: Document) -> Document | None:
         """Merge `metadata` into the metadata of the object that was read as `document`. Returns the
-        stored object; None: it is gone. Raises `ClusterError`, such as if it has changed since."""
+        stored object; None: it is gone. Raises `Conflict` if it has changed, and `ClusterError`."""
         version = {"resourceVersion": document["metadata"].get("resourceVersion")}
 
         def ask() -> Document | None:

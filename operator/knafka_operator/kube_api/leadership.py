@@ -203,6 +203,7 @@ class Watchdog:
     """A context that restarts the process as soon as this replica no longer leads."""
 
     def __init__(self, leadership: Leadership) -> None:
+        """`leadership` knows whether and until when this replica leads."""
         self._leadership = leadership
         self._exited = threading.Event()
         """Set when the context ends, so that the thread ends too."""

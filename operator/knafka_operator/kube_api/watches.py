@@ -87,8 +87,8 @@ class Listener(Protocol):
         ...
 
     def set_synced(self, selection: WatchSelection, synced: bool) -> None:
-        """Handle whether all objects of a selection are known and changes are followed; while they
-        aren't, what was reported may be outdated."""
+        """Handle a report whether all objects of a selection are known and their changes followed.
+        While they aren't, earlier reports may be outdated."""
         ...
 
 

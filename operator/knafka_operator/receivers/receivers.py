@@ -243,6 +243,7 @@ class Receivers:
             async with asyncio.timeout(CONTRACT_READ_TIMEOUT):
                 while record.read_position < desired_position:
                     async with record.asking_lock:
+                        # Another waiter may have asked while this one waited for the lock.
                         if (
                             _now() - record.asked_at >= REPLICA_POLL_INTERVAL
                             and record.read_position < desired_position
@@ -253,10 +254,9 @@ class Receivers:
                     if record.read_position < desired_position:
                         await asyncio.sleep(REPLICA_POLL_INTERVAL)
         except TimeoutError:
-            answers = record.replicas.items()
             behind = sorted(
                 identity
-                for identity, position in answers
+                for identity, position in record.replicas.items()
                 if position is None or position < desired_position
             )
             raise NotReady(

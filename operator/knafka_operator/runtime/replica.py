@@ -221,8 +221,8 @@ async def _resume(operator: Operator) -> None:
 
 
 async def _retry_until_answered(action: str, ask: Callable[[], Awaitable[T]]) -> T:
-    """Call `ask`, again while it raises `ClusterError`, and return its result. Each error is logged
-    with `action`, which says what is attempted."""
+    """Call `ask` again and again until it doesn't raise `ClusterError`, and return its result. Each
+    such error is logged with `action`, the name of the attempt."""
     while True:
         try:
             return await ask()

@@ -62,6 +62,7 @@ class FollowedTracing:
     """Updates `Settings.tracing`, the functions' tracing variables, from the ConfigMaps."""
 
     def __init__(self, settings: Settings, cluster: Cluster) -> None:
+        """`cluster` reads the ConfigMaps, and the Services of functions."""
         self._settings = settings
         self._cluster = cluster
         self._changed = asyncio.Event()
@@ -209,11 +210,10 @@ def _triggers_in_shards(operator: Owners, owner: Owner) -> list[Owner]:
     the shards' Services. Empty for any other owner."""
     kind, namespace, name = owner
     triggers: list[Owner] = []
-    for states in (
-        family_operator.states
-        for family_operator in operator.all_operators
-        if family_operator.states.family.broker == kind
-    ):
+    for family_operator in operator.all_operators:
+        states = family_operator.states
+        if states.family.broker != kind:
+            continue
         for identity in states.triggers_of(Identity(namespace, name)):
             record = states.triggers.get(identity)
             if record is not None and record.watched is not None and record.watched.place:

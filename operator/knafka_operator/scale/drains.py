@@ -98,7 +98,7 @@ class HttpDrains:
         self, shard: Shard, request: DrainRequest, stop: asyncio.Event
     ) -> AsyncIterator[ShardProgress]:
         """Request a drain of all Triggers of a shard from its dispatcher, and yield its progress.
-        `stop`, closing and errors as of `hold`."""
+        For `stop`, closing and errors see `hold`."""
         shard_request = request.model_copy(update={"shard": shard.group})
         return self._read_progress(
             ShardProgress, shard.group, shard_request, stop, self._shard_line
@@ -108,7 +108,7 @@ class HttpDrains:
         self, sensor_id: str, sensor: SensorContract, request: DrainRequest, stop: asyncio.Event
     ) -> AsyncIterator[DrainProgress]:
         """Request a drain from the function of a Sensor, and yield its progress; a function with
-        another contract refuses. `stop`, closing and errors as of `hold`."""
+        another contract refuses. For `stop`, closing and errors see `hold`."""
         sensor_request = request.model_copy(update={"sensor": documents.digest(sensor)})
         return self._read_progress(
             DrainProgress, sensor_id, sensor_request, stop, SENSOR_LINE_BYTES

@@ -119,6 +119,7 @@ class TopicLagCheck(LagCheck):
     """Checks the Triggers of one topic, or of several topics that KafkaSources read together."""
 
     def __init__(self, topics: Sequence[str], kafka: GroupSource, ending: EndingHolds) -> None:
+        """Begin without Triggers, and without a due check."""
         super().__init__(kafka, ending)
         self.topics = topics
         """The topics that are read together; mostly one."""

@@ -161,7 +161,7 @@ class ScaledShard:
         return self._is_open and reported_position is not None and reported_position >= position
 
     def on_open(self, hold: Hold) -> None:
-        """Record that a request was opened, and drop what the previous one has reported."""
+        """Record that a request was opened, and drop the reports of the previous one."""
         self._is_open, self._contract_position = True, None
         if self._began is None:
             self._began = asyncio.get_running_loop().time()
@@ -189,8 +189,8 @@ class ScaledShard:
 
     def on_end(self, ended: Ended, last: ShardProgress | None, error: str | None) -> None:
         """Record a request's `error`; None: it had none. If the request ended idle, or because its
-        budget was spent, also record that its groups were joined and, if idle, what they have
-        committed. After any other end the lags of all members are read again."""
+        budget was spent, also record that its groups were joined and, if idle, their committed
+        offsets. After any other end the lags of all members are read again."""
         self.error = error
         began, self._settled = self._began, None
         if ended is not Ended.BUDGET:

@@ -124,8 +124,13 @@ class Scaler:
             previous_own_egress = trigger.own_egress
         previous_egress, is_changed = trigger.egress, trigger.egress != egress
         if trigger.drained_by is not None:
-            stays = shard is not None and shard.group == trigger.drained_by.shard.group
-            stays = stays and not autoscaling.paused
+            stays = (
+                shard is not None
+                and shard.group == trigger.drained_by.shard.group
+                and not autoscaling.paused
+            )
+            # A shard knows its Triggers by consumer group: with another group, a Trigger that
+            # stays leaves and joins again.
             if not stays or previous_egress.group != egress.group:
                 self._leave(trigger, stays=stays)
         if shard is not None or autoscaling.paused or is_changed:

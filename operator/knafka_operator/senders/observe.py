@@ -97,8 +97,9 @@ async def observe_https(
     cluster: Cluster, broker: Broker, settings: Settings, now: datetime | None = None
 ) -> Https | NotReady:
     """Return the https address of a Broker's receiver, or the error that explains why it has none.
-    `now` is the time at which its certificate must be valid; None: the present. Raises
-    `ClusterError`."""
+    A Broker with the annotation `TLS_SECRET` has a receiver that terminates TLS itself; `now` is
+    the time at which its certificate must be valid, None: the present. For any other Broker the
+    address is Knative's (`observe_https_of`). Raises `ClusterError`."""
     namespace = broker.metadata.namespace
     if (name := broker.metadata.annotations.get(TLS_SECRET)) is None:
         return await observe_https_of(cluster, namespace, receiver_services.receiver_name(broker))

@@ -271,9 +271,8 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         brokers, bus_record = self.buses.get(record.bus.family), self._bus_record(record.bus)
         if brokers is None:
             return replace(observed, served=False)
-        state, stored = bus_record.state if bus_record else None, None
-        if state is None:
-            stored = await self._read_bus(record.bus)
+        state = bus_record.state if bus_record else None
+        stored = await self._read_bus(record.bus) if state is None else None
         observed = replace(
             observed,
             broker=state,
@@ -290,8 +289,8 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
     async def _with_topics(
         self, observed: Observed, sensor: Sensor, bus: BrokerState, record: SensorRecord
     ) -> Observed:
-        """Return `observed` with the Sensor's topics, and with what is known about whose they and
-        the group are. An error of Kafka takes the place of the topics."""
+        """Return `observed` with descriptions of the Sensor's topics, and with the topics and the
+        group that may be somebody else's. An error of Kafka takes the place of the topics."""
         annotations = status_annotations(observed.document)
         topics = await self._describe_topics(sensor, annotations, bus)
         try:

@@ -100,7 +100,7 @@ class _TriggerSteps(Generic[K]):
         return TriggerDecision(effects, self.conditions, self.status)
 
     def set_waiting(self, message: str) -> None:
-        """Set `SubscriptionReady` to Unknown; `message` says for users what is waited for."""
+        """Set `SubscriptionReady` to Unknown; `message` tells users the reason."""
         self.conditions.set(Condition(SUBSCRIPTION_READY, Status.UNKNOWN, "Waiting", message))
 
 
@@ -257,11 +257,11 @@ def _decide_delivery(
         )
         if autoscaling.paused:
             steps.status["annotations"].pop(DISPATCHER_KEY, None)
-        source = broker if actions is None else replace(broker, topic=actions.topic)
+        broker_to_read = broker if actions is None else replace(broker, topic=actions.topic)
         effects: tuple[Effect, ...] = ()
         if not observed.acted:
             effects = delivery_effects(
-                trigger, source, watched, contract or SharedContract(), observed, settings
+                trigger, broker_to_read, watched, contract or SharedContract(), observed, settings
             )
         account = service_accounts.account_in_status(observed.document)
         if account is not None and not broker.oidc:

@@ -169,8 +169,8 @@ def _offset_effects(
         the status names no group     delete a leftover group of this name, if Knafka names the
                                       family's groups; then commit on every topic
         it names another group        commit on every topic
-        it names this group           external topics: commit on those that the status doesn't
-                                      record as started, unless the Trigger is paused
+        it names this group           external topics: commit on those that aren't started yet
+                                      (`ObservedTrigger.started_topics`), unless it is paused
                                       own topic: nothing, as the group must get every event
 
     If Kafka has lost the offsets on a started topic (the topic was recreated, or the group had no

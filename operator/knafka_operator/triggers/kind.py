@@ -280,8 +280,8 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
             await self.stop_scaling(identity)
         record.watched, record.kafka = watched, watched.kafka
         watched.kafka.watched.update(watched.egress.topics)
-        shard, autoscaling = place.shard if place else None, watched.autoscaling
-        await watched.kafka.scaler.watch(trigger_id, watched.egress, autoscaling, shard)
+        shard = place.shard if place else None
+        await watched.kafka.scaler.watch(trigger_id, watched.egress, watched.autoscaling, shard)
 
     def _url(self, service: str, owner: Identity) -> str:
         """Return the URL of the Knative Service `service`, a function of the Trigger or Broker

@@ -101,9 +101,10 @@ class ObservedTrigger(ObservedObject, Generic[K]):
         return observed
 
     def started_topics(self, topics: Collection[str], servers: str, group: str) -> tuple[str, ...]:
-        """Return on which of these external topics the group has got its start offsets: on those
-        that the status records, and on those that are delivered now. If an earlier release, which
-        recorded no topics, has delivered the object, return all `topics`."""
+        """Return those of the external topics `topics` on which the group has got its start
+        offsets: the topics that the status records, and those of the running delivery. Without a
+        running delivery, return all `topics` if an earlier release has started the group, as it
+        recorded no topics."""
         started = {*started_topics(self.annotations, servers, group)}
         if self.watched is not None:
             egress = self.watched.egress
