@@ -53,7 +53,9 @@ class KafkaCluster:
     """One Kafka: its admin client, scaler and writer."""
 
     topics: LogAdmin
+    """The admin client: it reads and changes topics and consumer groups."""
     scaler: Scaler
+    """Scales the Triggers and Sensors whose consumer groups are in this Kafka."""
     bootstrap_servers: str = ""
     """`host:port` of its servers, comma-separated."""
     open_writer: Callable[[], LogWriter] | None = None

@@ -68,7 +68,9 @@ class ContractTopic(Generic[T]):
     """A contract topic in one Kafka, with its records in memory; belongs to one event loop."""
 
     topic: str
+    """The topic's name."""
     kafka: KafkaCluster
+    """The Kafka with the topic; callers replace it when its Secret, and so the client, changes."""
     parse: Callable[[Iterable[Record]], dict[str, T]]
     """Parses the topic's records, oldest first, to entries by key."""
     exists: bool = False

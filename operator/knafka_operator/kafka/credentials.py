@@ -53,6 +53,7 @@ class Mount:
     """The Secret that a Broker's pods mount."""
 
     name: str
+    """The Secret's name in the pods' namespace: that of the copy if there is one."""
     version: str
     """The Secret's resourceVersion; a new one creates a new Revision."""
     secret: Identity

@@ -49,6 +49,7 @@ FAILURE_ATTRIBUTES_BYTES: Final = 16_384
 MAX_INT: Final = 2**31 - 1
 """Largest value of a topic setting that is an int."""
 
+# Kafka's topic settings, and values of them.
 MAX_MESSAGE_BYTES: Final = "max.message.bytes"
 RETENTION_MS: Final = "retention.ms"
 UNLIMITED_RETENTION: Final = "-1"

@@ -204,20 +204,19 @@ def drift(desired_topic: Topic, existing: TopicDescription) -> Sequence[str]:
         ("partitions", desired_topic.partitions, existing.partitions),
         ("replicas", desired_topic.replication, existing.replication),
     )
-    return [
-        *(
-            f"{aspect}: {actual}, declared {declared}"
-            for aspect, declared, actual in counts
-            if declared != actual
-        ),
-        *(
-            f"{key}: {existing.config.get(key, 'not set')}, declared {value}"
-            for key, value in sorted(desired_topic.config.items())
-            # Topics from before Knafka set this option may lack it.
-            if existing.config.get(key, value if key in desired.LOG_APPEND_TIME_CONFIG else None)
-            != value
-        ),
+    differences = [
+        f"{aspect}: {actual}, declared {declared}"
+        for aspect, declared, actual in counts
+        if declared != actual
     ]
+    for key, declared_value in sorted(desired_topic.config.items()):
+        value = existing.config.get(key)
+        if value is None and key in desired.LOG_APPEND_TIME_CONFIG:
+            continue  # the topic may be from before Knafka set this option
+        if value != declared_value:
+            shown_value = "not set" if value is None else value
+            differences.append(f"{key}: {shown_value}, declared {declared_value}")
+    return differences
 
 
 def topic_annotations(

@@ -121,7 +121,8 @@ def _broker_of_trigger(trigger: Document) -> Identity:
     is empty if it has neither."""
     spec = trigger.get("spec") or {}
     reference = spec.get("brokerRef")
-    name = spec.get("broker") or (isinstance(reference, Mapping) and reference.get("name")) or ""
+    referenced_name = reference.get("name") if isinstance(reference, Mapping) else None
+    name = spec.get("broker") or referenced_name or ""
     return Identity(trigger["metadata"]["namespace"], str(name))
 
 

@@ -265,6 +265,7 @@ class SourceTrigger(Trigger):
     """A KafkaSource read as a Trigger, whose `kind` is still KafkaSource."""
 
     source: KafkaSource
+    """The KafkaSource as declared."""
 
     def egress_fields(self) -> Mapping[str, Any]:
         """Return the fields of the source's Egress that differ from those of other Triggers."""

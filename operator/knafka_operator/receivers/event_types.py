@@ -76,6 +76,7 @@ class EventTypes:
     cluster: Cluster
     states: States
     receivers: Receivers
+    """The family's receivers: only their pods are asked."""
     ask: AskEventTypes
     """Asks the pods of one receiver for their new types."""
     _known: dict[Identity, tuple[str, set[int]]] = field(default_factory=dict)
@@ -192,7 +193,9 @@ class EventTypes:
     def _is_known(self, owner: Identity, reported_type: ReportedType) -> bool:
         """Whether the owner is known to have this EventType, or as many EventTypes as it may
         have."""
-        _, name_hashes = self._known.get(owner, ("", set[int]()))
+        if (uid_and_hashes := self._known.get(owner)) is None:
+            return False
+        _, name_hashes = uid_and_hashes
         return len(name_hashes) >= MAX_TYPES or _name_hash(owner, reported_type) in name_hashes
 
     async def _ensure_name_hashes(self, owner: Identity, document: Document) -> set[int]:
@@ -200,18 +203,21 @@ class EventTypes:
         to. The EventTypes are listed at the first call for the owner's UID. Raises
         `ClusterError`."""
         uid = str(document["metadata"].get("uid", ""))
-        uid_and_hashes = self._known.get(owner)
-        if uid_and_hashes is None or uid_and_hashes[0] != uid:
-            stored_types = await self.cluster.list(
-                EVENT_TYPE_VERSION, EVENT_TYPE, None, owner.namespace
-            )
-            own_names = (
-                event_type["metadata"]["name"]
-                for event_type in stored_types
-                if event_type_manifests.is_owned_by(event_type, uid)
-            )
-            uid_and_hashes = self._known[owner] = uid, set(map(hash, own_names))
-        return uid_and_hashes[1]
+        if (uid_and_hashes := self._known.get(owner)) is not None:
+            known_uid, known_hashes = uid_and_hashes
+            if known_uid == uid:
+                return known_hashes
+        stored_types = await self.cluster.list(
+            EVENT_TYPE_VERSION, EVENT_TYPE, None, owner.namespace
+        )
+        own_names = (
+            event_type["metadata"]["name"]
+            for event_type in stored_types
+            if event_type_manifests.is_owned_by(event_type, uid)
+        )
+        name_hashes = set(map(hash, own_names))
+        self._known[owner] = uid, name_hashes
+        return name_hashes
 
 
 def _name_hash(owner: Identity, reported_type: ReportedType) -> int:

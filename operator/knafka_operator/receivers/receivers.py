@@ -65,8 +65,8 @@ to which it has read its contract (None: no answer)."""
 class ReceiverRecord:
     """What the operator keeps in memory about one receiver."""
 
-    service: Identity
-    contract: ContractTopic[Ingress]
+    service: Identity  # the receiver's Knative Service
+    contract: ContractTopic[Ingress]  # the contract that the receiver follows
     times_read: int = 0
     """The contract's `times_read` for which `read_position` and `written` are valid."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while the Service is applied
@@ -130,9 +130,9 @@ class Receivers:
     settings: Settings
     cluster: Cluster
     states: States
-    positions: ReplicaPositions
-    enqueue: Callable[[Key], None]
-    records: dict[Identity, ReceiverRecord] = field(default_factory=dict)
+    positions: ReplicaPositions  # asks the replicas of a receiver how far they have read
+    enqueue: Callable[[Key], None]  # makes an object due for reconciliation
+    records: dict[Identity, ReceiverRecord] = field(default_factory=dict)  # by Knative Service
     contracts: dict[tuple[str, str], ContractTopic[Ingress]] = field(default_factory=dict)
     """Contracts by Kafka servers and topic."""
 

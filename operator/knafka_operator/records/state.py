@@ -320,14 +320,14 @@ class States:
 
     def clear_references(self, trigger: Identity) -> None:
         """Remove all references of a Trigger."""
-        record = self.triggers.get(trigger)
-        for referenced in record.references if record is not None else ():
+        if (record := self.triggers.get(trigger)) is None:
+            return
+        for referenced in record.references:
             referring = self.triggers_by_reference[referenced]
             referring.discard(trigger)
             if not referring:
                 del self.triggers_by_reference[referenced]
-        if record is not None:
-            record.references.clear()
+        record.references.clear()
 
     def mark_trigger_gone(self, identity: Identity) -> None:
         """Record that a Trigger was deleted. Its record stays until its drains have ended; without

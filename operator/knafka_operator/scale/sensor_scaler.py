@@ -69,6 +69,7 @@ class SensorScaler:
         if autoscaling.paused or scaled.sensor != sensor:
             self._ending.end(sensor_id, scaled.holds)
         if scaled.sensor != sensor:
+            # After `end`: the delay begins once the drains that end now have ended.
             if not scaled.autoscaling.min_scale:
                 group = scaled.sensor.group
                 self._leaving_groups.delay_drains(sensor_id, group, sensor.group, autoscaling)
