@@ -322,7 +322,7 @@ def _complete(durable: asyncio.Future[None], error: LogError | None) -> None:
 
 
 def _as_log_error(error: BaseException) -> LogError:
-    """Return `error` if it is a `LogError`, else one that describes it."""
+    """Return `error` if it is a `LogError`, else a new `LogError` that describes it."""
     return error if isinstance(error, LogError) else LogError(f"it isn't written: {error!r}")
 
 

@@ -13,7 +13,8 @@ from typing import Any
 
 
 def contains(stored: Any, desired: Any) -> bool:
-    """Whether a stored value contains the desired one; mappings may have additional keys."""
+    """Whether a stored value contains the desired one: a mapping may have additional keys, a list
+    no additional elements, and any other value must be equal."""
     if isinstance(desired, Mapping):
         return isinstance(stored, Mapping) and all(
             key in stored and contains(stored[key], value) for key, value in desired.items()

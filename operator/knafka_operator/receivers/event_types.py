@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 EVENT_TYPES_INTERVAL: Final = 30.0
 """Seconds between two rounds; a receiver reports a new type for four rounds."""
 MAX_TYPES: Final = 1_000
-"""Most EventTypes of one Broker or KafkaChannel, including foreign ones."""
+"""Most EventTypes that one Broker or KafkaChannel may own, including those that others created."""
 MAX_PER_OWNER: Final = 20
 """Most EventTypes created for one Broker or KafkaChannel in a round."""
 MAX_PER_ROUND: Final = 200

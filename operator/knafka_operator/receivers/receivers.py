@@ -315,8 +315,8 @@ def identity_at_path(path: str) -> Identity:
 
 
 def read_ingresses(records: Iterable[Record]) -> dict[str, Ingress]:
-    """Parse the records of a receivers' contract, by path. Invalid records are left out; they are
-    rewritten when their object is reconciled."""
+    """Parse the records of a contract, oldest first, to the last entry of each path. Removed and
+    invalid entries are left out; invalid ones are rewritten when their object is reconciled."""
     ingresses: dict[str, Ingress] = {}
     for record in records:
         path, value = (record.key() or b"").decode("utf-8", "replace"), record.value()

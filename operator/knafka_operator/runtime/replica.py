@@ -165,8 +165,9 @@ async def _lead(
     followed: tuple[FunctionKeys, FollowedTracing, FollowedNaming],
     stop: asyncio.Event,
 ) -> None:
-    """Act as the leader until `stop` is set, then close the operator. Raises the error of the
-    leader's work, if that fails.
+    """Act as the leader until `stop` is set, then close the operator. `followed` has the parts that
+    follow ConfigMaps and Secrets; they read these anew first. Raises the error of the leader's
+    work, if that fails.
 
     If the operator can't be closed, the Lease isn't released: it expires, because drain requests
     that are still open may go on delivering until then.

@@ -197,7 +197,7 @@ class Holds(Generic[Line]):
 
     async def _hold(self, stop: asyncio.Event, send: SendRequest[Line]) -> None:
         """Hold one drain after another, with pauses. Return once `stop` is set, or when a drain has
-        ended and the unit has more holds than it needs."""
+        ended and the unit has more holds than it needs (after an idle end: than its floor)."""
         hold = _current_task()
         loop = asyncio.get_running_loop()
         failures = 0
