@@ -156,7 +156,7 @@ class CloudEventOverrides(Declared):
 
 class Credential(NamedTuple):
     """One value of a user's Secret, with the name that it has in a Secret for Kafka
-    (`kafka_secret`)."""
+    (`core.kafka_settings.kafka_secret`)."""
 
     name: str
     """Name of the value in a Secret for Kafka, such as `user`."""

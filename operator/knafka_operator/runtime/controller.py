@@ -72,7 +72,7 @@ class ControllerApi(cache.CachedApi, watches.WatchApi, Protocol):
 
 
 class _Store:
-    """The controller's `Store`: the API server, and the cache in front of it."""
+    """The `Store` of `engine.controller`: the API server, and the cache in front of it."""
 
     def __init__(self, cluster: CachedCluster, api: ControllerApi) -> None:
         self._cluster = cluster

@@ -49,8 +49,8 @@ class LinePace:
 async def read_lines_paced(
     response: aiohttp.ClientResponse, pace: LinePace
 ) -> AsyncIterator[bytes]:
-    """Yield the non-empty lines of a response at the allowed rate. Raises `ValueError` or
-    `LineTooLong` for a line longer than the read buffer, and the errors of `aiohttp`."""
+    """Yield the non-empty lines of a response at the allowed rate. Raises `ValueError` or aiohttp's
+    `LineTooLong` for a line longer than the read buffer, and aiohttp's other errors."""
     loop = asyncio.get_running_loop()
     pace.open_responses += 1
     try:

@@ -282,7 +282,7 @@ def merge_lags(topics: Sequence[str], lags: Sequence[Lag]) -> Lag:
 
 
 def _apply_filter_rest(trigger: ScaledTrigger, lag: int, scale: Scale) -> Scale:
-    """Let a Trigger rest whose filter has lately passed no event (`FilterRest`). When its rest
+    """Let a Trigger rest whose filter has lately passed no event (`filter_rest`). When its rest
     begins, stop its drains. While it rests, return a decision for no drains instead of `scale`;
     otherwise return `scale`."""
     now, rest = asyncio.get_running_loop().time(), trigger.rest

@@ -57,8 +57,8 @@ COMMIT_SECONDS: Final = MAX_COMMIT_INTERVAL + 2.0
 
 @dataclass(eq=False, slots=True)
 class ScaledGroup:
-    """A Trigger or Sensor with a consumer group, its lag and its drains. Its subclasses add
-    `on_line`, and so implement `Unit` (`holds`)."""
+    """A Trigger or Sensor with a consumer group, its lag and its drains. The subclasses add
+    `on_line`, and so implement `holds.Unit`."""
 
     id: str
     """The id by which the scaler knows the Trigger or Sensor."""
@@ -137,7 +137,7 @@ class SharedDrain(Protocol):
 
 @dataclass(eq=False, slots=True)
 class ScaledTrigger(ScaledGroup):
-    """A Trigger that the scaler watches; the `Unit` of its own drains."""
+    """A Trigger that the scaler watches; the `holds.Unit` of its own drains."""
 
     egress: Egress
     own: Holds[DrainProgress] = field(init=False)
@@ -298,8 +298,8 @@ class ScaledTrigger(ScaledGroup):
 
 @dataclass(eq=False, slots=True)
 class ScaledSensor(ScaledGroup):
-    """A Sensor that the scaler watches; the `Unit` of its drains. Its lag is the sum of its group's
-    lags in the bus's topic and in its trigger topic."""
+    """A Sensor that the scaler watches; the `holds.Unit` of its drains. Its lag is the sum of its
+    group's lags in the bus's topic and in its trigger topic."""
 
     sensor: SensorContract
     holds: Holds[DrainProgress] = field(init=False)

@@ -43,7 +43,7 @@ class SettledGroups(NamedTuple):
 
 
 class ScaledShard:
-    """A shard whose Triggers the scaler watches; the `Unit` of its request."""
+    """A shard whose Triggers the scaler watches; the `holds.Unit` of its request."""
 
     def __init__(self, shard: Shard) -> None:
         """Begin without Triggers; the scaler sets `holds`."""

@@ -180,7 +180,7 @@ def decide(
     observed: ObservedSensor[K], names_of_others: Container[str], settings: Settings
 ) -> SensorDecision:
     """Decide a Sensor's conditions, status and next effects; the effects are in the order in which
-    they must run (`SENSOR_ORDER`).
+    they must run (`decisions.steps.SENSOR_ORDER`).
 
     `names_of_others` has the topics and consumer groups of other Sensors.
     """

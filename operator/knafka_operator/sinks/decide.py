@@ -88,7 +88,7 @@ class ObservedSink(ObservedAddressable):
 
 def decide(observed: ObservedSink, settings: Settings) -> AddressableDecision:
     """Decide a KafkaSink's conditions, status and next effects; the effects are in the order in
-    which they must run (`BROKER_ORDER`)."""
+    which they must run (`decisions.steps.BROKER_ORDER`)."""
     no_receiver = NotReady("NoReceiver", "no receiver has been Ready yet", transient=True)
     steps = AddressableSteps(observed, SINK_CONDITIONS, no_receiver)
     with steps.conditions.step(CONFIG_PARSED):

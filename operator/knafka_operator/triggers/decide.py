@@ -70,7 +70,7 @@ class TriggerDecision(Generic[K]):
     status: dict[str, Any]
     """The status without conditions, and without annotations that effects write."""
     watched: Watched[K] | None = None
-    """The delivery that `StartDelivery` begins; None: nothing is delivered."""
+    """The delivery that the effect `StartDelivery` begins; None: nothing is delivered."""
     automatic: Isolation | None = None
     """The isolation that was chosen for an `auto` Trigger; None: the Trigger isn't `auto`."""
 
@@ -108,7 +108,8 @@ def decide(
     observed: ObservedTrigger[K], taken: Container[str], settings: Settings
 ) -> TriggerDecision[K]:
     """Decide a Trigger's conditions, status and effects; the effects are in the order in which they
-    must run (`TRIGGER_ORDER`). If they have run already (`observed.acted`), the decision has none.
+    must run (`decisions.steps.TRIGGER_ORDER`). If they have run already (`observed.acted`), the
+    decision has none.
 
     `taken` has the consumer groups of other Triggers.
     """
