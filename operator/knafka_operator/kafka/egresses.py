@@ -131,7 +131,7 @@ def trigger_egress(
         delivery=defaults.delivery if spec is None else _delivery_options(spec),
         filter=trigger.spec.filter,
         filters=trigger.spec.filters,
-        order=_order(trigger),
+        order=_parse_order(trigger),
         max_in_flight=_max_in_flight(trigger),
         rate_limit=kafka_settings.rate_limit(trigger_annotations),
         at_most_once=kafka_settings.is_at_most_once(trigger_annotations),
@@ -212,7 +212,7 @@ def declared_order(trigger: Trigger) -> str:
     return trigger.metadata.annotations.get(DELIVERY_ORDER, default)
 
 
-def _order(trigger: Trigger) -> Order:
+def _parse_order(trigger: Trigger) -> Order:
     """Return the declared delivery order. Raises `InvalidDocument` for an unknown one."""
     declared = declared_order(trigger)
     if declared not in ORDERS_BY_ANNOTATION:

@@ -252,6 +252,6 @@ async def _request_types(
     try:
         answer = await get_answer(session, f"{address}/event-types", bearers, ANSWER_BYTES)
         # None: the pod started before the feature was on.
-        return [] if answer is None else event_type_manifests.reported_types(answer)
+        return [] if answer is None else event_type_manifests.parse_reported_types(answer)
     except (aiohttp.ClientError, TimeoutError, ValueError, RecursionError):
         return []

@@ -222,9 +222,10 @@ class SensorOwnership:
         return frozenset(claimed | used)
 
     def is_claimed(self, record: SensorRecord, name: str) -> bool:
-        """Whether another Sensor's status names this topic or group as its own (`kept_names`)."""
+        """Whether another Sensor's status names this topic or group, which may be that Sensor's own
+        (`names_in_status`)."""
         others = (other for other in self.states.sensors.values() if other.uid != record.uid)
-        return any(name in kept_names(other.document) for other in others)
+        return any(name in names_in_status(other.document) for other in others)
 
 
 def _usual_group(record: SensorRecord) -> str:
@@ -246,7 +247,7 @@ async def _is_group_proved(kafka: KafkaCluster, group: str, annotations: Mapping
     return await kafka.topics.has_committed(group, topic)
 
 
-def kept_names(document: Document) -> set[str]:
+def names_in_status(document: Document) -> set[str]:
     """Return the topics and the group that a Sensor's status names, leaving out names that the
     naming rules can't give to this Sensor."""
     annotations = status_annotations(document)

@@ -299,8 +299,8 @@ class States:
         return list(self.triggers_by_broker.get(broker, ()))
 
     def note_kafka(self, broker: Identity, kafka: KafkaCluster) -> None:
-        """Note a Broker's Kafka for those of its Triggers that this operator hasn't delivered: once
-        the Broker is gone, only this says where their groups are."""
+        """Note a Broker's Kafka in the records of its Triggers that name none yet: once the Broker
+        is gone, only this says where their groups are."""
         for trigger in self.triggers_of(broker):
             record = self.triggers[trigger]
             record.kafka = record.kafka or kafka

@@ -98,8 +98,8 @@ class LagChecks:
         """Set when a check is added; wakes `run`."""
 
     def add(self, check: LagCheck) -> None:
-        """Add a check, which starts at once if `run` is running. A check that is added before must
-        be passed to `run`."""
+        """Add a check, which starts at once if `run` is running. `run` begins only with the checks
+        passed to it, so a check that was added earlier must be among them."""
         self._waiting.append(check)
         self._added.set()
 

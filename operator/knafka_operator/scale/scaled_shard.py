@@ -32,7 +32,7 @@ _NO_COUNTS: Final[dict[str, Any]] = {**dict.fromkeys(COUNTED, 0), "dead_letters"
 
 class SettledGroups(NamedTuple):
     """Consumer groups of a shard, and the offsets that they have committed: by these, their lag is
-    known without a request. The arguments of `LagSource.note_committed`."""
+    known without a request. The fields are the arguments of `GroupSource.note_committed`."""
 
     groups: Sequence[str]
     topic: str

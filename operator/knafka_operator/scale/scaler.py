@@ -193,7 +193,7 @@ class Scaler:
         drain at once, without asking Kafka for each group's lag.
         """
         topic_check = self._topic_checks.find(topic)
-        for topics_check in self._topic_checks.covering(topic):
+        for topics_check in self._topic_checks.find_covering(topic):
             # Triggers of several topics (KafkaSources) are checked even while they have drains.
             needs_request = (
                 trigger.needs_lag_request for trigger in topics_check.triggers.values()
@@ -268,7 +268,7 @@ class Scaler:
 
     def reads(self, topic: str) -> bool:
         """Whether a scaled Trigger or Sensor reads this topic."""
-        return bool(self._topic_checks.covering(topic)) or self._sensors.reads(topic)
+        return bool(self._topic_checks.find_covering(topic)) or self._sensors.reads(topic)
 
     def topics_with_drains(self) -> set[str]:
         """Return the topics of Triggers with open drains. These topics may grow at any time: the

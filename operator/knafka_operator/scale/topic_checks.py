@@ -37,7 +37,7 @@ class TopicChecks:
         """Return the check that covers this topic and no other; None: there is none."""
         return self._checks.get(topic)
 
-    def covering(self, topic: str) -> Sequence[TopicLagCheck]:
+    def find_covering(self, topic: str) -> Sequence[TopicLagCheck]:
         """Return the checks that cover this topic."""
         checks = [check for check in self._multi_topic_checks.values() if topic in check.topics]
         return [*checks, self._checks[topic]] if topic in self._checks else checks

@@ -41,7 +41,7 @@ from knafka_operator.model.sensors import (
     Sensor,
     bus_of,
 )
-from knafka_operator.records.ownership import SensorOwnership, kept_names, may_have_group
+from knafka_operator.records.ownership import SensorOwnership, may_have_group, names_in_status
 from knafka_operator.records.state import (
     BrokerRecord,
     BrokerState,
@@ -126,7 +126,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
     def remember(self, document: Document) -> SensorRecord:
         """Record a Sensor's bus, and claim its topics and group; returns its record."""
         record = self.states.ensure_sensor(document, bus_of(document))
-        self.states.claim_sensor_names(record, kept_names(document))
+        self.states.claim_sensor_names(record, names_in_status(document))
         return record
 
     def ensure_record(self, document: Document) -> SensorRecord:
@@ -200,7 +200,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
     async def _delete_group_and_topics(self, document: Document, record: SensorRecord) -> None:
         """Delete the group and the topics that a Sensor's status names, if they are the Sensor's
         own. Raises `LogError`, also while the group has members, `NotReady`, `InvalidDocument`."""
-        annotations, own_names = status_annotations(document), kept_names(document)
+        annotations, own_names = status_annotations(document), names_in_status(document)
         kafka, group = await self._find_kafka(document, record), annotations.get(GROUP_STATUS)
         if group is not None and group in own_names:
             if await self._own.may_delete(record, group, kafka):

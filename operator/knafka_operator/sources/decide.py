@@ -105,6 +105,12 @@ def missing_topics_error(topics: list[str], servers: str) -> NotReady:
     )
 
 
+_STEPS_AFTER_OFFSETS: Final = frozenset(
+    step for step in Step if step.value > Step.COMMIT_OFFSETS.value
+)
+"""Steps that run only after start offsets have been committed."""
+
+
 def source_conditions(decided: ConditionSet, failed: Mapping[Step, KnafkaError]) -> ConditionSet:
     """Translate the conditions that were `decided` for a KafkaSource as for a Trigger. `failed` has
     the error of each step that failed; it decides `InitialOffsetsCommitted`."""
@@ -129,12 +135,6 @@ def source_conditions(decided: ConditionSet, failed: Mapping[Step, KnafkaError])
         message = "the condition Deployed says what it waits for"
         translated.set(Condition(OFFSETS, Status.UNKNOWN, deployed.reason or "Waiting", message))
     return translated
-
-
-_STEPS_AFTER_OFFSETS: Final = frozenset(
-    step for step in Step if step.value > Step.COMMIT_OFFSETS.value
-)
-"""Steps that run only after start offsets have been committed."""
 
 
 def _source_message(condition: Condition) -> str:
