@@ -84,8 +84,8 @@ def check_retention_annotation(annotations: Mapping[str, str]) -> None:
 
 
 def effective_retention(default: float | None, *declared: Mapping[str, str]) -> float | None:
-    """Return the retention in seconds; None: for ever. `declared` are the annotations of several
-    objects: the first that have `RETENTION_ANNOTATION` decide, without any `default` applies.
+    """Return the retention in seconds; None: for ever. `declared` has the annotations of several
+    objects: the first object with `RETENTION_ANNOTATION` decides; if none has it, `default` does.
     Raises `InvalidDocument` for an invalid annotation."""
     path = annotation_path(RETENTION_ANNOTATION)
     for candidate in declared:

@@ -90,7 +90,7 @@ def trigger_egress(
     """Return the Egress, the dispatcher's contract, of one Trigger, Subscription or KafkaSource.
     The dispatcher reads `topic`, its Broker's, with the Kafka of `defaults`. `groups_of_others` has
     the consumer groups of other Triggers. Raises `InvalidDocument` for an invalid annotation, and
-    `NameTaken` if another Trigger has the group that the name template gives."""
+    `NameTaken` if there is no free name for the Trigger's group (`kept_or_new_name`)."""
     sender, destinations = destinations.sender, destinations.without_unused_audiences()
     namespace, name = trigger.metadata.namespace, trigger.metadata.name
     spec, family = _effective_delivery(trigger, broker), family_of(trigger.kind)

@@ -342,8 +342,8 @@ class ApiCluster:
         return resource_api
 
     async def _run_in_thread(self, namespace: str, action: str, call: Callable[[], T]) -> T:
-        """Run a blocking request in a thread, within the limit of its namespace (empty: of requests
-        for no single one). Raises `NotAllowed`, `Rejected`, `Conflict` or another `ClusterError`,
+        """Run a blocking request in a thread, within the limit of requests for its namespace
+        (empty: for all). Raises `NotAllowed`, `Rejected`, `Conflict` or another `ClusterError`,
         whose message names the request by `action`, such as "get Broker shop/default"."""
         request_limit = self._request_limits.setdefault(
             namespace, asyncio.Semaphore(MAX_REQUESTS_PER_NAMESPACE)

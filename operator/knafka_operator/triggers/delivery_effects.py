@@ -74,7 +74,7 @@ def delivery_effects(
     `observed.watched` is the delivery that is running; `contract` is that of the Broker's shards.
     """
     egress = watched.egress
-    # Only the bootstrap servers change. They mostly belong to the same Kafka, so the running
+    # If only the bootstrap servers change, they mostly belong to the same Kafka, so the running
     # delivery goes on until the new one is Ready. If it is another Kafka, the group has no members
     # there, so its offsets can be written. With an external topic, delivery stops first, as its
     # group needs its start position at the new servers, too.
