@@ -69,8 +69,7 @@ class KafkaSources(Triggers):
     async def hand_over(self, document: Document) -> None:
         """Stop delivering for a source that another implementation has claimed: delete its
         functions and our part of its status, but leave its consumer group. Does nothing if the
-        status has no annotations of Knafka's, as nothing is delivered then. Raises `KnafkaError`.
-        """
+        status has no annotations of Knafka's. Raises `KnafkaError`."""
         knafka_annotations = [
             key for key in status_annotations(document) if key.startswith(KNAFKA_PREFIX)
         ]

@@ -170,7 +170,7 @@ def _offset_effects(
                                       family's groups; then commit on every topic
         it names another group        commit on every topic
         it names this group           external topics: commit on those that aren't started yet
-                                      (`ObservedTrigger.started_topics`), unless it is paused
+                                      (`ObservedTrigger.started_topics`), unless paused
                                       own topic: nothing, as the group must get every event
 
     If Kafka has lost the offsets on a started topic (the topic was recreated, or the group had no
