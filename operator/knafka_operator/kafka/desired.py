@@ -175,8 +175,10 @@ def defaults_with_config(config: ConfigMap | None, defaults: Defaults) -> Defaul
 def secret_reference(config: ConfigMap | None) -> tuple[str, str] | None:
     """Return namespace and name of the Secret that a ConfigMap names for Kafka, which is in the
     ConfigMap's own namespace; None: there is no ConfigMap, or it names no Secret."""
-    name = "" if config is None else config.data.get(SECRET_NAME_KEY, "").strip()
-    return (config.metadata.namespace, name) if config is not None and name else None
+    if config is None:
+        return None
+    name = config.data.get(SECRET_NAME_KEY, "").strip()
+    return (config.metadata.namespace, name) if name else None
 
 
 def broker_topic(

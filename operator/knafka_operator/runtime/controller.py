@@ -236,10 +236,10 @@ class ClusterController(Controller):
         if selection is DEFINITIONS:
             self._definitions.set_synced(synced)
             self._follow_policies()
-        if selection is POLICIES and synced:
+        elif selection is POLICIES and synced:
             # While the watch is interrupted, the policies in memory stay valid.
             self._operator.on_policies_known(True)
-        if selection is PODS:
+        elif selection is PODS:
             self._operator.states.receiver_pods_known = synced
         elif selection is CONFIG_MAPS and synced:
             self._tracing.reread_soon()

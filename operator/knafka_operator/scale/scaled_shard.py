@@ -148,9 +148,9 @@ class ScaledShard:
         if not self._is_open:
             return ()
         progress = self._last_progress.get(trigger.egress.group)
-        return (
-            progress.model_copy(update=_NO_COUNTS) if progress is not None else DrainProgress(),
-        )
+        if progress is None:
+            return [DrainProgress()]
+        return [progress.model_copy(update=_NO_COUNTS)]
 
     def has_applied(self, position: int) -> bool:
         """Whether the open request has reported that the shard delivers by all records of the

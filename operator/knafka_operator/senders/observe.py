@@ -54,9 +54,9 @@ async def observe_features(
         """Return how requests are authenticated, with this namespace's policies if authentication
         is on."""
         configured = Authentication.of(config)
-        return (
-            replace(configured, policies=policies.of(namespace)) if configured.is_on else configured
-        )
+        if not configured.is_on:
+            return configured
+        return replace(configured, policies=policies.of(namespace))
 
     return Features(
         _value_or_error(authentication),

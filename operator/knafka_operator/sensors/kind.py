@@ -108,8 +108,9 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
     def scaling_status(self, identity: Identity) -> ScalingStatus | None:
         """Return the scaler's status of a Sensor; None: it isn't scaled."""
         record = self.states.sensors.get(identity)
-        scaled = None if record is None else record.scaled
-        return None if record is None or scaled is None else scaled[0].scaler.status(record.id)
+        if record is None or record.scaled is None:
+            return None
+        return record.scaled[0].scaler.status(record.id)
 
     def scaled_sensors(self) -> Mapping[Identity, tuple[ScalingStatus, Mapping[Cause, int]]]:
         """Return for each scaled Sensor the scaler's status, and how often it woke by cause."""

@@ -105,11 +105,8 @@ def _topic_name(
     usual_name, distinct_name = candidate_names(sensor, use)
     if (recorded_name := recorded_topic(sensor, use, annotations)) is not None:
         return recorded_name
-    return (
-        distinct_name
-        if usual_name in names_of_others or existing_topics.get(usual_name) is not None
-        else usual_name
-    )
+    is_taken = usual_name in names_of_others or existing_topics.get(usual_name) is not None
+    return distinct_name if is_taken else usual_name
 
 
 def annotations_to_record(
