@@ -46,7 +46,7 @@ class Events:
             task.add_done_callback(self._posting.discard)
 
     async def close(self) -> None:
-        """Stop posting: cancel the Events that aren't posted yet, and wait for their tasks to end."""
+        """Drop the Events that aren't posted yet, and wait for their tasks to end."""
         for task in self._posting:
             task.cancel()
         if self._posting:

@@ -19,7 +19,7 @@ class TopicChecks:
     """The lag checks of all topics with Triggers."""
 
     def __init__(self, kafka: GroupSource, ending: EndingHolds, lag_checks: LagChecks) -> None:
-        """Begin without topics. Each check gets `kafka` and `ending`, and is run by `lag_checks`."""
+        """Begin without topics. Each check gets `kafka` and `ending`; `lag_checks` runs it."""
         self._kafka, self._ending = kafka, ending
         self._lag_checks = lag_checks
         self._checks: dict[str, TopicLagCheck] = {}
