@@ -307,11 +307,11 @@ async def test_lines_that_come_faster_than_a_dispatcher_writes_them_are_left_to_
 def test_a_unit_is_heard_as_often_as_its_dispatchers_speak() -> None:
     """A line a second of each, as long as they are usually: nobody waits."""
     pace = LinePace(4.0, 16_384.0)
-    pace.open = 50
-    assert not any(pace.pause(1_000, second) for second in range(600) for _ in range(50))
-    pace.open = 1
-    assert pace.pause(65_536, 600) == 0
-    assert [pace.pause(65_536, 600) for _ in range(7)][-1] > 10
+    pace.open_responses = 50
+    assert not any(pace.count_line(1_000, second) for second in range(600) for _ in range(50))
+    pace.open_responses = 1
+    assert pace.count_line(65_536, 600) == 0
+    assert [pace.count_line(65_536, 600) for _ in range(7)][-1] > 10
 
 
 @pytest.mark.parametrize("asking", ["own"], indirect=True)

@@ -20,7 +20,7 @@ from knafka_operator.receivers import event_types
 from knafka_operator.receivers.event_type_manifests import (
     EVENT_TYPE_VERSION,
     ReportedType,
-    reported_types,
+    parse_reported_types,
 )
 
 SHOP = "shop"
@@ -272,10 +272,10 @@ async def _channel(world: ChannelWorld) -> None:
     ],
 )
 def test_what_no_receiver_of_ours_would_say_is_left_out(answer: Any, found: list[str]) -> None:
-    assert [each.type for each in reported_types(json.dumps(answer).encode())] == found
+    assert [each.type for each in parse_reported_types(json.dumps(answer).encode())] == found
 
 
 @pytest.mark.parametrize("answer", [b"", b"x", b"[]", b"{}", b'{"eventTypes": 1}'])
 def test_what_is_no_answer_is_an_error(answer: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011  # json's own among them
-        reported_types(answer)
+        parse_reported_types(answer)

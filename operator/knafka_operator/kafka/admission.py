@@ -27,14 +27,14 @@ from knafka_operator.model.resources import (
 def delivery_annotation_problems(
     annotations: Mapping[str, str], autoscaling: Autoscaling, maxima: Maxima
 ) -> Iterator[Problem]:
-    """Yield the problems of the annotations about delivery that a Trigger, Subscription or
-    KafkaSource has. `autoscaling` has the defaults that these annotations override, `maxima` are
-    the installation's."""
+    """Yield the problems of a Trigger's, Subscription's or KafkaSource's annotations about
+    delivery. `autoscaling` has the defaults that the annotations override, `maxima` are the
+    installation's."""
     yield from order_problems(annotations)
     if (text := annotations.get(MAX_IN_FLIGHT)) is not None:
         path = annotation_path(MAX_IN_FLIGHT)
         yield from annotation_problems(
-            lambda: parse_whole_number(text, path, 1, egresses.MAX_MAX_IN_FLIGHT)
+            lambda: parse_whole_number(text, path, 1, egresses.LARGEST_MAX_IN_FLIGHT)
         )
     yield from annotation_problems(lambda: kafka_settings.check_trigger_settings(annotations))
     yield from annotation_problems(

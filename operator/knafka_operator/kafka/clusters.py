@@ -45,7 +45,7 @@ MAX_ANSWER: Final = 16 * 1024 * 1024
 a cluster, take 12 MB. librdkafka's default of 100 MB, as Python objects, would take several times
 the operator's memory."""
 CONTRACT_WRITER_CLOSE_TIMEOUT: Final = 1.0
-"""Seconds for records in flight when a writer is closed."""
+"""Seconds for which closing a writer waits for its records in flight."""
 
 
 @dataclass(eq=False, repr=False)
@@ -53,7 +53,9 @@ class KafkaCluster:
     """One Kafka: its admin client, scaler and writer."""
 
     topics: LogAdmin
+    """The admin client: it reads and changes topics and consumer groups."""
     scaler: Scaler
+    """Scales the Triggers and Sensors whose consumer groups are in this Kafka."""
     bootstrap_servers: str = ""
     """`host:port` of its servers, comma-separated."""
     open_writer: Callable[[], LogWriter] | None = None
@@ -122,11 +124,11 @@ class KafkaCluster:
                 await asyncio.wait(set(self._closing))
 
     async def _check_ends(self) -> None:
-        """Read the ends of the due topics, and wake the readers of topics that have grown. Raises
-        `LogError`."""
+        """Read the ends of the due topics, and wake the readers of topics that have grown. At the
+        first answer after a failure, call `on_return`. Raises `LogError`."""
         if not (due_topics := self._due_topics()):
             return
-        was_away, self._is_away = self._is_away, True
+        was_away, self._is_away = self._is_away, True  # stays True unless Kafka answers
         try:
             async with asyncio.timeout(ENDS_CHECK_TIMEOUT):
                 ends = await self.topics.end_offsets_of_all(due_topics)
@@ -144,8 +146,9 @@ class KafkaCluster:
                 self.scaler.wake(topic, grown=_added_records(previous_ends or {}, current_ends))
 
     def _due_topics(self) -> frozenset[str]:
-        """Begin the next turn, and return the topics to check in it: all that don't rest, and one
-        in `RESTING_TURNS` of those that do. Also forget topics that are no longer watched."""
+        """Begin the next turn, and return the topics to check in it: all topics that don't rest,
+        and one in `RESTING_TURNS` of the resting ones. Also forget topics that are no longer
+        watched."""
         self._turn = (self._turn + 1) % RESTING_TURNS
         now = asyncio.get_running_loop().time()
         resting = set(self.resting(self)) - self.scaler.topics_with_drains()
@@ -157,6 +160,7 @@ class KafkaCluster:
             for topic in self.watched
             if hash(topic) % RESTING_TURNS == self._turn
             or topic not in resting
+            # A topic seen for the first time counts as grown now.
             or now - self._grown_at.setdefault(topic, now) < REST_AFTER_SECONDS
         )
 
@@ -185,11 +189,11 @@ class KafkaClusters:
         trust: KafkaTrust | None = None,
     ) -> None:
         """`connect` and `open_writer` get librdkafka's configuration of one Kafka; `open_writer`
-        None: no contracts are written. `used` returns the KafkaClusters that Brokers and Triggers
-        use; it is called rarely. `on_return` is called when a Kafka answers again, so that waiting
-        objects needn't wait for their back-off. `resting` is passed to each `KafkaCluster`.
-        `allowed` has patterns of the servers that may be connected to, and `trust` checks users'
-        Secrets (None: with the default rules).
+        None: no contracts are written. `drains` is passed to each `Scaler`, `resting` to each
+        `KafkaCluster`. `used` returns the KafkaClusters that Brokers and Triggers use; it is called
+        rarely. `on_return` is called when a Kafka answers again, so that waiting objects needn't
+        wait for their back-off. `allowed` has patterns of the servers that may be connected to, and
+        `trust` checks users' Secrets (None: with the default rules).
         """
         self._connect = connect
         self._drains = drains
@@ -243,6 +247,7 @@ class KafkaClusters:
         seconds."""
         unused_since = now - UNUSED_TIMEOUT
         all_clusters = [kafka_cluster for kafka_cluster, _ in self._clusters.values()]
+        # `used` goes through all Brokers and Triggers, so it is only called if it can matter.
         if all(kafka_cluster.last_needed_at >= unused_since for kafka_cluster in all_clusters):
             return
         for kafka_cluster in self._used():

@@ -37,7 +37,7 @@ from knafka_operator.scale.parsing import parse_off_loop
 log = logging.getLogger(__name__)
 
 MAX_RECORDS: Final = 1_000_000
-"""Most records read from a contract topic; no topic has as many before compaction."""
+"""Most records read from a contract topic; none has as many, even before compaction."""
 
 WRITE_TIMEOUT: Final = 30.0
 """Seconds to wait until appended records are durable."""
@@ -68,14 +68,16 @@ class ContractTopic(Generic[T]):
     """A contract topic in one Kafka, with its records in memory; belongs to one event loop."""
 
     topic: str
+    """The topic's name."""
     kafka: KafkaCluster
+    """The Kafka with the topic; callers replace it when its Secret, and so the client, changes."""
     parse: Callable[[Iterable[Record]], dict[str, T]]
     """Parses the topic's records, oldest first, to entries by key."""
     exists: bool = False
     """Whether the topic is known to exist."""
     known: bool = True
-    """Whether `records` matches the topic, as far as this process knows; if not, `load` reads it.
-    """
+    """Whether `records` matches the topic, as far as this process knows. If False, `load` reads the
+    topic."""
     records: dict[str, T] = field(default_factory=dict)
     """The topic's entries by key: a consumer group, or the path of a Broker or channel."""
     position: int = 0
@@ -118,8 +120,8 @@ class ContractTopic(Generic[T]):
         topic again.
         """
         own_write = _Write(key, entry, asyncio.get_running_loop().create_future())
-        # This caller may be cancelled while another one writes its entry: asyncio would then log
-        # that nobody has retrieved the error.
+        # Retrieves an error even if this caller was cancelled while another one writes the entry:
+        # else asyncio would log that nobody has retrieved it.
         own_write.done.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._pending.append(own_write)
         async with self._lock:
@@ -142,7 +144,7 @@ class ContractTopic(Generic[T]):
 
     async def reload_if_changed(self) -> bool:
         """Read the topic again if it has records that were neither read nor written here; returns
-        whether `records` has changed by that.
+        whether `records` is different then.
 
         A write that timed out may have arrived late, another operator may have written, or the
         topic may have been recreated. Does nothing while the topic doesn't exist, or is read or
@@ -158,6 +160,7 @@ class ContractTopic(Generic[T]):
             if not error.unknown_topic:
                 raise
         async with self._lock:
+            # Else another task has read or written the topic in the meantime.
             if self.compared == compared:
                 await self._read()
         return self.records != previous_records
@@ -214,6 +217,7 @@ class ContractTopic(Generic[T]):
             if isinstance(error, LogError):
                 return
             raise
+        # `compared` counts only our own records: so it stays behind if others have written, too.
         self.position, self.compared = position, self.compared + len(writes)
         for write in writes:
             self._set_record(write.key, write.entry)
@@ -238,14 +242,15 @@ class SharedContractTopic(ContractTopic[SharedEgress]):
     """The contract topic of one Broker's shared dispatchers: one record per consumer group."""
 
     def __init__(self, broker: Identity, topic: str, kafka: KafkaCluster, *, known: bool) -> None:
+        """`known`: whether the topic is known to have no records, so that it needn't be read."""
         super().__init__(topic, kafka, shards.read_shared_egresses, known=known)
         self.broker = broker
         """Namespace and internal name (`Family.own_name`) of the Broker."""
         self.numbers: dict[str, int] = {}
         """The shard number of each group, including groups whose record is about to be written."""
         self.leaving: dict[str, tuple[str, int]] = {}
-        """Groups whose record was removed: their shard, and the topic position after the
-        removal."""
+        """By group whose record was removed: its shard, and the topic's end offset after the
+        removal. A group stays here until its shard is known to have read that far."""
 
     def snapshot(self) -> shards.SharedContract:
         """Return the contract as an immutable value for decisions."""
@@ -317,7 +322,7 @@ def _complete(durable: asyncio.Future[None], error: LogError | None) -> None:
 
 
 def _as_log_error(error: BaseException) -> LogError:
-    """Return `error` if it is a `LogError`, else one that describes it."""
+    """Return `error` if it is a `LogError`, else a new `LogError` that describes it."""
     return error if isinstance(error, LogError) else LogError(f"it isn't written: {error!r}")
 
 

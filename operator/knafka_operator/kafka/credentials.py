@@ -2,7 +2,7 @@
 
     ConfigMap of the Broker, ConfigMap of the installation -> one ConfigMap, and its Secret
     Broker, Secret -> what its pods mount
-    KafkaChannel, ConfigMap of all channels -> its Secret; from both, its ConfigMap
+    KafkaChannel, ConfigMap of all channels -> the channel's Secret, and its configuration
 
 Credentials belong to their servers: a Secret from one ConfigMap is never sent to servers from
 another one. They also belong to their namespace: a Broker may use a Secret of its own namespace, or
@@ -53,6 +53,7 @@ class Mount:
     """The Secret that a Broker's pods mount."""
 
     name: str
+    """The Secret's name in the pods' namespace: that of the copy if there is one."""
     version: str
     """The Secret's resourceVersion; a new one creates a new Revision."""
     secret: Identity
@@ -67,13 +68,13 @@ def check_config_map_reference(
     broker: Broker,
     default: Identity,
 ) -> None:
-    """Refuse a ConfigMap of the operator's namespace to a Broker of another namespace, unless the
-    ConfigMap is the installation's own, whose identity is `default`, or an administrator has
-    labelled it for Brokers: they mustn't use any other, such as the channels' ConfigMap.
+    """Refuse a Broker whose ConfigMap is in the operator's namespace, unless the Broker is there,
+    too, or the ConfigMap is for Brokers: it is the installation's own, whose identity is `default`,
+    or an administrator has labelled it. The channels' ConfigMap, for example, isn't for Brokers.
 
     `reference` is the ConfigMap's namespace and name (None: the Broker names none), `broker_config`
-    the ConfigMap itself (None: it doesn't exist). Raises `NotReady`, the same one whether or not
-    the ConfigMap exists.
+    the ConfigMap itself (None: it doesn't exist). Raises `NotReady`, with the same message whether
+    or not the ConfigMap exists.
     """
     if reference in (None, default) or broker.metadata.namespace == default.namespace:
         return
@@ -127,7 +128,8 @@ def merge_configuration(
     return Configuration(
         merged.model_copy(update={"data": data}),
         None if secret is None else Identity(*secret),
-        not uses_own_secret or (reference is not None and reference[0] == default.namespace),
+        is_offered=not uses_own_secret
+        or (reference is not None and reference[0] == default.namespace),
     )
 
 
@@ -163,10 +165,10 @@ def secret_mount(broker: Broker, secret: Mapping[str, Any]) -> Mount:
 def channel_secret(
     secret_name: str | None, installation_config: ConfigMap | None, namespace: str
 ) -> Identity | None:
-    """Return the Secret for a KafkaChannel's Kafka: `secret_name`, the value of its annotation
-    `KAFKA_SECRET` (None: it has none), else the one that `installation_config` names, the channels'
-    ConfigMap (None: it doesn't exist). None: neither names a Secret. Raises `NotReady` for a Secret
-    outside `namespace`, the operator's."""
+    """Return the Secret for a KafkaChannel's Kafka; None: no Secret is named. `secret_name` is the
+    value of the channel's annotation `KAFKA_SECRET`; None: the Secret that `installation_config`
+    names, the channels' ConfigMap (None: it doesn't exist). Raises `NotReady` if that ConfigMap
+    names a Secret outside `namespace`, the operator's."""
     data = {} if installation_config is None else installation_config.data
     name = secret_name or data.get(desired.SECRET_NAME_KEY, "").strip()
     if not name:
@@ -199,9 +201,10 @@ def channel_config(
     installation_config: ConfigMap | None,
     default: Identity,
 ) -> ConfigMap:
-    """Return a KafkaChannel's configuration: `installation_config`, the channels' ConfigMap, whose
-    identity is `default`. If the channel's annotation names a Secret (`secret_name`) with bootstrap
-    servers, these replace the ConfigMap's, and are removed from `values`, the Secret's values.
+    """Return a KafkaChannel's configuration: `installation_config`, the channels' ConfigMap (None:
+    it doesn't exist), whose identity is `default`. If the channel's annotation names a Secret
+    (`secret_name`) with bootstrap servers, these replace the ConfigMap's, and are removed from
+    `values`, the Secret's values (None: the channel has no Secret).
 
     Raises `InvalidDocument` if no bootstrap servers are configured.
     """

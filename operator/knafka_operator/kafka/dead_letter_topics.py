@@ -49,6 +49,7 @@ FAILURE_ATTRIBUTES_BYTES: Final = 16_384
 MAX_INT: Final = 2**31 - 1
 """Largest value of a topic setting that is an int."""
 
+# Kafka's topic settings, and values of them.
 MAX_MESSAGE_BYTES: Final = "max.message.bytes"
 RETENTION_MS: Final = "retention.ms"
 UNLIMITED_RETENTION: Final = "-1"
@@ -83,8 +84,9 @@ def check_retention_annotation(annotations: Mapping[str, str]) -> None:
 
 
 def effective_retention(default: float | None, *declared: Mapping[str, str]) -> float | None:
-    """Return the retention in seconds: that of the first annotations in `declared` that have one,
-    else `default`. None: for ever. Raises `InvalidDocument`."""
+    """Return the retention in seconds; None: for ever. `declared` has the annotations of several
+    objects: the first object with `RETENTION_ANNOTATION` decides; if none has it, `default` does.
+    Raises `InvalidDocument` for an invalid annotation."""
     path = annotation_path(RETENTION_ANNOTATION)
     for candidate in declared:
         if RETENTION_ANNOTATION in candidate:

@@ -63,12 +63,16 @@ MIN_IN_SYNC: Final = "min.insync.replicas"
 LOG_APPEND_TIME_CONFIG: Final[Mapping[str, str]] = {"message.timestamp.type": "LogAppendTime"}
 """Topic setting that gives records the log's time instead of a sender's."""
 
+# Keys of a Broker's ConfigMap.
 PARTITIONS_KEY: Final = "default.topic.partitions"
+"""Number of partitions of a new topic; in the Broker's `status.annotations`, of its topic."""
 TOPIC_CONFIG: Final = "default.topic.config."
 """Prefix of the keys that are settings of new topics."""
 BOOTSTRAP_SERVERS: Final = "bootstrap.servers"
+"""Kafka's servers, `host:port`, comma-separated; also a key of the Broker's `status.annotations`.
+"""
 SECRET_NAME_KEY: Final = "auth.secret.ref.name"
-"""Keys of a Broker's ConfigMap. The status has some of them as annotations, too."""
+"""Name of the Secret with the credentials for Kafka."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +99,8 @@ class Defaults:
 
 @dataclass(frozen=True, slots=True)
 class SensorActions:
-    """The firings of one of a Sensor's triggers: the topic with them, and the trigger's name."""
+    """Where the firings of one of a Sensor's triggers are: in which topic, and under which trigger
+    name."""
 
     topic: Topic
     trigger: str
@@ -122,6 +127,7 @@ class NamesOfOthers:
         """Whether another object has claimed this name, or an application uses it."""
         if not isinstance(name, str):
             return False
+        # A name that nobody has claimed counts as the object's own.
         return name in self.applications or self.uids.get(name, self.uid) != self.uid
 
 
@@ -169,8 +175,10 @@ def defaults_with_config(config: ConfigMap | None, defaults: Defaults) -> Defaul
 def secret_reference(config: ConfigMap | None) -> tuple[str, str] | None:
     """Return namespace and name of the Secret that a ConfigMap names for Kafka, which is in the
     ConfigMap's own namespace; None: there is no ConfigMap, or it names no Secret."""
-    name = "" if config is None else config.data.get(SECRET_NAME_KEY, "").strip()
-    return (config.metadata.namespace, name) if config is not None and name else None
+    if config is None:
+        return None
+    name = config.data.get(SECRET_NAME_KEY, "").strip()
+    return (config.metadata.namespace, name) if name else None
 
 
 def broker_topic(
@@ -220,9 +228,11 @@ def kept_or_new_name(
     kind: NameKind, owner: Resource, key: str, names_of_others: Container[str], naming: Naming
 ) -> str:
     """Return the name of `owner`'s topic or group: the one in its status under `key`, if the naming
-    rules allow that name for the object, else a new one. If `names_of_others` has the name, return
-    a distinct one instead. Raises `NameTaken` if there is none: the name isn't the default
-    template's, or it is of another kind than a Broker's topic or a Trigger's group."""
+    rules allow that name for the object, else the one that `naming` gives.
+
+    If another object has the name (`names_of_others`), return a distinct one instead. Only the
+    default templates of Brokers' topics and Triggers' groups have distinct names; otherwise raises
+    `NameTaken`."""
     metadata = owner.metadata
     named_owner = NamedObject(metadata.namespace, metadata.name, metadata.uid)
     recorded_name = owner.status.annotations.get(key)
@@ -248,8 +258,9 @@ def kept_or_new_name(
 
 
 def _durable_config(config: Mapping[str, str], replication: int) -> Mapping[str, str]:
-    """Return `config`, a topic's declared settings, over those by which an acknowledged record is
-    on two of three replicas, and gets the log's time."""
+    """Return a topic's settings: those in `config`, which were declared, over Knafka's defaults. By
+    these, records get the log's time, and an acknowledged record is on two replicas if the topic
+    has three or more."""
     return {**({MIN_IN_SYNC: "2"} if replication >= 3 else {}), **LOG_APPEND_TIME_CONFIG, **config}
 
 
@@ -291,9 +302,9 @@ def max_record_bytes(config: Mapping[str, str]) -> int:
 
 
 def with_records_as_in_kafka(topic: Topic, config: Mapping[str, str]) -> Topic:
-    """Return the desired topic with the size of the largest record that it takes in Kafka, by its
-    own settings `config` there, if that is more than declared. Events as large as that are accepted
-    (`ingress_limits`), so topics of dead letters and of Sensors must have room for them."""
+    """Return the desired topic, with the record size limit that the topic has in Kafka if that is
+    larger than the declared one; `config` has its settings in Kafka. Receivers accept events up to
+    that limit (`ingress_limits`), so topics of dead letters and of Sensors need the same limit."""
     limit = max_record_bytes(config)
     if limit <= max_record_bytes(topic.config):
         return topic

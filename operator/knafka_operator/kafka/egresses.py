@@ -40,7 +40,8 @@ ORDERS_BY_ANNOTATION: Final[Mapping[str, Order]] = {
 """Values of the annotation `delivery.order`; `key` is Knafka's, and the default for Triggers."""
 
 MAX_IN_FLIGHT_DEFAULT: Final[int] = Egress.model_fields["max_in_flight"].default
-MAX_MAX_IN_FLIGHT: Final = 10_000
+"""Events that may be with a subscriber at once, without the annotation `MAX_IN_FLIGHT`."""
+LARGEST_MAX_IN_FLIGHT: Final = 10_000
 """Largest value of the annotation `MAX_IN_FLIGHT`."""
 
 
@@ -50,7 +51,7 @@ class TriggerDestinations:
 
     subscriber: Sink
     dead_letter_sink: Sink | None = None
-    """The resolved `dead_letter_destination`; None: the dead-letter topic only gets dead letters.
+    """The resolved `dead_letter_destination`; None: dead letters go only to the dead-letter topic.
     """
     reply: Sink | None = None
     """The destination of a Subscription's replies; None: a Trigger's replies go to its Broker, a
@@ -89,7 +90,7 @@ def trigger_egress(
     """Return the Egress, the dispatcher's contract, of one Trigger, Subscription or KafkaSource.
     The dispatcher reads `topic`, its Broker's, with the Kafka of `defaults`. `groups_of_others` has
     the consumer groups of other Triggers. Raises `InvalidDocument` for an invalid annotation, and
-    `NameTaken`."""
+    `NameTaken` if there is no free name for the Trigger's group (`kept_or_new_name`)."""
     sender, destinations = destinations.sender, destinations.without_unused_audiences()
     namespace, name = trigger.metadata.namespace, trigger.metadata.name
     spec, family = _effective_delivery(trigger, broker), family_of(trigger.kind)
@@ -130,7 +131,7 @@ def trigger_egress(
         delivery=defaults.delivery if spec is None else _delivery_options(spec),
         filter=trigger.spec.filter,
         filters=trigger.spec.filters,
-        order=_order(trigger),
+        order=_parse_order(trigger),
         max_in_flight=_max_in_flight(trigger),
         rate_limit=kafka_settings.rate_limit(trigger_annotations),
         at_most_once=kafka_settings.is_at_most_once(trigger_annotations),
@@ -211,7 +212,7 @@ def declared_order(trigger: Trigger) -> str:
     return trigger.metadata.annotations.get(DELIVERY_ORDER, default)
 
 
-def _order(trigger: Trigger) -> Order:
+def _parse_order(trigger: Trigger) -> Order:
     """Return the declared delivery order. Raises `InvalidDocument` for an unknown one."""
     declared = declared_order(trigger)
     if declared not in ORDERS_BY_ANNOTATION:
@@ -224,8 +225,8 @@ def _order(trigger: Trigger) -> Order:
 
 def _max_in_flight(trigger: Trigger) -> int:
     """Return the most events that may be with the subscriber at once, from the annotation or the
-    default. Raises `InvalidDocument`."""
+    default. Raises `InvalidDocument` for an invalid annotation."""
     declared = trigger.metadata.annotations.get(MAX_IN_FLIGHT)
     if declared is None:
         return MAX_IN_FLIGHT_DEFAULT
-    return parse_whole_number(declared, annotation_path(MAX_IN_FLIGHT), 1, MAX_MAX_IN_FLIGHT)
+    return parse_whole_number(declared, annotation_path(MAX_IN_FLIGHT), 1, LARGEST_MAX_IN_FLIGHT)

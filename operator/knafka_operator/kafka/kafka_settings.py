@@ -41,7 +41,7 @@ RETENTION: Final = "retention.ms"
 TOPIC_PREFIX: Final = f"{KNAFKA_PREFIX}topic."
 """Prefix of a KafkaChannel's annotations that are settings of its topic."""
 LATEST_POSITION: Final = "latest"
-"""The start position of a Trigger that declares none."""
+"""The start position of a Trigger that declares none: events from now on."""
 AT_LEAST_ONCE: Final = "at-least-once"
 AT_MOST_ONCE: Final = "at-most-once"
 """Values of the annotation `SEMANTICS`; the first is the default."""
@@ -66,7 +66,7 @@ def with_annotation_settings(kafka: Kafka, annotations: Mapping[str, str]) -> Ka
 
 def channel_topic_settings(annotations: Mapping[str, str]) -> Mapping[str, str]:
     """Return the topic settings that a KafkaChannel's annotations declare, by their names in Kafka.
-    Raises `InvalidDocument` for one that a channel may not declare."""
+    Raises `InvalidDocument` for a setting that a channel may not declare."""
     config = {
         key.removeprefix(TOPIC_PREFIX): value.strip()
         for key, value in annotations.items()
@@ -112,9 +112,9 @@ def required_isolation(annotations: Mapping[str, str]) -> Isolation | None:
 
 
 def _find_conflict_with_sharing(annotations: Mapping[str, str]) -> str | None:
-    """Return the annotation of a Trigger that a shared dispatcher can't follow, with the reason and
-    the remedy, as the end of a message for users; None: there is none. Raises `InvalidDocument` for
-    an invalid annotation."""
+    """Return the end of a message for users: a Trigger's annotation that a shared dispatcher can't
+    follow, the reason, and the remedy. None: a shared dispatcher can follow all of them. Raises
+    `InvalidDocument` for an invalid annotation."""
     client_annotations = [
         f"{KNAFKA_PREFIX}{client}.{name}"
         for client, settings in client_settings.declared_settings(
@@ -210,9 +210,10 @@ def start_position(annotations: Mapping[str, str]) -> Start:
 
 
 def check_start_unchanged(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    """Refuse a change of the annotation `START` of a Trigger whose group has offsets already, as it
-    would have no effect. Removing the annotation is allowed, and so is the position at which the
-    group has begun. Raises `InvalidDocument`.
+    """Refuse a change of the annotation `START` in the stored Trigger `old` if its status names a
+    group: that group has offsets already, so the change would have no effect. Removing the
+    annotation is allowed, and so is the position at which the group has begun. Raises
+    `InvalidDocument`.
     """
     status = status_annotations(old)
     old_start, new_start = (

@@ -1,7 +1,7 @@
 """Shards: assigns Triggers of a Broker to shared dispatchers. Pure.
 
-    annotations -> Isolation; shared -> a shard's number: the one with its record, else the lowest
-    with room
+    annotations             -> Isolation: own dispatcher, or shared
+    a shared Trigger        -> a shard's number: that of its record, else the lowest with room
 
 The Broker's contract topic alone determines where a Trigger is delivered: by the shard in its
 record, or without a record by its own Service (docs/decisions/0019-contract-topic.md).
@@ -145,8 +145,8 @@ def contract_topic(broker: Broker, topic: Topic) -> Topic:
 
 def read_shared_egresses(records: Iterable[Record]) -> dict[str, SharedEgress]:
     """Parse the records of a contract topic, oldest first; returns the last one of each consumer
-    group, without removed ones. A group whose last record is invalid is left out: the record is
-    written again when the Trigger is reconciled."""
+    group, by group. A group whose last record is a tombstone is left out, and so is one whose last
+    record is invalid: it is written again when the Trigger is reconciled."""
     egresses: dict[str, SharedEgress] = {}
     for record in records:
         group, value = (record.key() or b"").decode("utf-8", "replace"), record.value()
@@ -166,8 +166,8 @@ def shard_numbers(
     internal name (`_name_parts`).
 
     A record has only its shard's name, which ends in a digest: so the names of the shards 0, 1, 2
-    and so on are built until all names in the records are found. Groups of a shard with a name that
-    isn't found among `MAX_SHARDS` are left out.
+    and so on are built until all names in the records are found. Groups are left out if no number
+    below `MAX_SHARDS` gives their shard's name.
     """
     shard_groups = {shared_egress.shard for shared_egress in records.values()}
     numbers: dict[str, int] = {}

@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 
 async def ensure_topic(kafka: KafkaCluster, desired_topic: Topic) -> bool:
     """Create a topic unless it exists; returns whether it was created. If Kafka has too few brokers
-    for its replicas, create `desired_topic.with_fewer_replicas` instead. Raises `LogError`, also if
-    the topic has none."""
+    for its replicas, create `desired_topic.with_fewer_replicas` instead, as often as needed. Raises
+    `LogError`, also if Kafka has too few brokers and that field is None."""
     topic = desired_topic
     while True:
         try:
@@ -73,8 +73,8 @@ async def find_topic_to_delete(
     deleted. None: the topic doesn't exist, or it must stay, which is logged.
 
     `known_id` is the topic's id in the object's status: empty if the topic was about to be created,
-    None if the status doesn't name the topic. `claimed`: another object's status names the topic,
-    too. Raises `LogError`.
+    None if the status doesn't name the topic. `claimed`: whether another object's status names the
+    topic, too. Raises `LogError`.
     """
     description = await topics.describe_topic(name)
     # With a known id, the topic may be deleted with its records.

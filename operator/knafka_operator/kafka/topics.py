@@ -28,6 +28,7 @@ from knafka_operator.model.resources import EXTERNAL_TOPIC, TOPIC_STATUS
 from knafka_operator.model.topics import REPLICATION_KEY, Topic, TopicRefused
 
 TOPIC_AS_DECLARED: Final = "TopicAsDeclared"
+"""Type of the condition that reports differences between a topic and its declaration."""
 TOPIC_ID: Final = "knafka.dev/topic-id"
 """Key of a Broker's `status.annotations`: Kafka's id of the Broker's own topic."""
 
@@ -48,10 +49,10 @@ def topic_effects(
 
     `existing` is the topic in Kafka (None: it doesn't exist), `annotations` are those of the
     Broker's status. A new topic must be within `maxima`; `other_partitions` is the number of
-    partitions of the namespace's other topics. `disputed`: the topic has records or another
+    partitions of the namespace's other topics. `disputed`: whether the topic has records or another
     object's status names it, so that an empty id doesn't prove ownership. `recorded` are
-    annotations to write with the topic's name. `accepts_records`: a topic that somebody else
-    creates meanwhile may have records. Raises `TopicRefused`.
+    annotations to write with the topic's name. `accepts_records`: whether a topic that somebody
+    else creates meanwhile may have records. Raises `TopicRefused`.
     """
     if desired_topic.external:
         if existing is None:
@@ -96,8 +97,8 @@ class ObservedTopic:
         *,
         accepts_records: bool = False,
     ) -> tuple[Annotate | CreateTopic, ...]:
-        """Return the effects that record and create the topic, with parameters, result and errors
-        as of `topic_effects`."""
+        """Return the effects that record and create the topic. For parameters, result and errors
+        see `topic_effects`."""
         return topic_effects(
             self.desired,
             self.existing,
@@ -132,8 +133,8 @@ def _check_ownership(
     name: str, existing: TopicDescription, known_id: str | None, *, disputed: bool
 ) -> None:
     """Raise `TopicRefused` unless the existing topic `name` is the Broker's own. `known_id` is the
-    topic's id in the status: it is empty if the topic was about to be created, and None if the
-    status doesn't name it. `disputed` as in `topic_effects`."""
+    topic's id in the status: empty if the topic was about to be created, None if the status doesn't
+    name the topic. `disputed` as in `topic_effects`."""
     if known_id is None or (not known_id and disputed):
         raise TopicRefused(
             "TopicNotOurs",
@@ -203,20 +204,19 @@ def drift(desired_topic: Topic, existing: TopicDescription) -> Sequence[str]:
         ("partitions", desired_topic.partitions, existing.partitions),
         ("replicas", desired_topic.replication, existing.replication),
     )
-    return [
-        *(
-            f"{aspect}: {actual}, declared {declared}"
-            for aspect, declared, actual in counts
-            if declared != actual
-        ),
-        *(
-            f"{key}: {existing.config.get(key, 'not set')}, declared {value}"
-            for key, value in sorted(desired_topic.config.items())
-            # Topics from before Knafka set this option may lack it.
-            if existing.config.get(key, value if key in desired.LOG_APPEND_TIME_CONFIG else None)
-            != value
-        ),
+    differences = [
+        f"{aspect}: {actual}, declared {declared}"
+        for aspect, declared, actual in counts
+        if declared != actual
     ]
+    for key, declared_value in sorted(desired_topic.config.items()):
+        value = existing.config.get(key)
+        if value is None and key in desired.LOG_APPEND_TIME_CONFIG:
+            continue  # the topic may be from before Knafka set this option
+        if value != declared_value:
+            shown_value = "not set" if value is None else value
+            differences.append(f"{key}: {shown_value}, declared {declared_value}")
+    return differences
 
 
 def topic_annotations(

@@ -60,6 +60,7 @@ class _Reads:
     reader: Key
     """The object that is reconciled."""
     objects: set[Reference] = field(default_factory=set)
+    """What was read so far."""
     ended: bool = False
     """Whether the reconciliation has ended; reads of tasks that outlive it don't count."""
 
@@ -84,7 +85,7 @@ class _WatchedObjects:
         if document is None or not self.synced:
             return None
         if self.selection.metadata_only and _version(document) != self.versions.get(identity):
-            return None  # the watch, which sends no documents, has reported another version
+            return None  # outdated: the watch, which sends no documents, has reported a new version
         return document
 
     def is_absent(self, identity: Identity) -> bool:
@@ -94,8 +95,10 @@ class _WatchedObjects:
 
     def is_gone(self, document: Document) -> bool:
         """Whether the object was deleted, or is older than a deleted one of its name."""
-        gone = self.gone.get(_identity(document))
-        return gone is not None and (_uid(gone) == _uid(document) or _is_older(document, gone))
+        deleted = self.gone.get(_identity(document))
+        if deleted is None:
+            return False
+        return _uid(deleted) == _uid(document) or _is_older(document, deleted)
 
     def remove(self, document: Document) -> None:
         """Remove a deleted object, unless a new one of its name is known already."""
@@ -107,7 +110,7 @@ class _WatchedObjects:
         self.documents.pop(identity, None)
         self.gone[identity] = {"metadata": document["metadata"]}
         if len(self.gone) > MAX_GONE:
-            del self.gone[next(iter(self.gone))]
+            del self.gone[next(iter(self.gone))]  # the oldest
 
     def store(self, document: Document) -> bool:
         """Store an object, unless a newer version is known. Returns True if the version is new: its
@@ -129,6 +132,7 @@ class CachedCluster:
     """A `Cluster` that answers from watched objects, and asks the API server for all others."""
 
     def __init__(self, api: CachedApi) -> None:
+        """Begin without watched objects: all requests go to `api`."""
         self._api = api
         self._watched: dict[KindKey, list[_WatchedObjects]] = {}
         """The cached objects of each selection, by apiVersion and kind."""
@@ -275,7 +279,8 @@ class CachedCluster:
     # -- Cluster
 
     async def get(self, api_version: str, kind: str, namespace: str, name: str) -> Document | None:
-        """Return an object, None if it doesn't exist; from watched objects if possible."""
+        """Return an object from the watched ones if possible, else from the API server; None: it
+        doesn't exist. In a context of `tracking`, the read is registered."""
         reference = api_version, kind, namespace, name
         tracked = self._tracked.get()
         if tracked is not None and not tracked.ended:
@@ -336,8 +341,8 @@ class CachedCluster:
             self.keep(stored)
 
     async def delete(self, api_version: str, kind: str, namespace: str, name: str) -> None:
-        """Delete an object, if it exists, and drop it from the cache if that hasn't failed. A new
-        object of its name, which a watch has reported before the API server answered, stays."""
+        """Delete an object, if it exists, and drop it from the cache unless the request fails. If a
+        watch reports a new object of its name before the API server answers, that one stays."""
         identity = namespace, name
         cached = [
             (watched.documents, document)

@@ -226,7 +226,7 @@ class ApiCluster:
 
     async def patch_metadata(self, document: Document, metadata: Document) -> Document | None:
         """Merge `metadata` into the metadata of the object that was read as `document`. Returns the
-        stored object; None: it is gone. Raises `ClusterError`, such as if it has changed since."""
+        stored object; None: it is gone. Raises `Conflict` if it has changed, and `ClusterError`."""
         version = {"resourceVersion": document["metadata"].get("resourceVersion")}
 
         def ask() -> Document | None:
@@ -300,7 +300,7 @@ class ApiCluster:
     ) -> Any:
         """Open a watch that starts after the resourceVersion `version`; blocks. Returns a `urllib3`
         response with a line of JSON for each event, which the API server ends after `seconds`; a
-        read fails after `silence` seconds without a byte. Raises what the client raises."""
+        read fails after `silence` seconds without a byte. Raises the client's errors."""
         return self._client_of_kind(selection.api_version, selection.kind).get(
             serialize=False,
             watch=True,
@@ -342,9 +342,9 @@ class ApiCluster:
         return resource_api
 
     async def _run_in_thread(self, namespace: str, action: str, call: Callable[[], T]) -> T:
-        """Run a blocking request in a thread, within the limit of its namespace. Raises
-        `NotAllowed`, `Rejected`, `Conflict` or another `ClusterError`, whose message names the
-        request by `action`, such as "get Broker shop/default"."""
+        """Run a blocking request in a thread, within the limit of requests for its namespace
+        (empty: for all). Raises `NotAllowed`, `Rejected`, `Conflict` or another `ClusterError`,
+        whose message names the request by `action`, such as "get Broker shop/default"."""
         request_limit = self._request_limits.setdefault(
             namespace, asyncio.Semaphore(MAX_REQUESTS_PER_NAMESPACE)
         )

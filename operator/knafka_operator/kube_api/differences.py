@@ -3,7 +3,7 @@
     stored, manifest     -> whether the stored object has all that the manifest declares
     stored, merge patch  -> whether the patch would change nothing
 
-Not here: who asks that before a write (`cache`).
+Not here: the writes that are skipped if they would change nothing (`cache`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any
 
 
 def contains(stored: Any, desired: Any) -> bool:
-    """Whether a stored value contains the desired one; mappings may have additional keys."""
+    """Whether a stored value contains the desired one: a mapping may have additional keys, a list
+    no additional elements, and any other value must be equal."""
     if isinstance(desired, Mapping):
         return isinstance(stored, Mapping) and all(
             key in stored and contains(stored[key], value) for key, value in desired.items()

@@ -14,8 +14,8 @@ from typing import Any, Final
 from pydantic_core import from_json
 
 MAX_JSON_DEPTH: Final = 100
-"""Levels that are kept of a document with more than the decoder's limit of 200. Comparing, copying
-or writing a document takes a few stack frames for each level."""
+"""Levels that are kept of a document that is too deep for the decoder (more than 200 levels).
+Comparing, copying or writing a document takes a few stack frames for each level."""
 
 _STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[{]|[\]}]', re.DOTALL)
 """Matches a whole string, or one opening or closing bracket."""

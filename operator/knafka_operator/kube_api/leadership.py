@@ -56,7 +56,7 @@ STUCK_TIMEOUT: Final = 2.0
 """Seconds after the loss of the Lease at which a timer in C ends a process in which no Python code
 runs."""
 LOG_TIMEOUT: Final = 0.5
-"""Seconds to log the reason; the reader of the log may have stopped."""
+"""Seconds to log why the process restarts; writing the log may block."""
 STDERR: Final = 2
 """The highest file descriptor that a restarted process keeps."""
 LOST_EXIT_STATUS: Final = 3
@@ -203,6 +203,7 @@ class Watchdog:
     """A context that restarts the process as soon as this replica no longer leads."""
 
     def __init__(self, leadership: Leadership) -> None:
+        """`leadership` knows whether and until when this replica leads."""
         self._leadership = leadership
         self._exited = threading.Event()
         """Set when the context ends, so that the thread ends too."""

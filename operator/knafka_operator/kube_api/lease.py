@@ -105,7 +105,9 @@ class Election:
     def lease_to_release(self) -> Lease | None:
         """Return the Lease to write to release it; None: this replica doesn't hold it."""
         stored = self._stored
-        return None if stored is None or stored.holder != self._me else replace(stored, holder="")
+        if stored is None or stored.holder != self._me:
+            return None
+        return replace(stored, holder="")
 
     def on_written(self, stored: Lease, sent: float, now: float) -> None:
         """Record that a write was sent at `sent`, and answered at `now` with the Lease `stored`.

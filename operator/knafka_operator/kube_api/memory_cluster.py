@@ -26,10 +26,10 @@ from knafka_operator.model.resources import SERVING
 
 Key: TypeAlias = tuple[str, str, str, str]
 """apiVersion, kind, namespace and name."""
-Path: TypeAlias = tuple[str, ...]
+Path: TypeAlias = tuple[str, ...]  # the keys from a document's root to a field
 
 VERSION_PATH: Final = ("metadata", "resourceVersion")
-CREATED_AT: Final = "2026-01-01T00:00:00Z"
+CREATED_AT: Final = "2026-01-01T00:00:00Z"  # the time of all creations and deletions
 
 
 @dataclass(frozen=True, slots=True)

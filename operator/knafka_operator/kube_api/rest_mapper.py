@@ -34,7 +34,9 @@ MAX_MISSING_KIND_TTL: Final = 300.0
 _API_VERSION = re.compile(
     r"(?:(?P<group>[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?)/)?(?P<version>[a-z][a-z0-9]{0,62})"
 ).fullmatch
+"""Matches an apiVersion; the matched `group` is None for the core group."""
 _KIND = re.compile(r"[A-Za-z](?:[-A-Za-z0-9]{0,61}[A-Za-z0-9])?").fullmatch
+"""Matches the name of a kind."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ FIRST_WATCH_PAUSE: Final = 0.5
 MAX_PAUSE: Final = 30.0
 """Seconds to wait after a failure: the first, doubled each time up to the maximum."""
 REFUSED_PAUSE: Final = 120.0
-"""Seconds to wait after a refusal; a change of our role is not announced."""
+"""Seconds to wait after a refusal: nothing reports when the operator's role is changed."""
 
 EXPIRED: Final = HTTPStatus.GONE
 """HTTP status for a resourceVersion that is too old; then everything is listed again."""
@@ -87,8 +87,8 @@ class Listener(Protocol):
         ...
 
     def set_synced(self, selection: WatchSelection, synced: bool) -> None:
-        """Handle whether all objects of a selection are known and changes are followed; while they
-        aren't, what was reported may be outdated."""
+        """Handle a report whether all objects of a selection are known and their changes followed.
+        While they aren't, earlier reports may be outdated."""
         ...
 
 
@@ -135,6 +135,7 @@ class Watch:
                     self._report_synced(True)
                 version = self._follow(version)
             except _FAILURES as error:
+                # Before `_pause_after`, which counts this failure.
                 version = "" if self._must_list(error) else version
                 self._pause_after(error)
             except Exception:  # any error: without this thread, changes would go unnoticed
@@ -177,6 +178,7 @@ class Watch:
             page = self._api.list_page(self.selection, after)
             items = [self._with_kind(item) for item in page.get("items") or ()]
             listed.update((_identity(item), item) for item in items)
+            # Deletions first: a later report of one would remove the new object of that name.
             self._report((), [self._known[identity] for identity in self._recreated_objects(items)])
             self._report(items, ())
             after = page["metadata"].get("continue")

@@ -28,7 +28,7 @@ KEDA_CLASS: Final = "keda.autoscaling.knative.dev"
 DISABLED: Final = "disabled"
 """The class of a Trigger that isn't scaled: it always has one drain."""
 
-_KEYS: Final[Mapping[str, tuple[str, int]]] = {
+_FIELDS_AND_MINIMA: Final[Mapping[str, tuple[str, int]]] = {
     "min-scale": ("min_scale", 0),
     "max-scale": ("max_scale", 1),
     "lag-threshold": ("lag_threshold", 1),
@@ -72,7 +72,7 @@ class Autoscaling:
         at most one. Raises `InvalidDocument` for an invalid value, or one above `maxima`.
         """
         declared: dict[str, Any] = {}
-        for key, (name, minimum) in _KEYS.items():
+        for key, (name, minimum) in _FIELDS_AND_MINIMA.items():
             if (text := annotations.get(AUTOSCALING + key)) is not None:
                 path = annotation_path(AUTOSCALING + key)
                 declared[name] = parse_whole_number(text, path, minimum, 2**31 - 1)

@@ -45,15 +45,16 @@ SENDS_AS: Final = "entrySendsAs"
 """Key beside `ENTRY`: the service account that the entry names, if a stored Subscription has the
 entry's UID."""
 PROMISE: Final = f"{KNAFKA_PREFIX}subscriber."
-"""Prefix of keys of `status.annotations` with what an entry of `spec.subscribers` was promised; the
-entry's UID follows. While the annotation exists, the entry's consumer group keeps its offsets."""
+"""Prefix of a key of `status.annotations`; the UID of an entry of `spec.subscribers` follows. The
+value has, as JSON, the annotations that the entry must keep, such as its dispatcher
+(`channels.entries`). While this annotation exists, the entry's consumer group keeps its offsets."""
 DECLARED: Final = f"{KNAFKA_PREFIX}declared-subscribers"
 """Key of `status.annotations`: UIDs of the entries that Knafka may have written."""
 
 DEFAULT_CHANNEL_PARTITIONS: Final = 1
 DEFAULT_CHANNEL_REPLICATION: Final = 1
 DEFAULT_CHANNEL_RETENTION: Final = "PT168H"
-"""Defaults of a KafkaChannel; events are kept for seven days."""
+"""Defaults of a KafkaChannel: partitions, replicas, and how long events are kept (seven days)."""
 
 MAX_CHANNEL_RETENTION: Final = 9e15
 """Seconds; Kafka counts milliseconds in 63 bits."""
@@ -90,7 +91,9 @@ class SubscriberSpec(Declared):
     subscriber_uri: str | None = None
     """URL of the subscriber; None: the event itself is sent to the reply address."""
     subscriber_ca_certs: str | None = Field(default=None, alias="subscriberCACerts")
+    """PEM certificates to trust in addition to the system's; None: none."""
     subscriber_audience: str | None = None
+    """The audience of the tokens that are sent there; None: no tokens are sent."""
     reply_uri: str | None = None
     """URL to which replies are sent; None: they are discarded (KN-SUB-02)."""
     reply_ca_certs: str | None = Field(default=None, alias="replyCACerts")

@@ -146,8 +146,6 @@ def _condition_fields(condition: Condition, since: str) -> dict[str, str]:
 
 def _truncate(message: str) -> str:
     """Cut a message to `MAX_CONDITION_MESSAGE` characters; a cut one ends with "…"."""
-    return (
-        message
-        if len(message) <= MAX_CONDITION_MESSAGE
-        else f"{message[: MAX_CONDITION_MESSAGE - 1]}…"
-    )
+    if len(message) <= MAX_CONDITION_MESSAGE:
+        return message
+    return f"{message[: MAX_CONDITION_MESSAGE - 1]}…"

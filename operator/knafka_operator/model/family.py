@@ -69,8 +69,8 @@ class Family:
     broker_of: Callable[[Document], Identity]
     """Returns the Broker or channel that a stored Trigger or Subscription refers to."""
     reply_of: Callable[[Document], Destination | None]
-    """Returns the destination of a Trigger's replies; None: the Broker's topic. Only for documents
-    that `read_trigger` accepts."""
+    """Returns the declared destination of replies; None: a Trigger's replies go to the Broker's
+    topic, a Subscription's are discarded. Only for documents that `read_trigger` accepts."""
     peers_finalizer: str
     """The finalizer that eventing-kafka-broker puts on the Brokers, channels or sources that it
     serves."""
@@ -121,7 +121,8 @@ def _broker_of_trigger(trigger: Document) -> Identity:
     is empty if it has neither."""
     spec = trigger.get("spec") or {}
     reference = spec.get("brokerRef")
-    name = spec.get("broker") or (isinstance(reference, Mapping) and reference.get("name")) or ""
+    referenced_name = reference.get("name") if isinstance(reference, Mapping) else None
+    name = spec.get("broker") or referenced_name or ""
     return Identity(trigger["metadata"]["namespace"], str(name))
 
 
@@ -149,8 +150,9 @@ def omit_subscribers(channel: Document) -> Document:
 
 
 def _parse_channel_as_broker(document: Document) -> Broker:
-    """Parse a KafkaChannel as a Broker. The generation, the entries and their annotations are left
-    out, as each Subscription changes them. Raises `InvalidDocument`."""
+    """Parse a KafkaChannel as a Broker. The generation, the entries of `spec.subscribers` and the
+    annotations about them are left out, as each Subscription changes them. Raises
+    `InvalidDocument`."""
     channel = parse(KafkaChannel, omit_subscribers(document))
     spec, resource_fields = BrokerSpec(delivery=channel.spec.delivery), _resource_fields(channel)
     # If a change of one Subscription changed the Broker, all others would be reconciled.

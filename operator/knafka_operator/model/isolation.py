@@ -1,7 +1,7 @@
 """Isolation: whether a Trigger has its own dispatcher, or shares one with other Triggers.
 
-Not here: which shard it gets (`kafka.shards`), and which of the two an `auto` one needs
-(`dispatchers.activity`).
+Not here: which shard a Trigger gets (`kafka.shards`), and which of the two a Trigger with `auto`
+needs (`dispatchers.activity`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Maxima: limits what one object, and all objects of a namespace together, may declare. They are
-the settings `KNAFKA_MAX_...`. Amounts that were granted before stay. Not here: limits of memory and
-objects per namespace, which are Kubernetes' ResourceQuotas.
+the settings `KNAFKA_MAX_...`. An object that already has more than a later, lower maximum keeps it.
+Not here: limits of memory and objects per namespace, which are Kubernetes' ResourceQuotas.
 """
 
 from __future__ import annotations

@@ -58,7 +58,9 @@ _SUBSCRIPTION_GROUP = re.compile(
 """Matches group names made by `names.subscription_group`."""
 
 DEFAULT_OFFSET: Final = "latest"
+"""The initial offset of a source that declares none."""
 DEFAULT_ORDER: Final = "ordered"
+"""The ordering of a source that declares none."""
 
 
 class SecretKey(Observed):
@@ -154,7 +156,7 @@ class CloudEventOverrides(Declared):
 
 class Credential(NamedTuple):
     """One value of a user's Secret, with the name that it has in a Secret for Kafka
-    (`kafka_secret`)."""
+    (`core.kafka_settings.kafka_secret`)."""
 
     name: str
     """Name of the value in a Secret for Kafka, such as `user`."""
@@ -168,7 +170,7 @@ class Credential(NamedTuple):
 
 def check_user_topic(topic: str) -> str:
     """Return the topic name of a KafkaSource or KafkaSink. Raises a validation error if Kafka
-    doesn't allow it, or if it is the name of one of Knafka's or Kafka's own topics."""
+    doesn't allow the name, or if it has the prefix of Knafka's or Kafka's own topics."""
     if not names.is_topic(topic):
         raise problem(f"invalid value: {topic:.300}: want a topic's name")
     if topic.startswith(_FORBIDDEN_TOPIC_PREFIXES):
@@ -263,6 +265,7 @@ class SourceTrigger(Trigger):
     """A KafkaSource read as a Trigger, whose `kind` is still KafkaSource."""
 
     source: KafkaSource
+    """The KafkaSource as declared."""
 
     def egress_fields(self) -> Mapping[str, Any]:
         """Return the fields of the source's Egress that differ from those of other Triggers."""
@@ -316,8 +319,8 @@ def has_generated_group(source: KafkaSource) -> bool:
 
 
 def required_credentials(net: Net) -> Iterator[Credential]:
-    """Yield the credentials that a source declares for SASL, if that is enabled, and for TLS, if
-    that is."""
+    """Yield the credentials that a source declares: for SASL if SASL is enabled, and for TLS if TLS
+    is enabled."""
     sasl, tls = net.sasl, net.tls
     for is_enabled, name, path, value in (
         (sasl.enable, "user", "sasl.user", sasl.user),

@@ -86,8 +86,8 @@ class ObservedAddressable(ObservedObject):
 
 @dataclass(frozen=True)
 class ObservedIngress(ObservedAddressable):
-    """What is observed of Brokers and channels besides: their events are delivered from a topic,
-    and each has an entry in the contract of a receiver."""
+    """What is observed of Brokers and channels in addition: their events are delivered from a
+    topic, and each has an entry in the contract of a receiver."""
 
     _: KW_ONLY
     dead_letter_sink: Sink | KnafkaError | None = None
@@ -215,13 +215,13 @@ class AddressableSteps:
             if creating_effects := topic.effects(
                 self.annotations, maxima, recorded, accepts_records=accepts_records
             ):
-                self.needed.run_first(*creating_effects)
+                self.needed.run_first(*creating_effects)  # raises, which ends this step
             existing = topic.existing
-            assert existing is not None
+            assert existing is not None  # else there would be effects that create the topic
             self.annotations.update(topic_annotations(topic.desired, existing, defaults))
             self.conditions.set(as_declared_condition(topic.desired, existing))
             return topic, existing
-        return None
+        return None  # the step has caught an error
 
     def ensure_direct_service(
         self, manifest: Manifest, refusal: Refusal, *, is_applied: bool
@@ -241,9 +241,10 @@ class AddressableSteps:
         rules: SenderRules,
         resource: Resource,
     ) -> None:
-        """Set the addresses in the status, and the conditions of TLS and EventPolicies where these
-        are on. `url` is the http address; `https` is the receiver's https address, or the error
-        that explains why it has none; None: https is off."""
+        """Set the addresses of `resource` in the status, and the conditions of TLS and
+        EventPolicies where `rules` have these on. `url` is the http address; `https` is the
+        receiver's https address, or the error that explains why it has none; None: https is off.
+        """
         authentication, encryption = rules.authentication, rules.encryption
         if isinstance(https, NotReady):
             self.no_address = https

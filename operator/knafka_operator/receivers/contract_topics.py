@@ -34,8 +34,9 @@ def contract_for_secret(
     path: str | None = None,
 ) -> Receiver:
     """Return the configuration of a receiver of Brokers or KafkaChannels. The receiver connects to
-    `kafka` with the Secret `secret` (None: Kafka needs none), after which its contract topic is
-    named. `path` is the path of the only Ingress that the receiver serves; None: it serves all."""
+    `kafka` with the Secret `secret` (None: Kafka needs none); its contract topic is named after
+    that Secret. `path` is the path of the only Ingress that the receiver serves; None: it serves
+    all."""
     namespace, name = (settings.namespace, None) if secret is None else secret
     # With the installation in the name, two clusters with one Kafka don't serve or remove each
     # other's entries.

@@ -40,7 +40,7 @@ class ReportedType(NamedTuple):
     """The events' `dataschema`; None: they have none."""
 
 
-def reported_types(answer: bytes) -> list[ReportedType]:
+def parse_reported_types(answer: bytes) -> list[ReportedType]:
     """Parse the event types in a receiver's answer, and leave out malformed ones. Raises
     `ValueError` if the answer isn't JSON with a list `eventTypes`."""
     document = json.loads(answer)

@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 EVENT_TYPES_INTERVAL: Final = 30.0
 """Seconds between two rounds; a receiver reports a new type for four rounds."""
 MAX_TYPES: Final = 1_000
-"""Most EventTypes of one Broker or KafkaChannel, including foreign ones."""
+"""Most EventTypes that one Broker or KafkaChannel may own, including those that others created."""
 MAX_PER_OWNER: Final = 20
 """Most EventTypes created for one Broker or KafkaChannel in a round."""
 MAX_PER_ROUND: Final = 200
@@ -69,12 +69,14 @@ answer report none."""
 
 @dataclass(eq=False)
 class EventTypes:
-    """Creates the EventTypes of one family's Brokers or channels; belongs to one event loop."""
+    """Creates the EventTypes of one family's Brokers or channels; belongs to one event loop. The
+    owner of an EventType is the Broker or KafkaChannel that has accepted events of this type."""
 
     settings: Settings
     cluster: Cluster
     states: States
     receivers: Receivers
+    """The family's receivers: only their pods are asked."""
     ask: AskEventTypes
     """Asks the pods of one receiver for their new types."""
     _known: dict[Identity, tuple[str, set[int]]] = field(default_factory=dict)
@@ -191,7 +193,9 @@ class EventTypes:
     def _is_known(self, owner: Identity, reported_type: ReportedType) -> bool:
         """Whether the owner is known to have this EventType, or as many EventTypes as it may
         have."""
-        _, name_hashes = self._known.get(owner, ("", set[int]()))
+        if (uid_and_hashes := self._known.get(owner)) is None:
+            return False
+        _, name_hashes = uid_and_hashes
         return len(name_hashes) >= MAX_TYPES or _name_hash(owner, reported_type) in name_hashes
 
     async def _ensure_name_hashes(self, owner: Identity, document: Document) -> set[int]:
@@ -199,18 +203,21 @@ class EventTypes:
         to. The EventTypes are listed at the first call for the owner's UID. Raises
         `ClusterError`."""
         uid = str(document["metadata"].get("uid", ""))
-        uid_and_hashes = self._known.get(owner)
-        if uid_and_hashes is None or uid_and_hashes[0] != uid:
-            stored_types = await self.cluster.list(
-                EVENT_TYPE_VERSION, EVENT_TYPE, None, owner.namespace
-            )
-            own_names = (
-                event_type["metadata"]["name"]
-                for event_type in stored_types
-                if event_type_manifests.is_owned_by(event_type, uid)
-            )
-            uid_and_hashes = self._known[owner] = uid, set(map(hash, own_names))
-        return uid_and_hashes[1]
+        if (uid_and_hashes := self._known.get(owner)) is not None:
+            known_uid, known_hashes = uid_and_hashes
+            if known_uid == uid:
+                return known_hashes
+        stored_types = await self.cluster.list(
+            EVENT_TYPE_VERSION, EVENT_TYPE, None, owner.namespace
+        )
+        own_names = (
+            event_type["metadata"]["name"]
+            for event_type in stored_types
+            if event_type_manifests.is_owned_by(event_type, uid)
+        )
+        name_hashes = set(map(hash, own_names))
+        self._known[owner] = uid, name_hashes
+        return name_hashes
 
 
 def _name_hash(owner: Identity, reported_type: ReportedType) -> int:
@@ -222,7 +229,7 @@ class PodEventTypes:
     """`AskEventTypes` in a cluster: asks each pod at its own address."""
 
     def __init__(self, bearers: Callable[[str, str], Sequence[str]]) -> None:
-        """`bearers` gives the tokens that pods accept, by the Service's name and namespace."""
+        """`bearers` returns the tokens that pods accept, by their Service's name and namespace."""
         self._bearers = bearers
 
     async def __call__(self, service: Identity, addresses: Sequence[str]) -> list[ReportedType]:
@@ -245,6 +252,6 @@ async def _request_types(
     try:
         answer = await get_answer(session, f"{address}/event-types", bearers, ANSWER_BYTES)
         # None: the pod started before the feature was on.
-        return [] if answer is None else event_type_manifests.reported_types(answer)
+        return [] if answer is None else event_type_manifests.parse_reported_types(answer)
     except (aiohttp.ClientError, TimeoutError, ValueError, RecursionError):
         return []

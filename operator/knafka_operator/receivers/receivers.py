@@ -65,24 +65,24 @@ to which it has read its contract (None: no answer)."""
 class ReceiverRecord:
     """What the operator keeps in memory about one receiver."""
 
-    service: Identity
-    contract: ContractTopic[Ingress]
+    service: Identity  # the receiver's Knative Service
+    contract: ContractTopic[Ingress]  # the contract that the receiver follows
     times_read: int = 0
     """The contract's `times_read` for which `read_position` and `written` are valid."""
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while the Service is applied
     manifest: Mapping[str, Any] | None = None
     """The Service as it was last applied."""
     revision: str | None = None
     """The receiver's Ready Revision; None: it isn't Ready."""
-    problem: NotReady | None = None
+    problem: NotReady | None = None  # why the applied Service isn't Ready
     applied_at: float = -math.inf
     """When the Service was last applied, by the event loop's clock."""
     read_position: int = 0
-    """Position to which every replica is known to have read; replicas that start later read all.
-    0 after the topic was read again, as it may have been recreated."""
+    """Position that every replica has read at least: replicas that start later read all records
+    first. Back to 0 when the topic was read again, as it may be a new one."""
     written: dict[str, int] = field(default_factory=dict)
     """By path: the position after the last write of its entry by this operator."""
-    asking_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    asking_lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while replicas are asked
     asked_at: float = -math.inf
     """When replicas were last asked, by the event loop's clock."""
     replicas: Mapping[str, int | None] = field(default_factory=dict)
@@ -94,8 +94,8 @@ class ReceiverRecord:
         self.written[path] = self.contract.position
 
     def has_read(self, path: str) -> bool:
-        """Whether every replica has told this operator that it has read the last write of a path,
-        or all of the contract if this operator hasn't written there."""
+        """Whether all replicas have read the last write of the entry at `path`, as they reported to
+        this operator. If this operator hasn't written the entry: all of the contract."""
         return self.read_position >= self.written.get(path, self.contract.position)
 
     def is_read_by_status(self, path: str, document: Document) -> bool:
@@ -130,9 +130,9 @@ class Receivers:
     settings: Settings
     cluster: Cluster
     states: States
-    positions: ReplicaPositions
-    enqueue: Callable[[Key], None]
-    records: dict[Identity, ReceiverRecord] = field(default_factory=dict)
+    positions: ReplicaPositions  # asks the replicas of a receiver how far they have read
+    enqueue: Callable[[Key], None]  # makes an object due for reconciliation
+    records: dict[Identity, ReceiverRecord] = field(default_factory=dict)  # by Knative Service
     contracts: dict[tuple[str, str], ContractTopic[Ingress]] = field(default_factory=dict)
     """Contracts by Kafka servers and topic."""
 
@@ -243,6 +243,7 @@ class Receivers:
             async with asyncio.timeout(CONTRACT_READ_TIMEOUT):
                 while record.read_position < desired_position:
                     async with record.asking_lock:
+                        # Another waiter may have asked while this one waited for the lock.
                         if (
                             _now() - record.asked_at >= REPLICA_POLL_INTERVAL
                             and record.read_position < desired_position
@@ -253,10 +254,9 @@ class Receivers:
                     if record.read_position < desired_position:
                         await asyncio.sleep(REPLICA_POLL_INTERVAL)
         except TimeoutError:
-            answers = record.replicas.items()
             behind = sorted(
                 identity
-                for identity, position in answers
+                for identity, position in record.replicas.items()
                 if position is None or position < desired_position
             )
             raise NotReady(
@@ -282,7 +282,7 @@ class Receivers:
                 for identity, position in answers.items()
             }
             record.contract.checked_at = -math.inf
-        # Compare with the current end, so that the next waiter needs no request. Positions never go
+        # Without replicas the whole contract counts as read (`end`), and the position never goes
         # back: a replica that starts later begins with all records.
         positions = (0 if position is None else position for position in answers.values())
         record.read_position = max(record.read_position, min(positions, default=end))
@@ -290,8 +290,9 @@ class Receivers:
 
 
 async def _keep_compacted(contract: ContractTopic[Ingress]) -> None:
-    """Set an existing contract topic to be compacted; an error is logged. A topic created by
-    somebody else may delete old records, and a receiver that starts later would serve nothing."""
+    """Set an existing contract topic to be compacted; a failed change is logged. Somebody else's
+    topic may delete old records: a receiver that starts later would serve nothing. Raises
+    `LogError` if the topic can't be described."""
     topics = contract.kafka.topics
     description = await topics.describe_topic(contract.topic) if contract.exists else None
     if description is None or "compact" in description.config.get(CLEANUP, ""):
@@ -314,8 +315,8 @@ def identity_at_path(path: str) -> Identity:
 
 
 def read_ingresses(records: Iterable[Record]) -> dict[str, Ingress]:
-    """Parse the records of a receivers' contract, by path. Invalid records are left out; they are
-    rewritten when their object is reconciled."""
+    """Parse the records of a contract, oldest first, to the last entry of each path. Removed and
+    invalid entries are left out; invalid ones are rewritten when their object is reconciled."""
     ingresses: dict[str, Ingress] = {}
     for record in records:
         path, value = (record.key() or b"").decode("utf-8", "replace"), record.value()
@@ -395,5 +396,5 @@ def takes_requests(pod: Document) -> bool:
 
 
 def _now() -> float:
-    """Return the event loop's time, in seconds."""
+    """Return the event loop's time (s)."""
     return asyncio.get_running_loop().time()

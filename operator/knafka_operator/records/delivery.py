@@ -28,13 +28,12 @@ class BrokerState(Generic[K]):
 
     broker: Broker
     topic: Topic
-    """The topic as declared, but with records as large as the topic takes in Kafka, if that is
-    more (`kafka.desired.with_records_as_in_kafka`)."""
+    """The topic as declared, but with the record size limit that it has in Kafka if that one is
+    larger (`kafka.desired.with_records_as_in_kafka`)."""
     partitions: int
     """Number of the topic's partitions in Kafka."""
     defaults: Defaults
-    """What the Broker's configuration gives to its Triggers: its Kafka, and values that they don't
-    declare."""
+    """The Broker's Kafka, and its values for options that a Trigger doesn't declare."""
     secret: tuple[str, str] | None
     """Name and version of the Secret that the Broker's pods mount; None: none is needed."""
     kafka: K

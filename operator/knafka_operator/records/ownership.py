@@ -147,8 +147,9 @@ async def _is_named_by_others(
     """Whether the status of an object of this kind (apiVersion and kind), other than `identity`,
     names the topic or group `name` under `key`. Raises `ClusterError`.
 
-    Reads stored objects, since the claims in memory depend on the order after a restart. Only a few
-    objects can have an upstream name, which begins with `prefix`; any object can have another name.
+    Reads stored objects, since the claims in memory depend on the order after a restart. A name
+    that begins with `prefix` is the default template's: only a few objects can have it, and only
+    these are read. Any other name may be any object's, so all are listed.
     """
     if not name.startswith(prefix):
         for document in await cluster.list(*kind):
@@ -174,7 +175,8 @@ class SensorOwnership:
     ) -> bool:
         """Whether the Sensor's usual consumer group already exists and nothing proves that it is
         the Sensor's. False if the Sensor's status, whose annotations are `annotations`, names
-        another group. Records a proof, so that Kafka isn't asked again. Raises `LogError`."""
+        another group. Records a proof in `record`, so that Kafka isn't asked again. Raises
+        `LogError`."""
         usual_group, recorded_group = _usual_group(record), annotations.get(GROUP_STATUS)
         if record.group_is_proved or recorded_group not in (None, usual_group):
             return False
@@ -220,9 +222,10 @@ class SensorOwnership:
         return frozenset(claimed | used)
 
     def is_claimed(self, record: SensorRecord, name: str) -> bool:
-        """Whether another Sensor's status names this topic or group as its own (`kept_names`)."""
+        """Whether another Sensor's status names this topic or group, which may be that Sensor's own
+        (`names_in_status`)."""
         others = (other for other in self.states.sensors.values() if other.uid != record.uid)
-        return any(name in kept_names(other.document) for other in others)
+        return any(name in names_in_status(other.document) for other in others)
 
 
 def _usual_group(record: SensorRecord) -> str:
@@ -244,7 +247,7 @@ async def _is_group_proved(kafka: KafkaCluster, group: str, annotations: Mapping
     return await kafka.topics.has_committed(group, topic)
 
 
-def kept_names(document: Document) -> set[str]:
+def names_in_status(document: Document) -> set[str]:
     """Return the topics and the group that a Sensor's status names, leaving out names that the
     naming rules can't give to this Sensor."""
     annotations = status_annotations(document)

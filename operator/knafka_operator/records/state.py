@@ -299,8 +299,8 @@ class States:
         return list(self.triggers_by_broker.get(broker, ()))
 
     def note_kafka(self, broker: Identity, kafka: KafkaCluster) -> None:
-        """Note a Broker's Kafka for those of its Triggers that this operator hasn't delivered: once
-        the Broker is gone, only this says where their groups are."""
+        """Note a Broker's Kafka in the records of its Triggers that name none yet: once the Broker
+        is gone, only this says where their groups are."""
         for trigger in self.triggers_of(broker):
             record = self.triggers[trigger]
             record.kafka = record.kafka or kafka
@@ -320,14 +320,14 @@ class States:
 
     def clear_references(self, trigger: Identity) -> None:
         """Remove all references of a Trigger."""
-        record = self.triggers.get(trigger)
-        for referenced in record.references if record is not None else ():
+        if (record := self.triggers.get(trigger)) is None:
+            return
+        for referenced in record.references:
             referring = self.triggers_by_reference[referenced]
             referring.discard(trigger)
             if not referring:
                 del self.triggers_by_reference[referenced]
-        if record is not None:
-            record.references.clear()
+        record.references.clear()
 
     def mark_trigger_gone(self, identity: Identity) -> None:
         """Record that a Trigger was deleted. Its record stays until its drains have ended; without

@@ -72,14 +72,14 @@ class ControllerApi(cache.CachedApi, watches.WatchApi, Protocol):
 
 
 class _Store:
-    """The controller's `Store`: the API server, and the cache in front of it."""
+    """The `Store` of `engine.controller`: the API server, and the cache in front of it."""
 
     def __init__(self, cluster: CachedCluster, api: ControllerApi) -> None:
         self._cluster = cluster
         self._api = api
 
     def tracking(self, key: Key) -> AbstractContextManager[None]:
-        """Return a context; each object that is read in it is noted as read for `key`."""
+        """Return a context in which each object that is read is noted as read for `key`."""
         return self._cluster.tracking(key)
 
     def forget(self, key: Key) -> None:
@@ -89,9 +89,9 @@ class _Store:
     async def set_finalizers(
         self, document: Document, finalizers: Sequence[str]
     ) -> Document | None:
-        """Replace an object's finalizers, and keep the stored object in the cache. Returns it; None
-        if the object is gone. Raises `ClusterError`, also if it has changed since `document` was
-        read."""
+        """Replace an object's finalizers, and keep the stored object in the cache. Returns the
+        stored object; None: it is gone. Raises `ClusterError`, also if the object has changed since
+        `document` was read."""
         stored = await self._api.patch_metadata(document, {"finalizers": list(finalizers)})
         if stored is not None:
             self._cluster.keep(stored)
@@ -151,6 +151,7 @@ class ClusterController(Controller):
         """Set once all objects of the required selections are known."""
         self._definitions = Definitions(api.kinds, operator.all_operators)
         """Which CustomResourceDefinitions exist."""
+        # Until `_follow_policies` has found out whether there are EventPolicies.
         operator.on_policies_known(False)
         self._pods: set[str] = set()
         """UIDs of the functions' pods that exist."""
@@ -228,17 +229,17 @@ class ClusterController(Controller):
             self._operator.on_policies(changed, gone)
 
     def set_synced(self, selection: WatchSelection, synced: bool) -> None:
-        """Record whether all objects of a selection are known and followed (`watches.Listener`).
-        When they are again after a gap, the parts that follow ConfigMaps or Secrets read these
-        anew, as the watch may have missed a deletion."""
+        """Record whether all objects of a selection are known and followed (`watches.Listener`). As
+        soon as all ConfigMaps or all Secrets are, the parts that follow them read them anew: after
+        a gap, the watch may have missed a deletion."""
         self._cluster.set_synced(selection, synced)
         if selection is DEFINITIONS:
             self._definitions.set_synced(synced)
             self._follow_policies()
-        if selection is POLICIES and synced:
+        elif selection is POLICIES and synced:
             # While the watch is interrupted, the policies in memory stay valid.
             self._operator.on_policies_known(True)
-        if selection is PODS:
+        elif selection is PODS:
             self._operator.states.receiver_pods_known = synced
         elif selection is CONFIG_MAPS and synced:
             self._tracing.reread_soon()

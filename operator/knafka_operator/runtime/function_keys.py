@@ -47,6 +47,7 @@ class FunctionKeys:
     """Updates `Settings.tokens` from the Secret."""
 
     def __init__(self, settings: Settings, cluster: Cluster) -> None:
+        """Begin without keys. `cluster` reads and writes the Secret."""
         self._settings = settings
         self._cluster = cluster
         self._keys: Mapping[str, str] = {}

@@ -174,13 +174,13 @@ def _dead_letter_metrics(
     )
     yield Metric(
         "knafka_dead_letters_oldest_age_seconds",
-        "Age of the oldest of them; 0: there is none",
+        "Seconds since the oldest dead letter in the Trigger's topic; 0: there is none",
         [(labels, dead_letters.oldest_age(now)) for labels, dead_letters in waiting],
         "gauge",
     )
     yield Metric(
         "knafka_dead_letters_retention_seconds",
-        "Seconds after which Kafka may delete them; absent: never, or that isn't known",
+        "Seconds after which Kafka may delete the Trigger's dead letters; absent: never or unknown",
         [
             (labels, dead_letters.retention)
             for labels, dead_letters in waiting
@@ -192,14 +192,18 @@ def _dead_letter_metrics(
         "knafka_dead_lettered_total",
         "Events that became dead letters, in a topic or at a sink, by the last attempt's failure",
         [
-            (
-                {**labels, "reason": reason.partition(" ")[0], "code": reason.partition(" ")[2]},
-                count,
-            )
+            ({**labels, **_failure_labels(failure)}, count)
             for labels, status in scaled
-            for reason, count in sorted(status.counts.dead_letters.items())
+            for failure, count in sorted(status.counts.dead_letters.items())
         ],
     )
+
+
+def _failure_labels(failure: str) -> dict[str, str]:
+    """Return the labels for the failure of a dead letter's last attempt, as drains report it: a
+    reason, or a reason, a space and the HTTP status, which becomes `code` (else empty)."""
+    reason, _, code = failure.partition(" ")
+    return {"reason": reason, "code": code}
 
 
 def _sensor_metrics(sensors: Sensors) -> Iterator[Metric]:
@@ -285,15 +289,19 @@ def _shard_metrics(shards: Sequence[ShardStatus]) -> Iterator[Metric]:
         ),
         (
             "knafka_shard_lag",
-            "Records that its Triggers have not committed",
+            "Records that the Triggers of the shared dispatcher have not committed",
             lambda status: status.lag,
         ),
         (
             "knafka_shard_desired_replicas",
-            "Drains that it needs: 0 or 1",
+            "Drains that the shared dispatcher needs: 0 or 1",
             lambda status: status.desired_requests,
         ),
-        ("knafka_shard_replicas", "Drains held for it", lambda status: status.held),
+        (
+            "knafka_shard_replicas",
+            "Drains held open for the shared dispatcher",
+            lambda status: status.held,
+        ),
     )
     for name, help_text, value_of in gauges:
         yield Metric(
@@ -301,7 +309,7 @@ def _shard_metrics(shards: Sequence[ShardStatus]) -> Iterator[Metric]:
         )
     yield Metric(
         "knafka_shard_wakes_total",
-        "Times that its drain was opened, by the decision's reason",
+        "Times that a drain of the shared dispatcher was opened, by the decision's reason",
         [
             ({**labels, "reason": cause}, count)
             for labels, shard in shard_rows
@@ -348,7 +356,7 @@ class MetricsServer:
             return web.Response(body=text, headers={"content-type": CONTENT_TYPE})
 
         async def answer_liveness(_: web.Request) -> web.Response:
-            """Answer a liveness probe. An answer is all that it asks for."""
+            """Answer a liveness probe: any answer shows that the event loop runs."""
             return web.Response(text="ok")
 
         async def answer_readiness(_: web.Request) -> web.Response:

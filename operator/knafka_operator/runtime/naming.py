@@ -50,6 +50,7 @@ class FollowedNaming:
     """Updates `Settings.naming` from the ConfigMap."""
 
     def __init__(self, settings: Settings, cluster: Cluster) -> None:
+        """`cluster` reads the ConfigMap, and reads and writes the one with recorded templates."""
         self._settings = settings
         self._cluster = cluster
         self._changed = asyncio.Event()
@@ -63,7 +64,7 @@ class FollowedNaming:
         """Load the recorded templates, then put the declared ones in force; called when a term
         begins. Loading is retried until the API server answers: without the recorded templates,
         names in statuses would look foreign. A failure to apply the declared ones is logged;
-        `follow` tries again, and posts the Events of what is found here.
+        `follow` tries again, and posts the Events about changes and problems found here.
         """
         while True:
             try:

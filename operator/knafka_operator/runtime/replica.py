@@ -165,8 +165,9 @@ async def _lead(
     followed: tuple[FunctionKeys, FollowedTracing, FollowedNaming],
     stop: asyncio.Event,
 ) -> None:
-    """Act as the leader until `stop` is set, then close the operator. Raises the error of the
-    leader's work, if that fails.
+    """Act as the leader until `stop` is set, then close the operator. `followed` has the parts that
+    follow ConfigMaps and Secrets; they read these anew first. Raises the error of the leader's
+    work, if that fails.
 
     If the operator can't be closed, the Lease isn't released: it expires, because drain requests
     that are still open may go on delivering until then.
@@ -221,8 +222,8 @@ async def _resume(operator: Operator) -> None:
 
 
 async def _retry_until_answered(action: str, ask: Callable[[], Awaitable[T]]) -> T:
-    """Call `ask`, again while it raises `ClusterError`, and return its result. Each error is logged
-    with `action`, which says what is attempted."""
+    """Call `ask` again and again until it doesn't raise `ClusterError`, and return its result. Each
+    such error is logged with `action`, the name of the attempt."""
     while True:
         try:
             return await ask()
@@ -287,8 +288,8 @@ async def _start_webhooks(
     channels: bool = False,
 ) -> Webhooks:
     """Start kopf's webhook server, and register its webhooks in the background. `on_end` is called
-    when the server ends, in its thread. `channels`: the webhooks of KafkaChannels and Subscriptions
-    are served, too."""
+    when the server ends, in its thread. `channels`: whether the webhooks of KafkaChannels and
+    Subscriptions are served, too."""
     settings, serves = handlers.kopf_settings(), asyncio.Event()
     loop = asyncio.get_running_loop()
     registration: Registration | None = None
@@ -311,7 +312,7 @@ async def _start_webhooks(
         all_webhooks = declared_webhooks(
             handlers.REGISTRY, handlers.DOMAIN, operator_settings.namespace, pem["ca.crt"]
         )
-        uid = operator_settings.identity.partition("_")[2]
+        uid = operator_settings.identity.partition("_")[2]  # the identity is NAME_UID of the pod
         registration = Registration(
             cluster, operator_settings.namespace, uid, handlers.DOMAIN, all_webhooks
         )

@@ -62,6 +62,7 @@ class FollowedTracing:
     """Updates `Settings.tracing`, the functions' tracing variables, from the ConfigMaps."""
 
     def __init__(self, settings: Settings, cluster: Cluster) -> None:
+        """`cluster` reads the ConfigMaps, and the Services of functions."""
         self._settings = settings
         self._cluster = cluster
         self._changed = asyncio.Event()
@@ -70,14 +71,14 @@ class FollowedTracing:
         """The problem of the ConfigMaps, posted as an Event only once; empty: there is none."""
 
     async def start(self) -> None:
-        """When a process or a term begins: put the tracing settings of the ConfigMaps in force for
-        all functions at once, or, if they are invalid, the settings with which functions run.
-        Requests are repeated until the API server answers."""
+        """Put the tracing settings of the ConfigMaps in force for all functions at once; if they
+        are invalid, the settings with which functions run now. Called when a process or a term
+        begins. Requests are repeated until the API server answers."""
         tracing = self._settings.tracing
         try:
             desired, _ = await self._retry_until_answered(self._read_variables)
         except InvalidDocument as error:
-            desired = await self._retry_until_answered(self._read_running_variables)
+            desired = await self._retry_until_answered(self._read_variables_in_use)
             log.warning("%s: functions go on as they were", error)
         tracing.begin_rollout(desired, ())
 
@@ -166,14 +167,13 @@ class FollowedTracing:
         )
         return desired, config_maps[OBSERVABILITY] or config_maps[TRACING]
 
-    async def _read_running_variables(self) -> Mapping[str, str]:
+    async def _read_variables_in_use(self) -> Mapping[str, str]:
         """Return the tracing variables with which functions run, from the Service of any one
         function; empty if there is none. Raises `ClusterError`."""
         for role in (services.RECEIVER_ROLE, services.DISPATCHER_ROLE, services.SHARD_ROLE):
-            for service in await self._cluster.list(
-                SERVING, "Service", {services.ROLE_LABEL: role}
-            ):
-                return tracing_variables_of(service)
+            labels = {services.ROLE_LABEL: role}
+            if stored_services := await self._cluster.list(SERVING, "Service", labels):
+                return tracing_variables_of(stored_services[0])
         return {}
 
     async def _get(self, name: str) -> Document | None:
@@ -210,11 +210,10 @@ def _triggers_in_shards(operator: Owners, owner: Owner) -> list[Owner]:
     the shards' Services. Empty for any other owner."""
     kind, namespace, name = owner
     triggers: list[Owner] = []
-    for states in (
-        family_operator.states
-        for family_operator in operator.all_operators
-        if family_operator.states.family.broker == kind
-    ):
+    for family_operator in operator.all_operators:
+        states = family_operator.states
+        if states.family.broker != kind:
+            continue
         for identity in states.triggers_of(Identity(namespace, name)):
             record = states.triggers.get(identity)
             if record is not None and record.watched is not None and record.watched.place:

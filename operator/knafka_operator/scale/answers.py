@@ -28,19 +28,20 @@ class LinePace:
     def __init__(self, lines_per_second: float, bytes_per_second: float) -> None:
         """Each response that is being read adds these lines and bytes per second to the allowed
         rate."""
-        self.open = 0
+        self.open_responses = 0
         """Number of responses that are being read."""
         self._lines_per_second = lines_per_second
         self._bytes_per_second = bytes_per_second
         self._on_pace_at = 0.0
-        """When all lines so far could have arrived at the allowed rate, by the clock of `pause`."""
+        """When all lines so far could have arrived at the allowed rate, by the clock of
+        `count_line`."""
 
-    def pause(self, size: int, now: float) -> float:
+    def count_line(self, size: int, now: float) -> float:
         """Count a line of `size` bytes, read at `now` (seconds by a monotonic clock). Returns the
         seconds to wait before the next line is read: 0 while the lines are less than
         `BURST_SECONDS` ahead of the allowed rate."""
         seconds_at_rate = max(1 / self._lines_per_second, size / self._bytes_per_second)
-        allowed_seconds = seconds_at_rate / max(1, self.open)
+        allowed_seconds = seconds_at_rate / max(1, self.open_responses)
         self._on_pace_at = max(now, self._on_pace_at) + allowed_seconds
         return max(0.0, self._on_pace_at - BURST_SECONDS - now)
 
@@ -48,23 +49,23 @@ class LinePace:
 async def read_lines_paced(
     response: aiohttp.ClientResponse, pace: LinePace
 ) -> AsyncIterator[bytes]:
-    """Yield the non-empty lines of a response at the allowed rate. Raises `ValueError` or
-    `LineTooLong` for a line longer than the read buffer, and what `aiohttp` raises."""
+    """Yield the non-empty lines of a response at the allowed rate. Raises `ValueError` or aiohttp's
+    `LineTooLong` for a line longer than the read buffer, and aiohttp's other errors."""
     loop = asyncio.get_running_loop()
-    pace.open += 1
+    pace.open_responses += 1
     try:
         async for line in response.content:
-            if pause := pace.pause(len(line), loop.time()):
+            if pause := pace.count_line(len(line), loop.time()):
                 await asyncio.sleep(pause)
             if line.strip():
                 yield line
     finally:
-        pace.open -= 1
+        pace.open_responses -= 1
 
 
 async def read_first_bytes(response: aiohttp.ClientResponse, size: int) -> bytes:
-    """Read the body up to `size` bytes, and return what was read: fewer bytes only if the body is
-    shorter. Raises what `aiohttp` raises."""
+    """Return the first `size` bytes of the body, or all of it if it is shorter. Raises the errors
+    of `aiohttp`."""
     text = b""
     while len(text) < size and (more := await response.content.read(size - len(text))):
         text += more
@@ -78,8 +79,8 @@ async def get_answer(
     without an error. None: the function accepts none of the tokens, or answers with another status
     than 200.
 
-    The tokens `bearers` are tried in order; empty: one request is sent, without a token. Raises
-    what `aiohttp` raises.
+    The tokens `bearers` are tried in order; empty: one request is sent, without a token. Raises the
+    errors of `aiohttp`.
     """
     for bearer in bearers or [""]:
         async with session.get(

@@ -15,7 +15,7 @@ from knafka.core.drain import DrainProgress
 from knafka_operator.model.autoscaling import Autoscaling
 
 NOTHING_WAITS: Final = "nothing waits"
-"""The reason of a Trigger without lag."""
+"""The reason (`Scale.reason`) of a decision for a Trigger without lag."""
 
 
 class Cause(StrEnum):
@@ -105,9 +105,9 @@ class ShardStatus:
     lag: int
     """Records that the shard's Triggers have not committed, as far as their lag is known."""
     desired_requests: int
-    """Requests that the shard needs: 0 or 1."""
+    """Requests that the shard needs by its Triggers' decisions: 0 or 1."""
     held: int
-    """Requests that are open: 0 or 1."""
+    """Requests that are open now: 0 or 1."""
     wakes: Mapping[Cause, int]
     """How often the shard's request was opened, by the cause of the decision."""
 
@@ -125,7 +125,7 @@ def decide_scale(
     waiting = f"{lag} {'event' if lag == 1 else 'events'} waiting"
     if autoscaling.paused:
         return Scale(0, f"paused; {waiting}", Cause.PAUSED)
-    needed_drains = -(-lag // autoscaling.lag_threshold)
+    needed_drains = -(-lag // autoscaling.lag_threshold)  # rounded up
     reason = f"{waiting}; "
     cause = Cause.LAG
     if lag == 0:

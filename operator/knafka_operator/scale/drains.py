@@ -90,7 +90,7 @@ class HttpDrains:
         """Request a drain from the dispatcher of a Trigger, and yield its progress; a dispatcher
         with another Egress refuses. Setting `stop` ends the drain; closing the iterator only closes
         the connection. Raises `DrainRefused`, `InvalidDocument` for a line that is no progress, and
-        what `aiohttp` raises."""
+        the errors of `aiohttp`."""
         checked_request = request.model_copy(update={"egress": documents.digest(egress)})
         return self._read_progress(DrainProgress, trigger_id, checked_request, stop, LINE_BYTES)
 
@@ -98,7 +98,7 @@ class HttpDrains:
         self, shard: Shard, request: DrainRequest, stop: asyncio.Event
     ) -> AsyncIterator[ShardProgress]:
         """Request a drain of all Triggers of a shard from its dispatcher, and yield its progress.
-        `stop`, closing and errors as of `hold`."""
+        For `stop`, closing and errors see `hold`."""
         shard_request = request.model_copy(update={"shard": shard.group})
         return self._read_progress(
             ShardProgress, shard.group, shard_request, stop, self._shard_line
@@ -108,7 +108,7 @@ class HttpDrains:
         self, sensor_id: str, sensor: SensorContract, request: DrainRequest, stop: asyncio.Event
     ) -> AsyncIterator[DrainProgress]:
         """Request a drain from the function of a Sensor, and yield its progress; a function with
-        another contract refuses. `stop`, closing and errors as of `hold`."""
+        another contract refuses. For `stop`, closing and errors see `hold`."""
         sensor_request = request.model_copy(update={"sensor": documents.digest(sensor)})
         return self._read_progress(
             DrainProgress, sensor_id, sensor_request, stop, SENSOR_LINE_BYTES
@@ -124,8 +124,8 @@ class HttpDrains:
     ) -> AsyncIterator[Progress]:
         """Send a request to a function, and yield each line of its answer, parsed. The request's
         body ends once `stop` is set. After a 401 the next token is tried. Raises `DrainRefused` for
-        a line of more than `limit` bytes and for any other status than 200, and what `aiohttp`
-        raises, also after `DRAIN_SILENCE_TIMEOUT` seconds without a line."""
+        a line of more than `limit` bytes and for any other status than 200, and the errors of
+        `aiohttp`, also after `DRAIN_SILENCE_TIMEOUT` seconds without a line."""
         function_url = self._urls[unit].rstrip("/")
         url, pace = function_url + drain.PATH, self._ensure_pace(unit, limit)
         bearers = self._tokens.bearers(function_url) or [""]  # "": send no token

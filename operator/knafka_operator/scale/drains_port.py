@@ -29,11 +29,13 @@ class Drains(Protocol):
     def hold_shard(
         self, shard: Shard, request: DrainRequest, stop: asyncio.Event
     ) -> AsyncIterator[ShardProgress]:
-        """Request a drain of all Triggers of a shard; `stop` and errors as of `hold`."""
+        """Request a drain of all Triggers of a shard, and yield its progress. For `stop` and errors
+        see `hold`."""
         ...
 
     def hold_sensor(
         self, sensor_id: str, sensor: SensorContract, request: DrainRequest, stop: asyncio.Event
     ) -> AsyncIterator[DrainProgress]:
-        """Request a drain from a process of a Sensor; `stop` and errors as of `hold`."""
+        """Request a drain from a process of a Sensor, and yield its progress. For `stop` and errors
+        see `hold`."""
         ...

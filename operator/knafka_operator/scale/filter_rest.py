@@ -76,6 +76,7 @@ class FilterRest:
         """Record `line`, a drain's new progress; `previous` is its last recorded one, None at its
         begin. An event that passed the filter ends the rest."""
         passed = _passed_count(line) - (0 if previous is None else _passed_count(previous))
+        # Records that aren't settled, or wait without an attempt, may have passed the filter.
         if passed > 0 or line.unsettled or line.congestion:
             self.reset()
             self._passed_at = now

@@ -2,9 +2,9 @@
 
     open (one drain after another, with pauses) --stop--> ending --> ended
 
-A unit has its own processes: a Trigger, a shard of many Triggers, or a Sensor. A drain ends by
-itself when it has been idle. Consecutive requests hold it and share its budget; a drain that is not
-needed any more is ended when its budget is nearly spent.
+A unit is what has processes of its own: a Trigger, a shard (of many Triggers), or a Sensor. A drain
+ends by itself when it has been idle. Consecutive requests hold it and share its budget; a drain
+that is not needed any more is ended when its budget is nearly spent.
 
 Not here: how many holds there are (`lag_checks`), what progress means (`scaled_groups`,
 `scaled_shard`), HTTP (`drains`).
@@ -37,9 +37,9 @@ STOP_DECISION_SECONDS: Final = 5.0
 DRAIN_STOP_TIMEOUT: Final = 15.0
 """Seconds for a drain to end after its stop; then its request is cancelled."""
 UNHELD_END_SECONDS: Final = 8.0
-"""Seconds until a drain that we hold no request for has ended after its Service got a new Revision:
-3 until its dispatcher's own request is refused, 2 for attempts under way (`draining.lease`), 3 to
-spare."""
+"""Seconds within which a drain without a request of ours ends after its Service got a new Revision:
+its dispatcher's own request is refused within 3, attempts under way end within 2
+(`draining.lease`), and 3 are to spare."""
 HOLD_GRACE_PERIOD: Final = 60.0
 """Seconds past its budget after which a request is cancelled: for a cold start and a slow end."""
 MIN_BACKOFF: Final = 0.5
@@ -128,7 +128,7 @@ class Unit(Protocol[Reported]):
         ...
 
     def on_end(self, ended: Ended, last: Reported | None, error: str | None) -> None:
-        """Handle how a request ended. `last` is its last line (None: there was none), `error` a
+        """Handle the result of a request. `last` is its last line (None: there was none), `error` a
         message for users (None: no error). Not called if somebody else stopped the drain."""
         ...
 
@@ -197,7 +197,7 @@ class Holds(Generic[Line]):
 
     async def _hold(self, stop: asyncio.Event, send: SendRequest[Line]) -> None:
         """Hold one drain after another, with pauses. Return once `stop` is set, or when a drain has
-        ended and the unit has more holds than it needs."""
+        ended and the unit has more holds than it needs (after an idle end: than its floor)."""
         hold = _current_task()
         loop = asyncio.get_running_loop()
         failures = 0

@@ -98,8 +98,8 @@ class LagChecks:
         """Set when a check is added; wakes `run`."""
 
     def add(self, check: LagCheck) -> None:
-        """Add a check, which starts at once if `run` is running. A check that is added before must
-        be passed to `run`."""
+        """Add a check, which starts at once if `run` is running. `run` begins only with the checks
+        passed to it, so a check that was added earlier must be among them."""
         self._waiting.append(check)
         self._added.set()
 
@@ -118,9 +118,10 @@ class LagChecks:
 class TopicLagCheck(LagCheck):
     """Checks the Triggers of one topic, or of several topics that KafkaSources read together."""
 
-    def __init__(self, names: Sequence[str], kafka: GroupSource, ending: EndingHolds) -> None:
+    def __init__(self, topics: Sequence[str], kafka: GroupSource, ending: EndingHolds) -> None:
+        """Begin without Triggers, and without a due check."""
         super().__init__(kafka, ending)
-        self.names = names
+        self.topics = topics
         """The topics that are read together; mostly one."""
         self.triggers: dict[str, ScaledTrigger] = {}
         """The Triggers that read these topics, by the scaler's id."""
@@ -171,17 +172,17 @@ class TopicLagCheck(LagCheck):
         events in other topics; otherwise the result for the group is the error. Any other error is
         raised, also if no topic could be read.
         """
-        if len(self.names) == 1:
-            return await self.kafka.lags(groups, self.names[0])
+        if len(self.topics) == 1:
+            return await self.kafka.lags(groups, self.topics[0])
         answers = await asyncio.gather(
-            *(self.kafka.lags(groups, topic) for topic in self.names), return_exceptions=True
+            *(self.kafka.lags(groups, topic) for topic in self.topics), return_exceptions=True
         )
         unread_error = _error_of_unread_topic(answers)
         all_groups = {trigger.egress.group for trigger in self.triggers.values()}
         unrequested_groups = all_groups - {*groups}
         lags_by_topic: list[Mapping[str, Lag]] = []
         groups_with_events: set[str] = set()
-        for topic, answer in zip(self.names, answers, strict=True):
+        for topic, answer in zip(self.topics, answers, strict=True):
             if isinstance(answer, BaseException):
                 lags_by_topic.append(self._last_known_lags(topic, answer, groups))
             else:
@@ -195,7 +196,7 @@ class TopicLagCheck(LagCheck):
             if unread_error is not None and group not in groups_with_events:
                 merged[group] = unread_error
             else:
-                merged[group] = merge_lags(self.names, [lags[group] for lags in lags_by_topic])
+                merged[group] = merge_lags(self.topics, [lags[group] for lags in lags_by_topic])
         return merged
 
     def _last_known_lags(
@@ -227,15 +228,15 @@ class TopicLagCheck(LagCheck):
         trigger.note_lag_known()
         trigger.beyond_end = lag.beyond_end
         # The number of drains that stay open without any lag (min-scale).
-        idle_scale = decide_scale(0, partitions, autoscaling, held=0, shared=shared)
-        trigger.floor = idle_scale.replicas
+        scale_without_lag = decide_scale(0, partitions, autoscaling, held=0, shared=shared)
+        trigger.floor = scale_without_lag.replicas
         scale = decide_scale(lag.total, partitions, autoscaling, held=len(holds), shared=shared)
         # Kafka forgets the offsets of a group that nobody joins for `offsets.retention.minutes`.
         join_is_due = asyncio.get_running_loop().time() >= trigger.join_due_at
         if join_is_due and not scale.replicas and not autoscaling.paused:
             scale = scale_to_keep_offsets(scale, partitions, shared=shared)
         elif not shared and not autoscaling.paused:
-            scale = _scale_filtered_out(trigger, lag.total, scale)
+            scale = _apply_filter_rest(trigger, lag.total, scale)
         trigger.set_scale(scale)
         if trigger.id in self.ending or holds.is_ending:
             return
@@ -246,9 +247,9 @@ class TopicLagCheck(LagCheck):
 def _error_of_unread_topic(
     answers: Sequence[Mapping[str, Lag] | BaseException],
 ) -> LogError | None:
-    """Return the first error of a topic that can't be read now but exists; None: there is none.
-    Raises an error that lasts, such as a denial, an unexpected one, and any error if no topic could
-    be read."""
+    """Return the first error of a topic that exists but can't be read now; None: there is none.
+    Raises an error that doesn't pass by itself, such as a denial, and an unexpected one. If no
+    topic could be read, raises any error."""
     failures = [answer for answer in answers if isinstance(answer, BaseException)]
     unread_error: LogError | None = None
     for failure in failures:
@@ -271,17 +272,22 @@ def merge_lags(topics: Sequence[str], lags: Sequence[Lag]) -> Lag:
     by_topic = list(zip(topics, lags, strict=True))
     return Lag(
         numbering.by_number({topic: lag.by_partition for topic, lag in by_topic}),
-        frozenset(numbering.number(topic, p) for topic, lag in by_topic for p in lag.beyond_end),
+        frozenset(
+            numbering.number(topic, partition)
+            for topic, lag in by_topic
+            for partition in lag.beyond_end
+        ),
         numbering.by_number({topic: lag.ends for topic, lag in by_topic}),
     )
 
 
-def _scale_filtered_out(trigger: ScaledTrigger, lag: int, scale: Scale) -> Scale:
-    """Let a Trigger rest whose filter has lately passed no event. When its rest begins, stop its
-    drains; until the rest is over, return a decision for no drains instead of `scale`. For any
-    other Trigger return `scale`."""
+def _apply_filter_rest(trigger: ScaledTrigger, lag: int, scale: Scale) -> Scale:
+    """Let a Trigger rest whose filter has lately passed no event (`filter_rest`). When its rest
+    begins, stop its drains. While it rests, return a decision for no drains instead of `scale`;
+    otherwise return `scale`."""
     now, rest = asyncio.get_running_loop().time(), trigger.rest
-    if trigger.own and rest.begin_if_filtered(lag, trigger.open.values(), trigger.autoscaling, now):
+    drains = trigger.open_requests.values()
+    if trigger.own and rest.begin_if_filtered(lag, drains, trigger.autoscaling, now):
         trigger.own.stop()
     if not scale.replicas or not rest.is_resting(now):
         return scale
@@ -355,15 +361,15 @@ class SensorLagCheck(LagCheck):
         # The number of drains that stay open without any lag (min-scale).
         scaled.floor = decide_scale(0, partitions, autoscaling, 0).replicas
         scale = decide_scale(scaled.lag, partitions, autoscaling, drain_count)
-        now, wait = asyncio.get_running_loop().time(), self._seconds_until_due()
+        now, seconds_until_due = asyncio.get_running_loop().time(), self._seconds_until_due()
         if not scale.replicas and not autoscaling.paused:
-            if wait <= 0:
+            if seconds_until_due <= 0:
                 scale = scale_for_due_timeout(scale)
             elif now >= scaled.join_due_at:
                 scale = scale_to_keep_offsets(scale, partitions, shared=False)
         scaled.scale = scale
-        if wait > 0:
-            self.due = min(self.due, now + wait)
+        if seconds_until_due > 0:
+            self.due = min(self.due, now + seconds_until_due)
 
     async def _open_missing_drains(self) -> None:
         """Open drains up to the Sensor's scale, each with a slot that no running drain has. Raises

@@ -40,8 +40,8 @@ class LeavingGroups:
     def delay_drains(self, id_: str, previous: str, group: str, autoscaling: Autoscaling) -> None:
         """Let a changed Trigger or Sensor open drains only once its consumer group is empty: pods
         with the old contract may go on draining without a request of ours. There is no delay if
-        `group` isn't the `previous` one, nor with a min-scale, as the reconciliation then waits for
-        the old pods."""
+        `group` isn't the `previous` group. Nor is there one with a min-scale, as the reconciliation
+        then waits for the old pods."""
         if previous == group and not autoscaling.min_scale:
             self._ending.delay_end(id_, partial(self._wait_until_empty, id_, group))
 

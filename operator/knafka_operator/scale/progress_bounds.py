@@ -15,7 +15,7 @@ from knafka.core.drain import DrainProgress
 MAX_REASONS: Final = 100
 """Most reasons for dead letters of one Trigger; further ones are counted as `OTHER_REASONS`."""
 OTHER_REASONS: Final = "other"
-"""The reason under which reasons are counted that aren't kept."""
+"""The common reason for dead letters whose own reasons aren't kept."""
 MAX_TEXT_LENGTH: Final = 2_000
 """Most characters of an error, a reason or a congestion."""
 MAX_PARTITIONS: Final = 2_000

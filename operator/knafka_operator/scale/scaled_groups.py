@@ -57,8 +57,8 @@ COMMIT_SECONDS: Final = MAX_COMMIT_INTERVAL + 2.0
 
 @dataclass(eq=False, slots=True)
 class ScaledGroup:
-    """A Trigger or Sensor with a consumer group, its lag and its drains. Its subclasses add
-    `on_line`, and so implement `Unit` (`holds`)."""
+    """A Trigger or Sensor with a consumer group, its lag and its drains. The subclasses add
+    `on_line`, and so implement `holds.Unit`."""
 
     id: str
     """The id by which the scaler knows the Trigger or Sensor."""
@@ -71,7 +71,7 @@ class ScaledGroup:
     """The last decision about the number of drains."""
     floor: int = 0
     """Number of drains to hold even without any lag (min-scale)."""
-    open: dict[Hold, DrainProgress] = field(default_factory=dict)
+    open_requests: dict[Hold, DrainProgress] = field(default_factory=dict)
     """The open requests, with the last progress of each."""
     ended_counts: DrainProgress = field(default_factory=DrainProgress)
     """Sum of the counts of drains that have ended; for a Trigger, also all that shards reported."""
@@ -95,11 +95,11 @@ class ScaledGroup:
 
     def on_open(self, hold: Hold) -> None:
         """Record that a request was opened."""
-        self.open[hold] = DrainProgress()
+        self.open_requests[hold] = DrainProgress()
 
     def on_close(self, hold: Hold) -> None:
         """Record that a request has ended: add its counts to those of ended drains."""
-        self.ended_counts = sum_progress([self.ended_counts, self.open.pop(hold)], [])
+        self.ended_counts = sum_progress([self.ended_counts, self.open_requests.pop(hold)], [])
 
     def on_end(self, ended: Ended, last: DrainProgress | None, error: str | None) -> None:
         """Record the `error` of a request; None: it had none. If the request ended as intended,
@@ -137,7 +137,7 @@ class SharedDrain(Protocol):
 
 @dataclass(eq=False, slots=True)
 class ScaledTrigger(ScaledGroup):
-    """A Trigger that the scaler watches; the `Unit` of its own drains."""
+    """A Trigger that the scaler watches; the `holds.Unit` of its own drains."""
 
     egress: Egress
     own: Holds[DrainProgress] = field(init=False)
@@ -192,7 +192,7 @@ class ScaledTrigger(ScaledGroup):
 
     def on_open(self, hold: Hold) -> None:
         """Record that a request was opened, also for `rest` if no other request is open."""
-        if not self.open:
+        if not self.open_requests:
             self.rest.on_begin(self.lag or 0, asyncio.get_running_loop().time())
         ScaledGroup.on_open(self, hold)
 
@@ -203,8 +203,8 @@ class ScaledTrigger(ScaledGroup):
 
     def on_line(self, hold: Hold, line: DrainProgress) -> None:
         """Record a line of progress of an own drain."""
-        self.rest.on_progress(self.open.get(hold), line, asyncio.get_running_loop().time())
-        self.open[hold] = line
+        self.rest.on_progress(self.open_requests.get(hold), line, asyncio.get_running_loop().time())
+        self.open_requests[hold] = line
         if has_settled(line):
             self.drain_error = None
 
@@ -241,8 +241,8 @@ class ScaledTrigger(ScaledGroup):
         self.lag_request_due_at = now + LAG_INTERVAL * random.uniform(0.75, 1.25)
 
     def on_settled(self, events: int, unsettled: int) -> None:
-        """Record the shard's report that `events` more events are settled, and `unsettled` are not
-        yet. If all waiting events are settled, decide again, by a lag of 0."""
+        """Record the shard's report that `events` more events are settled, and `unsettled` events
+        are not yet. If all waiting events are settled, decide again, by a lag of 0."""
         self.settled_since_request += events
         if unsettled:
             self.nothing_unsettled_since = math.inf
@@ -251,7 +251,7 @@ class ScaledTrigger(ScaledGroup):
         if self.lag and not unsettled and self.settled_since_request >= self.lag:
             # Without a request for the lag, as one event may have woken a thousand Triggers.
             self.lag = 0
-            self.set_scale(decide_scale(0, 1, self.autoscaling, 1, shared=True))
+            self.set_scale(decide_scale(0, 1, self.autoscaling, held=1, shared=True))
 
     def set_scale(self, scale: Scale) -> None:
         """Record a decision about the number of drains, and count it by its cause."""
@@ -270,8 +270,8 @@ class ScaledTrigger(ScaledGroup):
             self.set_scale(scale_for_expected_event(shared=True))
         else:
             self.lag += records
-            # 1 drain is held: a Trigger below its activation threshold is drained with the others.
-            self.set_scale(decide_scale(self.lag, 1, self.autoscaling, 1, shared=True))
+            # Counted as held: a Trigger below its activation threshold is drained with the others.
+            self.set_scale(decide_scale(self.lag, 1, self.autoscaling, held=1, shared=True))
         self.note_lag_known()
 
     def counts(self) -> ScalingCounts:
@@ -283,7 +283,7 @@ class ScaledTrigger(ScaledGroup):
         of open drains, the counts of all drains so far, and the first error of three: of its own
         drains, its shard's, or the lag's. Drains include its shard's."""
         shard = self.drained_by
-        open_drains = [*self.open.values(), *(shard.progress_of(self) if shard else ())]
+        open_drains = [*self.open_requests.values(), *(shard.progress_of(self) if shard else ())]
         return ScalingStatus(
             lag=self.lag,
             replicas=len(open_drains),
@@ -298,8 +298,8 @@ class ScaledTrigger(ScaledGroup):
 
 @dataclass(eq=False, slots=True)
 class ScaledSensor(ScaledGroup):
-    """A Sensor that the scaler watches; the `Unit` of its drains. Its lag is the sum of its group's
-    lags in the bus's topic and in its trigger topic."""
+    """A Sensor that the scaler watches; the `holds.Unit` of its drains. Its lag is the sum of its
+    group's lags in the bus's topic and in its trigger topic."""
 
     sensor: SensorContract
     holds: Holds[DrainProgress] = field(init=False)
@@ -321,7 +321,7 @@ class ScaledSensor(ScaledGroup):
     def on_line(self, hold: Hold, line: DrainProgress) -> None:
         """Record a line of progress: counts, the events that the drain's triggers hold, its slot
         and, if it has partitions, that the last error is over."""
-        self.open[hold] = line
+        self.open_requests[hold] = line
         if (reported := line.holding) is not None:
             for number in reported.partitions:
                 self.holding[number] = [
@@ -336,7 +336,7 @@ class ScaledSensor(ScaledGroup):
         """Return the scaler's view of the Sensor: its lag, the last scaling decision, the number of
         open drains, the counts of all drains so far, and the error of its drains, else the lag's.
         """
-        open_drains = list(self.open.values())
+        open_drains = list(self.open_requests.values())
         return ScalingStatus(
             lag=self.lag,
             replicas=len(open_drains),

@@ -27,12 +27,12 @@ MAX_NON_MEMBERS: Final = 1_000
 about to join the shard."""
 
 _NO_COUNTS: Final[dict[str, Any]] = {**dict.fromkeys(COUNTED, 0), "dead_letters": {}}
-"""The fields of a progress that hold counts, each without any."""
+"""The fields of a progress that hold counts, all set to zero or empty."""
 
 
 class SettledGroups(NamedTuple):
     """Consumer groups of a shard, and the offsets that they have committed: by these, their lag is
-    known without a request. The arguments of `LagSource.note_committed`."""
+    known without a request. The fields are the arguments of `GroupSource.note_committed`."""
 
     groups: Sequence[str]
     topic: str
@@ -43,7 +43,7 @@ class SettledGroups(NamedTuple):
 
 
 class ScaledShard:
-    """A shard whose Triggers the scaler watches; the `Unit` of its request."""
+    """A shard whose Triggers the scaler watches; the `holds.Unit` of its request."""
 
     def __init__(self, shard: Shard) -> None:
         """Begin without Triggers; the scaler sets `holds`."""
@@ -65,7 +65,7 @@ class ScaledShard:
         returned them."""
         self._is_open = False
         """Whether a request is open."""
-        self._contract: int | None = None
+        self._contract_position: int | None = None
         """Position in the contract topic that the open request has reported; None: no line yet."""
         self._last_progress: dict[str, DrainProgress] = {}
         """The last progress of each group in the open request, member or not."""
@@ -116,8 +116,8 @@ class ScaledShard:
         )
 
     def add(self, trigger: ScaledTrigger) -> None:
-        """Add a Trigger. An open request goes on, and what it has reported of the Trigger already
-        is counted."""
+        """Add a Trigger. An open request goes on, and its earlier reports about the Trigger are
+        counted."""
         group = trigger.egress.group
         self._members[group] = trigger
         trigger.drained_by = self
@@ -148,20 +148,21 @@ class ScaledShard:
         if not self._is_open:
             return ()
         progress = self._last_progress.get(trigger.egress.group)
-        return (
-            progress.model_copy(update=_NO_COUNTS) if progress is not None else DrainProgress(),
-        )
+        if progress is None:
+            return [DrainProgress()]
+        return [progress.model_copy(update=_NO_COUNTS)]
 
     def has_applied(self, position: int) -> bool:
         """Whether the open request has reported that the shard delivers by all records of the
         contract topic before `position`. Also True if the shard has no request."""
         if not self.holds.all:
             return True
-        return self._is_open and self._contract is not None and self._contract >= position
+        reported_position = self._contract_position
+        return self._is_open and reported_position is not None and reported_position >= position
 
     def on_open(self, hold: Hold) -> None:
-        """Record that a request was opened, and drop what the previous one has reported."""
-        self._is_open, self._contract = True, None
+        """Record that a request was opened, and drop the reports of the previous one."""
+        self._is_open, self._contract_position = True, None
         if self._began is None:
             self._began = asyncio.get_running_loop().time()
         self._last_progress, self._counted, self._settled = {}, {}, None
@@ -178,8 +179,8 @@ class ScaledShard:
                 self._last_progress[group] = progress
             if (member := self._members.get(group)) is not None:
                 self._count(member, progress)
-        if line.contract != self._contract:
-            self._contract = line.contract
+        if line.contract != self._contract_position:
+            self._contract_position = line.contract
             self.notify_waiting()
 
     def on_close(self, hold: Hold) -> None:
@@ -188,8 +189,8 @@ class ScaledShard:
 
     def on_end(self, ended: Ended, last: ShardProgress | None, error: str | None) -> None:
         """Record a request's `error`; None: it had none. If the request ended idle, or because its
-        budget was spent, also record that its groups were joined and, if idle, what they have
-        committed. After any other end the lags of all members are read again."""
+        budget was spent, also record that its groups were joined and, if idle, their committed
+        offsets. After any other end the lags of all members are read again."""
         self.error = error
         began, self._settled = self._began, None
         if ended is not Ended.BUDGET:
@@ -240,7 +241,7 @@ class ScaledShard:
         counted_before, known_letters = self._counted.get(group, (Counts(), {}))
         new_counts = counts - counted_before
         if any(getattr(new_counts, name) < 0 for name in COUNTED):
-            new_counts, known_letters = counts, {}  # The dispatcher has begun to count anew.
+            new_counts, known_letters = counts, {}  # the dispatcher has begun to count anew
         self._counted[group] = counts, letters
         new_counts_by_name = {name: getattr(new_counts, name) for name in COUNTED}
         # Most lines have no dead letters, and up to a thousand lines a second come here.

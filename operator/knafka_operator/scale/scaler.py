@@ -67,9 +67,9 @@ class Scaler:
         request_budgets: tuple[float, float] = REQUEST_BUDGETS,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """`budget`: as `BUDGET`. `request_budgets` are the most seconds of its
-        first request, and of each later one. `now` returns Unix time (seconds), with which Sensors'
-        timeouts are compared."""
+        """`budget`: as `BUDGET`. `request_budgets` are the most seconds of a drain's first request,
+        and of each later one. `now` returns Unix time (seconds), with which Sensors' timeouts are
+        compared."""
         self._request_budgets = request_budgets
         self._kafka = kafka
         self._drains = drains
@@ -79,8 +79,8 @@ class Scaler:
         """Shards with Triggers, or with a request that hasn't ended, by group."""
         self._ending = EndingHolds(self._on_drains_ended)
         self._forgotten: dict[str, Egress] = {}
-        """By id, the last Egress of each Trigger that is no longer scaled and had its own
-        drains."""
+        """By id, the last Egress of each Trigger that is no longer scaled and had its own drains.
+        If the Trigger comes back, pods with that Egress may still drain (`LeavingGroups`)."""
         self._lag_checks = LagChecks()
         self._topic_checks = TopicChecks(kafka, self._ending, self._lag_checks)
         self._leaving_groups = LeavingGroups(kafka, self._ending)
@@ -124,12 +124,18 @@ class Scaler:
             previous_own_egress = trigger.own_egress
         previous_egress, is_changed = trigger.egress, trigger.egress != egress
         if trigger.drained_by is not None:
-            stays = shard is not None and shard.group == trigger.drained_by.shard.group
-            stays = stays and not autoscaling.paused
+            stays = (
+                shard is not None
+                and shard.group == trigger.drained_by.shard.group
+                and not autoscaling.paused
+            )
+            # A shard knows its Triggers by consumer group: with another group, a Trigger that
+            # stays leaves and joins again.
             if not stays or previous_egress.group != egress.group:
                 self._leave(trigger, stays=stays)
         if shard is not None or autoscaling.paused or is_changed:
             self._ending.end(trigger_id, trigger.own)
+        # After `end`: the delay begins once the drains that end now have ended.
         if previous_own_egress is not None and (previous_own_egress != egress or shard is not None):
             self._leaving_groups.delay_drains(
                 trigger_id, previous_own_egress.group, egress.group, autoscaling
@@ -161,7 +167,7 @@ class Scaler:
             if trigger.own_egress is not None:
                 self._forgotten[id_] = trigger.own_egress
                 if len(self._forgotten) > MAX_FORGOTTEN:
-                    del self._forgotten[next(iter(self._forgotten))]
+                    del self._forgotten[next(iter(self._forgotten))]  # the oldest
         self._sensors.forget(id_)
         await self._ending.wait_until_ended(id_)
 
@@ -187,7 +193,7 @@ class Scaler:
         drain at once, without asking Kafka for each group's lag.
         """
         topic_check = self._topic_checks.find(topic)
-        for topics_check in self._topic_checks.covering(topic):
+        for topics_check in self._topic_checks.find_covering(topic):
             # Triggers of several topics (KafkaSources) are checked even while they have drains.
             needs_request = (
                 trigger.needs_lag_request for trigger in topics_check.triggers.values()
@@ -262,7 +268,7 @@ class Scaler:
 
     def reads(self, topic: str) -> bool:
         """Whether a scaled Trigger or Sensor reads this topic."""
-        return bool(self._topic_checks.covering(topic)) or self._sensors.reads(topic)
+        return bool(self._topic_checks.find_covering(topic)) or self._sensors.reads(topic)
 
     def topics_with_drains(self) -> set[str]:
         """Return the topics of Triggers with open drains. These topics may grow at any time: the

@@ -69,6 +69,7 @@ class SensorScaler:
         if autoscaling.paused or scaled.sensor != sensor:
             self._ending.end(sensor_id, scaled.holds)
         if scaled.sensor != sensor:
+            # After `end`: the delay begins once the drains that end now have ended.
             if not scaled.autoscaling.min_scale:
                 group = scaled.sensor.group
                 self._leaving_groups.delay_drains(sensor_id, group, sensor.group, autoscaling)
@@ -86,7 +87,8 @@ class SensorScaler:
             self._ending.end(sensor_id, check.scaled.holds)
 
     def wake(self, topic: str) -> None:
-        """Check the lag of each Sensor that reads this topic and has no drain soon."""
+        """Make the check due soon of each Sensor that reads this topic, has no drain and isn't
+        paused."""
         for check in self._checks.values():
             sensor = check.scaled
             if topic in sensor.topics and not (sensor.holds or sensor.autoscaling.paused):
@@ -138,5 +140,6 @@ class SensorScaler:
             scaled.slots,
             self._request_budgets,
         )
-        scaled.note_joined()  # not known, so taken as now, like a Trigger's
+        # When a drain last joined the group isn't known: assume now, as for a Trigger.
+        scaled.note_joined()
         return check

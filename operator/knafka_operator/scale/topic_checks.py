@@ -19,7 +19,7 @@ class TopicChecks:
     """The lag checks of all topics with Triggers."""
 
     def __init__(self, kafka: GroupSource, ending: EndingHolds, lag_checks: LagChecks) -> None:
-        """Begin without topics. `kafka` and `ending` are the checks', which `lag_checks` runs."""
+        """Begin without topics. Each check gets `kafka` and `ending`; `lag_checks` runs it."""
         self._kafka, self._ending = kafka, ending
         self._lag_checks = lag_checks
         self._checks: dict[str, TopicLagCheck] = {}
@@ -36,9 +36,9 @@ class TopicChecks:
         """Return the check that covers this topic and no other; None: there is none."""
         return self._checks.get(topic)
 
-    def covering(self, topic: str) -> Sequence[TopicLagCheck]:
+    def find_covering(self, topic: str) -> Sequence[TopicLagCheck]:
         """Return the checks that cover this topic."""
-        checks = [check for check in self._multi_topic_checks.values() if topic in check.names]
+        checks = [check for check in self._multi_topic_checks.values() if topic in check.topics]
         return [*checks, self._checks[topic]] if topic in self._checks else checks
 
     def add(self, trigger: ScaledTrigger) -> None:
@@ -46,9 +46,9 @@ class TopicChecks:
         key = _topics_key(trigger.egress)
         check = self._checks.get(key)
         if check is None:
-            names = trigger.egress.topics
-            check = self._checks[key] = TopicLagCheck(names, self._kafka, self._ending)
-            if len(names) > 1:
+            topics = trigger.egress.topics
+            check = self._checks[key] = TopicLagCheck(topics, self._kafka, self._ending)
+            if len(topics) > 1:
                 self._multi_topic_checks[key] = check
             self._lag_checks.add(check)
         check.triggers[trigger.id] = trigger

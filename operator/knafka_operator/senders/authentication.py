@@ -83,11 +83,9 @@ class Authentication:
 
     def policies_condition(self, resource: Resource) -> Condition | None:
         """Return the condition `EventPoliciesReady`; None: authentication is off."""
-        return (
-            policies_ready_condition(self.applied_policies_of(resource), self.mode)
-            if self.is_on
-            else None
-        )
+        if not self.is_on:
+            return None
+        return policies_ready_condition(self.applied_policies_of(resource), self.mode)
 
 
 NO_AUTHENTICATION: Final = Authentication()

@@ -97,7 +97,7 @@ def _matches_host(name: str, host: str) -> bool:
 
 
 def _key_problem(certificate: x509.Certificate, key: str) -> str:
-    """Return what is wrong with `key`, the certificate's private key in PEM form; empty: it fits
+    """Return the problem with `key`, the private key in PEM form, for users; empty: the key fits
     the certificate."""
     try:
         private = load_pem_private_key(key.encode(), None)

@@ -116,9 +116,9 @@ NO_ENCRYPTION: Final = Encryption()
 
 
 def https_of_service(service: Mapping[str, Any] | None, name: str) -> Https:
-    """Return the https address that Knative gives a function. `service` is the function's stored
-    Knative Service, None: it doesn't exist; `name` is its name. Raises `NotReady` if there is no
-    https address."""
+    """Return the https address that Knative gives a function, without its CA certificates if they
+    are unusable. `service` is the function's stored Knative Service, None: it doesn't exist; `name`
+    is its name. Raises `NotReady` if there is no https address."""
     address = ((service or {}).get("status") or {}).get("address") or {}
     url = str(address.get("url") or "")
     if not url:

@@ -37,14 +37,14 @@ class Features:
     encryption: Encryption | KnafkaError
     """Whether senders must use https."""
     event_types: bool
-    """Whether EventTypes are created; False if that can't be read."""
+    """Whether EventTypes are created; also False if the features are unreadable."""
 
 
 async def observe_features(
     cluster: Cluster, settings: Settings, policies: Policies, namespace: str
 ) -> Features:
-    """Read the features of a namespace. `policies` has all EventPolicies of the cluster. Raises
-    `ClusterError`."""
+    """Read the features of a namespace. `policies` has all EventPolicies of the cluster. An invalid
+    feature becomes an error in the result; raises only `ClusterError`."""
     try:
         config = await _read_config(cluster, settings)
     except InvalidDocument as error:
@@ -54,9 +54,9 @@ async def observe_features(
         """Return how requests are authenticated, with this namespace's policies if authentication
         is on."""
         configured = Authentication.of(config)
-        return (
-            replace(configured, policies=policies.of(namespace)) if configured.is_on else configured
-        )
+        if not configured.is_on:
+            return configured
+        return replace(configured, policies=policies.of(namespace))
 
     return Features(
         _value_or_error(authentication),
@@ -97,8 +97,9 @@ async def observe_https(
     cluster: Cluster, broker: Broker, settings: Settings, now: datetime | None = None
 ) -> Https | NotReady:
     """Return the https address of a Broker's receiver, or the error that explains why it has none.
-    `now` is the time by which its certificate is checked, None: the present. Raises
-    `ClusterError`."""
+    A Broker with the annotation `TLS_SECRET` has a receiver that terminates TLS itself; `now` is
+    the time at which its certificate must be valid, None: the present. For any other Broker the
+    address is Knative's (`observe_https_of`). Raises `ClusterError`."""
     namespace = broker.metadata.namespace
     if (name := broker.metadata.annotations.get(TLS_SECRET)) is None:
         return await observe_https_of(cluster, namespace, receiver_services.receiver_name(broker))

@@ -19,11 +19,12 @@ class Policies:
     """All EventPolicies of the cluster."""
 
     def __init__(self) -> None:
-        """Begin without policies, and as if there were none; a watch of them changes that."""
+        """Begin without policies. They count as known, since a cluster without the kind EventPolicy
+        has none, and isn't watched for them."""
         self.is_known = True
-        """Whether all policies are known; set by the policies' watch."""
+        """Whether all policies are known; set by the watch of EventPolicies."""
         self._by_namespace: dict[str, dict[Identity, Document]] = {}
-        """The stored policies by namespace, which has at least one, and identity."""
+        """The policies of each namespace that has any, by namespace and then by identity."""
 
     def __len__(self) -> int:
         """Return the number of policies in memory."""

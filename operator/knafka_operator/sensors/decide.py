@@ -84,7 +84,7 @@ class ObservedSensor(ObservedObject, Generic[K]):
     broker: BrokerState[K] | None = None
     """The state of the Sensor's Broker or channel; None: it has no topic yet."""
     stored_broker: Mapping[str, Any] | None = None
-    """The Broker's document, read only if it has no topic; None: it doesn't exist."""
+    """The Broker's document. None: it wasn't read, as the Broker has a topic, or doesn't exist."""
     ours: bool = True
     """Whether Knafka serves that Broker."""
     served: bool = True
@@ -180,7 +180,7 @@ def decide(
     observed: ObservedSensor[K], names_of_others: Container[str], settings: Settings
 ) -> SensorDecision:
     """Decide a Sensor's conditions, status and next effects; the effects are in the order in which
-    they must run (`SENSOR_ORDER`).
+    they must run (`decisions.steps.SENSOR_ORDER`).
 
     `names_of_others` has the topics and consumer groups of other Sensors.
     """
@@ -214,7 +214,7 @@ def _ensure_topics(
     steps: _SensorSteps[K],
 ) -> Mapping[str, Topic] | None:
     """Decide `TopicsReady`: the Sensor's own topics exist, and its group has its first offsets.
-    Returns these topics; None: it isn't decided yet."""
+    Returns these topics; None: not all of this holds yet, and the condition says why."""
     observed, annotations = steps.observed, steps.annotations
     with steps.conditions.step(TOPICS_READY):
         existing_topics = value_or_raise(observed.topics)
@@ -375,7 +375,7 @@ def _consumer_group(
     """Return the name of a Sensor's consumer group: the recorded one, else the usual one (BUS-S14),
     or a distinct one if somebody else has the usual one. `annotations` are those of the Sensor's
     status; `foreign`: whether a group of the usual name exists that isn't proved to be the
-    Sensor's. Raises `NotReady` if the Sensor has used that very group by its status."""
+    Sensor's. Raises `NotReady` if it is foreign and the status says that the Sensor has used it."""
     name_parts = sensor.metadata.namespace, sensor.bus.family.own_name(sensor.metadata.name)
     recorded_group, usual_group = annotations.get(GROUP_STATUS), names.sensor_group(*name_parts)
     is_recorded_foreign = foreign and recorded_group == usual_group

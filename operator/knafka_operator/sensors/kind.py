@@ -41,7 +41,7 @@ from knafka_operator.model.sensors import (
     Sensor,
     bus_of,
 )
-from knafka_operator.records.ownership import SensorOwnership, kept_names, may_have_group
+from knafka_operator.records.ownership import SensorOwnership, may_have_group, names_in_status
 from knafka_operator.records.state import (
     BrokerRecord,
     BrokerState,
@@ -89,11 +89,10 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
 
     def note_trigger(self, trigger: Document, *, gone: bool) -> Key | None:
         """Note a Trigger that was seen or, with `gone`, deleted. Returns the key of the Sensor that
-        made it, for it to be enqueued, if the Trigger has changed or become Ready or not; else
-        None.
+        made the Trigger if the Sensor must be reconciled: the Trigger is new or gone, or has a new
+        declaration, readiness or reason. Otherwise returns None.
 
-        A Sensor lists its Triggers, and the cache doesn't reconcile objects that list others when
-        these change.
+        The cache can't notice that, as it doesn't track lists, and a Sensor lists its Triggers.
         """
         key, sensor_name = key_of(trigger), owning_sensor(trigger)
         previous = self._seen_triggers.pop(key, None)
@@ -109,8 +108,9 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
     def scaling_status(self, identity: Identity) -> ScalingStatus | None:
         """Return the scaler's status of a Sensor; None: it isn't scaled."""
         record = self.states.sensors.get(identity)
-        scaled = None if record is None else record.scaled
-        return None if record is None or scaled is None else scaled[0].scaler.status(record.id)
+        if record is None or record.scaled is None:
+            return None
+        return record.scaled[0].scaler.status(record.id)
 
     def scaled_sensors(self) -> Mapping[Identity, tuple[ScalingStatus, Mapping[Cause, int]]]:
         """Return for each scaled Sensor the scaler's status, and how often it woke by cause."""
@@ -127,7 +127,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
     def remember(self, document: Document) -> SensorRecord:
         """Record a Sensor's bus, and claim its topics and group; returns its record."""
         record = self.states.ensure_sensor(document, bus_of(document))
-        self.states.claim_sensor_names(record, kept_names(document))
+        self.states.claim_sensor_names(record, names_in_status(document))
         return record
 
     def ensure_record(self, document: Document) -> SensorRecord:
@@ -150,7 +150,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
     def status_of(
         self, observed: Observed, decision: SensorDecision, record: SensorRecord
     ) -> Mapping[str, Any]:
-        """Return the last decision's status, with the condition of a roll-out that waits."""
+        """Return the last decision's status, with a condition if the function's roll-out waits."""
         self.states.rolls.add_condition(decision.conditions, self._function_identity(record))
         return super().status_of(observed, decision, record)
 
@@ -201,7 +201,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
     async def _delete_group_and_topics(self, document: Document, record: SensorRecord) -> None:
         """Delete the group and the topics that a Sensor's status names, if they are the Sensor's
         own. Raises `LogError`, also while the group has members, `NotReady`, `InvalidDocument`."""
-        annotations, own_names = status_annotations(document), kept_names(document)
+        annotations, own_names = status_annotations(document), names_in_status(document)
         kafka, group = await self._find_kafka(document, record), annotations.get(GROUP_STATUS)
         if group is not None and group in own_names:
             if await self._own.may_delete(record, group, kafka):
@@ -272,9 +272,8 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         brokers, bus_record = self.buses.get(record.bus.family), self._bus_record(record.bus)
         if brokers is None:
             return replace(observed, served=False)
-        state, stored = bus_record.state if bus_record else None, None
-        if state is None:
-            stored = await self._read_bus(record.bus)
+        state = bus_record.state if bus_record else None
+        stored = await self._read_bus(record.bus) if state is None else None
         observed = replace(
             observed,
             broker=state,
@@ -291,7 +290,8 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
     async def _with_topics(
         self, observed: Observed, sensor: Sensor, bus: BrokerState, record: SensorRecord
     ) -> Observed:
-        """Return `observed` with the Sensor's topics, and whose they and the group are."""
+        """Return `observed` with descriptions of the Sensor's topics, and with the topics and the
+        group that may be somebody else's. An error of Kafka takes the place of the topics."""
         annotations = status_annotations(observed.document)
         topics = await self._describe_topics(sensor, annotations, bus)
         try:

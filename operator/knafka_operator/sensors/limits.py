@@ -47,12 +47,9 @@ def held_limits(sensor: Resource) -> HeldLimits:
     def read_number(name: str, default: int, minimum: int, maximum: int) -> int:
         """Return the whole number in the annotation `name`, or the default without that annotation.
         Raises `InvalidDocument` if it isn't between minimum and maximum, both included."""
-        text = declared.get(name)
-        return (
-            default
-            if text is None
-            else parse_whole_number(text, annotation_path(name), minimum, maximum)
-        )
+        if (text := declared.get(name)) is None:
+            return default
+        return parse_whole_number(text, annotation_path(name), minimum, maximum)
 
     return HeldLimits(
         keys=read_number(MAX_HELD_KEYS_ANNOTATION, MAX_HELD_KEYS, 1, MOST_HELD_KEYS),

@@ -105,11 +105,8 @@ def _topic_name(
     usual_name, distinct_name = candidate_names(sensor, use)
     if (recorded_name := recorded_topic(sensor, use, annotations)) is not None:
         return recorded_name
-    return (
-        distinct_name
-        if usual_name in names_of_others or existing_topics.get(usual_name) is not None
-        else usual_name
-    )
+    is_taken = usual_name in names_of_others or existing_topics.get(usual_name) is not None
+    return distinct_name if is_taken else usual_name
 
 
 def annotations_to_record(
@@ -125,18 +122,18 @@ def annotations_to_record(
     it."""
     annotations_to_write = {} if annotations.get(GROUP_STATUS) == group else {GROUP_STATUS: group}
     for use, topic in topics_by_use.items():
-        name, id_ = TOPICS[use]
-        is_recorded = annotations.get(name) == topic.name
+        name_key, id_key = TOPICS[use]
+        is_recorded = annotations.get(name_key) == topic.name
         if existing_topics[topic.name] is not None and not is_recorded:
             raise TopicRefused(
                 "TopicNotOurs",
                 f"topic {topic.name} exists and was not made for this object: delete it, or "
                 "give this one another name",
             )
-        was_deleted = existing_topics[topic.name] is None and bool(annotations.get(id_))
+        was_deleted = existing_topics[topic.name] is None and bool(annotations.get(id_key))
         # A topic that was deleted is created again with another id, so its recorded id is cleared.
         if not is_recorded or was_deleted:
-            annotations_to_write |= {name: topic.name, id_: ""}
+            annotations_to_write |= {name_key: topic.name, id_key: ""}
     if annotations_to_write:
         annotations_to_write[desired.PARTITIONS_KEY] = str(topics_by_use[TRIGGER].partitions)
         annotations_to_write[desired.BOOTSTRAP_SERVERS] = broker.defaults.kafka.bootstrap_servers
@@ -162,6 +159,7 @@ def topics_to_create(
         needed = topic_effects(
             topic, existing_topics[topic.name], recorded, maxima, disputed=is_disputed
         )
+        # `topic_effects` uses a Broker's keys of the status; the topics of a Sensor have others.
         if any(isinstance(effect, CreateTopic) for effect in needed):
             effects.append(CreateTopic(topic, name_key, id_key))
     return effects

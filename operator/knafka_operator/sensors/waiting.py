@@ -21,15 +21,14 @@ MAX_SHOWN_TRIGGERS: Final = 20
 MAX_OLDEST_KEYS: Final = 3
 """Most keys shown of each trigger."""
 
-Shown = list[dict[str, Any]]
+WaitingStatus = list[dict[str, Any]]
 """The value of `status.waiting`: an entry for each shown trigger."""
 
 
-def waiting_status(sensor: SensorContract, held: Iterable[Waiting]) -> Shown:
+def waiting_status(sensor: SensorContract, held: Iterable[Waiting]) -> WaitingStatus:
     """Return `status.waiting`: which events each of a Sensor's triggers holds and waits for, and
-    since when. `held` are the held events, as drains report them. Triggers without held events are
-    left out. Of the others the `MAX_SHOWN_TRIGGERS` are shown that have waited for the longest
-    time, the longest first."""
+    since when. `held` are the held events, as drains report them. Only triggers with held events
+    are shown, at most `MAX_SHOWN_TRIGGERS`: those that have waited longest, the longest first."""
     rules = {rule.name: rule for rule in sensor.rules()}
     held_by_trigger: dict[str, list[Waiting]] = {}
     for waiting in held:
@@ -76,7 +75,7 @@ def _trigger_status(rule: Rule, held: Sequence[Waiting]) -> dict[str, Any]:
 
 def _key_status(rule: Rule, waiting: Waiting) -> dict[str, Any]:
     """Return the status entry of one key: which dependencies have events, and for which the trigger
-    waits. `!NAME`: it waits for the time to pass in which an event of NAME would cancel it."""
+    waits. `!NAME` in `waitsFor`: the trigger waits until events of NAME can no longer cancel it."""
     condition = rule.condition
     missing = sorted(condition.wanted.keys() - set(waiting.has))
     # A complete condition waits for the end of the time in which the unwanted events may arrive.

@@ -72,9 +72,9 @@ class ObservedSink(ObservedAddressable):
     taken: bool = False
     """Whether another sink has created a topic of this name, or is about to."""
     disputed: bool = True
-    """Whether an empty id in the status doesn't prove that the topic was created for the sink. It
-    proves that only if the topic has no records. True if that wasn't read."""
-    others: int = 0
+    """Whether an empty id in the status doesn't prove that the topic was created for the sink: the
+    topic has records, or that wasn't read."""
+    other_partitions: int = 0
     """Number of partitions of the other topics that were created for objects of the namespace."""
 
     def after(self, effect: Effect, result: Any) -> ObservedSink:
@@ -88,7 +88,7 @@ class ObservedSink(ObservedAddressable):
 
 def decide(observed: ObservedSink, settings: Settings) -> AddressableDecision:
     """Decide a KafkaSink's conditions, status and next effects; the effects are in the order in
-    which they must run (`BROKER_ORDER`)."""
+    which they must run (`decisions.steps.BROKER_ORDER`)."""
     no_receiver = NotReady("NoReceiver", "no receiver has been Ready yet", transient=True)
     steps = AddressableSteps(observed, SINK_CONDITIONS, no_receiver)
     with steps.conditions.step(CONFIG_PARSED):
@@ -163,12 +163,12 @@ def _ensure_topic(
         existing,
         annotations,
         settings.maxima,
-        observed.others,
+        observed.other_partitions,
         disputed=observed.disputed,
         recorded=recorded,
     ):
-        steps.needed.run_first(*creating_effects)
-    assert existing is not None
+        steps.needed.run_first(*creating_effects)  # always raises
+    assert existing is not None  # else there would be effects that create the topic
     annotations.update(recorded)
     steps.conditions.set(as_declared_condition(topic_to_make, existing))
     return existing

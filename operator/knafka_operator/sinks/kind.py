@@ -90,7 +90,7 @@ class KafkaSinks(Reconciler[ObservedSink, AddressableDecision, SinkRecord], Kind
             self._drop(identity)
             record = self.records[identity] = SinkRecord(uid)
         if (topic := _created_topic(document)) is not None:
-            self._claim(record, _servers(document), topic)
+            self._claim(record, _declared_servers(document), topic)
         return record
 
     def ensure_record(self, document: Document) -> SinkRecord:
@@ -134,7 +134,7 @@ class KafkaSinks(Reconciler[ObservedSink, AddressableDecision, SinkRecord], Kind
         no other sink of the namespace names it. Raises `LogError`, `ClusterError`, and `NotReady`
         or `InvalidDocument` if its Kafka isn't known."""
         try:
-            sink = parse(KafkaSink, _declared(document))
+            sink = parse(KafkaSink, _without_status(document))
         except InvalidDocument:
             return  # the sink is invalid, so its Kafka isn't known
         if await self._is_named_by_other_sink(sink, topic):
@@ -224,7 +224,7 @@ class KafkaSinks(Reconciler[ObservedSink, AddressableDecision, SinkRecord], Kind
             kafka_settings,
             secret,
             taken=self._is_claimed_by_other(record, sink.servers, sink.spec.topic),
-            others=self._other_partitions(identity),
+            other_partitions=self._other_partitions(identity),
             authentication=features.authentication,
             encryption=features.encryption,
         )
@@ -282,11 +282,11 @@ def _created_topic(document: Document) -> str | None:
     return topic if topic and topic == (document.get("spec") or {}).get("topic") else None
 
 
-def _servers(document: Document) -> str:
+def _declared_servers(document: Document) -> str:
     """Return the servers that a stored sink declares, comma-separated."""
     return ",".join(map(str, (document.get("spec") or {}).get("bootstrapServers") or ()))
 
 
-def _declared(document: Document) -> Document:
-    """Return the declared part of a sink's document, which lacks the status."""
+def _without_status(document: Document) -> Document:
+    """Return a sink's document without the status, and so only what was declared."""
     return {key: document[key] for key in ("apiVersion", "kind", "metadata", "spec")}

@@ -45,6 +45,7 @@ from knafka_operator.model.sources import (
 )
 from knafka_operator.scale.decide import ScalingStatus
 
+# Types of a KafkaSource's conditions, as upstream's.
 CONNECTION: Final = "ConnectionEstablished"
 SINK_PROVIDED: Final = "SinkProvided"
 OFFSETS: Final = "InitialOffsetsCommitted"
@@ -78,9 +79,9 @@ _ADDRESSES: Final = {
 def kafka_secret_values(
     spec: KafkaSourceSpec, credential_values: Mapping[Credential, str | None], namespace: str
 ) -> Mapping[str, str] | None:
-    """Return a source's credentials in the form of a Secret for Kafka (`kafka_secret`); None: none
-    are needed. `credential_values` has the values of the required credentials, None for a missing
-    one; `namespace` is the source's. Raises `NotReady` if one is missing."""
+    """Return a source's credentials in the form of a Secret for Kafka (`kafka_secret`); None: the
+    source needs no credentials. `credential_values` has the values of the required credentials,
+    None for a missing one; `namespace` is the source's. Raises `NotReady` if one is missing."""
     values: dict[str, str] = {}
     for (name, path, secret, key), value in credential_values.items():
         if value is None:
@@ -102,6 +103,12 @@ def missing_topics_error(topics: list[str], servers: str) -> NotReady:
         f"{servers:.300} has no topic {', '.join(topics):.600}: create it, correct spec.topics, or "
         "let the source's user describe it",
     )
+
+
+_STEPS_AFTER_OFFSETS: Final = frozenset(
+    step for step in Step if step.value > Step.COMMIT_OFFSETS.value
+)
+"""Steps that run only after start offsets have been committed."""
 
 
 def source_conditions(decided: ConditionSet, failed: Mapping[Step, KnafkaError]) -> ConditionSet:
@@ -130,15 +137,9 @@ def source_conditions(decided: ConditionSet, failed: Mapping[Step, KnafkaError])
     return translated
 
 
-_STEPS_AFTER_OFFSETS: Final = frozenset(
-    step for step in Step if step.value > Step.COMMIT_OFFSETS.value
-)
-"""Steps that run only after start offsets have been committed."""
-
-
 def _source_message(condition: Condition) -> str:
-    """Return the message of a Trigger's condition, with the words for a KafkaSource instead of
-    those for a Trigger."""
+    """Return the message of a Trigger's condition, with the parts that name a Trigger's conditions
+    and subscriber reworded for a KafkaSource."""
     if condition.type == SUBSCRIPTION_READY and condition.reason == "Waiting":
         return condition.message.replace("subscriber to deliver to", "sink to deliver to").replace(
             "it has no KafkaSource that could send it events", f"waits for {CONNECTION}"

@@ -58,7 +58,7 @@ class KafkaSources(Triggers):
         return changed_keys
 
     def remember(self, document: Document) -> object:
-        """Update the source's record from its document."""
+        """Update the source's record from its document, and return the record."""
         return self.states.store_trigger(document)
 
     def is_ours(self, document: Document) -> bool:

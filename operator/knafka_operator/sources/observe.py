@@ -54,9 +54,9 @@ class SourceObserver:
     async def connect_kafka(
         self, source: KafkaSource
     ) -> tuple[KafkaCluster, tuple[str, str] | None]:
-        """Return a source's Kafka, and `MOUNTED` with the version of the source's credentials;
-        None: it needs no credentials. The version changes when one of the Secrets does. Raises the
-        errors in `EXPECTED`, and `ClusterError`."""
+        """Return a source's Kafka, and `MOUNTED` with a version of the source's credentials, which
+        changes when one of their Secrets changes; None: the source needs no credentials. Raises the
+        errors in `decisions.status.EXPECTED`, and `ClusterError`."""
         spec, namespace = source.spec, source.metadata.namespace
         credentials = list(required_credentials(spec.net))
         stored = {
@@ -92,7 +92,7 @@ class SourceObserver:
 
         The error is returned if the source's group has begun on all missing topics: then events of
         the other topics are delivered meanwhile. It is raised if the group hasn't, or if no topic
-        exists. Also raises the other errors in `EXPECTED`, and `ClusterError`.
+        exists. Also raises the other errors in `decisions.status.EXPECTED`, and `ClusterError`.
         """
         spec, namespace = source.spec, source.metadata.namespace
         refuse_taken_topics(spec.topics, self.is_taken, "spec.topics")

@@ -129,7 +129,7 @@ def _injection_problems(injection: str, broker: str) -> Iterator[Problem]:
 
 
 def _immutable_trigger_changes(old: Document, new: Document) -> Iterator[Problem]:
-    """Yield a problem for a changed Broker of a Trigger, and one for a changed start position."""
+    """Yield a problem if a Trigger's Broker was changed, and one if its start position was."""
     old_broker, new_broker = (
         _broker_name_of_spec(mapping_at(document, "spec")) for document in (old, new)
     )

@@ -70,7 +70,7 @@ class TriggerDecision(Generic[K]):
     status: dict[str, Any]
     """The status without conditions, and without annotations that effects write."""
     watched: Watched[K] | None = None
-    """The delivery that `StartDelivery` begins; None: nothing is delivered."""
+    """The delivery that the effect `StartDelivery` begins; None: nothing is delivered."""
     automatic: Isolation | None = None
     """The isolation that was chosen for an `auto` Trigger; None: the Trigger isn't `auto`."""
 
@@ -99,8 +99,8 @@ class _TriggerSteps(Generic[K]):
         yet."""
         return TriggerDecision(effects, self.conditions, self.status)
 
-    def wait(self, message: str) -> None:
-        """Set `SubscriptionReady` to Unknown, as the message explains."""
+    def set_waiting(self, message: str) -> None:
+        """Set `SubscriptionReady` to Unknown; `message` tells users the reason."""
         self.conditions.set(Condition(SUBSCRIPTION_READY, Status.UNKNOWN, "Waiting", message))
 
 
@@ -108,7 +108,8 @@ def decide(
     observed: ObservedTrigger[K], taken: Container[str], settings: Settings
 ) -> TriggerDecision[K]:
     """Decide a Trigger's conditions, status and effects; the effects are in the order in which they
-    must run (`TRIGGER_ORDER`). If they have run already (`observed.acted`), the decision has none.
+    must run (`decisions.steps.TRIGGER_ORDER`). If they have run already (`observed.acted`), the
+    decision has none.
 
     `taken` has the consumer groups of other Triggers.
     """
@@ -139,7 +140,7 @@ def _decide(
     _check_broker_and_dependency(trigger, steps)
     subscriber, reply = _resolve_subscriber(steps)
     if broker is None:
-        steps.wait(f"it has no {family_of(trigger.kind).broker} that could send it events")
+        steps.set_waiting(f"it has no {family_of(trigger.kind).broker} that could send it events")
         # A running delivery ends only if its Broker is gone: one that exists may not be reconciled
         # yet.
         lost_broker = observed.watched is not None and observed.stored_broker is None
@@ -156,14 +157,14 @@ def _decide(
     if subscriber is None or not conditions.holds(
         DEPENDENCY_READY, SUBSCRIBER_RESOLVED, DEAD_LETTER_SINK_RESOLVED
     ):
-        steps.wait("it has no subscriber to deliver to: its events wait in Kafka")
+        steps.set_waiting("it has no subscriber to deliver to: its events wait in Kafka")
         return steps.decision(effects_to_stop)
 
     destinations = egresses.TriggerDestinations(subscriber, dead_letter_sink, reply)
     if broker.oidc:
         destinations = _decide_sender(trigger, destinations, steps)
         if destinations.sender is None and destinations.have_audience:
-            steps.wait("it has no service account to send as: its events wait in Kafka")
+            steps.set_waiting("it has no service account to send as: its events wait in Kafka")
             return steps.decision(effects_to_stop)
     decision = _decide_delivery(trigger, broker, destinations, taken, settings, steps)
     return decision or steps.decision(effects_to_stop if paused else ())
@@ -221,8 +222,8 @@ def _decide_sender(
     trigger: Trigger, destinations: egresses.TriggerDestinations, steps: _TriggerSteps[K]
 ) -> egresses.TriggerDestinations:
     """Decide `OIDCIdentityCreated`, and write account and audiences into the status. Returns the
-    destinations with the service account that the Trigger sends as; unchanged if the Trigger may
-    not have that account, which the condition then says."""
+    destinations with the service account that the Trigger sends as. If the Trigger may not have
+    that account, the condition has the error, and the destinations are returned unchanged."""
     with steps.conditions.step(OIDC_IDENTITY_CREATED):
         sender = service_accounts.sender_account(trigger, steps.observed.document)
         destinations = replace(destinations, sender=sender)
@@ -257,11 +258,11 @@ def _decide_delivery(
         )
         if autoscaling.paused:
             steps.status["annotations"].pop(DISPATCHER_KEY, None)
-        source = broker if actions is None else replace(broker, topic=actions.topic)
+        broker_to_read = broker if actions is None else replace(broker, topic=actions.topic)
         effects: tuple[Effect, ...] = ()
         if not observed.acted:
             effects = delivery_effects(
-                trigger, source, watched, contract or SharedContract(), observed, settings
+                trigger, broker_to_read, watched, contract or SharedContract(), observed, settings
             )
         account = service_accounts.account_in_status(observed.document)
         if account is not None and not broker.oidc:

@@ -74,7 +74,7 @@ def delivery_effects(
     `observed.watched` is the delivery that is running; `contract` is that of the Broker's shards.
     """
     egress = watched.egress
-    # Only the bootstrap servers change. They mostly belong to the same Kafka, so the running
+    # If only the bootstrap servers change, they mostly belong to the same Kafka, so the running
     # delivery goes on until the new one is Ready. If it is another Kafka, the group has no members
     # there, so its offsets can be written. With an external topic, delivery stops first, as its
     # group needs its start position at the new servers, too.
@@ -164,30 +164,32 @@ def _offset_effects(
     watched: Watched[K],
     observed: ObservedTrigger[K],
 ) -> Iterator[Effect]:
-    """Yield the effects that prepare the offsets of a group by which nothing is delivered now. For
-    a new Trigger they delete an older group of that name, if the family owns its groups, and commit
-    the start position.
+    """Yield the effects that give a group without members its start offsets:
 
-    A group that the Trigger's status names must get every event, so nothing is committed for it;
-    but it gets the start position on an external topic for which the status records no start,
-    unless the Trigger is paused. If Kafka has lost the group's offsets (the topic was recreated, or
-    the group had no member for a week), delivery begins at the start of the topic.
+        the status names no group     delete a leftover group of this name, if Knafka names the
+                                      family's groups; then commit on every topic
+        it names another group        commit on every topic
+        it names this group           external topics: commit on those that aren't started yet
+                                      (`ObservedTrigger.started_topics`), unless paused
+                                      own topic: nothing, as the group must get every event
+
+    If Kafka has lost the offsets on a started topic (the topic was recreated, or the group had no
+    member for a week), delivery begins at the start of the topic.
     """
     egress = watched.egress
-    annotations = status_annotations(observed.document)
-    promised_group = annotations.get(GROUP_STATUS)
+    promised_group = status_annotations(observed.document).get(GROUP_STATUS)
     if promised_group is None and family_of(trigger.kind).owns_group:
         yield DeleteGroup(egress.group)
-    is_new_group = promised_group != egress.group
-    if is_new_group or (broker.topic.external and not watched.autoscaling.paused):
-        started: Collection[str] = ()  # topics on which the group keeps its offsets
-        if not is_new_group:
-            servers = egress.kafka.bootstrap_servers
-            started = observed.started_topics(egress.topics, servers, egress.group)
-        start = kafka_settings.start_position(trigger.metadata.annotations)
-        for topic in egress.topics:
-            if topic not in started:
-                yield CommitOffsets(egress.group, topic, start)
+    started: Collection[str] = ()  # topics on which nothing is committed
+    if promised_group == egress.group:
+        if not broker.topic.external or watched.autoscaling.paused:
+            return
+        servers = egress.kafka.bootstrap_servers
+        started = observed.started_topics(egress.topics, servers, egress.group)
+    start = kafka_settings.start_position(trigger.metadata.annotations)
+    for topic in egress.topics:
+        if topic not in started:
+            yield CommitOffsets(egress.group, topic, start)
 
 
 def _own_dispatcher_effects(

@@ -184,8 +184,8 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
     def translate_to_kind(
         self, observed: Observed, conditions: ConditionSet, status: dict[str, Any]
     ) -> tuple[ConditionSet, dict[str, Any]]:
-        """Rename conditions and status fields to those of a kind that is reconciled like a Trigger,
-        such as a Subscription, which overrides this. A Trigger's stay as they are."""
+        """Return a Trigger's conditions and status, unchanged. Kinds that are reconciled like a
+        Trigger, such as Subscriptions, override this method, and rename conditions and fields."""
         return conditions, status
 
     async def hand_over(self, document: Document) -> None:
@@ -280,8 +280,8 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
             await self.stop_scaling(identity)
         record.watched, record.kafka = watched, watched.kafka
         watched.kafka.watched.update(watched.egress.topics)
-        shard, autoscaling = place.shard if place else None, watched.autoscaling
-        await watched.kafka.scaler.watch(trigger_id, watched.egress, autoscaling, shard)
+        shard = place.shard if place else None
+        await watched.kafka.scaler.watch(trigger_id, watched.egress, watched.autoscaling, shard)
 
     def _url(self, service: str, owner: Identity) -> str:
         """Return the URL of the Knative Service `service`, a function of the Trigger or Broker
@@ -374,7 +374,7 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         return self.scaling_status(identity)
 
     async def end_delivery(self, document: Document) -> None:
-        """Run the effect `StopDelivery` (`stop_delivery`). Raises `LogError` and `NotReady`."""
+        """Handle the effect `StopDelivery` (`stop_delivery`). Raises `LogError` and `NotReady`."""
         await self.stop_delivery(Identity.of(document))
 
     async def _run_stop_effects(self, observed: Observed, record: TriggerRecord) -> None:

@@ -47,7 +47,7 @@ class ObservedTrigger(ObservedObject, Generic[K]):
     broker: BrokerState[K] | None = None
     """The state of the Trigger's Broker or channel; None: it has no topic yet."""
     stored_broker: Mapping[str, Any] | None = None
-    """The Broker's document, read only if it has no topic; None: it doesn't exist."""
+    """The Broker's document. None: it wasn't read, as the Broker has a topic, or doesn't exist."""
     stopped: str | None = None
     """Why the Trigger's Broker may not use its topic; None: it may."""
     unreachable: KnafkaError | None = None
@@ -73,8 +73,8 @@ class ObservedTrigger(ObservedObject, Generic[K]):
     needed: Isolation | None = None
     """The isolation chosen for an `auto` Trigger, `OWN` or `SHARED`; None: none was chosen yet."""
     foreign_groups: frozenset[str] = frozenset()
-    """Existing groups of applications whose name is the one that a template gives to the Trigger's
-    group."""
+    """Existing groups of applications that have the name which a template gives to the Trigger's
+    group: at most one."""
     others_min_scale: int = 0
     """Sum of min-scale of the other Triggers in the namespace."""
     acted: bool = False
@@ -101,9 +101,10 @@ class ObservedTrigger(ObservedObject, Generic[K]):
         return observed
 
     def started_topics(self, topics: Collection[str], servers: str, group: str) -> tuple[str, ...]:
-        """Return on which of these external topics the group has got its start offsets: on those
-        that the status records, and on those that are delivered now. If an earlier release, which
-        recorded no topics, has delivered the object, return all `topics`."""
+        """Return those of the external topics `topics` on which the group has got its start
+        offsets: the topics that the status records, and those of the running delivery. Without a
+        running delivery, return all `topics` if an earlier release has started the group, as it
+        recorded no topics."""
         started = {*started_topics(self.annotations, servers, group)}
         if self.watched is not None:
             egress = self.watched.egress

@@ -4,9 +4,9 @@ its start offsets.
     "3f2a9c0e5d,77b01c9ae2 orders,payments"    for each of Kafka's two servers a digest of server
                                                and group, a space, the topics
 
-Kafka drops a group's offsets with a topic that is deleted, and those of a group without members
-after a week. On a topic that is recorded here a group without offsets has lost them, and begins at
-the topic's start: its initial offset, mostly the end, would skip events.
+Kafka deletes a group's offsets when the topic is deleted, or a week after the group's last member
+has left. So if a group has no offsets on a topic that is recorded here, it has lost them, and
+begins at the topic's start: its declared start position, mostly the end, would skip events.
 
 Pure. Not here: when offsets are committed (`delivery_effects`).
 """
@@ -31,8 +31,8 @@ KafkaSource."""
 
 def started_topics(annotations: Mapping[str, str], servers: str, group: str) -> Collection[str]:
     """Return the topics on which this group has been given its start offsets, as the status's
-    `annotations` record. Empty if these are about another group, or about a Kafka that has none of
-    the comma-separated `servers`."""
+    `annotations` record. Empty if the record is of another group, or of a Kafka that has none of
+    the comma-separated `servers`, or if there is no record."""
     digests, _, topics = annotations.get(STARTED_TOPICS, "").partition(" ")
     if not _digests(servers, group) & {*digests.split(",")}:
         return ()
@@ -45,17 +45,17 @@ def started_topics_annotation(topics: Collection[str], servers: str, group: str)
     return f"{','.join(sorted(_digests(servers, group)))} {','.join(dict.fromkeys(topics))}"
 
 
-def is_same_kafka(servers: str, others: str) -> bool:
+def is_same_kafka(servers: str, other_servers: str) -> bool:
     """Whether two comma-separated lists of bootstrap servers belong to the same Kafka: they have a
     server in common."""
-    return bool({*servers.split(",")} & {*others.split(",")})
+    return bool({*servers.split(",")} & {*other_servers.split(",")})
 
 
 def was_started_by_older_release(document: Mapping[str, Any], group: str) -> bool:
     """Whether an earlier release, which recorded no topics, has committed the group's start offsets
     for an object's present spec. Such a release wrote the group's name to the status after the
-    commit; so the status has the name, is of this spec, and has none of `_OFFSETS_CONDITIONS` as
-    False."""
+    commit. So it has committed them if the status names the group, is about the present generation
+    of the spec, and none of `_OFFSETS_CONDITIONS` is False in it."""
     status, metadata = document.get("status") or {}, document["metadata"]
     annotations = status_annotations(document)
     return (

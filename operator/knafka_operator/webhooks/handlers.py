@@ -89,8 +89,8 @@ def set_trigger_defaults(body: kopf.Body, patch: kopf.Patch, memo: kopf.Memo, **
 def check_broker(
     body: kopf.Body, memo: kopf.Memo, warnings: list[str], old: Any = None, **_: Any
 ) -> None:
-    """Refuse an invalid Broker, or warn about the class of a Broker that Knafka doesn't serve; kopf
-    shows users the texts added to `warnings`. Raises `kopf.AdmissionError`."""
+    """Refuse an invalid Broker. For one that Knafka doesn't serve, only add to `warnings` what may
+    be wrong with its class; kopf shows users these texts. Raises `kopf.AdmissionError`."""
     if memo.operator.brokers.is_ours(old or body):
         check_admission(admission.check_broker, body, memo, old)
     else:
@@ -131,8 +131,8 @@ async def _read_default_class(broker: Document, memo: kopf.Memo) -> str:
 
 
 def replace_document(raw: Any, document: Document) -> None:
-    """Replace the fields of `raw`, the object that kopf patches, by those of a document. kopf calls
-    this while it patches (`patch.fns`)."""
+    """Replace the fields of `raw`, the object that kopf patches, by those of `document`. Call it in
+    a function of `patch.fns`, which kopf runs while it patches."""
     # Not a merge patch, as kopf drops empty objects such as `filter: {}` from that.
     raw.update(document)
 

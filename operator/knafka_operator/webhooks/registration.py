@@ -125,7 +125,7 @@ class Registration:
         webhooks: Mapping[str, Sequence[Document]],
     ) -> None:
         """`name` is the configurations' name, `uid` the UID of our pod in `namespace`; `webhooks`
-        are by kind of their configuration."""
+        has the webhooks by kind of their configuration (`declared_webhooks`)."""
         self._cluster = cluster
         self._namespace = namespace
         self._uid = uid
