@@ -173,7 +173,7 @@ def _is_extension(name: str) -> bool:
 def dead_letter_of(
     headers: RecordHeaders, value: bytes | None, failure: Failure, origin: Origin
 ) -> tuple[RecordHeaders, bytes | None]:
-    """Return headers and value of the dead letter of a record, given by its `headers` and `value`.
+    """Return headers and value of the dead letter of the record with these `headers` and `value`.
     Attributes are added that say how delivery failed (`failure`) and which record it was
     (`origin`). Raises `InvalidEvent` if the record holds no event, though `failure.reason` isn't
     `UNDECODABLE`.
@@ -222,7 +222,7 @@ def origin_of(headers: RecordHeaders) -> tuple[str, int, int] | None:
         header_values.get(f"ce_{ATTRIBUTE_PREFIX}{field_name}") or b""
         for field_name in ("topic", "partition", "offset")
     )
-    # Kafka's numbers have 64 bits, so at most 19 digits.
+    # Kafka's numbers have 64 bits, so at most 19 digits. Anybody may have forged the headers.
     if not topic or not all(
         number.isdigit() and len(number) < 20 for number in (partition, offset)
     ):

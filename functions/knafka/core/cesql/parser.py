@@ -108,11 +108,14 @@ class _ExpressionParser:
                 self._expect("(")
                 operands = self._parse_expressions()
             case _:
+                # An operator of the same level isn't part of the right side: it continues the
+                # chain.
                 operands = (self.expression(level + 1),)
         return InfixStep(operator, operands, start, self._previous.end)
 
     def _parse_operand(self) -> Node:
-        """Parse a literal, an attribute, a call, or an expression in parentheses."""
+        """Parse a literal, an attribute, an EXISTS, a call, or an expression in parentheses; or NOT
+        or a minus sign with its operand."""
         token = self._next_token()
         match token.kind, token.text:
             case "string", _:
@@ -203,16 +206,16 @@ class _ExpressionParser:
 
 
 def _attribute_name(token: Token) -> str:
-    """Return the attribute's name in this token, in lower case. Raises `InvalidExpression` if no
-    attribute can have this name."""
+    """Return the text of this token, an attribute's name, in lower case. Raises `InvalidExpression`
+    if no attribute can have this name."""
     if not _match_attribute_name(token.text):
         raise InvalidExpression(f"{token.text!r} cannot name an attribute", token.start)
     return token.text.lower()
 
 
 def _parse_integer(text: str, position: int) -> Literal:
-    """Return the literal of an integer; `position` is that of its text. Raises `InvalidExpression`
-    if the integer doesn't fit into 32 bits."""
+    """Return the literal of the integer in `text`, which is at `position` in the expression. Raises
+    `InvalidExpression` if the integer doesn't fit into 32 bits."""
     try:
         return Literal(as_integer(text))
     except Failed:
