@@ -68,8 +68,8 @@ class Model(BaseModel):
 
 def problem(message: str, *fields: str) -> PydanticCustomError:
     """Return an error for a validator to raise. `fields`: paths of the broken fields, relative to
-    the validated object; the message names them by their full paths. Without `fields`, the object
-    itself is named."""
+    the validated object; the message names them by their full paths. Without `fields`, the
+    problem is that of the object itself."""
     return PydanticCustomError("knafka", "{message}", {"message": message, "fields": fields})
 
 

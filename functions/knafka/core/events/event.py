@@ -40,7 +40,7 @@ URIS: Final = frozenset({"source", "dataschema", "schemaurl"})
 
 # Each of these matches a whole text, only `_SCHEME` the beginning of one.
 _NAME = re.compile(r"[a-z0-9]+").fullmatch
-# In a character class; characters outside ASCII are allowed, as in an IRI (RFC 3987).
+# A character class: characters outside ASCII are allowed, as in an IRI (RFC 3987).
 _URI_CHARACTERS = r"[A-Za-z0-9\-._~:/?#\[\]@!$&'()*+,;=\u0080-\U0010ffff]"
 _URI_REFERENCE = re.compile(
     rf"(?:{_URI_CHARACTERS}|%[0-9A-Fa-f]{{2}}){_URI_CHARACTERS}*(?:%[0-9A-Fa-f]{{2}}{_URI_CHARACTERS}*)*"
@@ -79,8 +79,8 @@ def key_of(attributes: Attributes) -> str | None:
 
 
 def validate(attributes: Attributes) -> None:
-    """Check the rules of CE-H12. Raises `InvalidEvent` that names every broken rule (see
-    `refusal`)."""
+    """Check the rules of CE-H12. Raises `InvalidEvent`, which names the broken rules as `refusal`
+    does."""
     if problems := problems_of(attributes):
         raise refusal(problems)
 
@@ -125,8 +125,9 @@ def too_many_attributes() -> InvalidEvent:
 
 
 def is_valid_1_0(attributes: Attributes) -> bool:
-    """Whether the attributes are certainly a valid event's of version 1.0. If False, they may be
-    valid or not, and `problems_of` must decide; this function is fast, and not exact."""
+    """Whether the attributes certainly make a valid event of version 1.0. This check is fast and
+    not exact: if it returns False, they may be valid nevertheless, and `problems_of` must
+    decide."""
     get = attributes.get
     # All names, and below all values, are checked as one string: one call instead of one for each.
     names = "".join(attributes)
@@ -194,8 +195,8 @@ def is_uri(text: str) -> bool:
 
 
 def is_timestamp(text: str) -> bool:
-    """Whether a text is an RFC 3339 timestamp of a real calendar day; second 60 is a leap
-    second."""
+    """Whether a text is an RFC 3339 timestamp of a real calendar day; second 60, a leap second, is
+    accepted in every minute."""
     if _TIMESTAMP(text) is None:
         return False
     if (day := int(text[8:10])) <= 28:

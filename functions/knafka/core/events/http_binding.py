@@ -164,7 +164,7 @@ def records_of_batch(headers: HttpHeaders, body: bytes) -> list[Draft]:
 
 def _batch_error_text(problems: Mapping[int, str], count: int) -> str:
     """Return the error text for a batch of `count` events: the problems of the first invalid
-    events, and the positions of the others. `problems`: each invalid event's, by position."""
+    events, and the positions of the others. `problems`: by position of an invalid event."""
     shown = list(problems.items())[:MAX_DESCRIBED_EVENTS]
     text = "; ".join(f"[{position}]: {problem:.300}" for position, problem in shown)
     if further_positions := [str(position) for position in problems][MAX_DESCRIBED_EVENTS:]:
@@ -201,7 +201,7 @@ def claims_event(headers: HttpHeaders) -> bool:
 def request_of(
     envelope: Envelope, mode: Literal["json", "binary", "batch"] | None = None
 ) -> tuple[bytes, bytes]:
-    """Return header lines, each ending in CRLF, and body of the request that delivers an event.
+    """Return the header lines (each ends in CRLF) and the body of the request for an event.
 
     `mode` None: in the record's own content mode, or in structured mode if the event came in this
     mode and its attributes are too large for header lines (KN-DLV-05). `json`: in structured mode.
@@ -285,7 +285,7 @@ def head_of(attributes: Attributes) -> bytes:
 
 
 def encode(text: str) -> str:
-    """Percent-encode an attribute's value for a header (CE-H5)."""
+    """Percent-encode an attribute's value for an HTTP header (CE-H5)."""
     return quote(text, safe=_PLAIN_TEXT)
 
 
@@ -327,7 +327,7 @@ def _unquote_header(value: bytes) -> str:
 
 
 def _read_carefully(headers: HttpHeaders, body: bytes) -> Draft:
-    """Read a request's event, in any mode. Raises `InvalidEvent` that names every problem."""
+    """Return the record of an event in any mode. Raises `InvalidEvent` that names every problem."""
     attributes: dict[str, str] = {}
     passed: dict[str, bytes] = {}
     content_types: list[str] = []
@@ -406,7 +406,7 @@ def is_large(attributes: Attributes) -> bool:
 
 def _record_header_of(name: bytes) -> str:
     """Return the record header that a request header becomes. Empty: the header is dropped.
-    `_NOT_AN_ATTRIBUTE`: the name begins with `ce-`, but isn't an attribute's."""
+    `_NOT_AN_ATTRIBUTE`: the name begins with `ce-`, and the rest isn't an attribute's name."""
     lower = name.decode("latin-1").lower()
     if lower.startswith("ce-"):
         attribute = lower[3:]

@@ -29,8 +29,8 @@ from knafka.core.events.json_format import QUOTE
 from knafka.core.events.kafka_binding import CONTENT_TYPE, BoundedCache, Draft, RecordHeaders
 
 MAX_HEAD_BYTES: Final = 7 * 1024
-"""Most bytes of an event's attributes as header lines, if the event came as JSON; with more it is
-delivered as JSON. Tomcat and Jetty accept 8 KiB of header lines in all, Node.js 16 KiB; Apache,
+"""Most bytes of an event's attributes as header lines, if the event came as JSON; an event with
+more is delivered as JSON. Tomcat and Jetty accept 8 KiB of header lines in all, Node.js 16 KiB; Apache,
 nginx and gunicorn (the server of functions-framework) 8 KiB in each line. What remains of 8 KiB is
 for headers that aren't the event's, such as Host and traceparent."""
 MAX_HEAD_LINES: Final = 80
@@ -109,12 +109,13 @@ def record_of(document: bytes, added_headers: RecordHeaders) -> Draft | None:
 
 
 def records_of(document: bytes, added_headers: RecordHeaders, limit: int) -> list[Draft] | None:
-    """Return the records of all events of a batch, each with the `added_headers`. None: it has more
-    than `limit` events, or `json_format` must read it, because a value of an event needs decoding
-    or a check that isn't made here."""
+    """Return the records of all events of a batch, each with the `added_headers`. None: the batch
+    has more than `limit` events, or `json_format` must read it, because a value of an event needs
+    decoding or a check that isn't made here."""
     objects = json_format.split_batch(document, limit)
     if objects is None:
         return None
+    # Unlike in `record_of`, no lengths are compared here: `split_batch` has done so.
     data = [members.pop("data", None) for members in objects]
     uniform = _uniform_records(objects, data, added_headers)
     if uniform is not None:
@@ -263,6 +264,7 @@ def _layout_of(members: tuple[str, ...]) -> _Layout | None:
     if not all(map(is_attribute_name, names)):
         return None
     headers = tuple([CONTENT_TYPE if name == "datacontenttype" else f"ce_{name}" for name in names])
+    # -1: the last value, which stands for a missing attribute (`_Layout.pick`).
     indexes = [names.index(name) if name in names else -1 for name in _CHECKED_ATTRIBUTES]
     spaced = ", ".join([f'"{name}": %b' for name in members])
     return _Layout(

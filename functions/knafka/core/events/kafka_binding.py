@@ -30,7 +30,8 @@ RecordHeaders: TypeAlias = list[tuple[str, bytes]]
 """Record headers in confluent-kafka's form."""
 
 CONTENT_TYPE: Final = "content-type"
-"""Record header with the event's datacontenttype, or that of structured mode."""
+"""Record header with the event's datacontenttype; in structured mode, with the content type of this
+mode."""
 
 MODE: Final = "knafka-mode"
 """Record header (no attribute of the event). `structured`: the event came as JSON and is delivered
@@ -44,7 +45,7 @@ _matches_passed = re.compile(
 
 
 class Draft(NamedTuple):
-    """A record to be appended; None: it has no key, or no value."""
+    """A record to be appended; a key or value that is None means that the record has none."""
 
     key: bytes | None
     headers: RecordHeaders
@@ -106,8 +107,8 @@ Value = TypeVar("Value")
 class BoundedCache(dict[Key, Value], Generic[Key, Value]):
     """Caches `compute(key)` by key, for header names and content types.
 
-    It is bounded, as keys come from outside: keys whose weight (by default their length) is above
-    64 are not kept, and a full cache is emptied.
+    The cache is bounded, as keys come from outside: a key whose weight (by default its length) is
+    above 64 isn't kept, and a full cache is emptied.
     """
 
     def __init__(self, compute: Callable[[Key], Value], weigh: Callable[[Key], int] = len) -> None:

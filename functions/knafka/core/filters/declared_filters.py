@@ -116,7 +116,7 @@ def is_dialect(name: object) -> TypeGuard[Dialect]:
 
 def _check_single_dialect(document: object) -> object:
     """Return a filter's JSON object without the dialects that are null; raise an error unless
-    exactly one known dialect remains."""
+    exactly one known dialect remains. Anything but a JSON object is returned unchanged."""
     if not isinstance(document, dict):
         return document
     present = {name: value for name, value in document.items() if value is not None}

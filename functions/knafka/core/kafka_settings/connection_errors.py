@@ -71,13 +71,13 @@ class ConnectionErrors:
     def record(self, error: ClientError) -> None:
         """Record an error, and whether no server accepted the connection; usable as librdkafka's
         error callback."""
-        if error.name() != "_ALL_BROKERS_DOWN":
+        # This error only follows the last broker's own error, so it must not replace that one.
+        is_summary = error.name() == "_ALL_BROKERS_DOWN"
+        if not is_summary:
             self.is_unreachable = error.name() == "_RESOLVE" or (
                 error.name() == "_TRANSPORT" and "Connect to " in error.str()
             )
-        # `_ALL_BROKERS_DOWN` only follows the last broker's error, so it must not replace that
-        # error.
-        if error.name() != "_ALL_BROKERS_DOWN" or not self._name:
+        if not is_summary or not self._name:
             self._name, self._text = error.name(), shown_text(error.str())
 
     def forget(self) -> None:
@@ -92,8 +92,8 @@ class ConnectionErrors:
 
     @property
     def refusal(self) -> str | None:
-        """A clause about the last error if waiting won't fix it; None: it may go away by itself, or
-        there is none."""
+        """A clause about the last error if waiting won't help; None: the error may go away by
+        itself, or there is no error."""
         if self._name == "_AUTHENTICATION":
             return f"authentication failed: {self._text}"
         # A handshake may also be broken off by a broker that is shutting down.
@@ -104,7 +104,7 @@ class ConnectionErrors:
         return None
 
     def __str__(self) -> str:
-        """Return a clause about the last error; empty if there is none."""
+        """Return a clause about the last error; empty if there is no error."""
         if self._name == "_ALL_BROKERS_DOWN":
             return "every connection ends without a reason, as with a wrong security protocol"
         return self.refusal or self._text
