@@ -271,7 +271,8 @@ class Egress(Model):
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """All topics that the group reads; their order determines partition numbers (`numbering`)."""
+        """All topics that the group reads; their order determines the partitions' numbers
+        (`numbering`)."""
         return (self.topic, *self.more_topics)
 
     @property

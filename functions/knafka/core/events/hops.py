@@ -26,7 +26,7 @@ TTL: Final = "knativebrokerttl"
 FIRST_TTL: Final = 255
 """The value that is assumed for an event without the attribute, so that 254 replies may follow;
 upstream's default."""
-LOOP_LENGTH: Final = 10
+DEEP: Final = 10
 """Number of replies in a row at which a loop is reported."""
 
 _STRUCTURED: Final = b"application/cloudevents"

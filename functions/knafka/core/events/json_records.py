@@ -30,9 +30,9 @@ from knafka.core.events.kafka_binding import CONTENT_TYPE, BoundedCache, Draft, 
 
 MAX_HEAD_BYTES: Final = 7 * 1024
 """Most bytes of an event's attributes as header lines, if the event came as JSON; an event with
-more is delivered as JSON. Tomcat and Jetty accept 8 KiB of header lines in all, Node.js 16 KiB; Apache,
-nginx and gunicorn (the server of functions-framework) 8 KiB in each line. What remains of 8 KiB is
-for headers that aren't the event's, such as Host and traceparent."""
+more is delivered as JSON. Tomcat and Jetty accept 8 KiB of header lines in all, Node.js 16 KiB;
+Apache, nginx and gunicorn (the server of functions-framework) 8 KiB in each line. What remains of
+8 KiB is for headers that aren't the event's, such as Host and traceparent."""
 MAX_HEAD_LINES: Final = 80
 """Most attributes of an event that came as JSON and is sent as header lines: Apache and gunicorn
 accept 100 header lines."""

@@ -29,7 +29,7 @@ from knafka.core.delivery import (
     retry_after_seconds,
 )
 from knafka.core.errors import DeliveryError, InvalidEvent
-from knafka.core.events.hops import FIRST_TTL, LOOP_LENGTH, HopLimit, reply_to
+from knafka.core.events.hops import DEEP, FIRST_TTL, HopLimit, reply_to
 from knafka.core.events.http_binding import reply_of, request_of
 from knafka.core.events.kafka_binding import Draft, read
 from knafka.dispatcher.engine.clients import Clients
@@ -86,7 +86,7 @@ class _RetriedReplies(ABC):
         try:
             reply = reply_of(response.headers, response.body)
             reply, ttl = reply_to(event.headers, event.record.value(), reply)
-            if ttl <= FIRST_TTL - LOOP_LENGTH:
+            if ttl <= FIRST_TTL - DEEP:
                 self._note_deep_reply(FIRST_TTL - ttl)
         except HopLimit as error:
             self._note_deep_reply(FIRST_TTL)
@@ -121,7 +121,7 @@ class _RetriedReplies(ABC):
         log.warning(
             "%s answers events that are replies themselves, %d in a row or more: a loop ends at %d",
             self._subscriber_url,
-            LOOP_LENGTH,
+            DEEP,
             FIRST_TTL,
         )
 
