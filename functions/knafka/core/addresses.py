@@ -79,10 +79,10 @@ def is_address(host: str) -> bool:
 def is_loopback(host: str) -> bool:
     """Whether a host is a loopback address; False for names."""
     address = _parse(host)
-    return address is not None and _without_embedding(address).is_loopback
+    return address is not None and _unwrap_ipv4(address).is_loopback
 
 
-def _without_embedding(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
+def _unwrap_ipv4(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
     """Return the IPv4 address that an IPv6 address embeds; any other address is returned as it
     is."""
     inner = _embedded_ipv4(address) if isinstance(address, IPv6Address) else None
@@ -92,7 +92,7 @@ def _without_embedding(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6
 def _local_kind(address: IPv4Address | IPv6Address) -> str | None:
     """Return which kind of local address this is, as a phrase for `refusal`, such as "a loopback
     address"; None: the address isn't refused."""
-    address = _without_embedding(address)
+    address = _unwrap_ipv4(address)
     if address.is_loopback:
         return "a loopback address"
     # All of 0.0.0.0/8 is "this host" (RFC 1122).

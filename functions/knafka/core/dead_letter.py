@@ -62,7 +62,7 @@ MAX_STUB_KEY: Final = 1024
 _ADDED_NAMES: Final = frozenset((*_UPSTREAM, *(f"{ATTRIBUTE_PREFIX}{name}" for name in _OURS)))
 """Names of all attributes that a dead letter may add to its event."""
 
-_NO_EXTENSIONS: Final = CORE | {"datacontentencoding", "knativebrokerttl"}
+_PROTECTED_ATTRIBUTES: Final = CORE | {"datacontentencoding", "knativebrokerttl"}
 """Attributes that no `kne-` header may set. `datacontentencoding` says how the data of an event of
 CloudEvents 0.3 are encoded, `knativebrokerttl` is `hops.TTL`."""
 
@@ -167,7 +167,7 @@ def extensions_of(headers: HttpHeaders) -> Sequence[tuple[str, str]]:
 
 def _is_extension(name: str) -> bool:
     """Whether a `kne-` header may set the attribute of this name."""
-    return is_attribute_name(name) and name not in _ADDED_NAMES and name not in _NO_EXTENSIONS
+    return is_attribute_name(name) and name not in _ADDED_NAMES | _PROTECTED_ATTRIBUTES
 
 
 def dead_letter_of(
@@ -181,7 +181,27 @@ def dead_letter_of(
     A record that holds its event as JSON is rewritten in binary mode, where headers hold the
     attributes (CE-K7); every other record keeps its value byte for byte, decodable or not.
     """
-    failure_attributes = {
+    failure_attributes = _failure_attributes(failure, origin)
+    if failure.reason is not Reason.UNDECODABLE:
+        envelope = read(headers, value)
+        if envelope.document is not None:  # the event is JSON
+            _, headers, value = to_record(envelope.event, envelope.passed)
+    own_headers = [(name, raw) for name, raw in headers if name not in FAILURE_HEADERS]
+    # The event's own attributes stay as they are (KN-BRK-10).
+    own_names = {name for name, _ in own_headers} | {"ce_datacontenttype"}
+    new_extensions = {
+        name: text for name, text in failure.extensions if f"ce_{name}" not in own_names
+    }
+    failure_attributes |= new_extensions | {EXTENSIONS: ",".join(new_extensions)}
+    return own_headers + [
+        (f"ce_{name}", text.encode()) for name, text in failure_attributes.items() if text
+    ], value
+
+
+def _failure_attributes(failure: Failure, origin: Origin) -> dict[str, str]:
+    """Return the attributes that say how delivery failed and which record it was, without those
+    that the subscriber asked for. Attributes with an empty text aren't added to a dead letter."""
+    return {
         "knativeerrordest": failure.destination,
         "knativeerrorcode": "" if failure.status is None else str(failure.status),
         "knativeerrordata": base64.b64encode(_truncated_body(failure.body)).decode(),
@@ -198,20 +218,6 @@ def dead_letter_of(
         f"{ATTRIBUTE_PREFIX}partition": str(origin.partition),
         f"{ATTRIBUTE_PREFIX}offset": str(origin.offset),
     }
-    if failure.reason is not Reason.UNDECODABLE:
-        envelope = read(headers, value)
-        if envelope.document is not None:  # the event is JSON
-            _, headers, value = to_record(envelope.event, envelope.passed)
-    own_headers = [(name, raw) for name, raw in headers if name not in FAILURE_HEADERS]
-    # The event's own attributes stay as they are (KN-BRK-10).
-    own_names = {name for name, _ in own_headers} | {"ce_datacontenttype"}
-    new_extensions = {
-        name: text for name, text in failure.extensions if f"ce_{name}" not in own_names
-    }
-    failure_attributes |= new_extensions | {EXTENSIONS: ",".join(new_extensions)}
-    return own_headers + [
-        (f"ce_{name}", text.encode()) for name, text in failure_attributes.items() if text
-    ], value
 
 
 def origin_of(headers: RecordHeaders) -> tuple[str, int, int] | None:
@@ -235,16 +241,7 @@ def stub_of(letter: Draft) -> Draft:
     keeps the attributes that were added to the event, and up to `STUB_BYTES` of the event's own
     attributes: the required ones first, then the shortest. `OMITTED` says what is missing."""
     own_headers = [header for header in letter.headers if header[0] not in FAILURE_HEADERS]
-    required = {f"ce_{name}" for name in REQUIRED}
-    remaining_bytes, kept_names = STUB_BYTES, set[str]()
-    required_then_shortest = sorted(
-        own_headers, key=lambda header: (header[0] not in required, len(header[1]))
-    )
-    for name, raw in required_then_shortest:
-        remaining_bytes -= len(name) + len(raw)
-        if remaining_bytes < 0:
-            break
-        kept_names.add(name)
+    kept_names = _names_within_stub(own_headers)
     omitted_parts = [
         *(["data"] if letter.value else []),
         *(["attributes"] if len(kept_names) < len(own_headers) else []),
@@ -256,6 +253,23 @@ def stub_of(letter: Draft) -> Draft:
     ]
     key = letter.key if letter.key and len(letter.key) <= MAX_STUB_KEY else None
     return Draft(key, [*headers, (f"ce_{OMITTED}", ",".join(omitted_parts).encode())], None)
+
+
+def _names_within_stub(own_headers: RecordHeaders) -> set[str]:
+    """Return the names of those of the event's own headers that a stub keeps: the required ones
+    first, then the shortest, up to `STUB_BYTES` of names and values."""
+    required = {f"ce_{name}" for name in REQUIRED}
+    required_then_shortest = sorted(
+        own_headers, key=lambda header: (header[0] not in required, len(header[1]))
+    )
+    kept_names: set[str] = set()
+    remaining_bytes = STUB_BYTES
+    for name, raw in required_then_shortest:
+        remaining_bytes -= len(name) + len(raw)
+        if remaining_bytes < 0:
+            break
+        kept_names.add(name)
+    return kept_names
 
 
 def headers_for_replay(headers: Iterable[tuple[str, bytes]], replay: str) -> RecordHeaders:

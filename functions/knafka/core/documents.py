@@ -38,7 +38,7 @@ M = TypeVar("M", bound=BaseModel)
 
 _COUNT = r"\d+(?:[.,]\d+)?"
 """Pattern of a number in an ISO-8601 duration."""
-_DURATION = re.compile(
+_match_duration = re.compile(
     rf"P(?=.)(?:(?P<years>{_COUNT})Y)?(?:(?P<months>{_COUNT})M)?(?:(?P<weeks>{_COUNT})W)?"
     rf"(?:(?P<days>{_COUNT})D)?(?:T(?=.)(?:(?P<hours>{_COUNT})H)?(?:(?P<minutes>{_COUNT})M)?"
     rf"(?:(?P<seconds>{_COUNT})S)?)?",
@@ -94,7 +94,7 @@ def _parse_seconds(duration: object) -> float:
 
 def _parse_duration(text: str) -> float:
     """Parse an ISO-8601 duration into seconds. Raises an error for any other text."""
-    if (match := _DURATION(text)) is None:
+    if (match := _match_duration(text)) is None:
         raise problem(
             f"invalid value: {text:.80}: want an ISO-8601 duration, such as PT0.2S or PT5M"
         )

@@ -98,10 +98,13 @@ class Counts:
 
     read: int = 0
     filtered: int = 0
+    """Records that aren't for the Trigger, mostly events that its filter refuses."""
     delivered: int = 0
     retried: int = 0
+    """Attempts that failed and are repeated."""
     dead_lettered: int = 0
     replied: int = 0
+    """Replies that were stored or sent."""
     lost: int = 0
     """Events given up before delivery succeeded, where they are delivered at most once (BUS-5)."""
 

@@ -58,9 +58,9 @@ NAME_TEMPLATES: Final = "KNAFKA_NAME_TEMPLATES"
 PLACEHOLDER: Final = re.compile(r"\{\{\s*\.(Namespace|Name|UID)\s*\}\}")
 """A placeholder in a template of names."""
 
-_SHORT_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,28}[a-z0-9])?").fullmatch
+_match_short_name = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,28}[a-z0-9])?").fullmatch
 """Matches a name of at most 30 characters that can be part of a Kubernetes name."""
-_TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}").fullmatch
+_match_topic_name = re.compile(r"[A-Za-z0-9._-]{1,249}").fullmatch
 """Matches every name of a topic, and also `.` and `..`, which Kafka refuses."""
 
 
@@ -238,7 +238,7 @@ def sensor_trigger(sensor: str, trigger: str) -> str:
     """Return the name of the Trigger that delivers the firings of a Sensor's trigger. If the name
     `trigger` is too long, or can't be part of a Kubernetes object's name, its digest stands for
     it."""
-    if _SHORT_NAME(trigger) is None:
+    if _match_short_name(trigger) is None:
         trigger = hashlib.sha256(trigger.encode()).hexdigest()[:10]
     return child(sensor, f"-{trigger}")
 
@@ -277,7 +277,7 @@ def render_template(template: str, namespace: str, name: str, uid: str = "") -> 
 
 def is_topic(name: str) -> bool:
     """Whether Kafka accepts this as a topic's name."""
-    return _TOPIC_NAME(name) is not None and name not in (".", "..")
+    return _match_topic_name(name) is not None and name not in (".", "..")
 
 
 def _distinct_name(prefix: str, *parts: str) -> str:

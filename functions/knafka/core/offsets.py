@@ -95,13 +95,13 @@ class OffsetTracker(Generic[T]):
         ranges: list[OffsetRange] = []
         # Between two unsettled records, and after the last one, everything that was read is
         # settled.
-        end: int | None = None
+        start: int | None = None
         for offset in self._unsettled:
-            if end is not None and end < offset:
-                ranges.append((end, offset))
-            end = offset + 1
-        if end is not None and end < self._next:
-            ranges.append((end, self._next))
+            if start is not None and start < offset:
+                ranges.append((start, offset))
+            start = offset + 1
+        if start is not None and start < self._next:
+            ranges.append((start, self._next))
         # Ranges that an earlier owner has settled and this one hasn't read yet, or only in part.
         for first, range_end in reversed(self._ahead):
             if range_end > self._next:

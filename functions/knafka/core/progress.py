@@ -114,7 +114,8 @@ def encode(position: int, progress: Progress, policy: int) -> tuple[str, bool]:
     whether the policy is still the same."""
     if not progress.settled and not progress.deliveries:
         return "", True
-    # Times are encoded as differences to the earliest one, which takes fewer bytes.
+    # Numbers are encoded as differences, which take fewer bytes: times to the earliest first
+    # attempt, offsets to the one before.
     base = min(
         (_to_milliseconds(delivery.first_attempt) for delivery in progress.deliveries.values()),
         default=0,

@@ -121,6 +121,7 @@ def record_of(headers: HttpHeaders, body: bytes) -> Draft:
         key = header_values.get("ce_partitionkey") or subject
         return Draft(key, pairs, body or None)
     if is_single and content_type and _MODES[content_type] is Mode.STRUCTURED:
+        # The body is the whole event, whatever the headers repeat of it (CE-H8).
         other_headers = [
             (name, raw.strip(b" \t")) for name, raw in header_values.items() if name[:2] != "ce"
         ]
@@ -383,10 +384,9 @@ def _parse_structured(body: bytes, added_headers: RecordHeaders) -> Draft:
 
 
 def _parse_structured_carefully(body: bytes, added_headers: RecordHeaders) -> Draft:
-    """Return the record of a structured event, read by `json_format`, which is slower than
-    `json_records` and names every problem. If the attributes are too large for header lines, the
-    header `MODE` is added, so that the event is delivered in structured mode. Raises
-    `InvalidEvent`."""
+    """Return the record of a structured event, read by the slower `json_format`. If its attributes
+    are too large for header lines, the header `MODE` is added, so that the event is delivered in
+    structured mode. Raises `InvalidEvent` that names every problem."""
     event = json_format.read(body)
     draft = to_record(event, added_headers)
     if is_large(event.attributes):

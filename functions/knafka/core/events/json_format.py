@@ -56,8 +56,8 @@ def _reject_constant(name: str) -> NoReturn:
 Members: TypeAlias = dict[str, msgspec.Raw]
 """The members of a JSON object, each value as the bytes of the document."""
 
-# Decoders of an object's members (of a repeated member, the last one counts), of an array of
-# objects, of an array's elements, of a string, and of any JSON, which is only checked.
+# Decoders, in this order: of an object's members (the last one of a repeated member), of an array
+# of objects, of an array's elements, of a string, and of any JSON, which is only checked.
 _SPLIT = msgspec.json.Decoder(Members).decode
 _SPLIT_ALL = msgspec.json.Decoder(list[Members]).decode
 _ELEMENTS = msgspec.json.Decoder(list[msgspec.Raw]).decode

@@ -139,10 +139,11 @@ def _uniform_records(
     """Return the records of events whose attributes have the same names in the same order and are
     all strings, as in most batches. None: some events differ, or an event needs a check that isn't
     made here. `data` has the member `data` of each event, None if the event has none."""
-    if len(shapes := {*map(tuple, objects)}) != 1 or (layout := _LAYOUTS[shapes.pop()]) is None:
+    name_tuples = {*map(tuple, objects)}
+    if len(name_tuples) != 1 or (layout := _LAYOUTS[name_tuples.pop()]) is None:
         return None
-    names, size, pick = layout[:3]
-    width = len(names)
+    header_names, names_size, pick = layout[:3]
+    width = len(header_names)
     # All values of all events as one text of JSON strings. Two quotes separate strings, unless a
     # string contains some: then it isn't plain, and there are more values than attributes.
     text = b"".join(chain.from_iterable(map(dict.values, objects)))
@@ -154,7 +155,7 @@ def _uniform_records(
     ):
         return None
     # A column holds all events' values of one attribute: each check below covers the whole batch.
-    columns = [values[offset::width] for offset in range(width)]
+    columns = [values[index::width] for index in range(width)]
     # No event has more bytes of values than this. In a header line, a character may take 12 bytes.
     largest = sum([max(map(len, column)) for column in columns])
     versions, ids, types, sources, times, subjects, keys, media_types = pick((*columns, ()))
@@ -162,7 +163,7 @@ def _uniform_records(
         {*versions} == {b"1.0"}
         and b"" not in ids
         and b"" not in types
-        and 12 * (largest + size) <= MAX_HEAD_BYTES
+        and 12 * (largest + names_size) <= MAX_HEAD_BYTES
         and all(map(ORDINARY_CONTENT_TYPE.__getitem__, {*media_types}))
         and all(map(IS_URI_REFERENCE.__getitem__, {*sources}))
         and all(map(is_time, times))
@@ -174,7 +175,7 @@ def _uniform_records(
     remaining_values = iter(values)
     records = []
     for raw, key, subject in zip(data, keys or no_keys, subjects or no_keys, strict=True):
-        headers = list(zip(names, remaining_values))  # noqa: B905 - takes one event's values
+        headers = list(zip(header_names, remaining_values))  # noqa: B905 - takes one event's values
         value = None
         if raw is not None:
             value = bytes(raw)
@@ -200,12 +201,12 @@ def _record_of(
     `layout` is that of `members`. `text`: the values of all members but `data`, joined, as JSON.
     `data`: the value of the member `data`; None: there is none.
     """
-    names, name_size, pick, quotes = layout[:4]
+    header_names, names_size, pick, quotes = layout[:4]
     # Two quotes separate strings, unless a string contains some: then it isn't plain.
     values = text[1:-1].split(b'""')
     size = len(text) - len(quotes)
     is_plain = text.translate(None, _PLAIN_JSON) == quotes
-    if not (is_plain and len(values) == len(names) and text[0] == text[-1] == QUOTE):
+    if not (is_plain and len(values) == len(header_names) and text[0] == text[-1] == QUOTE):
         if (mixed_values := _values_of(members)) is None:
             return None
         values = mixed_values  # not all are strings
@@ -216,14 +217,15 @@ def _record_of(
         not is_plain
         or version != b"1.0"
         or not (id_ and type_ and source)
-        or 12 * (size + name_size) > MAX_HEAD_BYTES
+        or 12 * (size + names_size) > MAX_HEAD_BYTES
         or not (media_type is None or ORDINARY_CONTENT_TYPE[media_type])
         or not IS_URI_REFERENCE[source]
         or not (time is None or is_time(time))
         or subject == b""
     ):
         return None
-    headers = list(zip(names, values))  # noqa: B905 - equally many; a check takes a third longer
+    # A check that there are equally many (`strict`) would take a third longer.
+    headers = list(zip(header_names, values))  # noqa: B905
     value = None
     if data is not None:
         value = bytes(data)

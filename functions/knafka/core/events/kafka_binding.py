@@ -60,7 +60,8 @@ class Envelope(NamedTuple):
     passed: RecordHeaders
     """Headers that are passed on with the event (KN-DP-10, KN-DP-11), unchanged in HTTP."""
     document: bytes | None = None
-    """The record's value if it holds the whole event as JSON (CE-K7)."""
+    """The record's value if it holds the whole event as JSON (CE-K7); None: the record is in binary
+    mode."""
     sent_as_json: bool = False
     """Whether the record's header `MODE` is `structured`."""
 
@@ -218,7 +219,7 @@ def read(headers: Iterable[tuple[str, bytes | None]] | None, value: bytes | None
             case Mode.UNREADABLE if len(attributes) == 1:
                 raise UnsupportedContentMode(f"{content_type!r:.80} is not read here, only JSON is")
     elif content_type == "":
-        del attributes["datacontenttype"]
+        del attributes["datacontenttype"]  # an empty header counts as none
     text = "".join(attributes.values())
     if not (
         attributes.get("specversion") in SPEC_VERSIONS
@@ -228,7 +229,7 @@ def read(headers: Iterable[tuple[str, bytes | None]] | None, value: bytes | None
         and is_legal(text)
         and (content_type is None or content_type.isascii())
     ):
-        validate(attributes)
+        validate(attributes)  # raises, and names every broken rule
     return Envelope(attributes, value, passed_headers, None, sent_as_json)
 
 

@@ -20,12 +20,12 @@ from knafka.core import cesql
 from knafka.core.documents import Model, problem
 from knafka.core.errors import InvalidExpression
 
-_ATTRIBUTE_NAME = re.compile(r"[a-z][a-z0-9]*").fullmatch
+_match_attribute_name = re.compile(r"[a-z][a-z0-9]*").fullmatch
 
 
 def _check_attribute_name(name: str) -> str:
     """Return the name of a CloudEvents attribute unchanged; raise an error if it is invalid."""
-    if _ATTRIBUTE_NAME(name) is None:
+    if _match_attribute_name(name) is None:
         raise problem(
             f"invalid attribute name: {name!r}: want a-z, then a-z or 0-9 (^[a-z][a-z0-9]*$)"
         )

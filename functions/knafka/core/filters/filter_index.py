@@ -265,6 +265,7 @@ class FilterIndex(Generic[T]):
                         break
                     if bucket := by_value.get(value[:length]):
                         _match(bucket, attributes, matching, once)
+        # Entries with several keys may be in several buckets, so they are evaluated only now.
         matching += [
             entry.owner
             for entry in once

@@ -22,8 +22,8 @@ _Check: TypeAlias = Callable[[str], str]
 """A function that returns a value in its normal form, or raises ValueError; the error's text says
 which values are allowed."""
 
-_INTEGER = re.compile(r"-?[0-9]{1,10}", re.ASCII).fullmatch
-_RACK = re.compile(r"[A-Za-z0-9._/:-]{1,255}", re.ASCII).fullmatch
+_match_integer = re.compile(r"-?[0-9]{1,10}", re.ASCII).fullmatch
+_match_rack = re.compile(r"[A-Za-z0-9._/:-]{1,255}", re.ASCII).fullmatch
 
 
 def _check_of_number(minimum: int, maximum: int) -> _Check:
@@ -32,7 +32,7 @@ def _check_of_number(minimum: int, maximum: int) -> _Check:
 
     def check(text: str) -> str:
         """Return the number without leading zeros. Raises ValueError, which names both limits."""
-        if _INTEGER(text) and minimum <= int(text) <= maximum:
+        if _match_integer(text) and minimum <= int(text) <= maximum:
             return str(int(text))
         raise ValueError(f"a whole number from {minimum} to {maximum}")
 
@@ -53,7 +53,7 @@ def _one_of(*values: str) -> _Check:
 
 def _check_rack(text: str) -> str:
     """Return the name of a rack unchanged. Raises ValueError if the text can't name a rack."""
-    if _RACK(text):
+    if _match_rack(text):
         return text
     raise ValueError("the name of a rack or zone, as the brokers' broker.rack has it")
 

@@ -16,14 +16,14 @@ _NO_TOKEN: Final = "Failed to acquire SASL OAUTHBEARER token"
 without another report."""
 MAX_TEXT: Final = 500
 """Most characters of an error that are kept: a server's text may have any length."""
-_OWN_WORDS: Final = re.compile(
+_match_own_words: Final = re.compile(
     "(?:Expected JSON response|Failed to parse JSON|Failed to decode JWT|Response is not JSON"
     "|Failed to connect|Could ?n[o']t (?:connect|resolve)|Connection timed out|Operation timed out"
     "|Resolving timed out|SSL |OpenSSL |Recv failure|Send failure|Empty reply|Unsupported protocol"
     ")[^{}<>\n]{0,200}"
 ).match
 """Matches an error about a token endpoint in librdkafka's or libcurl's own words."""
-_OAUTH_CODE: Final = re.compile(
+_find_oauth_code: Final = re.compile(
     r'"error"\s*:\s*"(invalid_(?:request|client|grant|scope|target)|unauthorized_client'
     r'|unsupported_grant_type|access_denied|server_error|temporarily_unavailable)"'
 ).search
@@ -36,12 +36,13 @@ def shown_text(text: str) -> str:
     if not text.startswith(_NO_TOKEN):
         return text[:MAX_TEXT]
     endpoint_text = text.removeprefix(_NO_TOKEN).removeprefix(": ")
-    if (own_words := _OWN_WORDS(endpoint_text)) is not None:
+    if (own_words := _match_own_words(endpoint_text)) is not None:
         return f"{_NO_TOKEN}: {own_words[0]}"
-    code = _OAUTH_CODE(endpoint_text)
-    return f"{_NO_TOKEN}: the token endpoint answered with an error: " + (
-        code[1] if code is not None else "see its own log, as its answer isn't shown here"
+    oauth_code = _find_oauth_code(endpoint_text)
+    shown_answer = (
+        "see its own log, as its answer isn't shown here" if oauth_code is None else oauth_code[1]
     )
+    return f"{_NO_TOKEN}: the token endpoint answered with an error: {shown_answer}"
 
 
 class ClientError(Protocol):

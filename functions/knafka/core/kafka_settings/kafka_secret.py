@@ -122,16 +122,16 @@ def _boolean_value(secret: Mapping[str, str], key: str) -> bool:
 def _protocol(secret: Mapping[str, str]) -> str:
     """Return the security protocol that the Secret names. Raises `InvalidDocument` if it is missing
     or unknown."""
-    return _one_of(PROTOCOLS, "protocol", secret.get("protocol", ""))
+    return _check_one_of(PROTOCOLS, "protocol", secret.get("protocol", ""))
 
 
 def _mechanism(secret: Mapping[str, str]) -> str:
     """Return the SASL mechanism that the Secret names; PLAIN if it names none. Raises
     `InvalidDocument` for an unknown mechanism."""
-    return _one_of(MECHANISMS, "sasl.mechanism", secret.get("sasl.mechanism", "PLAIN"))
+    return _check_one_of(MECHANISMS, "sasl.mechanism", secret.get("sasl.mechanism", "PLAIN"))
 
 
-def _one_of(allowed: Collection[str], key: str, value: str) -> str:
+def _check_one_of(allowed: Collection[str], key: str, value: str) -> str:
     """Return the value of the Secret's key `key` unchanged. Raises `InvalidDocument` if it isn't
     one of `allowed`."""
     if value not in allowed:

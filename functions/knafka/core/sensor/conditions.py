@@ -109,7 +109,7 @@ def parse(text: str) -> TriggerCondition:
         raise InvalidExpression(
             f"a condition has {MAX_CONDITION_LENGTH} characters at most", MAX_CONDITION_LENGTH
         )
-    tree = _ConditionParser(list(_tokens(text))).condition()
+    tree = _ConditionParser(list(_tokens(text))).parse_condition()
     parts = tree.parts if isinstance(tree, AllOf) else (tree,)
     unwanted = [part.name for part in parts if isinstance(part, Unwanted)]
     wanted = [part for part in parts if not isinstance(part, Unwanted)]
@@ -215,7 +215,7 @@ class _ConditionParser:
         self._depth = 0
         """Number of parentheses that are open."""
 
-    def condition(self) -> Node:
+    def parse_condition(self) -> Node:
         """Parse a whole condition up to its end."""
         tree = self._parse_alternatives()
         if self._token.text != _END:

@@ -42,7 +42,7 @@ REFUSED: Final = "only this function's operator is answered here: want its token
 NO_SCRAPER: Final = "metrics want one of the installation's tokens (KNAFKA_METRICS_TOKENS)"
 """Text of the 401 for requests for metrics without a token."""
 
-_TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/=-]{16,200}").fullmatch
+_match_token: Final = re.compile(r"[A-Za-z0-9._~+/=-]{16,200}").fullmatch
 _match_verifier: Final = re.compile(r"[0-9a-f]{64}").fullmatch
 _PURPOSE: Final = b"knafka caller token\n"
 """Precedes the URL from which a token is made, so that the key's other uses never make a token."""
@@ -71,7 +71,7 @@ def parse_metrics_tokens(text: str) -> tuple[str, ...]:
     `InvalidDocument`, whose text shows no token, for an invalid token or more than
     `MAX_VERIFIERS`."""
     metrics_tokens = tuple(token.strip() for token in text.split(",") if token.strip())
-    if len(metrics_tokens) > MAX_VERIFIERS or not all(map(_TOKEN, metrics_tokens)):
+    if len(metrics_tokens) > MAX_VERIFIERS or not all(map(_match_token, metrics_tokens)):
         problem = f"invalid value: want up to {MAX_VERIFIERS} tokens of 16 to 200 characters each"
         raise InvalidDocument(METRICS_TOKENS, f"{problem}, such as `openssl rand -hex 32` gives")
     return metrics_tokens

@@ -43,7 +43,7 @@ gets a new token at once."""
 REFUSAL_RESET_TIME: Final = 600.0
 """Seconds without a 401 after which the next pause is `FIRST_REFUSAL_PAUSE` again."""
 
-_TOKEN: Final = re.compile(rb"[A-Za-z0-9._~+/=-]+").fullmatch
+_match_token: Final = re.compile(rb"[A-Za-z0-9._~+/=-]+").fullmatch
 """Matches the characters that RFC 6750 allows after `Bearer`; none of them ends a header."""
 
 
@@ -72,7 +72,7 @@ class IssuedToken(NamedTuple):
         return (
             self.life >= SHORTEST_LIFE
             and len(value) <= MAX_TOKEN_BYTES
-            and _TOKEN(value) is not None
+            and _match_token(value) is not None
         )
 
     def __repr__(self) -> str:
