@@ -120,7 +120,8 @@ Duration: TypeAlias = Annotated[
 
 def shown_url(url: str) -> str:
     """Return a URL for a message: cut to 200 characters, and without the part before an `@`, which
-    may be a password. A text that no URL may be is shown in quotes, with escapes."""
+    may be a password. A URL with characters that aren't allowed is shown in quotes, with
+    escapes."""
     _, at_sign, rest = url.rpartition("@")
     text = f"...@{rest:.200}" if at_sign else f"{url:.200}"
     is_clean = text.isascii() and (not text or is_uri_reference(text))

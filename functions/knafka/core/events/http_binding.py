@@ -85,7 +85,7 @@ _NOT_AN_ATTRIBUTE = "ce-"
 this name."""
 _MODES = BoundedCache[bytes, Mode](lambda value: mode_of(value.decode("latin-1")))
 """`mode_of` by content type; cached."""
-_QUOTED = re.compile(rb'"((?:[^"\\]|\\.)*)"', re.DOTALL).fullmatch
+_match_quoted = re.compile(rb'"((?:[^"\\]|\\.)*)"', re.DOTALL).fullmatch
 """Matches a quoted string (RFC 9110, 5.6.4); the group is the text between its quotes."""
 _QUOTED_PAIR = re.compile(rb"\\(.)", re.DOTALL)
 
@@ -99,7 +99,7 @@ def record_of(headers: HttpHeaders, body: bytes) -> Draft:
         (record_header, value) for name, value in headers if (record_header := _HEADER_NAMES[name])
     ]
     header_values = dict(pairs)
-    is_single = len(header_values) == len(pairs)
+    is_single = len(header_values) == len(pairs)  # no header comes twice
     content_type = header_values.pop(CONTENT_TYPE, None)
     source, time = header_values.get("ce_source"), header_values.get("ce_time")
     if (
@@ -165,7 +165,7 @@ def records_of_batch(headers: HttpHeaders, body: bytes) -> list[Draft]:
 
 def _batch_error_text(problems: Mapping[int, str], count: int) -> str:
     """Return the error text for a batch of `count` events: the problems of the first invalid
-    events, and the positions of the others. `problems`: by position of an invalid event."""
+    events, and the positions of the others. `problems`: each by its event's position."""
     shown = list(problems.items())[:MAX_DESCRIBED_EVENTS]
     text = "; ".join(f"[{position}]: {problem:.300}" for position, problem in shown)
     if further_positions := [str(position) for position in problems][MAX_DESCRIBED_EVENTS:]:
@@ -202,7 +202,7 @@ def claims_event(headers: HttpHeaders) -> bool:
 def request_of(
     envelope: Envelope, mode: Literal["json", "binary", "batch"] | None = None
 ) -> tuple[bytes, bytes]:
-    """Return the header lines (each ends in CRLF) and the body of the request for an event.
+    """Return header lines (each ends in CRLF) and body of the request that delivers an event.
 
     `mode` None: in the record's own content mode, or in structured mode if the event came in this
     mode and its attributes are too large for header lines (KN-DLV-05). `json`: in structured mode.
@@ -322,7 +322,7 @@ def decode_header_value(value: bytes) -> str:
 
 def _unquote_header(value: bytes) -> str:
     """Return a header value as text, without the quotes of a quoted string."""
-    if quoted := _QUOTED(value):
+    if quoted := _match_quoted(value):
         value = _QUOTED_PAIR.sub(rb"\1", quoted[1])
     return decode_header_value(value)
 

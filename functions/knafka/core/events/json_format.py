@@ -38,10 +38,10 @@ BATCH_MEDIA_TYPE: Final = "application/cloudevents-batch+json"
 
 _DATA_MEMBERS = ("data", "data_base64")
 """The members of a document that aren't attributes."""
-_BASE64_TEXT = re.compile(rb"[A-Za-z\d+/]*={0,2}").fullmatch
+_match_base64 = re.compile(rb"[A-Za-z\d+/]*={0,2}").fullmatch
 """Matches base64, if the length is a multiple of 4. (To match groups of four takes six times as
 long.)"""
-_PUNCTUATION = re.compile(r"[ \t\n\r]*([][{}:,])[ \t\n\r]*").match
+_match_punctuation = re.compile(r"[ \t\n\r]*([][{}:,])[ \t\n\r]*").match
 
 
 class _Integer(str):
@@ -279,7 +279,7 @@ def write(event: Event) -> bytes:
         return _dump({**attributes, "data_base64": b64encode(data).decode()})
     # 0.3 has no data_base64. The data of a binary event that declares base64 are base64 already, or
     # can't be decoded by any reader.
-    is_base64 = _declares_base64(attributes) and len(data) % 4 == 0 and _BASE64_TEXT(data)
+    is_base64 = _declares_base64(attributes) and len(data) % 4 == 0 and _match_base64(data)
     if not is_base64:
         data = b64encode(data)
     return _dump({**attributes, "datacontentencoding": "base64", "data": data.decode()})
@@ -322,7 +322,7 @@ def _array_elements(text: str) -> Iterator[str]:
 def _read_mark(text: str, position: int, expected_marks: str) -> tuple[str, int]:
     """Return the punctuation mark at `position`, and the position after the mark and the whitespace
     around it. Raises ValueError unless the mark is one of the `expected_marks`."""
-    match = _PUNCTUATION(text, position)
+    match = _match_punctuation(text, position)
     if match is None or match[1] not in expected_marks:
         raise ValueError(f"want {' or '.join(expected_marks)} at character {position}")
     return match[1], match.end()

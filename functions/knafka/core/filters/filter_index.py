@@ -313,7 +313,8 @@ def _match(
     once: dict[_Entry[T], None],
 ) -> None:
     """Add to `matching` the owners in a bucket whose filters match an event with these attributes.
-    Entries that are in other buckets, too, aren't evaluated but added to `once`."""
+    The entries in `bucket.once` aren't evaluated but added to `once`, as other buckets have them,
+    too."""
     matching += bucket.decided.values()
     for entry in bucket.tried:
         if entry.selection.passes(attributes):

@@ -53,7 +53,7 @@ def too_long(subject: str) -> str:
 
 def characters_of(document: object, enough: int) -> int:
     """Return the number of characters of all keys and texts in decoded JSON. Counting ends once
-    `enough` characters were counted, so the result may be too low, but not below `enough`."""
+    `enough` characters were counted: then the result is a part of all."""
     characters, remaining = 0, [document]
     while remaining and characters < enough:
         match remaining.pop():

@@ -136,7 +136,7 @@ class InOrder(Generic[T]):
             del self._offsets[offset]
             self.bytes -= size
             late = 0
-            # A record at `BEFORE_ALL`, as one whose event can't be read, is never late.
+            # A record whose event can't be read is added at `BEFORE_ALL`, and is never late.
             if BEFORE_ALL < place < self._last:
                 late = max(1, self._last.at - place.at)  # not 0, even within one millisecond
             self._last = max(self._last, place)

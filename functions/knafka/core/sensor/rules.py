@@ -105,7 +105,7 @@ def expire(rule: Rule, held: Held, until: int) -> RuleStep:
 
 def due_time(rule: Rule, held: Held) -> int | None:
     """Return when (ms since the Unix epoch) the held events fire if no further event comes. None:
-    they don't fire by themselves, as always without an unwanted event in the condition."""
+    they don't fire by themselves. (Without an unwanted event in the condition they never do.)"""
     if not rule.condition.unwanted or not held:
         return None
     assert rule.within is not None

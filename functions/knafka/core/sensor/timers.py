@@ -40,13 +40,13 @@ class Timers:
             due_time, key = self._heap[0]
             if self._times.get(key) == due_time:
                 return due_time
-            heappop(self._heap)
+            heappop(self._heap)  # the key's time was replaced or removed
         return None
 
     def take_due(self, time: int) -> Iterator[str]:
         """Yield the keys whose times are at or before `time` (ms), the earliest first, and remove
         their times."""
         while (first := self.first) is not None and first <= time:
-            _, key = heappop(self._heap)
+            _, key = heappop(self._heap)  # `first` has left a valid time at the top
             del self._times[key]
             yield key
