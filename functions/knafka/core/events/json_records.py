@@ -63,9 +63,9 @@ class _Layout(NamedTuple):
     """The properties that all documents share whose members have the same names in the same
     order."""
 
-    headers: tuple[str, ...]
-    """The record headers for these attributes, in the same order."""
-    size: int
+    header_names: tuple[str, ...]
+    """The record header of each attribute (each member but `data`), in the same order."""
+    names_size: int
     """Number of characters of all header names."""
     pick: Callable[[Sequence[Any]], Any]
     """Selects the values of `_CHECKED_ATTRIBUTES` from the values of all attributes, followed by
@@ -76,8 +76,8 @@ class _Layout(NamedTuple):
     """Index of the member `data`; -1: there is none."""
     compact_size: int
     """Length of the document without whitespace between its members and without their values."""
-    spaced: bytes
-    """The document as Python's json writes it, with `%b` for each value."""
+    spaced_template: bytes
+    """The document as Python's json writes it, with spaces, and with `%b` for each value."""
 
 
 def is_time(value: bytes) -> bool:
@@ -95,15 +95,15 @@ def record_of(document: bytes, added_headers: RecordHeaders) -> Draft | None:
         return None
     if members is None or (layout := _LAYOUTS[tuple(members)]) is None:
         return None
-    attributes = list(members.values())
-    data = None if layout.data_index < 0 else attributes.pop(layout.data_index)
-    text = b"".join(attributes)
+    values = list(members.values())
+    data = None if layout.data_index < 0 else values.pop(layout.data_index)
+    text = b"".join(values)
     # If the lengths agree, the document holds only these members: whitespace between them, a second
     # member of one name or an escaped name would make it longer.
     size = layout.compact_size + len(text) + (0 if data is None else len(data))
     if len(document) != size:
         document = document.strip(json_format.WHITESPACE)
-        if len(document) != size and document != layout.spaced % tuple(members.values()):
+        if len(document) != size and document != layout.spaced_template % tuple(members.values()):
             return None
     return _record_of(members, layout, text, data, added_headers)
 
@@ -255,29 +255,31 @@ def _values_of(members: json_format.Members) -> list[bytes] | None:
     return values
 
 
-def _layout_of(members: tuple[str, ...]) -> _Layout | None:
+def _layout_of(member_names: tuple[str, ...]) -> _Layout | None:
     """Return the layout of a document whose members have these names, in this order. None:
     `json_format` must read the document, because a name is invalid, a required one is missing,
     there are too many, or one is `dataschema`, whose value isn't checked here."""
-    data_index = members.index("data") if "data" in members else -1
-    names = tuple([name for name in members if name != "data"])
+    data_index = member_names.index("data") if "data" in member_names else -1
+    names = tuple([name for name in member_names if name != "data"])
     if len(names) >= MAX_HEAD_LINES or not {*REQUIRED} <= {*names} or "dataschema" in names:
         return None
     if not all(map(is_attribute_name, names)):
         return None
-    headers = tuple([CONTENT_TYPE if name == "datacontenttype" else f"ce_{name}" for name in names])
+    header_names = tuple(
+        [CONTENT_TYPE if name == "datacontenttype" else f"ce_{name}" for name in names]
+    )
     # -1: the last value, which stands for a missing attribute (`_Layout.pick`).
     indexes = [names.index(name) if name in names else -1 for name in _CHECKED_ATTRIBUTES]
-    spaced = ", ".join([f'"{name}": %b' for name in members])
+    spaced_members = ", ".join([f'"{name}": %b' for name in member_names])
     return _Layout(
-        headers,
-        len("".join(headers)),
+        header_names,
+        len("".join(header_names)),
         itemgetter(*indexes),
         quotes=b'""' * len(names),
         data_index=data_index,
         # A member has two quotes, a colon, and a comma or brace; and there is one more brace.
-        compact_size=len("".join(members)) + 4 * len(members) + 1,
-        spaced=f"{{{spaced}}}".encode(),
+        compact_size=len("".join(member_names)) + 4 * len(member_names) + 1,
+        spaced_template=f"{{{spaced_members}}}".encode(),
     )
 
 
@@ -288,4 +290,4 @@ def _weight_of(names: tuple[str, ...]) -> int:
 
 
 _LAYOUTS = BoundedCache[tuple[str, ...], "_Layout | None"](_layout_of, _weight_of)
-"""`_layout_of` by the names of a document's members; cached."""
+"""The result of `_layout_of` by the names of a document's members; cached."""
