@@ -170,13 +170,7 @@ def _format_float(key: bytes) -> str:
         return "NaN"
     if math.isinf(number):
         return "Infinity" if number > 0 else "-Infinity"
-    # 17 significant digits identify every number of 8 bytes.
-    shortest = next(
-        text
-        for precision in range(1, 18)
-        if _packs_to(struct_format, text := f"{number:.{precision}g}", key)
-    )
-    sign, digits, exponent = Decimal(shortest).as_tuple()
+    sign, digits, exponent = _shortest_decimal(number, struct_format, key).as_tuple()
     minus = "-" if sign else ""
     if number == 0:
         return f"{minus}0.0"
@@ -188,6 +182,17 @@ def _format_float(key: bytes) -> str:
     significant_digits = "".join(map(str, digits)).rstrip("0") or "0"
     power = exponent + len(digits) - 1
     return f"{minus}{significant_digits[0]}.{significant_digits[1:] or '0'}E{power}"
+
+
+def _shortest_decimal(number: float, struct_format: str, key: bytes) -> Decimal:
+    """Return the decimal with the fewest digits that identifies `number`, a finite number whose
+    bytes are `key` in this format of `struct`."""
+    shortest = next(
+        text
+        for precision in range(1, 18)  # 17 significant digits identify every number of 8 bytes
+        if _packs_to(struct_format, text := f"{number:.{precision}g}", key)
+    )
+    return Decimal(shortest)
 
 
 def _packs_to(struct_format: str, text: str, key: bytes) -> bool:
