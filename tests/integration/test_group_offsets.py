@@ -134,7 +134,7 @@ async def test_a_group_that_classic_members_left_is_made_one_that_is_kept_by_its
     name, group = topic(), uuid.uuid4().hex
     await leave_behind(kafka, group, name)
     assert not (await described(kafka, group)).is_simple_consumer_group
-    assert (await offsets.committed(group, name, {0}))[0].value == (5, "as it was")
+    assert (await offsets.committed(group, name, {0}))[0].offset_and_metadata == (5, "as it was")
     assert (await described(kafka, group)).is_simple_consumer_group
     assert (await described(kafka, group + DETACHING_SUFFIX)).state is ConsumerGroupState.DEAD
 

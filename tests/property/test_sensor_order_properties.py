@@ -30,7 +30,7 @@ from knafka.core.documents import parse
 from knafka.core.events.kafka_binding import read
 from knafka.core.sensor.backtest import Backtest, PastEvent
 from knafka.core.sensor.contract import SensorTrigger
-from knafka.core.sensor.duplicates import Seen
+from knafka.core.sensor.duplicates import SeenEvents
 from knafka.core.sensor.order import Place
 from knafka.core.sensor.records import identity_of, trigger_of
 from knafka.core.sensor.routing import Router
@@ -156,7 +156,7 @@ def modelled(world: World) -> Counter[str]:
         {each.name: each for each in declared.rules()},
     )
     models: dict[str, FiringModel] = {}
-    seen = {key: Seen(declared.dedupe_millis) for key in rules}
+    seen = {key: SeenEvents(declared.dedupe_millis) for key in rules}
     found: Counter[str] = Counter()
     for place, event in sorted(world.past(), key=lambda each: each[0]):
         for route in router.route(event.attributes):

@@ -44,7 +44,7 @@ TEN_THOUSAND_YEARS: Final = 10_000 * 31_556_952
 )
 def test_a_time_out_of_range_is_the_nearest_that_every_zone_has(seconds: float, text: str) -> None:
     assert timestamp(seconds) == times.rfc3339(seconds) == text
-    assert times.moment(seconds).astimezone() == times.moment(seconds)
+    assert times.utc_datetime(seconds).astimezone() == times.utc_datetime(seconds)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_sensor_test_plays_events_of_the_first_and_the_last_day(tmp_path: Path) 
     result = CliRunner().invoke(app, given)
     assert result.exit_code == 0, result.output
     assert "4 events" in result.output
-    assert datetime.now(UTC) < times.moment(times.LATEST)
+    assert datetime.now(UTC) < times.utc_datetime(times.LATEST)
 
 
 @pytest.mark.parametrize("ago", ["99999999999999999d", "9" * 400 + "s"])

@@ -36,35 +36,35 @@ METADATA: Final = frozenset(
     )
 )
 """Metadata services of clouds at addresses outside 169.254.0.0/16."""
-_LOCAL_NAME: Final = re.compile(
+_match_local_name: Final = re.compile(
     r"(?:.*\.)?(?:localhost|localhost\.localdomain|ip6-localhost|ip6-loopback)"
     r"|metadata\.google\.internal|metadata\.goog|instance-data(?:\..*)?"
 ).fullmatch
 """Matches names of the pod itself, and of clouds' metadata services."""
 _NAT64_PREFIX: Final = IPv6Network("64:ff9b::/96")
 """Prefix of IPv6 addresses that NAT64 translates: their last 32 bits are an IPv4 address."""
-_NUMBER: Final = re.compile(r"0[xX][0-9a-fA-F]*|[0-9]+").fullmatch
+_match_number: Final = re.compile(r"0[xX][0-9a-fA-F]*|[0-9]+").fullmatch
 """Matches one number of an IPv4 address: hexadecimal, octal (with a leading 0) or decimal."""
 _MAX_NUMBER_CHARACTERS: Final = 12
 """Most characters of one number in an IPv4 address: 32 bits have 11 octal digits and a `0`."""
 
 
 def refusal(host: str) -> str | None:
-    """Return why this host, a name or an address, must not be connected to; None: it may, or it is
-    a name that must be resolved first."""
+    """Return why this host, a name or an address, must not be connected to. None: it may be
+    connected to, or it is a name that must be resolved first."""
     host = host.strip("[]").rstrip(".").lower()
-    if _LOCAL_NAME(host) is not None:
+    if _match_local_name(host) is not None:
         return f"{host} is a name of the pod or the node itself"
     address = _parse(host)
     if address is None or (local_kind := _local_kind(address)) is None:
         return None
-    shown = str(address) if str(address) == host else f"{host} ({address})"
-    return f"{shown} is {local_kind}"
+    shown_host = str(address) if str(address) == host else f"{host} ({address})"
+    return f"{shown_host} is {local_kind}"
 
 
 def refusal_of_url(url: str) -> str | None:
-    """Return `refusal` of a URL's host; None also for a URL that can't be parsed, which is refused
-    elsewhere."""
+    """Return why the host of this URL must not be connected to, as `refusal` does; None also for a
+    URL that can't be parsed, which is refused elsewhere."""
     try:
         return refusal(urlsplit(url).hostname or "")
     except ValueError:
@@ -79,10 +79,10 @@ def is_address(host: str) -> bool:
 def is_loopback(host: str) -> bool:
     """Whether a host is a loopback address; False for names."""
     address = _parse(host)
-    return address is not None and _without_embedding(address).is_loopback
+    return address is not None and _unwrap_ipv4(address).is_loopback
 
 
-def _without_embedding(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
+def _unwrap_ipv4(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
     """Return the IPv4 address that an IPv6 address embeds; any other address is returned as it
     is."""
     inner = _embedded_ipv4(address) if isinstance(address, IPv6Address) else None
@@ -92,7 +92,7 @@ def _without_embedding(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6
 def _local_kind(address: IPv4Address | IPv6Address) -> str | None:
     """Return which kind of local address this is, as a phrase for `refusal`, such as "a loopback
     address"; None: the address isn't refused."""
-    address = _without_embedding(address)
+    address = _unwrap_ipv4(address)
     if address.is_loopback:
         return "a loopback address"
     # All of 0.0.0.0/8 is "this host" (RFC 1122).
@@ -125,7 +125,7 @@ def _parse_as_resolvers(host: str) -> IPv4Address | None:
     """Parse an IPv4 address as `inet_aton` does: one to four decimal, octal or hexadecimal numbers,
     the last of which fills all remaining bytes. None: the host is no address."""
     parts = host.split(".")
-    if len(parts) > 4 or not all(map(_NUMBER, parts)):
+    if len(parts) > 4 or not all(map(_match_number, parts)):
         return None
     if any(len(part) > _MAX_NUMBER_CHARACTERS for part in parts):
         return None
@@ -137,10 +137,10 @@ def _parse_as_resolvers(host: str) -> IPv4Address | None:
         ]  # fmt: skip
     except ValueError:  # an octal number with an 8 or 9
         return None
-    *leading, last = numbers
-    if any(number > 255 for number in leading) or last >= 256 ** (4 - len(leading)):
+    *leading_bytes, last = numbers
+    if any(number > 255 for number in leading_bytes) or last >= 256 ** (4 - len(leading_bytes)):
         return None
     value = last
-    for position, number in enumerate(leading):
-        value += number << 8 * (3 - position)
+    for index, byte in enumerate(leading_bytes):
+        value += byte << 8 * (3 - index)
     return IPv4Address(value)

@@ -24,8 +24,9 @@ SERVICE_ACCOUNTS: Final = "system:serviceaccount:"
 
 
 def subject_matches(subject: str, pattern: str) -> bool:
-    """Whether a policy's subject pattern matches this subject: both are equal, ignoring case, or
-    the pattern ends with `*` and the subject begins with the text before it."""
+    """Whether a policy's subject pattern matches this subject. Either both are equal, ignoring
+    case; or the pattern ends with `*`, and the subject begins with the text before the `*`, in the
+    same case."""
     if pattern.endswith("*") and subject.startswith(pattern[:-1]):
         return True
     return subject.casefold() == pattern.casefold()
@@ -36,8 +37,8 @@ class Authorization:
     compiled once."""
 
     def __init__(self, policies: Sequence[Policy], mode: AuthorizationMode, namespace: str) -> None:
-        """`policies`: those that apply; `mode` decides if there are none. `namespace` is that of
-        the Broker or KafkaChannel."""
+        """`policies`: the EventPolicies that apply; if there are none, `mode` decides. `namespace`:
+        that of the Broker or KafkaChannel."""
         self._policies = [
             (policy.subjects, _require_all([compile_filter(filter_) for filter_ in policy.filters]))
             for policy in policies
@@ -63,7 +64,7 @@ class Authorization:
         return lambda event: any(passes(event) for passes in sender_predicates)
 
     def _default_verdict(self, subject: str) -> bool:
-        """Whether this sender may send where no policy applies, as the mode says."""
+        """Whether the mode lets this sender send any event; it counts only if no policy applies."""
         allowed_by_mode: dict[AuthorizationMode, bool] = {
             "allow-all": True,
             "deny-all": False,

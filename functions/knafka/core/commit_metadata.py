@@ -56,9 +56,9 @@ def unmark(metadata: str) -> tuple[str, str]:
 
 
 def is_of_another_topic(committed: str, present: str) -> bool:
-    """Whether a commit belongs to another topic than the present one of that name. `committed` is
-    the mark in the commit's metadata, `present` the `short_id` of the present topic. False if one
-    of them is empty, as then nothing is known."""
+    """Whether a commit belongs to another topic than the one that has the topic's name now.
+    `committed` is the mark in the commit's metadata, `present` the `short_id` of the present topic.
+    If one of the two is empty, nothing is known, and the result is False."""
     return bool(committed and present) and committed != present
 
 
@@ -88,7 +88,7 @@ class CommitMarks(Generic[K]):
         returned the id."""
         self._present = present
         self._marks: dict[K, str] = {}
-        """Mark by partition; empty: its commits get none."""
+        """Mark by partition; empty: the partition's commits get no mark."""
         self._unchecked_since: dict[K, float] = {}
         """Partitions whose mark must still be checked: they began before the id of their topic was
         known, or they lost their log. The value is the earliest request time (`time.monotonic`) of
@@ -105,15 +105,16 @@ class CommitMarks(Generic[K]):
         return self._marks.get(key, "")
 
     def begin(self, key: K, committed: str, present: str, asked_at: float = -math.inf) -> None:
-        """Note that a partition begins to be read: at a commit with the mark `committed`, or at its
-        start if that commit was made on an earlier topic. `present`: the present topic's
-        `short_id`. If it is empty, the mark is checked later, by an id that is requested at
-        `asked_at` (`time.monotonic`) or later."""
+        """Note that a partition begins to be read: at a commit with the mark `committed` (empty: it
+        has none), or at its start if that commit was made on an earlier topic. `present`: the
+        present topic's `short_id`. If `present` is empty, the mark is checked later, by an id that
+        is requested at `asked_at` (`time.monotonic`) or later."""
         self._note(key, present or committed, None if present else asked_at)
 
     def restart(self, key: K, now: float, *, is_of_present: bool = False) -> None:
-        """Note that a partition is read from its start. `is_of_present`: whether the partition
-        certainly belongs to the topic whose id is known. `now`: `time.monotonic`."""
+        """Note that a partition is read from its start. `is_of_present` True: the partition
+        certainly belongs to the topic whose id was returned last. False: it may belong to a newer
+        topic of that name. `now`: `time.monotonic`."""
         mark = self._present(key, -math.inf)
         if not is_of_present:
             # The log may have been lost because its topic was replaced; then its new id isn't known
@@ -150,8 +151,8 @@ class CommitMarks(Generic[K]):
 
 def described_until(offset: int, metadata: str) -> int | None:
     """Return the offset after the last record that a commit's metadata describe; if they describe
-    none, the committed `offset` itself. None: the metadata aren't ours. `metadata`: without their
-    mark."""
+    no record, the committed `offset` itself. None: the metadata weren't written by Knafka.
+    `metadata`: without their mark."""
     if metadata.startswith(PROGRESS_PREFIX):
         progress = decode(offset, metadata, policy=0)  # the policy makes no difference here
         settled = [range_end for _, range_end in progress.settled]

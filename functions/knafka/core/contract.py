@@ -37,6 +37,8 @@ retention."""
 
 
 class BackoffPolicy(StrEnum):
+    """How the wait grows from one retry to the next."""
+
     LINEAR = "linear"
     """The wait before the n-th retry is n times the delay."""
     EXPONENTIAL = "exponential"
@@ -104,8 +106,9 @@ class Kafka(Model):
     protocol: str | None = None
     """Security protocol where the mounted Secrets name none; a KafkaSource declares it."""
     consumer: dict[str, str] = Field(default_factory=dict)
+    """Settings of consumers; only those that `client_settings.CONSUMER` allows."""
     producer: dict[str, str] = Field(default_factory=dict)
-    """Settings of consumers and of producers; only allowed ones (`client_settings`)."""
+    """Settings of producers; only those that `client_settings.PRODUCER` allows."""
 
     def __hash__(self) -> int:
         """Hash only the servers and the Secret's folder, as dicts can't be hashed."""
@@ -124,8 +127,8 @@ class Sink(Model):
 
 def event_limit(max_batch_bytes: int) -> int:
     """Return the most bytes that an event may have in a topic that takes batches of at most
-    `max_batch_bytes`. The event gets the share `MAX_EVENT_BYTES` / `MAX_RECORD_BYTES` of a batch,
-    as a record holds more than its event."""
+    `max_batch_bytes`. This is the fraction `MAX_EVENT_BYTES` / `MAX_RECORD_BYTES` of the batch, as
+    a record holds more than its event."""
     return max(1, max_batch_bytes * MAX_EVENT_BYTES // MAX_RECORD_BYTES)
 
 
@@ -173,10 +176,10 @@ class Ingress(Model):
     audience: str | None = None
     """Audience of the token that senders must show (OIDC); None: everybody may send."""
     policies: tuple[Policy, ...] = ()
-    """If there are any, one of them must admit the sender and the event; only with an
-    `audience`."""
+    """If there are any, one of them must admit the sender and the event. Without an `audience` they
+    have no effect."""
     default_authorization: AuthorizationMode = "allow-same-namespace"
-    """Who may send where there are no policies; only with an `audience`."""
+    """Who may send if there are no policies. Without an `audience` it has no effect."""
     encrypted_only: bool = False
     """Whether events that came over an unencrypted connection are refused."""
 
@@ -197,7 +200,7 @@ class Receiver(Model):
     """A compacted topic with one partition: the key is an Ingress's path, the value an `Ingress` or
     a tombstone."""
     path: str | None = None
-    """Path of the only Ingress that it serves; None: it serves all."""
+    """Path of the only Ingress that the receiver serves; None: it serves all."""
 
 
 class Conversion(Model):
@@ -206,8 +209,10 @@ class Conversion(Model):
     source: str
     """Part of a converted event's `source` before `#TOPIC`."""
     key_type: Literal["string", "int", "float", "byte-array"] = "string"
+    """How a record's key is converted to text (`foreign_records.key_text`)."""
     extensions: dict[str, str] = Field(default_factory=dict)
-    """Attributes that every converted event gets, overriding its own (`ceOverrides`)."""
+    """Attributes that every converted event gets, in place of its own of these names
+    (`ceOverrides`)."""
 
 
 class Egress(Model):
@@ -225,6 +230,7 @@ class Egress(Model):
     conversion: Conversion | None = None
     """How records are converted to events; None: they hold events."""
     group: str
+    """The consumer group whose committed offsets say what was delivered."""
     dead_letter_topic: str
     dead_letter_settings: TopicSettings = TopicSettings(config=dict(DEAD_LETTER_TOPIC_CONFIG))
     """Settings with which the dispatcher creates the dead-letter topic when it first needs it."""
@@ -265,7 +271,8 @@ class Egress(Model):
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """All topics that it reads; their order determines partition numbers (`numbering`)."""
+        """All topics that the group reads; their order determines the partitions' numbers
+        (`numbering`)."""
         return (self.topic, *self.more_topics)
 
     @property
@@ -278,7 +285,8 @@ class Egress(Model):
 
     @property
     def needs_tokens(self) -> bool:
-        """Whether any of its destinations has an audience, so that requests to it need a token."""
+        """Whether any destination of the Egress has an audience, so that requests to that
+        destination need a token."""
         sinks = (self.subscriber, self.reply, self.dead_letter_sink)
         return any(sink is not None and sink.audience is not None for sink in sinks)
 

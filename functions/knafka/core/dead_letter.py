@@ -62,7 +62,7 @@ MAX_STUB_KEY: Final = 1024
 _ADDED_NAMES: Final = frozenset((*_UPSTREAM, *(f"{ATTRIBUTE_PREFIX}{name}" for name in _OURS)))
 """Names of all attributes that a dead letter may add to its event."""
 
-_NO_EXTENSIONS: Final = CORE | {"datacontentencoding", "knativebrokerttl"}
+_PROTECTED_ATTRIBUTES: Final = CORE | {"datacontentencoding", "knativebrokerttl"}
 """Attributes that no `kne-` header may set. `datacontentencoding` says how the data of an event of
 CloudEvents 0.3 are encoded, `knativebrokerttl` is `hops.TTL`."""
 
@@ -167,13 +167,13 @@ def extensions_of(headers: HttpHeaders) -> Sequence[tuple[str, str]]:
 
 def _is_extension(name: str) -> bool:
     """Whether a `kne-` header may set the attribute of this name."""
-    return is_attribute_name(name) and name not in _ADDED_NAMES and name not in _NO_EXTENSIONS
+    return is_attribute_name(name) and name not in _ADDED_NAMES | _PROTECTED_ATTRIBUTES
 
 
 def dead_letter_of(
     headers: RecordHeaders, value: bytes | None, failure: Failure, origin: Origin
 ) -> tuple[RecordHeaders, bytes | None]:
-    """Return headers and value of the dead letter of a record, given by its `headers` and `value`.
+    """Return headers and value of the dead letter of the record with these `headers` and `value`.
     Attributes are added that say how delivery failed (`failure`) and which record it was
     (`origin`). Raises `InvalidEvent` if the record holds no event, though `failure.reason` isn't
     `UNDECODABLE`.
@@ -181,23 +181,7 @@ def dead_letter_of(
     A record that holds its event as JSON is rewritten in binary mode, where headers hold the
     attributes (CE-K7); every other record keeps its value byte for byte, decodable or not.
     """
-    failure_attributes = {
-        "knativeerrordest": failure.destination,
-        "knativeerrorcode": "" if failure.status is None else str(failure.status),
-        "knativeerrordata": base64.b64encode(_truncated_body(failure.body)).decode(),
-        f"{ATTRIBUTE_PREFIX}reason": failure.reason.value,
-        f"{ATTRIBUTE_PREFIX}attempts": str(failure.attempts),
-        f"{ATTRIBUTE_PREFIX}firsttime": timestamp(failure.first_attempt),
-        f"{ATTRIBUTE_PREFIX}lasttime": timestamp(failure.last_attempt),
-        ATTEMPT_LOG: attempt_log(failure.log),
-        REPLY_ATTEMPTS: str(failure.reply_attempts or ""),
-        f"{ATTRIBUTE_PREFIX}namespace": origin.namespace,
-        f"{ATTRIBUTE_PREFIX}broker": origin.broker,
-        f"{ATTRIBUTE_PREFIX}trigger": origin.trigger,
-        f"{ATTRIBUTE_PREFIX}topic": origin.topic,
-        f"{ATTRIBUTE_PREFIX}partition": str(origin.partition),
-        f"{ATTRIBUTE_PREFIX}offset": str(origin.offset),
-    }
+    failure_attributes = _failure_attributes(failure, origin)
     if failure.reason is not Reason.UNDECODABLE:
         envelope = read(headers, value)
         if envelope.document is not None:  # the event is JSON
@@ -214,6 +198,28 @@ def dead_letter_of(
     ], value
 
 
+def _failure_attributes(failure: Failure, origin: Origin) -> dict[str, str]:
+    """Return the attributes that say how delivery failed and which record it was, without those
+    that the subscriber asked for. Attributes with an empty text aren't added to a dead letter."""
+    return {
+        "knativeerrordest": failure.destination,
+        "knativeerrorcode": "" if failure.status is None else str(failure.status),
+        "knativeerrordata": base64.b64encode(_truncated_body(failure.body)).decode(),
+        f"{ATTRIBUTE_PREFIX}reason": failure.reason.value,
+        f"{ATTRIBUTE_PREFIX}attempts": str(failure.attempts),
+        f"{ATTRIBUTE_PREFIX}firsttime": timestamp(failure.first_attempt),
+        f"{ATTRIBUTE_PREFIX}lasttime": timestamp(failure.last_attempt),
+        ATTEMPT_LOG: attempt_log(failure.log),
+        REPLY_ATTEMPTS: str(failure.reply_attempts or ""),
+        f"{ATTRIBUTE_PREFIX}namespace": origin.namespace,
+        f"{ATTRIBUTE_PREFIX}broker": origin.broker,
+        f"{ATTRIBUTE_PREFIX}trigger": origin.trigger,
+        f"{ATTRIBUTE_PREFIX}topic": origin.topic,
+        f"{ATTRIBUTE_PREFIX}partition": str(origin.partition),
+        f"{ATTRIBUTE_PREFIX}offset": str(origin.offset),
+    }
+
+
 def origin_of(headers: RecordHeaders) -> tuple[str, int, int] | None:
     """Return topic, partition and offset of the record that failed, from a dead letter's headers;
     None if they are missing or invalid."""
@@ -222,7 +228,7 @@ def origin_of(headers: RecordHeaders) -> tuple[str, int, int] | None:
         header_values.get(f"ce_{ATTRIBUTE_PREFIX}{field_name}") or b""
         for field_name in ("topic", "partition", "offset")
     )
-    # Kafka's numbers have 64 bits, so at most 19 digits.
+    # Kafka's numbers have 64 bits, so at most 19 digits. Anybody may have forged the headers.
     if not topic or not all(
         number.isdigit() and len(number) < 20 for number in (partition, offset)
     ):
@@ -235,16 +241,7 @@ def stub_of(letter: Draft) -> Draft:
     keeps the attributes that were added to the event, and up to `STUB_BYTES` of the event's own
     attributes: the required ones first, then the shortest. `OMITTED` says what is missing."""
     own_headers = [header for header in letter.headers if header[0] not in FAILURE_HEADERS]
-    required = {f"ce_{name}" for name in REQUIRED}
-    remaining_bytes, kept_names = STUB_BYTES, set[str]()
-    required_then_shortest = sorted(
-        own_headers, key=lambda header: (header[0] not in required, len(header[1]))
-    )
-    for name, raw in required_then_shortest:
-        remaining_bytes -= len(name) + len(raw)
-        if remaining_bytes < 0:
-            break
-        kept_names.add(name)
+    kept_names = _names_within_stub(own_headers)
     omitted_parts = [
         *(["data"] if letter.value else []),
         *(["attributes"] if len(kept_names) < len(own_headers) else []),
@@ -256,6 +253,23 @@ def stub_of(letter: Draft) -> Draft:
     ]
     key = letter.key if letter.key and len(letter.key) <= MAX_STUB_KEY else None
     return Draft(key, [*headers, (f"ce_{OMITTED}", ",".join(omitted_parts).encode())], None)
+
+
+def _names_within_stub(own_headers: RecordHeaders) -> set[str]:
+    """Return the names of those of the event's own headers that a stub keeps: the required ones
+    first, then the shortest, up to `STUB_BYTES` of names and values."""
+    required = {f"ce_{name}" for name in REQUIRED}
+    required_then_shortest = sorted(
+        own_headers, key=lambda header: (header[0] not in required, len(header[1]))
+    )
+    kept_names: set[str] = set()
+    remaining_bytes = STUB_BYTES
+    for name, raw in required_then_shortest:
+        remaining_bytes -= len(name) + len(raw)
+        if remaining_bytes < 0:
+            break
+        kept_names.add(name)
+    return kept_names
 
 
 def headers_for_replay(headers: Iterable[tuple[str, bytes]], replay: str) -> RecordHeaders:

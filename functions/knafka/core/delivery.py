@@ -60,14 +60,17 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of one attempt: a status, or the reason why there is none."""
+    """The result of one attempt: the response's status, and the reason of a failure that the status
+    doesn't show."""
 
     status: int | None = None
+    """Status of the response; None: there was no response."""
     failure: Reason | None = None
+    """Why the attempt failed; None: the status alone says whether it did."""
     retry_after: float | None = None
     """Seconds that the subscriber's Retry-After header asks for; None if there is none."""
     permanent: bool = False
-    """Whether no other attempt can end differently."""
+    """Whether a further attempt would certainly fail, too."""
     extensions: Sequence[tuple[str, str]] = ()
     """Attributes that the subscriber asks for, in case the event becomes a dead letter
     (KN-DLV-08)."""
@@ -123,9 +126,9 @@ def is_delivered(status: int) -> bool:
 
 
 def _is_retriable(outcome: Outcome) -> bool:
-    """Whether another attempt may succeed after this outcome: not if the outcome is permanent or
-    the reply was malformed; yes after any other failure, and if no response came; after a response,
-    as `is_retried_status` says."""
+    """Whether another attempt may succeed after this outcome. False if the outcome is permanent or
+    the reply was malformed. True after any other failure, or without a response. If there is only a
+    status, `is_retried_status` decides."""
     if outcome.permanent or outcome.failure is Reason.MALFORMED_REPLY:
         return False
     status = outcome.status
@@ -144,8 +147,9 @@ def backoff(retry: int, delivery: Delivery) -> float:
     """Return the seconds before the `retry`-th retry, counted from 1: linear d·n, exponential
     d·2^(n-1).
 
-    KN-DLV-02 lists three formulas in the field; this one makes the first wait of both policies
-    the declared delay. Capped at `MAX_BACKOFF`, or at the declared delay if that is longer.
+    KN-DLV-02 lists three formulas that implementations use; with this one, the first wait of both
+    policies is the declared delay. The result is at most `MAX_BACKOFF`, or the declared delay if
+    that is longer.
     """
     delay = delivery.backoff_delay
     ceiling = max(MAX_BACKOFF, delay)

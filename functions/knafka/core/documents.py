@@ -38,7 +38,7 @@ M = TypeVar("M", bound=BaseModel)
 
 _COUNT = r"\d+(?:[.,]\d+)?"
 """Pattern of a number in an ISO-8601 duration."""
-_DURATION = re.compile(
+_match_duration = re.compile(
     rf"P(?=.)(?:(?P<years>{_COUNT})Y)?(?:(?P<months>{_COUNT})M)?(?:(?P<weeks>{_COUNT})W)?"
     rf"(?:(?P<days>{_COUNT})D)?(?:T(?=.)(?:(?P<hours>{_COUNT})H)?(?:(?P<minutes>{_COUNT})M)?"
     rf"(?:(?P<seconds>{_COUNT})S)?)?",
@@ -58,7 +58,8 @@ _UNITS = {
 
 
 class Model(BaseModel):
-    """A frozen document part that knows its JSON spelling and refuses unknown fields."""
+    """Base class of declared documents and their parts: immutable, with camelCase names in JSON;
+    unknown fields are refused."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True
@@ -66,8 +67,9 @@ class Model(BaseModel):
 
 
 def problem(message: str, *fields: str) -> PydanticCustomError:
-    """Return an error for a validator to raise; `fields` are relative to the validated object and
-    reported by their full path."""
+    """Return an error for a validator to raise. `fields`: paths of the broken fields, relative to
+    the validated object; the message names them by their full paths. Without `fields`, the
+    problem is that of the object itself."""
     return PydanticCustomError("knafka", "{message}", {"message": message, "fields": fields})
 
 
@@ -92,7 +94,7 @@ def _parse_seconds(duration: object) -> float:
 
 def _parse_duration(text: str) -> float:
     """Parse an ISO-8601 duration into seconds. Raises an error for any other text."""
-    if (match := _DURATION(text)) is None:
+    if (match := _match_duration(text)) is None:
         raise problem(
             f"invalid value: {text:.80}: want an ISO-8601 duration, such as PT0.2S or PT5M"
         )
@@ -118,9 +120,10 @@ Duration: TypeAlias = Annotated[
 
 def shown_url(url: str) -> str:
     """Return a URL for a message: cut to 200 characters, and without the part before an `@`, which
-    may be a password."""
-    _, mark, rest = url.rpartition("@")
-    text = f"...@{rest:.200}" if mark else f"{url:.200}"
+    may be a password. A URL with characters that aren't allowed is shown in quotes, with
+    escapes."""
+    _, at_sign, rest = url.rpartition("@")
+    text = f"...@{rest:.200}" if at_sign else f"{url:.200}"
     is_clean = text.isascii() and (not text or is_uri_reference(text))
     return text if is_clean else repr(text)
 
@@ -239,8 +242,8 @@ def explain_faults() -> Iterator[None]:
         yield
     except ValidationError as error:
         invalid = _to_invalid_document(error, error.title)
-        problem = f"{invalid.problem}; this is a fault of Knafka: please report it with this line"
-        raise InvalidDocument(invalid.path, problem) from error
+        text = f"{invalid.problem}; this is a fault of Knafka: please report it with this line"
+        raise InvalidDocument(invalid.path, text) from error
 
 
 # Error messages
@@ -287,27 +290,31 @@ _EXPECTATIONS: Final = {
     "too_short": "at least one entry",
 }
 """What a field must be, in the words of a YAML file, by pydantic's type of the error."""
+_EXPECTATION_PREFIX: Final = "Input should be "
+"""Begins pydantic's messages that end with what a field must be."""
 
 
 def describe_error(path: str, error: ErrorDetails) -> tuple[str, str]:
     """Return path and problem of one broken field, in the words of Knative's own messages. `path`
-    is the field's path, `error` pydantic's description. If a validator named fields
-    (see `problem`), the returned path is that of the first of them."""
+    is the field's path, `error` pydantic's description. If a validator named fields by `problem`,
+    the returned path is that of the first of these fields."""
     if fields := error.get("ctx", {}).get("fields"):
         paths = [path_of(path, (field,)) for field in fields]
         all_paths = f": {', '.join(paths)}" if len(paths) > 1 else ""
         return paths[0], error["msg"] + all_paths
     if error["type"] == "extra_forbidden":
         return path, "unknown field"
-    allowed = _EXPECTATIONS.get(error["type"]) or error["msg"].removeprefix("Input should be ")
-    if allowed == error["msg"]:  # a message of ours, or one of pydantic's that is a whole sentence
-        return path, allowed
+    expectation = _EXPECTATIONS.get(error["type"])
+    if expectation is None:
+        if not error["msg"].startswith(_EXPECTATION_PREFIX):
+            return path, error["msg"]  # ours, or one of pydantic's that is a whole sentence
+        expectation = error["msg"].removeprefix(_EXPECTATION_PREFIX)
     value = error["input"]
     if not isinstance(value, str | int | float):
-        return path, f"invalid value: want {allowed}"
+        return path, f"invalid value: want {expectation}"
     # If a value has the wrong type, it is shown as JSON, in which "1" and 1 differ.
     shown = json.dumps(value) if error["type"].endswith("_type") else str(value)
-    return path, f"invalid value: {shown:.80}: want {allowed}"
+    return path, f"invalid value: {shown:.80}: want {expectation}"
 
 
 def path_of(root: str, location: Sequence[str | int]) -> str:

@@ -50,19 +50,19 @@ class DrainRequest(Model):
     """Seconds without anything to do after which the drain ends (cooldown-period); a larger number
     than `MAX_IDLE` counts as `MAX_IDLE`."""
     budget: Annotated[Duration, Field(gt=0, le=MAX_BUDGET)] = 570.0
-    """Seconds after which the request is over: below the Service's timeoutSeconds of 600."""
+    """Seconds after which the request is over; less than the Service's timeoutSeconds of 600."""
     renewal: bool = False
     """Whether the dispatcher itself sends the request, because nobody else did."""
     egress: str | None = None
-    """Digest of the Egress to drain by; None: whichever the dispatcher has. A dispatcher with
-    another Egress refuses: while a changed Trigger is rolled out, its old Revision still answers,
-    and would settle events that only the new filter matches."""
+    """Digest of the Egress by which to drain; None: any that the dispatcher has. A dispatcher with
+    another Egress refuses the request: while a changed Trigger is rolled out, its old Revision
+    still answers, and would settle events that only the new filter matches."""
     shard: str | None = None
     """`Shard.group` of a dispatcher with many Egresses, all of which are drained; None: this is a
     request for another kind of function."""
     sensor: str | None = None
-    """Digest of the Sensor to drain: a process that has another version of it refuses. None: this
-    is a request for another kind of function."""
+    """Digest of the Sensor to drain; a process that has another version of the Sensor refuses the
+    request. None: this is a request for another kind of function."""
     slot: Annotated[int, Field(ge=0)] | None = None
     """Number of a Sensor's process; no two processes have the same at once. A killed process leaves
     a transaction open, which its successor in this slot ends. A drain that is already under way
@@ -98,10 +98,13 @@ class Counts:
 
     read: int = 0
     filtered: int = 0
+    """Records that aren't for the Trigger, mostly events that its filter refuses."""
     delivered: int = 0
     retried: int = 0
+    """Attempts that failed and are repeated."""
     dead_lettered: int = 0
     replied: int = 0
+    """Replies that were stored or sent."""
     lost: int = 0
     """Events given up before delivery succeeded, where they are delivered at most once (BUS-5)."""
 
@@ -119,7 +122,7 @@ COUNTED: Final = tuple(field.name for field in fields(Counts))
 
 
 def outcomes(counts: Counts | DrainProgress) -> Iterator[tuple[str, int]]:
-    """Yield each count, preceded by its name, which is the value of the metric's label
+    """Yield the name and the value of each count; the name is the value of the metric's label
     `outcome`."""
     for name in COUNTED:
         yield name, getattr(counts, name)
@@ -133,12 +136,13 @@ class Waiting(Model):
     keys: int
     """Number of correlation keys for which the trigger holds events; 1 if it has no correlation."""
     since: int
-    """When the oldest of its events was appended to the bus, in milliseconds since the Unix
+    """When the oldest of the held events was appended to the bus, in milliseconds since the Unix
     epoch."""
     key: str | None = None
-    """The correlation key of that event, or its beginning."""
+    """The correlation key of the oldest event, or the key's beginning; None: the trigger has no
+    correlation."""
     has: tuple[str, ...] = ()
-    """The dependencies whose events are held for that key."""
+    """The dependencies whose events are held for `key`."""
 
 
 class Holding(Model):

@@ -6,7 +6,7 @@
     │   └── UnsupportedContentMode  an event format that is not read here
     │       └── BatchedContent      a batch, where one event was asked for
     ├── InvalidDocument     a declared document breaks a rule; it carries the path
-    │   └── InvalidExpression   a CESQL expression that does not parse or check
+    │   └── InvalidExpression   a CESQL expression or a Sensor's condition that can't be used
     ├── LogError            the log failed; `retriable` says whether to try again
     │   └── LogFull         the local buffer is full; nothing was taken
     └── DeliveryError       an attempt ended without an HTTP response; `reason` says how
@@ -63,7 +63,8 @@ class InvalidDocument(KnafkaError):
 
 
 class InvalidExpression(InvalidDocument):
-    """A CESQL expression that can't be used; `position` is the 0-based character it breaks at."""
+    """A CESQL expression, or a Sensor's condition, that can't be used; `position` is the index of
+    the character at which the error was found."""
 
     def __init__(self, problem: str, position: int = 0) -> None:
         super().__init__("", f"{problem} (at character {position})")
@@ -99,7 +100,7 @@ class LogError(KnafkaError):
 
 
 class LogFull(LogError):
-    """The writer's bounded buffer is full: nothing was taken, try again later."""
+    """The writer's bounded buffer is full. No record was taken; the caller may try again later."""
 
 
 class DeliveryError(KnafkaError):

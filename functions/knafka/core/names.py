@@ -40,13 +40,14 @@ CONTRACTS: Final = f"{OURS}contract-"
 """Prefix of the names of contract topics."""
 
 SENSORS: Final = "Sensor-"
-"""Prefix of a Sensor's name where dead-letter names have a Trigger's."""
+"""Prefix of the name that stands for a Sensor where names of dead letters have a Trigger
+(`of_sensor`)."""
 
 SHARDS: Final = f"{OURS}shard-"
 """Prefix of the names of shards' consumer groups."""
 
 SOURCES: Final = "knative-kafka-source-"
-"""Prefix of the names of consumer groups of KafkaSources that name none."""
+"""Prefix of the names of consumer groups of KafkaSources that don't name a group themselves."""
 
 MAX_LABEL_LENGTH: Final = 63
 """Kubernetes' limit for a name that is part of a host name, in characters."""
@@ -57,9 +58,9 @@ NAME_TEMPLATES: Final = "KNAFKA_NAME_TEMPLATES"
 PLACEHOLDER: Final = re.compile(r"\{\{\s*\.(Namespace|Name|UID)\s*\}\}")
 """A placeholder in a template of names."""
 
-_SHORT_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,28}[a-z0-9])?").fullmatch
+_match_short_name = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,28}[a-z0-9])?").fullmatch
 """Matches a name of at most 30 characters that can be part of a Kubernetes name."""
-_TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}").fullmatch
+_match_topic_name = re.compile(r"[A-Za-z0-9._-]{1,249}").fullmatch
 """Matches every name of a topic, and also `.` and `..`, which Kafka refuses."""
 
 
@@ -69,8 +70,8 @@ def broker_topic(namespace: str, broker: str) -> str:
 
 
 def possible_splits(joined: str) -> Iterator[tuple[str, str]]:
-    """Yield every pair of namespace and name that gives this text if joined with a dash: `a-b-c`
-    may be `a` and `b-c`, or `a-b` and `c`."""
+    """Yield every pair of namespace and name that, joined with a dash, makes this text: `a-b-c` may
+    be `a` and `b-c`, or `a-b` and `c`."""
     for position, character in enumerate(joined):
         if character == "-" and 0 < position < len(joined) - 1:
             yield joined[:position], joined[position + 1 :]
@@ -89,7 +90,7 @@ def distinct_broker_topic(namespace: str, broker: str) -> str:
 
 def is_broker_topic(topic: str | None, namespace: str, broker: str) -> bool:
     """Whether this Broker can have this topic as its own: the topic has the Broker's usual name, or
-    the one with a digest. None: no topic."""
+    the Broker's name with a digest. False for None (no topic)."""
     return topic in (broker_topic(namespace, broker), distinct_broker_topic(namespace, broker))
 
 
@@ -101,7 +102,7 @@ def distinct_trigger_group(namespace: str, trigger: str) -> str:
 
 def is_trigger_group(group: str | None, namespace: str, trigger: str) -> bool:
     """Whether this Trigger can have this consumer group: the group has the Trigger's usual name, or
-    the one with a digest. None: no group."""
+    the Trigger's name with a digest. False for None (no group)."""
     return group in (trigger_group(namespace, trigger), distinct_trigger_group(namespace, trigger))
 
 
@@ -137,8 +138,8 @@ def subscription_group(namespace: str, channel: str, uid: str) -> str:
 
 
 def child(parent: str, suffix: str) -> str:
-    """Return the name of an object that belongs to `parent`, usable in a host name: `parent` and
-    `suffix` joined.
+    """Return the name of an object that belongs to the object `parent`: `parent` and `suffix`
+    joined, so that the name can be part of a host name.
 
     `parent` is a Kubernetes name. If the two are too long together, or `parent` has dots or begins
     with a digit, `parent` is changed and gets a digest, so that no two parents share a child's
@@ -211,7 +212,7 @@ def distinct_sensor_topic(namespace: str, bus: str, sensor: str, purpose: str) -
 
 def is_sensor_topic(topic: str | None, namespace: str, bus: str, sensor: str, purpose: str) -> bool:
     """Whether this Sensor can have this topic for this purpose: the topic has the usual name, or
-    the one with a digest. None: no topic."""
+    the name with a digest. False for None (no topic)."""
     owner = namespace, bus, sensor, purpose
     return topic in (sensor_topic(*owner), distinct_sensor_topic(*owner))
 
@@ -229,15 +230,15 @@ def distinct_sensor_group(namespace: str, sensor: str) -> str:
 
 def is_sensor_group(group: str | None, namespace: str, sensor: str) -> bool:
     """Whether this Sensor can have this consumer group: the group has the Sensor's usual name, or
-    the one with a digest. None: no group."""
+    the Sensor's name with a digest. False for None (no group)."""
     return group in (sensor_group(namespace, sensor), distinct_sensor_group(namespace, sensor))
 
 
 def sensor_trigger(sensor: str, trigger: str) -> str:
-    """Return the name of the Trigger that delivers the firings of a Sensor's trigger. If the
-    trigger's own name is too long, or none that a Kubernetes object can have, its digest stands for
+    """Return the name of the Trigger that delivers the firings of a Sensor's trigger. If the name
+    `trigger` is too long, or can't be part of a Kubernetes object's name, its digest stands for
     it."""
-    if _SHORT_NAME(trigger) is None:
+    if _match_short_name(trigger) is None:
         trigger = hashlib.sha256(trigger.encode()).hexdigest()[:10]
     return child(sensor, f"-{trigger}")
 
@@ -245,8 +246,8 @@ def sensor_trigger(sensor: str, trigger: str) -> str:
 def is_dead_letter_topic(topic: str, namespace: str, broker: str) -> bool:
     """Whether a topic holds dead letters of this Broker, judged by the topic's name.
 
-    The digest in the name decides, as dashes alone don't show where a part ends. False for every
-    topic whose name was cut to the limit.
+    The digest in the name decides, as dashes alone don't show where a part ends. The result is
+    False for a topic whose name was cut to Kafka's limit.
     """
     prefix = f"{DEAD_LETTERS}{namespace}-{broker}-"
     trigger = topic.removeprefix(prefix).rpartition("-")[0]
@@ -255,7 +256,7 @@ def is_dead_letter_topic(topic: str, namespace: str, broker: str) -> bool:
 
 def archive_group(namespace: str, archive: str, *table_ids: str) -> str:
     """Return the consumer group whose offsets say which dead letters a DeadLetterArchive has in its
-    tables; `table_ids` identify these tables, so that other tables have another group."""
+    tables. `table_ids` identify the tables: an archive with other tables has another group."""
     return _distinct_name(f"{OURS}archive-", namespace, archive, *table_ids)
 
 
@@ -266,8 +267,8 @@ def archive_lease(namespace: str, root: str) -> str:
 
 
 def render_template(template: str, namespace: str, name: str, uid: str = "") -> str:
-    """Fill in a template of names for an object; returns an empty text if the template uses a value
-    that is empty, such as a UID that isn't known yet."""
+    """Return the name that a template gives an object. Empty: the template uses a value that is
+    empty, such as a UID that isn't known yet."""
     values = {"Namespace": namespace, "Name": name, "UID": uid}
     if not all(values[placeholder] for placeholder in PLACEHOLDER.findall(template)):
         return ""
@@ -276,12 +277,12 @@ def render_template(template: str, namespace: str, name: str, uid: str = "") -> 
 
 def is_topic(name: str) -> bool:
     """Whether Kafka accepts this as a topic's name."""
-    return _TOPIC_NAME(name) is not None and name not in (".", "..")
+    return _match_topic_name(name) is not None and name not in (".", "..")
 
 
 def _distinct_name(prefix: str, *parts: str) -> str:
-    """Return a name from these parts, shortened if necessary and made distinct by a digest of
-    them."""
+    """Return a name of this prefix, the parts (cut to Kafka's limit if necessary), and a digest of
+    all parts, which makes the name distinct."""
     digest = hashlib.sha256("/".join(parts).encode()).hexdigest()[:10]
     readable = "-".join(parts)[: MAX_LENGTH - len(prefix) - len(digest) - 1]
     return f"{prefix}{readable}-{digest}"

@@ -20,7 +20,7 @@ class Numbering:
     """Numbers the partitions of several topics."""
 
     def __init__(self, topics: Sequence[str]) -> None:
-        """The order of `topics` determines the numbers."""
+        """Number the partitions of these topics, whose order determines the numbers."""
         self.topics = tuple(topics)
         self._first_numbers = {topic: index * STRIDE for index, topic in enumerate(self.topics)}
         """The number of each topic's partition 0."""

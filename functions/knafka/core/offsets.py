@@ -18,7 +18,7 @@ from typing import Generic, TypeAlias, TypeVar
 T = TypeVar("T")
 
 OffsetRange: TypeAlias = tuple[int, int]
-"""First offset, and the offset after the last."""
+"""The first offset of a range, and the offset after its last."""
 
 
 class OffsetTracker(Generic[T]):
@@ -59,7 +59,7 @@ class OffsetTracker(Generic[T]):
         self._unsettled[offset] = record
 
     def skip(self, offset: int) -> None:
-        """Note a record that was read and needs no tracking, as it is settled already. Raises
+        """Note a record that was read and isn't tracked, as it is settled already. Raises
         ValueError if its offset isn't above all earlier ones."""
         if self._next is not None and offset < self._next:
             raise ValueError(f"offset {offset} was read after {self._next - 1}")
@@ -72,7 +72,8 @@ class OffsetTracker(Generic[T]):
             self._next = end
 
     def settle(self, offset: int) -> None:
-        """Settle a tracked record. Raises KeyError if it isn't tracked, or settled twice."""
+        """Settle a tracked record. Raises KeyError if the record isn't tracked, or was settled
+        before."""
         del self._unsettled[offset]
 
     @property
@@ -82,25 +83,25 @@ class OffsetTracker(Generic[T]):
 
     @property
     def position(self) -> int | None:
-        """The offset to commit: the lowest unsettled one, else the next to read; None if nothing
-        was read."""
+        """The offset to commit: that of the first unsettled record; without one, the offset after
+        the last record that was read. None: nothing was read."""
         return next(iter(self._unsettled), self._next)
 
     def settled_ahead(self) -> list[OffsetRange]:
-        """Return the ranges above the position, in order, whose records are settled or don't
-        exist."""
+        """Return the ranges of offsets above the position, in ascending order, whose records are
+        settled or don't exist."""
         if self._next is None:
             return self._ahead[::-1]
         ranges: list[OffsetRange] = []
         # Between two unsettled records, and after the last one, everything that was read is
         # settled.
-        end: int | None = None
+        start: int | None = None
         for offset in self._unsettled:
-            if end is not None and end < offset:
-                ranges.append((end, offset))
-            end = offset + 1
-        if end is not None and end < self._next:
-            ranges.append((end, self._next))
+            if start is not None and start < offset:
+                ranges.append((start, offset))
+            start = offset + 1
+        if start is not None and start < self._next:
+            ranges.append((start, self._next))
         # Ranges that an earlier owner has settled and this one hasn't read yet, or only in part.
         for first, range_end in reversed(self._ahead):
             if range_end > self._next:

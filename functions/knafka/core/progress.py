@@ -29,7 +29,7 @@ from knafka.core.offsets import OffsetRange
 
 MAX_METADATA: Final = 4095
 """Most characters of a commit's metadata: Kafka's `offset.metadata.max.bytes` is 4,096 by default,
-and confluent-kafka (2.16) sends a NUL after the text, which counts."""
+and confluent-kafka (2.16) sends a NUL after the text, which counts, too."""
 MARK_LENGTH: Final = 13
 """Characters of the metadata that are left free for the topic's mark (`commit_metadata`)."""
 MAX_DELIVERIES: Final = 78
@@ -74,9 +74,11 @@ class DeliveryState:
     attempts: int
     """Attempts at the subscriber."""
     first_attempt: float
+    """When the first attempt at the subscriber began; 0: none has begun."""
     last_attempt: float
+    """When the last attempt at the subscriber, or at its reply, began; 0: none has begun."""
     due: float
-    """Time at which the next attempt may begin."""
+    """When the next attempt may begin."""
     failed: Outcome | None = None
     """The outcome of the last attempt at the subscriber; None: that attempt hasn't ended, or its
     outcome isn't known. In later stages it is always known."""
@@ -112,9 +114,10 @@ def encode(position: int, progress: Progress, policy: int) -> tuple[str, bool]:
     whether the policy is still the same."""
     if not progress.settled and not progress.deliveries:
         return "", True
-    # Times are encoded as differences to the earliest one, which takes fewer bytes.
+    # Numbers are encoded as differences, which take fewer bytes: times to the earliest first
+    # attempt, offsets to the one before.
     base = min(
-        (_milliseconds(delivery.first_attempt) for delivery in progress.deliveries.values()),
+        (_to_milliseconds(delivery.first_attempt) for delivery in progress.deliveries.values()),
         default=0,
     )
     deliveries, previous = [], position
@@ -137,17 +140,18 @@ def encode(position: int, progress: Progress, policy: int) -> tuple[str, bool]:
 
 def _parts_within(parts: Sequence[bytes], byte_limit: int) -> Sequence[bytes]:
     """Return as many of these parts, from the first on, as fit into `byte_limit` bytes together."""
-    for number, part in enumerate(parts):
-        byte_limit -= len(part)
-        if byte_limit < 0:
-            return parts[:number]
+    remaining_bytes = byte_limit
+    for index, part in enumerate(parts):
+        remaining_bytes -= len(part)
+        if remaining_bytes < 0:
+            return parts[:index]
     return parts
 
 
 def decode(position: int, metadata: str, policy: int) -> Progress:
-    """Decode the metadata that was committed with the offset `position`; empty progress if it isn't
-    ours or is broken. `policy`: the checksum of the present policy (`policy_of`), which sets
-    `Progress.same_policy`."""
+    """Decode the metadata that were committed with the offset `position`. The progress is empty if
+    Knafka didn't write them, or if they are broken. `policy`: the checksum of the present policy
+    (`policy_of`), which `Progress.same_policy` compares."""
     try:
         return _decode(position, metadata, policy)
     except (ValueError, IndexError, binascii.Error):
@@ -162,8 +166,8 @@ def settled_ahead(position: int, metadata: str) -> int:
 
 
 def _decode(position: int, metadata: str, policy: int) -> Progress:
-    """Decode as `decode` does, but raise ValueError, IndexError or `binascii.Error` for metadata
-    that are ours and broken."""
+    """Decode as `decode` does, but raise ValueError, IndexError or `binascii.Error` for broken
+    metadata that begin with `PROGRESS_PREFIX`."""
     if not metadata.startswith(PROGRESS_PREFIX):
         return Progress()
     body = base64.b64decode(metadata[len(PROGRESS_PREFIX) :], validate=True)
@@ -187,8 +191,9 @@ def _decode(position: int, metadata: str, policy: int) -> Progress:
 def _state_numbers(state: DeliveryState, base: int) -> Sequence[int]:
     """Return the numbers that encode a delivery's state. `base`: a time (ms) no later than its
     first attempt, from which its times are counted."""
-    first, last = _milliseconds(state.first_attempt), _milliseconds(state.last_attempt)
-    times = (first - base, max(0, last - first), max(0, _milliseconds(state.due) - last))
+    first, last = _to_milliseconds(state.first_attempt), _to_milliseconds(state.last_attempt)
+    # No difference is negative, as LEB128 has no sign; a clock may have been set back.
+    times = (first - base, max(0, last - first), max(0, _to_milliseconds(state.due) - last))
     stage, optional_values = int(state.stage), list[int]()
     if (last_outcome := state.failed) is not None:
         stage |= _FAILED_FLAG
@@ -226,7 +231,7 @@ def _take_state(numbers: _Numbers, base: int) -> DeliveryState:
     )
 
 
-def _milliseconds(seconds: float) -> int:
+def _to_milliseconds(seconds: float) -> int:
     """Convert seconds to whole milliseconds."""
     return round(seconds * 1000)
 

@@ -26,9 +26,9 @@ def taken_at(timestamp: tuple[int, int], now: int) -> int:
     """Return when the log took a record (ms since the Unix epoch).
 
     `timestamp` is the type of the record's timestamp, and the timestamp (ms), as confluent-kafka
-    returns them. `now` (ms) is when the record is read. A negative or too late timestamp counts as
-    `now`: one of Kafka's own clock may be `MAX_CLOCK_SKEW_MS` later than `now`, one of a sender's
-    clock may not be later at all.
+    returns them. `now` (ms) is when the record is read. If the timestamp is negative or too late,
+    `now` is returned. A timestamp of Kafka's clock (`LOG_APPEND_TIME`) is too late if it is later
+    than `now` by more than `MAX_CLOCK_SKEW_MS`; one of a sender's clock, if it is later at all.
     """
     timestamp_type, time = timestamp
     latest = now + MAX_CLOCK_SKEW_MS if timestamp_type == LOG_APPEND_TIME else now
@@ -41,18 +41,18 @@ def written_at(time: int, now: int) -> int:
     return time if 0 <= time <= now + MAX_CLOCK_SKEW_MS else now
 
 
-def moment(seconds: float) -> datetime:
-    """Return the UTC datetime of a Unix time in seconds; one out of range becomes the nearest
-    possible."""
+def utc_datetime(seconds: float) -> datetime:
+    """Return the UTC datetime of a Unix time in seconds. A time that is out of range becomes the
+    nearest possible datetime."""
     return datetime.fromtimestamp(min(max(seconds, EARLIEST), LATEST), UTC)
 
 
 def rfc3339(seconds: float) -> str:
     """Format a Unix time in seconds as RFC 3339, in UTC, to the millisecond."""
-    return moment(seconds).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return utc_datetime(seconds).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def kubernetes_timestamp(seconds: float) -> str:
     """Format a Unix time in seconds as Kubernetes does: 2026-01-31T12:00:00Z."""
     # Not strftime, whose %Y has no leading zeros on Linux.
-    return moment(seconds).isoformat(timespec="seconds").replace("+00:00", "Z")
+    return utc_datetime(seconds).isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -20,13 +20,13 @@ _match_template = re.compile(
 
 
 def is_trace_url(text: str) -> bool:
-    """Whether a text can be a template of links to traces; empty means that there are none."""
+    """Whether a text is a valid template of links to traces, or empty (there are no links)."""
     return not text or _match_template(text) is not None
 
 
 def trace_url(environment: Mapping[str, str]) -> str:
-    """Return the template in the variable `TRACE_URL`; empty if it isn't set. Raises
-    `InvalidDocument` for a text that is no template."""
+    """Return the template in the environment variable `TRACE_URL`; empty if it isn't set. Raises
+    `InvalidDocument` for a text that is no valid template."""
     text = environment.get(TRACE_URL, "").strip()
     if not is_trace_url(text):
         raise InvalidDocument(TRACE_URL, f"invalid value: {text:.200}: {EXPECTED_TRACE_URL}")

@@ -35,12 +35,14 @@ Commits: TypeAlias = Mapping[int, OffsetAndMetadata]
 """Commits by partition number."""
 
 Start: TypeAlias = Literal["earliest", "latest"] | int
-"""Where a new group starts: at the first record, after the last one, or (a number) at the first
-record since a time in milliseconds since the Unix epoch; after the last one if all are older."""
+"""Where a new group starts: at the first record (`earliest`), or after the last one (`latest`). A
+number is a time in milliseconds since the Unix epoch: at the first record since then, or after the
+last one if all records are older."""
 
 Reported: TypeAlias = Callable[[LogError | None], None]
-"""Callback that is called on the event loop once for each appended record (of `append_all`: once
-for all of them): with None once they are durable, else with the error that prevented it."""
+"""Callback that is called on the event loop once for each appended record, or once for all records
+of an `append_all`: with None after they were stored durably, else with the error that prevented
+it."""
 
 AppendAll: TypeAlias = Callable[[str, Sequence[Draft], Reported], None]
 """`LogWriter.append_all`, or a function that calls it."""
@@ -156,7 +158,8 @@ class Assignment(Protocol):
     """Receives the partitions that a reader is assigned and loses; called on the event loop."""
 
     def on_assigned(self, partitions: Mapping[int, OffsetAndMetadata | None]) -> None:
-        """Take over these partitions; the values are the group's commits, None: there is none."""
+        """Take over these partitions. The values are the group's commits; None: the group has no
+        commit for the partition."""
         ...
 
     async def on_revoked(self, partitions: Sequence[int]) -> Commits:
@@ -178,14 +181,14 @@ class LogReader(Protocol):
     event is missed.)"""
 
     ends: Positions
-    """By partition whose end the last read has reached: the offset at which it continues. This may
-    lie beyond the last record, as markers and aborted records of transactions have offsets, too.
-    Each end is reported by one read only."""
+    """Partitions whose end the last read has reached, each with the offset from which on it is read
+    next. This may lie beyond the last record, as markers and aborted records of transactions have
+    offsets, too. Each end is reported by one read only."""
 
     @property
     def pause_is_free(self) -> bool:
-        """Whether a pause costs nothing: it keeps the prefetched records, and `resume` ends a
-        waiting read. If not, it is better to wait a little before pausing a partition."""
+        """Whether a pause costs nothing: prefetched records are kept, and `resume` ends a waiting
+        read. If False, it is better to wait a little before pausing a partition."""
         ...
 
     async def read(self, limit: int, timeout: float) -> Sequence[Record]:
@@ -239,8 +242,8 @@ def lag_of(committed: OffsetAndMetadata | None, start: int, end: int) -> int:
     if committed is None or committed.offset > end:
         return end - start
     unread = end - max(committed.offset, start)
-    # If any are unread, the record at the committed offset isn't settled, whatever the metadata say
-    # of the others.
+    # If any record is unread, the one at the committed offset isn't settled, whatever the metadata
+    # say about the others.
     least_lag = min(unread, 1)
     return max(least_lag, unread - settled_ahead(committed.offset, committed.metadata))
 
@@ -255,14 +258,14 @@ class Lag:
     """Partitions whose committed offset is beyond the log's end, because the topic was recreated or
     lost its end. Their lag is all of the log, as they may be read from its start."""
     ends: Positions = field(default_factory=dict, compare=False)
-    """The offsets up to which the lags were counted, of partitions whose end is known."""
+    """The offset up to which the lag was counted, by partition whose end is known."""
     metadata: Mapping[int, str] = field(default_factory=dict, compare=False)
     """Metadata of the group's last commits, by partition."""
 
     @property
     def settled(self) -> Positions:
-        """By partition, how many of the offsets from 0 on the group has settled. Included are
-        offsets of records that expired, or that came before the group began (DSP-16)."""
+        """Number of offsets from 0 on that the group has settled, by partition. Offsets of records
+        that expired, or that came before the group began, count as settled (DSP-16)."""
         return {
             number: max(0, end - self.by_partition.get(number, 0))
             for number, end in self.ends.items()
@@ -348,9 +351,9 @@ class LagSource(Protocol):
     def note_committed(
         self, groups: Collection[str], topic: str, positions: Positions, since: float
     ) -> None:
-        """Note that these groups have committed `positions`, as a dispatcher reports that has made
-        their commits for the last `since` seconds. While the topic ends there, `lags` sends no
-        request for these groups."""
+        """Note that these groups have committed `positions`. A dispatcher reports this, which has
+        made all of their commits for the last `since` seconds. While the topic ends at `positions`,
+        `lags` sends no request for these groups."""
         ...
 
 
@@ -439,7 +442,8 @@ class LogAdmin(TopicMaker, GroupSource, Protocol):
         ...
 
     async def read_last(self, topic: str, limit: int) -> Sequence[Record]:
-        """Return a topic's last `limit` records by timestamp, oldest first, without a group.
+        """Return a topic's last `limit` records, ordered by timestamp (oldest first), without a
+        group.
 
         May return fewer than `limit` although the topic has more, if offsets are missing between
         the last records, as after compaction.

@@ -26,7 +26,7 @@ class Position(NamedTuple):
     """Where to start reading a partition."""
 
     offset: int
-    """`BEGINNING` if nothing was committed."""
+    """The offset of the first record to read; `BEGINNING` if nothing was committed."""
     epoch: int = NO_EPOCH
     """The leader epoch of the last record before `offset`, by which a reader notices that the log
     has lost its end."""
@@ -57,8 +57,8 @@ class Commit(NamedTuple):
     topic (`core.commit_metadata.short_id`); empty if the id isn't known."""
 
     @property
-    def value(self) -> OffsetAndMetadata:
-        """Offset and metadata of the commit."""
+    def offset_and_metadata(self) -> OffsetAndMetadata:
+        """The commit without its epochs and topic."""
         return OffsetAndMetadata(self.offset, self.metadata)
 
 
@@ -91,8 +91,9 @@ class GroupOffsets(Protocol):
         ...
 
     def known_topic(self, topic: str, since: float = -math.inf) -> str:
-        """Return the mark of a topic as it was last read, here or by the topic's readers. Empty if
-        no request that was sent at `since` (`time.monotonic`) or later has read it."""
+        """Return the mark of a topic (`Commit.topic`) from the last answer of Kafka, to a request
+        of this client or of the topic's readers. Empty if no request that was sent at `since`
+        (`time.monotonic`) or later was answered."""
         ...
 
     async def close(self) -> None:
@@ -101,7 +102,7 @@ class GroupOffsets(Protocol):
 
 
 class GroupMember(Protocol):
-    """A member of a group that learns which partitions this process owns, and reads none.
+    """A member of a group that learns which partitions this process owns, and reads none of them.
 
     Its `Assignment` gets no commits, and the commits that `on_revoked` returns are not made.
     """
@@ -126,20 +127,20 @@ class PositionedReader(Protocol):
     """Reads partitions from given positions, without a group. Calls must not overlap."""
 
     ends: Positions
-    """By partition whose end the last read has reached: the offset at which it continues. Each end
-    is reported by one read only."""
+    """Partitions whose end the last read has reached, each with the offset from which on it is read
+    next. Each end is reported by one read only."""
     new_epochs: Mapping[int, Sequence[EpochStart]]
-    """By partition, the leader epochs that begin in the last read's records, in their order; only
-    of partitions whose epoch has changed since the read before, or wasn't known."""
+    """By partition, the leader epochs that begin in the records of the last read, in their order.
+    Left out are partitions that go on with the epoch of the read before."""
     restarted: Mapping[int, Position]
-    """By partition whose log was replaced or lost its end, as the last read has noticed: the
-    position up to which the log is still the one that was read before; `BEGINNING` if that isn't
-    known. Such a partition is read from its beginning again."""
+    """Partitions whose log the last read found replaced or cut; they are read again from their
+    beginning. The value is the position up to which the log is unchanged; its offset is `BEGINNING`
+    if that isn't known."""
 
     def begin(self, positions: Mapping[int, Position]) -> None:
         """Read these partitions from the given positions on, besides those that are read already.
-        If the partition's present log ends a position's leader epoch before the position's offset,
-        the log was cut or replaced since: the partition is then in `restarted`."""
+        If a position's leader epoch ends in the present log before the position's offset, the log
+        was cut or replaced meanwhile: then a read reports the partition in `restarted`."""
         ...
 
     def drop(self, partitions: Collection[int]) -> None:

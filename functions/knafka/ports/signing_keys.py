@@ -38,11 +38,11 @@ class SigningKeys(Protocol):
         ...
 
     def find(self, key_id: str) -> SigningKey | None:
-        """Return the key with this id; None: the keys that were read last don't include it."""
+        """Return the key with this id; None: it isn't among the keys that were read last."""
         ...
 
     def read_again(self, issued: float) -> bool:
         """Start to read the keys again, because a token that was issued at the time `issued`
-        (seconds since the Unix epoch) names an unknown key. Return True if they are being read.
-        Return False if they were read since that time, so that the issuer has no such key."""
+        (seconds since the Unix epoch) names an unknown key. Return True if the key may still be
+        found, False if the keys were read after `issued`, so that the issuer has no such key."""
         ...

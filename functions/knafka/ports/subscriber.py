@@ -23,7 +23,7 @@ _match_host = re.compile(r"[a-z0-9._-]+|[0-9a-f:.]*:[0-9a-f:.]*").fullmatch
 
 
 class HttpOrigin(NamedTuple):
-    """Scheme, host, port and trusted certificates of a target. Posts to one origin share
+    """The scheme, host, port and trusted certificates of a target. Posts to one origin share
     connections."""
 
     tls: bool
@@ -56,8 +56,8 @@ class Target:
 
     @staticmethod
     def parse(url: str, ca_certs: str | None = None, audience: str | None = None) -> Target:
-        """Parse an absolute URL; its fragment is dropped, as it is never sent. `ca_certs` (PEM) are
-        trusted besides the system's certificates. `audience`: that of the token which the target
+        """Parse an absolute URL; its fragment is dropped, as it is never sent. `ca_certs`: PEM to
+        trust besides the system's certificates. `audience`: that of the token which the target
         wants; None: it wants no token.
 
         A target to which no event can be posted, such as one with another scheme than http or
@@ -66,25 +66,25 @@ class Target:
         ASCII, as it could end the request line.
         """
         if not _match_visible(url):
-            raise _invalid(url, "holds a space, a control or a non-ASCII character")
+            raise _invalid_url_error(url, "holds a space, a control or a non-ASCII character")
         try:
             parts = urlsplit(url)
             host = parts.hostname or ""
         except ValueError as error:
-            raise _invalid(url, f"can't be read: {error}") from None
+            raise _invalid_url_error(url, f"can't be read: {error}") from None
         if not parts.scheme or not host:
-            raise _invalid(url, "is not absolute")
+            raise _invalid_url_error(url, "is not absolute")
         if holds_credentials(parts):
-            raise _invalid(url, "holds credentials, which belong in a Secret")
+            raise _invalid_url_error(url, "holds credentials, which belong in a Secret")
         try:
             port = parts.port
             host.encode("idna")  # it isn't needed, but connecting would fail for the same reason
         except ValueError as error:
-            return _unusable(url, f"the URL {url!r} can't be read: {error}")
+            return _unusable_target(url, f"the URL {url!r} can't be read: {error}")
         if parts.scheme not in _USUAL_PORTS:
-            return _unusable(url, f"unsupported scheme {parts.scheme}: want http or https")
+            return _unusable_target(url, f"unsupported scheme {parts.scheme}: want http or https")
         if not _match_host(host) or port == 0:
-            return _unusable(url, f"the URL {url!r} has no usable host and port")
+            return _unusable_target(url, f"the URL {url!r} has no usable host and port")
         port = port or _USUAL_PORTS[parts.scheme]
         origin = HttpOrigin(parts.scheme == "https", host, port, ca_certs)
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
@@ -92,13 +92,13 @@ class Target:
         return Target(url, origin, start, audience=audience)
 
 
-def _unusable(url: str, problem: str) -> Target:
+def _unusable_target(url: str, problem: str) -> Target:
     """Return the target of a URL to which no event can be posted; posts to it fail with
     `problem`."""
     return Target(url, HttpOrigin(False, "", 0, None), b"", problem)
 
 
-def _invalid(url: str, problem: str) -> InvalidDocument:
+def _invalid_url_error(url: str, problem: str) -> InvalidDocument:
     """Return the error for an invalid URL; in the error's text, `problem` follows the URL."""
     return InvalidDocument("", f"the URL {shown_url(url)} {problem}")
 
@@ -113,7 +113,8 @@ class Response(NamedTuple):
     """Whether the body was longer than `body`, which is its beginning."""
 
     def header(self, name: bytes) -> bytes | None:
-        """Return the first value of the header `name` (in lower case); None if there is none."""
+        """Return the first value of the header `name` (in lower case); None: there is no such
+        header."""
         return next((value for header, value in self.headers if header == name), None)
 
 

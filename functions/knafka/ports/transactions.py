@@ -75,8 +75,9 @@ class Claims(Protocol):
         ...
 
     def on_assigned(self, partitions: Mapping[Partition, OffsetAndMetadata | None]) -> None:
-        """Take over these partitions; the values are the group's commits, None: there is none. No
-        transaction that changes these offsets is under way any more."""
+        """Take over these partitions. The values are the group's commits; None: the group has no
+        commit for the partition. No transaction that changes these offsets is under way any
+        more."""
         ...
 
     def on_revoked(self, partitions: Collection[Partition]) -> None:
@@ -88,10 +89,10 @@ class TransactionalLog(Protocol):
     """A member of a consumer group that reads only committed records (`read_committed`)."""
 
     reached: Mapping[Partition, int]
-    """By partition whose end the last read has reached: the offset at which it continues, as in
-    `LogReader.ends`. Commit it even if no record came: a topic that is written in transactions ends
-    with a marker, so the group would always have a lag otherwise. Each end is reported by one read
-    only."""
+    """Partitions whose end the last read has reached, each with the offset from which on it is read
+    next, as in `LogReader.ends`. Commit this offset even if no record came: a topic that is written
+    in transactions ends with a marker, so otherwise the group would always have a lag. Each end is
+    reported by one read only."""
 
     def read(self, limit: int, timeout: float) -> Sequence[Record]:
         """Return up to `limit` records of all topics of the member, in order for each partition,
@@ -109,8 +110,8 @@ class TransactionalLog(Protocol):
         ...
 
     def read_all(self, topic: str, partition: int) -> Iterator[Sequence[Record]]:
-        """Yield in batches all committed records of a partition, up to the end that it had at the
-        call. Waits until a transaction under way there has ended. Raises `LogError`."""
+        """Yield in batches all committed records of a partition, up to the end that the partition
+        had at the call. Waits until a transaction under way there has ended. Raises `LogError`."""
         ...
 
     def ensure_topic(
@@ -126,15 +127,15 @@ class TransactionalLog(Protocol):
         ...
 
     def committed(self, topic: str) -> Positions:
-        """Return the offsets that the group has committed for this topic, by whichever member; a
+        """Return the offsets that any members of the group have committed for this topic; a
         partition without a commit is left out. Waits until transactions under way have ended.
         Raises `LogError`."""
         ...
 
     def reachable_ends(self, topic: str) -> Mapping[int, int | None]:
-        """Return the end offsets as `ends` does, but without waiting long: None for a partition
-        that has no leader or doesn't answer soon. Raises `LogError` if the topic's partitions
-        aren't known."""
+        """Return the end offset of each partition of this topic, as `ends` does, but without
+        waiting long: the value is None for a partition that has no leader or doesn't answer soon.
+        Raises `LogError` if the topic's partitions aren't known."""
         ...
 
     def committed_now(self, topic: str) -> Mapping[int, OffsetAndMetadata]:

@@ -16,7 +16,7 @@ from knafka.core.errors import InvalidEvent, LogError
 from knafka.core.events import json_format
 from knafka.core.events.kafka_binding import read
 from knafka.core.filters.predicates import Predicate
-from knafka.core.times import moment
+from knafka.core.times import utc_datetime
 from knafka.ports.log import Record
 from knafka_client.topics.dead_letters import parse_dead_letter, printable
 from knafka_client.topics.ranges import RangeReader, leaderless_text
@@ -223,5 +223,5 @@ def _place_text(record: Record) -> str:
 
 def _time_text(record: Record) -> str:
     """Return the record's local time, to the millisecond."""
-    local = moment(record.timestamp()[1] / 1000).astimezone()
+    local = utc_datetime(record.timestamp()[1] / 1000).astimezone()
     return f"{local:%H:%M:%S}.{local.microsecond // 1000:03d}"

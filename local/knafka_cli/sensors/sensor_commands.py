@@ -20,7 +20,7 @@ import yaml
 from knafka.core.documents import dump, parse
 from knafka.core.errors import InvalidDocument
 from knafka.core.events import json_format
-from knafka.core.times import moment, rfc3339
+from knafka.core.times import rfc3339, utc_datetime
 from knafka_cli.shared import event_input, moments
 from knafka_cli.shared.job_options import JobArguments, run_job, takes_job_options
 from knafka_cli.shared.options import EXIT_FAILED, DataDir, add, exit_on_bad_input, refuse
@@ -218,7 +218,7 @@ def _iso_moment(text: str | None) -> str | None:
     if text is None:
         return None
     seconds = moments.parse_moment(text, time.time())
-    return moment(seconds).isoformat()
+    return utc_datetime(seconds).isoformat()
 
 
 def _conditions_document(sensor: Sensor) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from knafka.core.documents import dump, parse
 from knafka.core.errors import InvalidEvent
 from knafka.core.events.kafka_binding import CONTENT_TYPE, read
 from knafka.core.sensor.contract import Conditions
-from knafka.core.sensor.duplicates import Seen
+from knafka.core.sensor.duplicates import SeenEvents
 from knafka.core.sensor.records import correlation_of, identity_of, trigger_of
 from knafka.core.sensor.routing import Router
 from knafka_jobs.backtest.firing_model import ArrivedEvent, FiringModel
@@ -262,7 +262,7 @@ def _fire_task(document: Any, until: int, rows: Iterable[Any]) -> Iterator[tuple
             counts += _sum_counts(row[-1] for row in rows_of_key)
             continue
         trigger, correlation = trigger_of(key), correlation_of(key)
-        model, seen = FiringModel(rules[trigger]), Seen(conditions.dedupe_millis)
+        model, seen = FiringModel(rules[trigger]), SeenEvents(conditions.dedupe_millis)
         for _, time, place, number, offset, _, dependency, identity, fires, _ in rows_of_key:
             event = ArrivedEvent(dependency, identity, time, place, number, offset)
             if fires:

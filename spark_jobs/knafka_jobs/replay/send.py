@@ -22,7 +22,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from knafka.core.dead_letter import REPLAY, headers_for_replay
 from knafka.core.events.kafka_binding import RecordHeaders
-from knafka.core.times import moment
+from knafka.core.times import utc_datetime
 from knafka_jobs.event_edits import NO_EDITS, CannotEdit, EventEdits, edited_record
 from knafka_jobs.failure_selection import TriggerName
 from knafka_jobs.io.kafka import KafkaClient
@@ -307,7 +307,7 @@ def _failure_id_of(message: Any, replay_id: str) -> str | None:
 
 def _sent_event(failure_id: str, message: Any) -> SentEvent:
     """Return the `SentEvent` of a record of a replay topic."""
-    sent_at = moment(message.timestamp()[1] / 1000)
+    sent_at = utc_datetime(message.timestamp()[1] / 1000)
     return SentEvent(failure_id, message.partition(), message.offset(), sent_at)
 
 

@@ -44,7 +44,7 @@ class MemoryOffsets:
         self._refuse_members(group)
         for number, each in commits.items():
             if len(each.metadata) <= MAX_METADATA:
-                self._memory.group(group).committed[topic, number] = each.value
+                self._memory.group(group).committed[topic, number] = each.offset_and_metadata
 
     async def present_topic(self, topic: str) -> str:
         return ""

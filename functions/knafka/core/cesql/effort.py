@@ -16,15 +16,16 @@ from typing import Final
 from knafka.core.cesql.errors import Exhausted
 
 MAX_EFFORT: Final = 8 * 1024 * 1024
-"""Most characters that one evaluation may read and make: eight times those of the largest event by
-default, which takes some 30 ms."""
+"""Most characters that one evaluation may read and make: eight times as many as the largest event
+has by default. To read and make so many takes some 30 ms."""
 
 FREE_LENGTH: Final = 1024
 """Longest text, in characters, that an operation reads or makes without counting it."""
 
 EFFORT_SPENT: Final[list[bool]] = []
-"""A flag, as a list, so that all modules share it: it isn't empty once an evaluation in this
-process has read a large text. Until then the effort is 0, and `forget_spent` isn't needed."""
+"""A flag: the list isn't empty once an evaluation in this process has read a large text. Until then
+the effort is 0, and `forget_spent` isn't needed. (Modules that import a list share it; they would
+not see another value of a bool.)"""
 
 _spent: Final = ContextVar("spent", default=0)
 """Characters that the evaluation under way has read and made."""

@@ -24,10 +24,9 @@ class EvaluationError:
 class Failed(Exception):
     """Ends an evaluation with an error; this exception never leaves the package.
 
-    `value` is the value that the evaluation returns with the error, where the spec wants another
-    one than the zero value; None: it doesn't. It counts only if `origin`, the syntax node that
-    failed, is the whole expression: every operator around a failed node returns its own type's zero
-    value.
+    `value`: what the evaluation returns beside the error; None: the zero value of the expression's
+    type. It counts only if `origin`, the syntax node that failed, is the whole expression: every
+    operator around a failed node returns its own type's zero value.
     """
 
     def __init__(self, kind: ErrorKind, message: str, value: Value | None = None) -> None:
@@ -40,8 +39,8 @@ class Failed(Exception):
 
 
 class Exhausted(Failed):
-    """Ends an evaluation that reads and makes too much text (`effort`); no function may catch this
-    error."""
+    """Ends an evaluation that has read and made more text than `effort.MAX_EFFORT` allows. A CESQL
+    function that catches `Failed`, such as IS_INT, must not catch this error."""
 
     def __init__(self, message: str) -> None:
-        super().__init__("generic", message)
+        super().__init__("generic", message)  # the spec has no kind of its own for such a limit

@@ -104,7 +104,8 @@ def _compile_call(call: Call) -> Evaluate:
             f"no function {call.name} takes {len(call.arguments)} arguments"
         )
     body = function.body
-    # `rest` is None only if there are no further arguments, and then the list is empty.
+    # `as_string` is for the type checker only: a function without `rest` has no further arguments,
+    # so the list is empty then.
     rest_casts = [function.rest or as_string] * (len(call.arguments) - len(function.parameters))
     arguments = [
         (convert, compile_node(argument))
@@ -114,8 +115,8 @@ def _compile_call(call: Call) -> Evaluate:
     ]
 
     def evaluate(attributes: Attributes) -> Value:
-        """Return the function's value for the evaluated arguments. Raises `Failed` with the call as
-        its origin."""
+        """Return the function's value for the evaluated arguments. Raises `Failed`; if the function
+        itself fails, the error's `origin` is the call."""
         values = [convert(argument(attributes)) for convert, argument in arguments]
         try:
             return body(*values)
@@ -127,7 +128,7 @@ def _compile_call(call: Call) -> Evaluate:
 
 
 def _compile_missing_function(problem: str) -> Evaluate:
-    """Compile a call of an unknown function: each evaluation fails with the text `problem`."""
+    """Compile a call of an unknown function: each evaluation fails with the message `problem`."""
 
     def evaluate(attributes: Attributes) -> Value:
         """Raise `Failed` (missingFunction)."""
@@ -137,8 +138,8 @@ def _compile_missing_function(problem: str) -> Evaluate:
 
 
 def _compile_chain(chain: Chain) -> Evaluate:
-    """Compile a chain of operators, which are applied from left to right. A chain of only ANDs or
-    only ORs ends early."""
+    """Compile a chain of operators, which are applied from left to right. In a chain of only ANDs,
+    or only ORs, the evaluation ends at the first operand that decides the result."""
     if chain.joined_by("AND"):
         return _compile_and(_compile_operands(chain))
     if chain.joined_by("OR"):
@@ -203,14 +204,14 @@ def _compile_step(step: InfixStep) -> Apply:
     right = step.operands[0]
     match step.operator:
         case "AND":
-            right_test = compile_test(right)
-            return lambda value, attributes: as_boolean(value) and right_test(attributes)
+            and_test = compile_test(right)
+            return lambda value, attributes: as_boolean(value) and and_test(attributes)
         case "OR":
-            alternative_test = compile_test(right)
-            return lambda value, attributes: as_boolean(value) or alternative_test(attributes)
+            or_test = compile_test(right)
+            return lambda value, attributes: as_boolean(value) or or_test(attributes)
         case "XOR":
-            right_operand = compile_test(right)
-            return lambda value, attributes: right_operand(attributes) is not as_boolean(value)
+            xor_test = compile_test(right)
+            return lambda value, attributes: xor_test(attributes) is not as_boolean(value)
         case "=":
             return _compile_equality(right, equal=True)
         case "!=" | "<>":
@@ -228,8 +229,8 @@ def _compile_step(step: InfixStep) -> Apply:
 
 
 def _compile_equality(right: Node, *, equal: bool) -> Apply:
-    """Compile = (`equal` True) or != (False), which cast the left side to the right side's type
-    (§3.7)."""
+    """Compile = (`equal` True) or != (False). Both cast the value of the left side to the type of
+    the right side's value (§3.7)."""
     evaluate = compile_node(right)
 
     def apply(value: Value, attributes: Attributes) -> bool:
@@ -298,7 +299,7 @@ def _compile_membership(elements: tuple[Node, ...], *, expected: bool) -> Apply:
 def _compile_literal_membership(literals: Sequence[Value], *, expected: bool) -> Apply:
     """Compile IN (`expected` True) or NOT IN (False) with a list of literals, as one set for each
     type that the left side may have."""
-    sets = {kind: _cast_until_failure(literals, kind) for kind in CASTS}
+    sets = {value_type: _cast_until_failure(literals, value_type) for value_type in CASTS}
 
     def apply(value: Value, _: Attributes) -> bool:
         """Return whether `value` is in the list; for NOT IN the opposite. Raises `Failed` (cast) if
@@ -314,14 +315,14 @@ def _compile_literal_membership(literals: Sequence[Value], *, expected: bool) ->
 
 
 def _cast_until_failure(
-    literals: Sequence[Value], kind: type
+    literals: Sequence[Value], value_type: type
 ) -> tuple[frozenset[Value], str | None]:
-    """Return the literals cast to the type `kind`, up to the first that can't be cast, and the
-    error message of that cast; None: all can be cast."""
+    """Return the literals, cast to `value_type`, that come before the first one that can't be cast;
+    and the error message of that cast (None: all literals can be cast)."""
     members: set[Value] = set()
     for literal in literals:
         try:
-            members.add(CASTS[kind](literal))
+            members.add(CASTS[value_type](literal))
         except Failed as failure:
             return frozenset(members), failure.error.message
     return frozenset(members), None

@@ -24,7 +24,7 @@ class Evaluation(NamedTuple):
     """The result of one evaluation of an expression."""
 
     value: Value
-    """If there is an error, usually the zero value of the expression's type (§3.3)."""
+    """The expression's value; if there is an error, usually the zero value of its type (§3.3)."""
     errors: tuple[EvaluationError, ...] = ()
     """The error that ended the evaluation; empty: there was none."""
 
@@ -35,6 +35,7 @@ class Expression:
     __slots__ = ("_evaluate", "_syntax", "text")
 
     def __init__(self, text: str, syntax: Node) -> None:
+        """Compile the expression; `syntax` is the tree that `parse` has made of `text`."""
         self.text = text
         self._syntax = syntax
         self._evaluate = compile_node(syntax)
@@ -43,8 +44,8 @@ class Expression:
         return f"Expression({self.text!r})"
 
     def evaluate(self, attributes: Mapping[str, Value]) -> Evaluation:
-        """Return the expression's value for an event's attributes, with the error that ended the
-        evaluation if there was one. Never raises."""
+        """Return the expression's value for an event's attributes, and the error that ended the
+        evaluation, if there was one. Never raises."""
         if EFFORT_SPENT:
             forget_spent()
         try:

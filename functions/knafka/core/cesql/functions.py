@@ -1,7 +1,7 @@
 """The arithmetic operators and the built-in functions (§3.4, §3.5).
 
-The functions get arguments of the right types; for one that is out of range they raise `Failed`. A
-result that doesn't fit into 32 bits is a math error, and is never wrapped. There are no
+The functions get arguments of the right types; for an argument that is out of range they raise
+`Failed`. A result that doesn't fit into 32 bits is a math error, and is never wrapped. There are no
 user-defined functions.
 """
 
@@ -54,8 +54,8 @@ def names() -> Sequence[str]:
 
 
 def resolve(name: str, arity: int) -> Function | None:
-    """Return the function of this name (upper case) that takes `arity` arguments; None if there is
-    none."""
+    """Return the function of this name (in upper case) that takes `arity` arguments; None: there is
+    no such function."""
     for function in _BUILT_IN.get(name, ()):
         required = len(function.parameters)
         if arity == required or (arity > required and function.rest is not None):
@@ -64,7 +64,7 @@ def resolve(name: str, arity: int) -> Function | None:
 
 
 def negate(x: int) -> int:
-    """Return `-x`. Raises `Failed` (math) if it doesn't fit into 32 bits."""
+    """Return `-x`. Raises `Failed` (math) if the result doesn't fit into 32 bits."""
     return _check_range(-x)
 
 
@@ -121,14 +121,16 @@ def _absolute(x: int) -> int:
 
 
 def _count_effort(text: str) -> str:
-    """Count the text's length as effort, and return the text unchanged. Raises `Exhausted`."""
+    """Count the text's length as effort, and return the text unchanged. Raises `Exhausted` if that
+    is too much effort."""
     if len(text) > FREE_LENGTH:
         spend(len(text))
     return text
 
 
 def _join(separator: str, texts: Sequence[str]) -> str:
-    """Count the result's approximate length as effort, and join the texts. Raises `Exhausted`."""
+    """Join the texts, after counting the result's approximate length as effort. Raises `Exhausted`
+    if that is too much effort."""
     length = sum(map(len, texts)) + len(separator) * len(texts)
     if length > FREE_LENGTH:
         spend(length)
@@ -136,14 +138,16 @@ def _join(separator: str, texts: Sequence[str]) -> str:
 
 
 def _left(text: str, length: int) -> str:
-    """LEFT (§3.4): return the first `length` characters. Raises `Failed` for a negative length."""
+    """LEFT (§3.4): return the first `length` characters. Raises `Failed` for a negative length; the
+    value that comes with the error is the whole text."""
     if length < 0:
         raise Failed("functionEvaluation", f"LEFT takes no negative length: {length}", text)
     return _count_effort(text)[:length]
 
 
 def _right(text: str, length: int) -> str:
-    """RIGHT (§3.4): return the last `length` characters. Raises `Failed` for a negative length."""
+    """RIGHT (§3.4): return the last `length` characters. Raises `Failed` for a negative length; the
+    value that comes with the error is the whole text."""
     if length < 0:
         raise Failed("functionEvaluation", f"RIGHT takes no negative length: {length}", text)
     return _count_effort(text)[max(len(text) - length, 0) :]
@@ -167,7 +171,8 @@ def _is_castable(cast: Cast) -> Callable[[Value], bool]:
     """Return the function that tests whether `cast` accepts a value (IS_INT and IS_BOOL, §3.4)."""
 
     def check(value: Value) -> bool:
-        """Return whether `cast` accepts the value. Raises `Exhausted`."""
+        """Return whether `cast` accepts the value. Raises `Exhausted` if reading the value takes
+        too much effort."""
         try:
             cast(value)
         except Exhausted:  # a kind of `Failed` that says nothing about the value

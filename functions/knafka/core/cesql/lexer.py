@@ -43,7 +43,8 @@ class Token(NamedTuple):
 
 
 def tokenize(text: str) -> list[Token]:
-    """Return all tokens of `text`, the last one of kind `end`. Raises `InvalidExpression`."""
+    """Return all tokens of `text`, the last one of kind `end`. Raises `InvalidExpression` if the
+    text is too long, holds a character that begins no token, or has a string that isn't closed."""
     if len(text) > MAX_LENGTH:
         raise InvalidExpression(
             f"an expression may have {MAX_LENGTH} characters, this has {len(text)}", MAX_LENGTH
@@ -60,7 +61,7 @@ def tokenize(text: str) -> list[Token]:
 
 def _token_of(match: re.Match[str]) -> Token:
     """Return the token that `_match_token` has matched. Raises `InvalidExpression` for a character
-    that begins no token."""
+    that begins no token, and for the quote of a string that isn't closed."""
     name = match.lastgroup
     assert name is not None, "every alternative is named"
     text, (start, end) = match[name], match.span(name)

@@ -42,7 +42,7 @@ _match_digits = re.compile(r"[0-9]+").fullmatch
 def parse(text: str) -> Node:
     """Parse an expression into its syntax tree. Raises `InvalidExpression`."""
     parser = _ExpressionParser(text)
-    node = parser.expression()
+    node = parser.parse_expression()
     parser.expect_end()
     return node
 
@@ -62,7 +62,7 @@ class _ExpressionParser:
         self._depth = 0
         """Number of levels of nesting that are open."""
 
-    def expression(self, lowest: int = 0) -> Node:
+    def parse_expression(self, lowest: int = 0) -> Node:
         """Parse an operand, and the operators after it whose precedence is at least `lowest` (0 to
         4; an operator of higher precedence binds tighter)."""
         self._enter_level()
@@ -108,11 +108,14 @@ class _ExpressionParser:
                 self._expect("(")
                 operands = self._parse_expressions()
             case _:
-                operands = (self.expression(level + 1),)
+                # An operator of the same level isn't part of the right side: it continues the
+                # chain.
+                operands = (self.parse_expression(level + 1),)
         return InfixStep(operator, operands, start, self._previous.end)
 
     def _parse_operand(self) -> Node:
-        """Parse a literal, an attribute, a call, or an expression in parentheses."""
+        """Parse a literal, an attribute, an EXISTS, a call, or an expression in parentheses; or NOT
+        or a minus sign with its operand."""
         token = self._next_token()
         match token.kind, token.text:
             case "string", _:
@@ -130,7 +133,7 @@ class _ExpressionParser:
                     self._reject("expected the name of an attribute")
                 return Exists(_attribute_name(self._next_token()))
             case "symbol", "(":
-                node = self.expression()
+                node = self.parse_expression()
                 self._expect(")")
                 return node
             case "symbol", "+" | "-" as sign if self._number_touches(token):
@@ -159,10 +162,10 @@ class _ExpressionParser:
 
     def _parse_expressions(self) -> tuple[Node, ...]:
         """Parse one or more expressions up to and including the closing parenthesis."""
-        nodes = [self.expression()]
+        nodes = [self.parse_expression()]
         while self._token.text == ",":
             self._next_token()
-            nodes.append(self.expression())
+            nodes.append(self.parse_expression())
         self._expect(")")
         return tuple(nodes)
 
@@ -203,16 +206,16 @@ class _ExpressionParser:
 
 
 def _attribute_name(token: Token) -> str:
-    """Return the attribute's name in this token, in lower case. Raises `InvalidExpression` if no
-    attribute can have this name."""
+    """Return the text of this token, an attribute's name, in lower case. Raises `InvalidExpression`
+    if no attribute can have this name."""
     if not _match_attribute_name(token.text):
         raise InvalidExpression(f"{token.text!r} cannot name an attribute", token.start)
     return token.text.lower()
 
 
 def _parse_integer(text: str, position: int) -> Literal:
-    """Return the literal of an integer; `position` is that of its text. Raises `InvalidExpression`
-    if the integer doesn't fit into 32 bits."""
+    """Return the literal of the integer in `text`, which is at `position` in the expression. Raises
+    `InvalidExpression` if the integer doesn't fit into 32 bits."""
     try:
         return Literal(as_integer(text))
     except Failed:

@@ -19,9 +19,10 @@ SEARCH_STEPS: Final = 8
 
 
 def compile_pattern(pattern: str) -> tuple[Callable[[str], bool], int]:
-    """Return a case-sensitive test of a whole text against `pattern`, and the most steps that it
-    takes per character of the text."""
-    # The parts between `%`: as regular expressions, and as plain text (for a pattern without `_`).
+    """Return a case-sensitive test of a whole text against `pattern`, and the most steps that the
+    test takes per character of the text."""
+    # The parts between `%`: as regular expressions, and as plain text, which is used only if the
+    # pattern has no `_`.
     segments = [""]
     plain_segments = [""]
     has_underscore = False
@@ -56,8 +57,8 @@ def _regex_test(expression: str) -> Callable[[str], bool]:
 
 
 def _plain_test(segments: list[str]) -> Callable[[str], bool]:
-    """Return the test of a pattern without `_`. `segments`: the texts between its `%`, which are
-    searched as plain text."""
+    """Return the test of a pattern without `_`. `segments`: the plain texts between the pattern's
+    `%`, in their order."""
     first, *rest = segments
     if not rest:
         return lambda text: text == first

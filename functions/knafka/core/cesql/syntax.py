@@ -42,7 +42,7 @@ class Unary:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A function call. `name` is in upper case; it may not be the name of any function."""
+    """A function call. `name` is in upper case; a function of this name need not exist."""
 
     name: str
     arguments: tuple[Node, ...]

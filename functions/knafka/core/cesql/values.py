@@ -41,7 +41,8 @@ def as_string(value: Value) -> str:
 
 def as_integer(value: Value) -> int:
     """Cast a value to an integer: True becomes 1, False 0. Raises `Failed` (cast) for a string that
-    isn't a decimal 32-bit integer, and `Exhausted`, as reading a long string counts as effort."""
+    isn't a decimal 32-bit integer. Raises `Exhausted` if reading a long string takes too much
+    effort."""
     if not isinstance(value, str):
         return int(value)
     if len(value) > FREE_LENGTH:

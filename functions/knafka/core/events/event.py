@@ -38,21 +38,21 @@ CORE: Final = frozenset(
 URIS: Final = frozenset({"source", "dataschema", "schemaurl"})
 """Standard attributes that are a URI or a URI-reference."""
 
-# Each of these matches a whole text, only `_SCHEME` the beginning of one.
-_NAME = re.compile(r"[a-z0-9]+").fullmatch
-# In a character class; characters outside ASCII are allowed, as in an IRI (RFC 3987).
+# Each of these matches a whole text, only `_match_scheme` the beginning of one.
+_match_name = re.compile(r"[a-z0-9]+").fullmatch
+# A character class: characters outside ASCII are allowed, as in an IRI (RFC 3987).
 _URI_CHARACTERS = r"[A-Za-z0-9\-._~:/?#\[\]@!$&'()*+,;=\u0080-\U0010ffff]"
-_URI_REFERENCE = re.compile(
+_match_uri_reference = re.compile(
     rf"(?:{_URI_CHARACTERS}|%[0-9A-Fa-f]{{2}}){_URI_CHARACTERS}*(?:%[0-9A-Fa-f]{{2}}{_URI_CHARACTERS}*)*"
 ).fullmatch
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:").match
-_TIMESTAMP = re.compile(
+_match_scheme = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:").match
+_match_timestamp = re.compile(
     r"\d{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01])"
     r"[Tt](?:[01]\d|2[0-3]):[0-5]\d:(?:[0-5]\d|60)(?:\.\d+)?"
     r"(?:[Zz]|[+-](?:[01]\d|2[0-3]):[0-5]\d)",
     re.ASCII,
 ).fullmatch
-_MEDIA_TYPE = re.compile(r"[!-~](?:[ -~]*[!-~])?").fullmatch
+_match_media_type = re.compile(r"[!-~](?:[ -~]*[!-~])?").fullmatch
 _NON_CHARACTERS = "".join(
     chr(plane + last) for plane in range(0, 0x110000, 0x10000) for last in (0xFFFE, 0xFFFF)
 )
@@ -79,8 +79,8 @@ def key_of(attributes: Attributes) -> str | None:
 
 
 def validate(attributes: Attributes) -> None:
-    """Check the rules of CE-H12. Raises `InvalidEvent` that names every broken rule (see
-    `refusal`)."""
+    """Check the rules of CE-H12. Raises `InvalidEvent`, which names the broken rules as `refusal`
+    does."""
     if problems := problems_of(attributes):
         raise refusal(problems)
 
@@ -112,7 +112,7 @@ def problems_of(attributes: Attributes) -> list[str]:
     if (time := attributes.get("time")) is not None and not is_timestamp(time):
         problems.append(f"time {time!r:.80} is not an RFC 3339 timestamp")
     content_type = attributes.get("datacontenttype")
-    if content_type is not None and not _MEDIA_TYPE(content_type):
+    if content_type is not None and not _match_media_type(content_type):
         problems.append(f"datacontenttype {content_type!r:.80} is not a media type")
     return problems
 
@@ -125,8 +125,9 @@ def too_many_attributes() -> InvalidEvent:
 
 
 def is_valid_1_0(attributes: Attributes) -> bool:
-    """Whether the attributes are certainly a valid event's of version 1.0. If False, they may be
-    valid or not, and `problems_of` must decide; this function is fast, and not exact."""
+    """Whether the attributes certainly make a valid event of version 1.0. This check is fast and
+    not exact: if it returns False, they may be valid nevertheless, and `problems_of` must
+    decide."""
     get = attributes.get
     # All names, and below all values, are checked as one string: one call instead of one for each.
     names = "".join(attributes)
@@ -148,7 +149,7 @@ def is_valid_1_0(attributes: Attributes) -> bool:
         and is_uri_reference(source)
         and (time is None or is_timestamp(time))
         and (schema is None or is_uri(schema))
-        and (media_type is None or _MEDIA_TYPE(media_type))
+        and (media_type is None or _match_media_type(media_type))
     )
 
 
@@ -162,7 +163,7 @@ def refusal(problems: Sequence[str]) -> InvalidEvent:
 
 def is_attribute_name(name: str) -> bool:
     """Whether a text is a valid attribute name: a-z and 0-9, but not `data`."""
-    return name != "data" and _NAME(name) is not None
+    return name != "data" and _match_name(name) is not None
 
 
 def is_legal(text: str) -> bool:
@@ -179,24 +180,24 @@ def replace_forbidden(text: str) -> str:
 def is_media_type(text: str) -> bool:
     """Whether a text may be a `datacontenttype`: printable ASCII without a space at either end. Its
     syntax isn't checked further."""
-    return _MEDIA_TYPE(text) is not None
+    return _match_media_type(text) is not None
 
 
 def is_uri_reference(text: str) -> bool:
     """Whether a text is non-empty and has only characters of URIs; characters outside ASCII are
     allowed (RFC 3987)."""
-    return _URI_REFERENCE(text) is not None
+    return _match_uri_reference(text) is not None
 
 
 def is_uri(text: str) -> bool:
     """Whether a text is a URI-reference that begins with a scheme (RFC 3986, 3)."""
-    return _SCHEME(text) is not None and is_uri_reference(text)
+    return _match_scheme(text) is not None and is_uri_reference(text)
 
 
 def is_timestamp(text: str) -> bool:
-    """Whether a text is an RFC 3339 timestamp of a real calendar day; second 60 is a leap
-    second."""
-    if _TIMESTAMP(text) is None:
+    """Whether a text is an RFC 3339 timestamp of a real calendar day; second 60, a leap second, is
+    accepted in every minute."""
+    if _match_timestamp(text) is None:
         return False
     if (day := int(text[8:10])) <= 28:
         return True

@@ -65,9 +65,9 @@ def as_event(
     headers: Iterable[tuple[str, bytes | None]] | None,
     value: bytes | None,
 ) -> tuple[RecordHeaders, bytes | None]:
-    """Convert a record, given by its place, key, headers and value, to an event, as `conversion`
-    declares. Returns headers and value of a record that holds the event, for `kafka_binding.read`.
-    Raises no error, whatever the record holds."""
+    """Convert a KafkaSource's record to an event, as `conversion` declares. Return headers and
+    value of a record that holds the event, for `kafka_binding.read`. Never raises, whatever the
+    record holds."""
     record_headers = list(headers or ())
     if _looks_like_an_event(record_headers):
         try:
@@ -112,9 +112,9 @@ def _attributes_of_record(
     key: bytes | None,
     headers: Iterable[tuple[str, bytes | None]],
 ) -> dict[str, str]:
-    """Return the attributes of the event that a record becomes, as in upstream's KafkaSource. They
-    hold position, time, key and headers of the record: each header becomes an extension, except a
-    valid content type, which becomes `datacontenttype`."""
+    """Return the attributes of the event that a record becomes, as in upstream's KafkaSource: from
+    the record's position, time, key and headers. Each header becomes an extension, except a valid
+    content type, which becomes `datacontenttype`."""
     topic, partition, offset, timestamp = place
     attributes = {
         "specversion": "1.0",
@@ -126,15 +126,15 @@ def _attributes_of_record(
     if timestamp >= 0:
         attributes["time"] = rfc3339(timestamp / 1000)
     if key:
-        # As upstream, both are set; a Broker that gets the event keeps the order of a key's records
-        # by `partitionkey`.
+        # Both are set, as upstream does. By `partitionkey`, a Broker that gets the events keeps
+        # those of one key in order.
         attributes["partitionkey"] = attributes[KEY_EXTENSION] = key_text(key, conversion.key_type)
     for name, raw in headers:
         if raw is None:
             continue
         text = replace_forbidden(raw.decode(errors="replace"))
         if name.lower() == CONTENT_TYPE and (not text or is_media_type(text)):
-            if text:
+            if text:  # an empty content type is left out
                 attributes["datacontenttype"] = text.lower()
         else:
             attributes[_EXTENSIONS[name]] = text
@@ -144,7 +144,7 @@ def _attributes_of_record(
 _EXTENSIONS = BoundedCache[str, str](
     lambda name: HEADER_EXTENSION_PREFIX + _OTHER_CHARACTERS.sub("", name.lower())
 )
-"""The extension's name by the record header's; cached."""
+"""The name of an extension by the name of its record header; cached."""
 
 
 def key_text(key: bytes, key_type: str) -> str:
@@ -161,21 +161,16 @@ def key_text(key: bytes, key_type: str) -> str:
 
 
 def _format_float(key: bytes) -> str:
-    """Format a big-endian floating-point number of 4 or 8 bytes as Java does: with the fewest
-    digits that identify it, and with an exponent if its absolute value is below 0.001 or at least
-    10,000,000."""
+    """Format a big-endian floating-point number of 4 or 8 bytes as Java does. The text has the
+    fewest digits that identify the number, and an exponent if the absolute value is below 0.001 or
+    at least 10,000,000."""
     struct_format = ">f" if len(key) == 4 else ">d"
     (number,) = struct.unpack(struct_format, key)
     if math.isnan(number):
         return "NaN"
     if math.isinf(number):
         return "Infinity" if number > 0 else "-Infinity"
-    shortest = next(
-        text
-        for precision in range(1, 18)
-        if _packs_to(struct_format, text := f"{number:.{precision}g}", key)
-    )
-    sign, digits, exponent = Decimal(shortest).as_tuple()
+    sign, digits, exponent = _shortest_decimal(number, struct_format, key).as_tuple()
     minus = "-" if sign else ""
     if number == 0:
         return f"{minus}0.0"
@@ -187,6 +182,17 @@ def _format_float(key: bytes) -> str:
     significant_digits = "".join(map(str, digits)).rstrip("0") or "0"
     power = exponent + len(digits) - 1
     return f"{minus}{significant_digits[0]}.{significant_digits[1:] or '0'}E{power}"
+
+
+def _shortest_decimal(number: float, struct_format: str, key: bytes) -> Decimal:
+    """Return the decimal with the fewest digits that identifies `number`, a finite number whose
+    bytes are `key` in this format of `struct`."""
+    shortest = next(
+        text
+        for precision in range(1, 18)  # 17 significant digits identify every number of 8 bytes
+        if _packs_to(struct_format, text := f"{number:.{precision}g}", key)
+    )
+    return Decimal(shortest)
 
 
 def _packs_to(struct_format: str, text: str, key: bytes) -> bool:

@@ -27,7 +27,7 @@ FIRST_TTL: Final = 255
 """The value that is assumed for an event without the attribute, so that 254 replies may follow;
 upstream's default."""
 DEEP: Final = 10
-"""Number of replies in a row from which on they are reported as a loop."""
+"""Number of replies in a row at which a loop is reported."""
 
 _STRUCTURED: Final = b"application/cloudevents"
 """Beginning of the content type of a record in structured mode."""
@@ -36,9 +36,9 @@ HOPS: Final = "knafkahops"
 """Attribute of a dead letter at a sink: how many times in a row its event has become a dead
 letter."""
 MAX_HOPS: Final = 3
-"""Most dead letters in a row that go to sinks. Few, because where the sink of many Triggers is
-their own Broker, each Trigger dead-letters each event again, so that they multiply with each
-hop."""
+"""Most dead letters in a row that go to sinks. The number is small because dead letters may
+multiply: if many Triggers have their own Broker as the sink, each of them dead-letters each event
+again at every hop."""
 
 
 class HopLimit(InvalidEvent):
@@ -46,21 +46,23 @@ class HopLimit(InvalidEvent):
 
 
 def ttl_of(headers: RecordHeaders | None, value: bytes | None) -> int:
-    """Return how many events a row of replies may still have, with the event in this record as the
-    first: the event's attribute `TTL`, at most `FIRST_TTL`, which is also the default."""
+    """Return how many events a row of replies may still have, of which the event in this record is
+    the first. This is the event's attribute `TTL`, but at most `FIRST_TTL`, which is also the
+    default."""
     return min(_counter_attribute(headers, value, TTL, FIRST_TTL), FIRST_TTL)
 
 
 def hops_of(headers: RecordHeaders | None, value: bytes | None) -> int:
-    """Return how many times in a row a record's event has been a dead letter at a sink; 0 if its
-    attribute `HOPS` is missing or no number."""
+    """Return how many times in a row a record's event has become a dead letter at a sink; 0 if the
+    event's attribute `HOPS` is missing or no number."""
     return _counter_attribute(headers, value, HOPS, 0)
 
 
 def reply_to(headers: RecordHeaders | None, value: bytes | None, reply: Draft) -> tuple[Draft, int]:
-    """Return the record `reply` with the counts that it inherits from the delivered event, and how
-    many replies in a row are left, this one included. `headers` and `value` are those of the
-    delivered event's record. Raises `HopLimit` if no reply would be left."""
+    """Return the record `reply` with the attributes that it inherits from the delivered event
+    (`TTL` lowered by 1, and `HOPS`), and the new `TTL`: how many replies in a row are left, this
+    one included. `headers` and `value` are those of the delivered event's record. Raises `HopLimit`
+    if no reply would be left."""
     replies_left = ttl_of(headers, value) - 1
     if replies_left <= 0:
         raise HopLimit(

@@ -85,7 +85,7 @@ _NOT_AN_ATTRIBUTE = "ce-"
 this name."""
 _MODES = BoundedCache[bytes, Mode](lambda value: mode_of(value.decode("latin-1")))
 """`mode_of` by content type; cached."""
-_QUOTED = re.compile(rb'"((?:[^"\\]|\\.)*)"', re.DOTALL).fullmatch
+_match_quoted = re.compile(rb'"((?:[^"\\]|\\.)*)"', re.DOTALL).fullmatch
 """Matches a quoted string (RFC 9110, 5.6.4); the group is the text between its quotes."""
 _QUOTED_PAIR = re.compile(rb"\\(.)", re.DOTALL)
 
@@ -99,7 +99,7 @@ def record_of(headers: HttpHeaders, body: bytes) -> Draft:
         (record_header, value) for name, value in headers if (record_header := _HEADER_NAMES[name])
     ]
     header_values = dict(pairs)
-    is_single = len(header_values) == len(pairs)
+    is_single = len(header_values) == len(pairs)  # no header comes twice
     content_type = header_values.pop(CONTENT_TYPE, None)
     source, time = header_values.get("ce_source"), header_values.get("ce_time")
     if (
@@ -121,6 +121,7 @@ def record_of(headers: HttpHeaders, body: bytes) -> Draft:
         key = header_values.get("ce_partitionkey") or subject
         return Draft(key, pairs, body or None)
     if is_single and content_type and _MODES[content_type] is Mode.STRUCTURED:
+        # The body is the whole event, whatever the headers repeat of it (CE-H8).
         other_headers = [
             (name, raw.strip(b" \t")) for name, raw in header_values.items() if name[:2] != "ce"
         ]
@@ -164,7 +165,7 @@ def records_of_batch(headers: HttpHeaders, body: bytes) -> list[Draft]:
 
 def _batch_error_text(problems: Mapping[int, str], count: int) -> str:
     """Return the error text for a batch of `count` events: the problems of the first invalid
-    events, and the positions of the others. `problems`: each invalid event's, by position."""
+    events, and the positions of the others. `problems`: each by its event's position."""
     shown = list(problems.items())[:MAX_DESCRIBED_EVENTS]
     text = "; ".join(f"[{position}]: {problem:.300}" for position, problem in shown)
     if further_positions := [str(position) for position in problems][MAX_DESCRIBED_EVENTS:]:
@@ -201,7 +202,7 @@ def claims_event(headers: HttpHeaders) -> bool:
 def request_of(
     envelope: Envelope, mode: Literal["json", "binary", "batch"] | None = None
 ) -> tuple[bytes, bytes]:
-    """Return header lines, each ending in CRLF, and body of the request that delivers an event.
+    """Return header lines (each ends in CRLF) and body of the request that delivers an event.
 
     `mode` None: in the record's own content mode, or in structured mode if the event came in this
     mode and its attributes are too large for header lines (KN-DLV-05). `json`: in structured mode.
@@ -285,7 +286,7 @@ def head_of(attributes: Attributes) -> bytes:
 
 
 def encode(text: str) -> str:
-    """Percent-encode an attribute's value for a header (CE-H5)."""
+    """Percent-encode an attribute's value for an HTTP header (CE-H5)."""
     return quote(text, safe=_PLAIN_TEXT)
 
 
@@ -321,13 +322,13 @@ def decode_header_value(value: bytes) -> str:
 
 def _unquote_header(value: bytes) -> str:
     """Return a header value as text, without the quotes of a quoted string."""
-    if quoted := _QUOTED(value):
+    if quoted := _match_quoted(value):
         value = _QUOTED_PAIR.sub(rb"\1", quoted[1])
     return decode_header_value(value)
 
 
 def _read_carefully(headers: HttpHeaders, body: bytes) -> Draft:
-    """Read a request's event, in any mode. Raises `InvalidEvent` that names every problem."""
+    """Return the record of an event in any mode. Raises `InvalidEvent` that names every problem."""
     attributes: dict[str, str] = {}
     passed: dict[str, bytes] = {}
     content_types: list[str] = []
@@ -383,10 +384,9 @@ def _parse_structured(body: bytes, added_headers: RecordHeaders) -> Draft:
 
 
 def _parse_structured_carefully(body: bytes, added_headers: RecordHeaders) -> Draft:
-    """Return the record of a structured event, read by `json_format`, which is slower than
-    `json_records` and names every problem. If the attributes are too large for header lines, the
-    header `MODE` is added, so that the event is delivered in structured mode. Raises
-    `InvalidEvent`."""
+    """Return the record of a structured event, read by the slower `json_format`. If its attributes
+    are too large for header lines, the header `MODE` is added, so that the event is delivered in
+    structured mode. Raises `InvalidEvent` that names every problem."""
     event = json_format.read(body)
     draft = to_record(event, added_headers)
     if is_large(event.attributes):
@@ -406,7 +406,7 @@ def is_large(attributes: Attributes) -> bool:
 
 def _record_header_of(name: bytes) -> str:
     """Return the record header that a request header becomes. Empty: the header is dropped.
-    `_NOT_AN_ATTRIBUTE`: the name begins with `ce-`, but isn't an attribute's."""
+    `_NOT_AN_ATTRIBUTE`: the name begins with `ce-`, and the rest isn't an attribute's name."""
     lower = name.decode("latin-1").lower()
     if lower.startswith("ce-"):
         attribute = lower[3:]

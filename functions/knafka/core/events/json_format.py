@@ -37,14 +37,15 @@ MEDIA_TYPE: Final = "application/cloudevents+json"
 BATCH_MEDIA_TYPE: Final = "application/cloudevents-batch+json"
 
 _DATA_MEMBERS = ("data", "data_base64")
-_BASE64_TEXT = re.compile(rb"[A-Za-z\d+/]*={0,2}").fullmatch
-"""Matches base64 whose length is a multiple of 4; to match groups of four takes six times as
-long."""
-_PUNCTUATION = re.compile(r"[ \t\n\r]*([][{}:,])[ \t\n\r]*").match
+"""The members of a document that aren't attributes."""
+_match_base64 = re.compile(rb"[A-Za-z\d+/]*={0,2}").fullmatch
+"""Matches base64, if the length is a multiple of 4. (To match groups of four takes six times as
+long.)"""
+_match_punctuation = re.compile(r"[ \t\n\r]*([][{}:,])[ \t\n\r]*").match
 
 
 class _Integer(str):
-    """A JSON integer as it is written: an `int` would refuse long ones and lose `-0`."""
+    """The text of a JSON integer: `int` would refuse a long one, and lose the sign of `-0`."""
 
 
 def _reject_constant(name: str) -> NoReturn:
@@ -55,8 +56,8 @@ def _reject_constant(name: str) -> NoReturn:
 Members: TypeAlias = dict[str, msgspec.Raw]
 """The members of a JSON object, each value as the bytes of the document."""
 
-# Decoders of an object's members (of a repeated member, the last one counts), of an array of
-# objects, of an array's elements, of a string, and of any JSON, which is only checked.
+# Decoders, in this order: of an object's members (the last one of a repeated member), of an array
+# of objects, of an array's elements, of a string, and of any JSON, which is only checked.
 _SPLIT = msgspec.json.Decoder(Members).decode
 _SPLIT_ALL = msgspec.json.Decoder(list[Members]).decode
 _ELEMENTS = msgspec.json.Decoder(list[msgspec.Raw]).decode
@@ -99,8 +100,8 @@ def read(document: bytes) -> Event:
 
 
 def _read_fast(document: bytes) -> Event | None:
-    """Read the event if the document is certainly valid; None: the careful reader has to read
-    it."""
+    """Read the event in a document that is certainly valid. None: the document may be invalid, so
+    the careful reader has to read it."""
     try:
         members = split(document)
         if members is None:
@@ -241,8 +242,8 @@ def _read_carefully(document: bytes) -> Event:
 
 
 def elements_of(document: bytes, limit: int) -> list[bytes]:
-    """Return the elements of a JSON array, each as it is written: at most `limit` + 1 of them, so
-    that the caller sees whether there are too many. Raises `InvalidEvent`."""
+    """Return the texts of a JSON array's elements: at most `limit` + 1 of them, so that the caller
+    sees whether there are too many. Raises `InvalidEvent` if the document is no JSON array."""
     try:
         document.decode()  # msgspec doesn't check that raw values are UTF-8
         return [bytes(raw) for raw in _ELEMENTS(document)[: limit + 1]]
@@ -278,7 +279,7 @@ def write(event: Event) -> bytes:
         return _dump({**attributes, "data_base64": b64encode(data).decode()})
     # 0.3 has no data_base64. The data of a binary event that declares base64 are base64 already, or
     # can't be decoded by any reader.
-    is_base64 = _declares_base64(attributes) and len(data) % 4 == 0 and _BASE64_TEXT(data)
+    is_base64 = _declares_base64(attributes) and len(data) % 4 == 0 and _match_base64(data)
     if not is_base64:
         data = b64encode(data)
     return _dump({**attributes, "datacontentencoding": "base64", "data": data.decode()})
@@ -286,7 +287,8 @@ def write(event: Event) -> bytes:
 
 def _object_members(text: str) -> Iterator[tuple[str, object, str]]:
     """Yield the members of a JSON object: name, value, and the value's own text. A value that is a
-    list or object has lengths in place of integers (`_SKIP`). Raises ValueError."""
+    list or object has lengths in place of integers (`_SKIP`). Raises ValueError if the text is no
+    JSON object."""
     mark, position = _read_mark(text, 0, "{")
     if text.startswith("}", position):
         mark, position = _read_mark(text, position, "}")
@@ -318,9 +320,9 @@ def _array_elements(text: str) -> Iterator[str]:
 
 
 def _read_mark(text: str, position: int, expected_marks: str) -> tuple[str, int]:
-    """Read the punctuation mark at `position` and the whitespace around it; return the mark, and
-    the position after all of that. Raises ValueError unless it is one of the `expected_marks`."""
-    match = _PUNCTUATION(text, position)
+    """Return the punctuation mark at `position`, and the position after the mark and the whitespace
+    around it. Raises ValueError unless the mark is one of the `expected_marks`."""
+    match = _match_punctuation(text, position)
     if match is None or match[1] not in expected_marks:
         raise ValueError(f"want {' or '.join(expected_marks)} at character {position}")
     return match[1], match.end()
@@ -341,9 +343,9 @@ def _canonical_text(name: str, value: object) -> str | None:
 
 
 def _data_of(members: dict[str, tuple[object, str]], attributes: dict[str, str]) -> bytes | None:
-    """Return the data's bytes from `members`, which hold each value parsed and as text; None: there
-    are no data. Also change `attributes`: set a missing `datacontenttype`, and drop the
-    `datacontentencoding` of base64 data. Raises ValueError for data that can't be decoded."""
+    """Return the event's data; None: it has none. `members` hold each value parsed and as text.
+    Also changes `attributes`: sets a missing `datacontenttype`, and drops the `datacontentencoding`
+    of base64 data. Raises ValueError for data that can't be decoded."""
     value, source = members.get("data", (None, ""))
     encoded, _ = members.get("data_base64", (None, ""))
     if source and encoded is not None:
@@ -373,7 +375,7 @@ def _from_base64(encoded: object) -> bytes:
 
 
 def _declares_base64(attributes: Attributes) -> bool:
-    """Whether a 0.3 event says that its data are base64 text."""
+    """Whether these attributes, those of a 0.3 event, say that its data are base64 text."""
     return attributes.get("datacontentencoding", "").lower() == "base64"
 
 

@@ -29,10 +29,10 @@ from knafka.core.events.json_format import QUOTE
 from knafka.core.events.kafka_binding import CONTENT_TYPE, BoundedCache, Draft, RecordHeaders
 
 MAX_HEAD_BYTES: Final = 7 * 1024
-"""Most bytes of an event's attributes as header lines, if the event came as JSON; with more it is
-delivered as JSON. Tomcat and Jetty accept 8 KiB of header lines in all, Node.js 16 KiB; Apache,
-nginx and gunicorn (the server of functions-framework) 8 KiB in each line. What remains of 8 KiB is
-for headers that aren't the event's, such as Host and traceparent."""
+"""Most bytes of an event's attributes as header lines, if the event came as JSON; an event with
+more is delivered as JSON. Tomcat and Jetty accept 8 KiB of header lines in all, Node.js 16 KiB;
+Apache, nginx and gunicorn (the server of functions-framework) 8 KiB in each line. What remains of
+8 KiB is for headers that aren't the event's, such as Host and traceparent."""
 MAX_HEAD_LINES: Final = 80
 """Most attributes of an event that came as JSON and is sent as header lines: Apache and gunicorn
 accept 100 header lines."""
@@ -63,9 +63,9 @@ class _Layout(NamedTuple):
     """The properties that all documents share whose members have the same names in the same
     order."""
 
-    headers: tuple[str, ...]
-    """The record headers for these attributes, in the same order."""
-    size: int
+    header_names: tuple[str, ...]
+    """The record header of each attribute (each member but `data`), in the same order."""
+    names_size: int
     """Number of characters of all header names."""
     pick: Callable[[Sequence[Any]], Any]
     """Selects the values of `_CHECKED_ATTRIBUTES` from the values of all attributes, followed by
@@ -76,8 +76,8 @@ class _Layout(NamedTuple):
     """Index of the member `data`; -1: there is none."""
     compact_size: int
     """Length of the document without whitespace between its members and without their values."""
-    spaced: bytes
-    """The document as Python's json writes it, with `%b` for each value."""
+    spaced_template: bytes
+    """The document as Python's json writes it, with spaces, and with `%b` for each value."""
 
 
 def is_time(value: bytes) -> bool:
@@ -95,26 +95,27 @@ def record_of(document: bytes, added_headers: RecordHeaders) -> Draft | None:
         return None
     if members is None or (layout := _LAYOUTS[tuple(members)]) is None:
         return None
-    attributes = list(members.values())
-    data = None if layout.data_index < 0 else attributes.pop(layout.data_index)
-    text = b"".join(attributes)
+    values = list(members.values())
+    data = None if layout.data_index < 0 else values.pop(layout.data_index)
+    text = b"".join(values)
     # If the lengths agree, the document holds only these members: whitespace between them, a second
     # member of one name or an escaped name would make it longer.
     size = layout.compact_size + len(text) + (0 if data is None else len(data))
     if len(document) != size:
         document = document.strip(json_format.WHITESPACE)
-        if len(document) != size and document != layout.spaced % tuple(members.values()):
+        if len(document) != size and document != layout.spaced_template % tuple(members.values()):
             return None
     return _record_of(members, layout, text, data, added_headers)
 
 
 def records_of(document: bytes, added_headers: RecordHeaders, limit: int) -> list[Draft] | None:
-    """Return the records of all events of a batch, each with the `added_headers`. None: it has more
-    than `limit` events, or `json_format` must read it, because a value of an event needs decoding
-    or a check that isn't made here."""
+    """Return the records of all events of a batch, each with the `added_headers`. None: the batch
+    has more than `limit` events, or `json_format` must read it, because a value of an event needs
+    decoding or a check that isn't made here."""
     objects = json_format.split_batch(document, limit)
     if objects is None:
         return None
+    # Unlike in `record_of`, no lengths are compared here: `split_batch` has done so.
     data = [members.pop("data", None) for members in objects]
     uniform = _uniform_records(objects, data, added_headers)
     if uniform is not None:
@@ -138,10 +139,11 @@ def _uniform_records(
     """Return the records of events whose attributes have the same names in the same order and are
     all strings, as in most batches. None: some events differ, or an event needs a check that isn't
     made here. `data` has the member `data` of each event, None if the event has none."""
-    if len(shapes := {*map(tuple, objects)}) != 1 or (layout := _LAYOUTS[shapes.pop()]) is None:
+    name_tuples = {*map(tuple, objects)}
+    if len(name_tuples) != 1 or (layout := _LAYOUTS[name_tuples.pop()]) is None:
         return None
-    names, size, pick = layout[:3]
-    width = len(names)
+    header_names, names_size, pick = layout[:3]
+    width = len(header_names)
     # All values of all events as one text of JSON strings. Two quotes separate strings, unless a
     # string contains some: then it isn't plain, and there are more values than attributes.
     text = b"".join(chain.from_iterable(map(dict.values, objects)))
@@ -153,7 +155,7 @@ def _uniform_records(
     ):
         return None
     # A column holds all events' values of one attribute: each check below covers the whole batch.
-    columns = [values[offset::width] for offset in range(width)]
+    columns = [values[index::width] for index in range(width)]
     # No event has more bytes of values than this. In a header line, a character may take 12 bytes.
     largest = sum([max(map(len, column)) for column in columns])
     versions, ids, types, sources, times, subjects, keys, media_types = pick((*columns, ()))
@@ -161,7 +163,7 @@ def _uniform_records(
         {*versions} == {b"1.0"}
         and b"" not in ids
         and b"" not in types
-        and 12 * (largest + size) <= MAX_HEAD_BYTES
+        and 12 * (largest + names_size) <= MAX_HEAD_BYTES
         and all(map(ORDINARY_CONTENT_TYPE.__getitem__, {*media_types}))
         and all(map(IS_URI_REFERENCE.__getitem__, {*sources}))
         and all(map(is_time, times))
@@ -173,7 +175,7 @@ def _uniform_records(
     remaining_values = iter(values)
     records = []
     for raw, key, subject in zip(data, keys or no_keys, subjects or no_keys, strict=True):
-        headers = list(zip(names, remaining_values))  # noqa: B905 - takes one event's values
+        headers = list(zip(header_names, remaining_values))  # noqa: B905 - takes one event's values
         value = None
         if raw is not None:
             value = bytes(raw)
@@ -199,12 +201,12 @@ def _record_of(
     `layout` is that of `members`. `text`: the values of all members but `data`, joined, as JSON.
     `data`: the value of the member `data`; None: there is none.
     """
-    names, name_size, pick, quotes = layout[:4]
+    header_names, names_size, pick, quotes = layout[:4]
     # Two quotes separate strings, unless a string contains some: then it isn't plain.
     values = text[1:-1].split(b'""')
     size = len(text) - len(quotes)
     is_plain = text.translate(None, _PLAIN_JSON) == quotes
-    if not (is_plain and len(values) == len(names) and text[0] == text[-1] == QUOTE):
+    if not (is_plain and len(values) == len(header_names) and text[0] == text[-1] == QUOTE):
         if (mixed_values := _values_of(members)) is None:
             return None
         values = mixed_values  # not all are strings
@@ -215,14 +217,15 @@ def _record_of(
         not is_plain
         or version != b"1.0"
         or not (id_ and type_ and source)
-        or 12 * (size + name_size) > MAX_HEAD_BYTES
+        or 12 * (size + names_size) > MAX_HEAD_BYTES
         or not (media_type is None or ORDINARY_CONTENT_TYPE[media_type])
         or not IS_URI_REFERENCE[source]
         or not (time is None or is_time(time))
         or subject == b""
     ):
         return None
-    headers = list(zip(names, values))  # noqa: B905 - equally many; a check takes a third longer
+    # A check that there are equally many (`strict`) would take a third longer.
+    headers = list(zip(header_names, values))  # noqa: B905
     value = None
     if data is not None:
         value = bytes(data)
@@ -252,28 +255,31 @@ def _values_of(members: json_format.Members) -> list[bytes] | None:
     return values
 
 
-def _layout_of(members: tuple[str, ...]) -> _Layout | None:
+def _layout_of(member_names: tuple[str, ...]) -> _Layout | None:
     """Return the layout of a document whose members have these names, in this order. None:
     `json_format` must read the document, because a name is invalid, a required one is missing,
     there are too many, or one is `dataschema`, whose value isn't checked here."""
-    data_index = members.index("data") if "data" in members else -1
-    names = tuple([name for name in members if name != "data"])
+    data_index = member_names.index("data") if "data" in member_names else -1
+    names = tuple([name for name in member_names if name != "data"])
     if len(names) >= MAX_HEAD_LINES or not {*REQUIRED} <= {*names} or "dataschema" in names:
         return None
     if not all(map(is_attribute_name, names)):
         return None
-    headers = tuple([CONTENT_TYPE if name == "datacontenttype" else f"ce_{name}" for name in names])
+    header_names = tuple(
+        [CONTENT_TYPE if name == "datacontenttype" else f"ce_{name}" for name in names]
+    )
+    # -1: the last value, which stands for a missing attribute (`_Layout.pick`).
     indexes = [names.index(name) if name in names else -1 for name in _CHECKED_ATTRIBUTES]
-    spaced = ", ".join([f'"{name}": %b' for name in members])
+    spaced_members = ", ".join([f'"{name}": %b' for name in member_names])
     return _Layout(
-        headers,
-        len("".join(headers)),
+        header_names,
+        len("".join(header_names)),
         itemgetter(*indexes),
         quotes=b'""' * len(names),
         data_index=data_index,
         # A member has two quotes, a colon, and a comma or brace; and there is one more brace.
-        compact_size=len("".join(members)) + 4 * len(members) + 1,
-        spaced=f"{{{spaced}}}".encode(),
+        compact_size=len("".join(member_names)) + 4 * len(member_names) + 1,
+        spaced_template=f"{{{spaced_members}}}".encode(),
     )
 
 
@@ -284,4 +290,4 @@ def _weight_of(names: tuple[str, ...]) -> int:
 
 
 _LAYOUTS = BoundedCache[tuple[str, ...], "_Layout | None"](_layout_of, _weight_of)
-"""`_layout_of` by the names of a document's members; cached."""
+"""The result of `_layout_of` by the names of a document's members; cached."""

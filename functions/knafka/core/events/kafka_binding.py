@@ -30,7 +30,8 @@ RecordHeaders: TypeAlias = list[tuple[str, bytes]]
 """Record headers in confluent-kafka's form."""
 
 CONTENT_TYPE: Final = "content-type"
-"""Record header with the event's datacontenttype, or that of structured mode."""
+"""Record header with the event's datacontenttype; in structured mode, with the content type of this
+mode."""
 
 MODE: Final = "knafka-mode"
 """Record header (no attribute of the event). `structured`: the event came as JSON and is delivered
@@ -44,7 +45,7 @@ _matches_passed = re.compile(
 
 
 class Draft(NamedTuple):
-    """A record to be appended; None: it has no key, or no value."""
+    """A record to be appended; a key or value that is None means that the record has none."""
 
     key: bytes | None
     headers: RecordHeaders
@@ -59,7 +60,8 @@ class Envelope(NamedTuple):
     passed: RecordHeaders
     """Headers that are passed on with the event (KN-DP-10, KN-DP-11), unchanged in HTTP."""
     document: bytes | None = None
-    """The record's value if it holds the whole event as JSON (CE-K7)."""
+    """The record's value if it holds the whole event as JSON (CE-K7); None: the record is in binary
+    mode."""
     sent_as_json: bool = False
     """Whether the record's header `MODE` is `structured`."""
 
@@ -106,8 +108,8 @@ Value = TypeVar("Value")
 class BoundedCache(dict[Key, Value], Generic[Key, Value]):
     """Caches `compute(key)` by key, for header names and content types.
 
-    It is bounded, as keys come from outside: keys whose weight (by default their length) is above
-    64 are not kept, and a full cache is emptied.
+    The cache is bounded, as keys come from outside: a key whose weight (by default its length) is
+    above 64 isn't kept, and a full cache is emptied.
     """
 
     def __init__(self, compute: Callable[[Key], Value], weigh: Callable[[Key], int] = len) -> None:
@@ -217,7 +219,7 @@ def read(headers: Iterable[tuple[str, bytes | None]] | None, value: bytes | None
             case Mode.UNREADABLE if len(attributes) == 1:
                 raise UnsupportedContentMode(f"{content_type!r:.80} is not read here, only JSON is")
     elif content_type == "":
-        del attributes["datacontenttype"]
+        del attributes["datacontenttype"]  # an empty header counts as none
     text = "".join(attributes.values())
     if not (
         attributes.get("specversion") in SPEC_VERSIONS
@@ -227,7 +229,7 @@ def read(headers: Iterable[tuple[str, bytes | None]] | None, value: bytes | None
         and is_legal(text)
         and (content_type is None or content_type.isascii())
     ):
-        validate(attributes)
+        validate(attributes)  # raises, and names every broken rule
     return Envelope(attributes, value, passed_headers, None, sent_as_json)
 
 

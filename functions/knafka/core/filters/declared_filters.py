@@ -20,12 +20,12 @@ from knafka.core import cesql
 from knafka.core.documents import Model, problem
 from knafka.core.errors import InvalidExpression
 
-_ATTRIBUTE_NAME = re.compile(r"[a-z][a-z0-9]*").fullmatch
+_match_attribute_name = re.compile(r"[a-z][a-z0-9]*").fullmatch
 
 
 def _check_attribute_name(name: str) -> str:
     """Return the name of a CloudEvents attribute unchanged; raise an error if it is invalid."""
-    if _ATTRIBUTE_NAME(name) is None:
+    if _match_attribute_name(name) is None:
         raise problem(
             f"invalid attribute name: {name!r}: want a-z, then a-z or 0-9 (^[a-z][a-z0-9]*$)"
         )
@@ -116,7 +116,7 @@ def is_dialect(name: object) -> TypeGuard[Dialect]:
 
 def _check_single_dialect(document: object) -> object:
     """Return a filter's JSON object without the dialects that are null; raise an error unless
-    exactly one known dialect remains."""
+    exactly one known dialect remains. Anything but a JSON object is returned unchanged."""
     if not isinstance(document, dict):
         return document
     present = {name: value for name, value in document.items() if value is not None}

@@ -56,20 +56,22 @@ class _EachOf(NamedTuple):
 
 
 _Keys: TypeAlias = _Key | _OneOf | _EachOf
+"""The keys of a filter: one key, or the keys of the filter's parts."""
 
 
 class _IndexChoice(NamedTuple):
     """Keys under which a filter may be indexed, and what that costs."""
 
     entry_count: int
-    """Number of entries that have these keys already."""
+    """Number of entries that the index has under these keys already."""
     has_prefix: bool
     """Whether one of the keys is a prefix, which takes longer to find than an exact value."""
     keys: list[_Key]
 
     @property
     def cost(self) -> tuple[int, bool]:
-        """The cost for comparisons: first the number of entries, then prefixes."""
+        """The value by which choices are compared: the number of entries, and among equal numbers
+        exact values before prefixes."""
         return self.entry_count, self.has_prefix
 
 
@@ -82,7 +84,7 @@ class Selection:
     """Attribute values by which the index finds the filter; None: it is evaluated for each
     event."""
     is_decided_by_key: bool
-    """Whether every event with one of the keys matches."""
+    """Whether every event with one of the keys matches, so that `passes` needn't be called."""
 
 
 def select(
@@ -118,7 +120,7 @@ def _keys_of(spec: Filter) -> tuple[_Keys | None, bool]:
             parts = [_keys_of(condition) for condition in inner]
             keys = tuple(keys for keys, _ in parts if keys is not None)
             if len(keys) < len(parts):
-                return None, False
+                return None, False  # an event may match the part without a key
             return _EachOf(keys), all(decides for _, decides in parts)
         case Suffix() | Not() | CESQL():
             return None, False
@@ -138,6 +140,7 @@ def _keys_of_conjunction(parts: Sequence[Filter]) -> tuple[_Keys | None, bool]:
             keys.append(part_keys)
         if _has_cesql(part):
             break  # keys of later parts could skip the expression's evaluation
+    # A key of one part says nothing about the other parts.
     return (_OneOf(tuple(keys)) if keys else None), decides and len(parts) == 1
 
 
@@ -164,7 +167,7 @@ class _Entry(Generic[T]):
     owner: T
     selection: Selection
     keys: tuple[_Key, ...] = ()
-    """The keys under which the filter is indexed; empty: it has none."""
+    """The keys under which the filter is indexed; empty: it is evaluated for each event."""
 
 
 @dataclass(slots=True)
@@ -172,7 +175,7 @@ class _Bucket(Generic[T]):
     """The entries that are indexed under one key."""
 
     decided: dict[_Entry[T], T] = field(default_factory=dict)
-    """Entries that match every event with this key, with their owners."""
+    """Owners by entry, of the entries that match every event with this key."""
     tried: dict[_Entry[T], None] = field(default_factory=dict)
     """Entries whose filter has to be evaluated."""
     once: dict[_Entry[T], None] = field(default_factory=dict)
@@ -180,6 +183,7 @@ class _Bucket(Generic[T]):
     once."""
 
     def __len__(self) -> int:
+        """Return the number of entries under this key."""
         return len(self.decided) + len(self.tried) + len(self.once)
 
     def add(self, entry: _Entry[T]) -> None:
@@ -233,7 +237,7 @@ class FilterIndex(Generic[T]):
             bucket.add(entry)
 
     def remove(self, owner: T) -> None:
-        """Remove an owner; raises KeyError if it isn't in the index."""
+        """Remove an owner and its filter. Raises KeyError if the owner isn't in the index."""
         entry = self._entries.pop(owner)
         self._others.pop(entry, None)
         for key in entry.keys:
@@ -261,6 +265,7 @@ class FilterIndex(Generic[T]):
                         break
                     if bucket := by_value.get(value[:length]):
                         _match(bucket, attributes, matching, once)
+        # Entries with several keys may be in several buckets, so they are evaluated only now.
         matching += [
             entry.owner
             for entry in once
@@ -284,8 +289,8 @@ class FilterIndex(Generic[T]):
             )
 
     def _cheapest_choice(self, keys: _Keys) -> _IndexChoice:
-        """Return the cheapest choice of keys to index a filter under; `keys` are those that the
-        filter has."""
+        """Return the cheapest choice of keys under which a filter can be indexed. `keys`: all keys
+        of the filter."""
         match keys:
             case _Key(name=name, value=value, is_prefix=is_prefix):
                 bucket = self._buckets(keys).get(name, {}).get(value)
@@ -307,8 +312,9 @@ def _match(
     matching: list[T],
     once: dict[_Entry[T], None],
 ) -> None:
-    """Add to `matching` the owners in a bucket whose filters match an event with these attributes;
-    entries that are in other buckets too are added to `once`, to be evaluated later."""
+    """Add to `matching` the owners in a bucket whose filters match an event with these attributes.
+    The entries in `bucket.once` aren't evaluated but added to `once`, as other buckets have them,
+    too."""
     matching += bucket.decided.values()
     for entry in bucket.tried:
         if entry.selection.passes(attributes):

@@ -52,8 +52,8 @@ def too_long(subject: str) -> str:
 
 
 def characters_of(document: object, enough: int) -> int:
-    """Return the number of characters of all keys and texts in decoded JSON; counting ends once
-    `enough` are reached."""
+    """Return the number of characters of all keys and texts in decoded JSON. Counting ends once
+    `enough` characters were counted: then the result is a part of all."""
     characters, remaining = 0, [document]
     while remaining and characters < enough:
         match remaining.pop():
@@ -69,8 +69,8 @@ def characters_of(document: object, enough: int) -> int:
 
 def _filter_parts(filters: object) -> Iterator[tuple[int, object, bool]]:
     """Yield each part of declared filters: its depth (1 for the outermost), its value (None for a
-    filter), and whether it is a filter. Dialects, names and values are yielded only so that their
-    characters are counted."""
+    filter), and whether it is a filter. The other parts are dialects, names and values, whose
+    characters are to be counted."""
     remaining: list[tuple[int, object]] = [(1, condition) for condition in _as_list(filters)]
     while remaining:
         depth, declared = remaining.pop()
@@ -92,7 +92,7 @@ def _filter_parts(filters: object) -> Iterator[tuple[int, object, bool]]:
 
 def _filters_within(dialect: Dialect, value: object) -> Sequence[object] | None:
     """Return the filters that are nested in a filter of this dialect with this value; None: filters
-    of this dialect contain no others."""
+    of this dialect contain no other filters."""
     match dialect:
         case "all" | "any":
             return _as_list(value)

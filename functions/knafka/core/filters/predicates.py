@@ -48,7 +48,8 @@ def compile_trigger(
 
 def compile_attributes(declared_filter: AttributesFilter) -> Predicate:
     """Compile a filter of the older form: an event passes if it has every declared attribute with
-    the declared value. A declared value that is empty stands for any value (KN-TRG-08)."""
+    the declared value. A declared value that is empty stands for any value but an empty one
+    (KN-TRG-08)."""
     if not declared_filter.attributes:
         return lambda event: True
     return _compile_comparison(
@@ -117,7 +118,7 @@ def _cesql_expressions(spec: Filter, path: str) -> Iterator[tuple[str, str]]:
 def why_not(
     attributes_filter: AttributesFilter, filters: tuple[Filter, ...], event: Attributes
 ) -> tuple[str, ...]:
-    """Return why a Trigger's filter refuses `event`: one sentence for each reason; empty if the
+    """Return the reasons why a Trigger's filter refuses `event`, each as a sentence; empty if the
     event passes. `attributes_filter`, the older form, counts only without `filters`."""
     if filters:
         return tuple(
@@ -133,8 +134,8 @@ def why_not(
 
 
 def _mismatch_reasons(spec: Filter, event: Attributes) -> Iterator[str]:
-    """Yield the reasons why a filter doesn't match an event, none if it does. Each begins with the
-    path within the filter, such as `.exact.type`."""
+    """Yield the reasons why a filter doesn't match an event; nothing if it matches. Each reason
+    begins with its path within the filter, such as `.exact.type`."""
     if compile_filter(spec)(event):
         return
     match spec:
@@ -165,8 +166,9 @@ def _attribute_refusals(
     test: Callable[[str, str], bool],
     event: Attributes,
 ) -> Iterator[str]:
-    """Yield a reason for each declared attribute that the event lacks, or whose value doesn't pass
-    `test` with the declared value. `dialect` is the filter's, such as `exact`."""
+    """Yield a reason for each declared attribute that the event lacks, or for whose value `test`
+    returns False. `test` gets the event's value and the declared one. `dialect`: the filter's, such
+    as `exact`."""
     for name, want in declared_values.items():
         if name not in event or not test(event[name], want):
             yield f".{dialect}.{name}: {_described_value(name, event)}, want {want!r}"

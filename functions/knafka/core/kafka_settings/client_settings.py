@@ -19,11 +19,11 @@ Settings: TypeAlias = Mapping[str, str]
 """Checked settings: values by Kafka's names."""
 
 _Check: TypeAlias = Callable[[str], str]
-"""A function that returns a value in its normal form, or raises ValueError; its text says which
-values are allowed."""
+"""A function that returns a value in its normal form, or raises ValueError; the error's text says
+which values are allowed."""
 
-_INTEGER = re.compile(r"-?[0-9]{1,10}", re.ASCII).fullmatch
-_RACK = re.compile(r"[A-Za-z0-9._/:-]{1,255}", re.ASCII).fullmatch
+_match_integer = re.compile(r"-?[0-9]{1,10}", re.ASCII).fullmatch
+_match_rack = re.compile(r"[A-Za-z0-9._/:-]{1,255}", re.ASCII).fullmatch
 
 
 def _check_of_number(minimum: int, maximum: int) -> _Check:
@@ -32,7 +32,7 @@ def _check_of_number(minimum: int, maximum: int) -> _Check:
 
     def check(text: str) -> str:
         """Return the number without leading zeros. Raises ValueError, which names both limits."""
-        if _INTEGER(text) and minimum <= int(text) <= maximum:
+        if _match_integer(text) and minimum <= int(text) <= maximum:
             return str(int(text))
         raise ValueError(f"a whole number from {minimum} to {maximum}")
 
@@ -52,8 +52,8 @@ def _one_of(*values: str) -> _Check:
 
 
 def _check_rack(text: str) -> str:
-    """Return the name of a rack unchanged. Raises ValueError if it can't be one."""
-    if _RACK(text):
+    """Return the name of a rack unchanged. Raises ValueError if the text can't name a rack."""
+    if _match_rack(text):
         return text
     raise ValueError("the name of a rack or zone, as the brokers' broker.rack has it")
 
@@ -64,7 +64,7 @@ _CONNECTIONS: Final[Mapping[str, _Check]] = {
     "metadata.max.age.ms": _check_of_number(10_000, 3_600_000),
     "socket.keepalive.enable": _one_of("true", "false"),
 }
-"""Settings that may be declared for both kinds of clients."""
+"""Settings that may be declared for consumers and for producers."""
 
 CONSUMER: Final[Mapping[str, _Check]] = {
     "client.rack": _check_rack,
@@ -127,9 +127,9 @@ _LIBRDKAFKA: Final[Mapping[str, str]] = {
 
 
 def check_setting(side: str, name: str, value: str, path: str) -> str:
-    """Check a declared setting; return its value in normal form. `side`: `consumer` or `producer`.
-    `name`: Kafka's name of the setting. `path`: where it is declared, for error messages. Raises
-    `InvalidDocument`."""
+    """Check a declared setting, and return its value in normal form. `side`: `consumer` or
+    `producer`. `name`: Kafka's name of the setting. `path`: where the setting is declared. Raises
+    `InvalidDocument` with this path if the setting or its value isn't allowed."""
     if (reason := REFUSED.get(name)) is not None:
         raise InvalidDocument(path, f"can't be set: {reason}")
     allowed = SIDES[side]

@@ -16,14 +16,14 @@ _NO_TOKEN: Final = "Failed to acquire SASL OAUTHBEARER token"
 without another report."""
 MAX_TEXT: Final = 500
 """Most characters of an error that are kept: a server's text may have any length."""
-_OWN_WORDS: Final = re.compile(
+_match_own_words: Final = re.compile(
     "(?:Expected JSON response|Failed to parse JSON|Failed to decode JWT|Response is not JSON"
     "|Failed to connect|Could ?n[o']t (?:connect|resolve)|Connection timed out|Operation timed out"
     "|Resolving timed out|SSL |OpenSSL |Recv failure|Send failure|Empty reply|Unsupported protocol"
     ")[^{}<>\n]{0,200}"
 ).match
 """Matches an error about a token endpoint in librdkafka's or libcurl's own words."""
-_OAUTH_CODE: Final = re.compile(
+_find_oauth_code: Final = re.compile(
     r'"error"\s*:\s*"(invalid_(?:request|client|grant|scope|target)|unauthorized_client'
     r'|unsupported_grant_type|access_denied|server_error|temporarily_unavailable)"'
 ).search
@@ -36,12 +36,13 @@ def shown_text(text: str) -> str:
     if not text.startswith(_NO_TOKEN):
         return text[:MAX_TEXT]
     endpoint_text = text.removeprefix(_NO_TOKEN).removeprefix(": ")
-    if (own_words := _OWN_WORDS(endpoint_text)) is not None:
+    if (own_words := _match_own_words(endpoint_text)) is not None:
         return f"{_NO_TOKEN}: {own_words[0]}"
-    code = _OAUTH_CODE(endpoint_text)
-    return f"{_NO_TOKEN}: the token endpoint answered with an error: " + (
-        code[1] if code is not None else "see its own log, as its answer isn't shown here"
+    oauth_code = _find_oauth_code(endpoint_text)
+    shown_answer = (
+        "see its own log, as its answer isn't shown here" if oauth_code is None else oauth_code[1]
     )
+    return f"{_NO_TOKEN}: the token endpoint answered with an error: {shown_answer}"
 
 
 class ClientError(Protocol):
@@ -71,13 +72,13 @@ class ConnectionErrors:
     def record(self, error: ClientError) -> None:
         """Record an error, and whether no server accepted the connection; usable as librdkafka's
         error callback."""
-        if error.name() != "_ALL_BROKERS_DOWN":
+        # This error only follows the last broker's own error, so it must not replace that one.
+        is_summary = error.name() == "_ALL_BROKERS_DOWN"
+        if not is_summary:
             self.is_unreachable = error.name() == "_RESOLVE" or (
                 error.name() == "_TRANSPORT" and "Connect to " in error.str()
             )
-        # `_ALL_BROKERS_DOWN` only follows the last broker's error, so it must not replace that
-        # error.
-        if error.name() != "_ALL_BROKERS_DOWN" or not self._name:
+        if not is_summary or not self._name:
             self._name, self._text = error.name(), shown_text(error.str())
 
     def forget(self) -> None:
@@ -92,8 +93,8 @@ class ConnectionErrors:
 
     @property
     def refusal(self) -> str | None:
-        """A clause about the last error if waiting won't fix it; None: it may go away by itself, or
-        there is none."""
+        """A clause about the last error if waiting won't help; None: the error may go away by
+        itself, or there is no error."""
         if self._name == "_AUTHENTICATION":
             return f"authentication failed: {self._text}"
         # A handshake may also be broken off by a broker that is shutting down.
@@ -104,7 +105,7 @@ class ConnectionErrors:
         return None
 
     def __str__(self) -> str:
-        """Return a clause about the last error; empty if there is none."""
+        """Return a clause about the last error; empty if there is no error."""
         if self._name == "_ALL_BROKERS_DOWN":
             return "every connection ends without a reason, as with a wrong security protocol"
         return self.refusal or self._text

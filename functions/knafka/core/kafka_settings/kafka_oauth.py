@@ -43,8 +43,8 @@ MSK_REGION: Final = "knafka.msk.region"
 """Our own setting in librdkafka's configuration, from which `knafka.tokens` removes it: the AWS
 region. Empty: the environment's region."""
 MSK_ROLE_ARN: Final = "knafka.msk.role.arn"
-"""Our own setting, like `MSK_REGION`: the role as which a client logs in. Missing: the role of its
-environment."""
+"""Our own setting, like `MSK_REGION`: the role as which a client logs in. Missing: the client logs
+in with the role of its environment."""
 
 JAVA_ONLY: Final = ("sasl.jaas.config", "sasl.login.callback.handler.class")
 """Keys that upstream passes on to its Java clients."""
@@ -117,8 +117,8 @@ def for_java(secret: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_protocol(secret: Mapping[str, str], protocol: str) -> None:
-    """Raise `InvalidDocument` if the Secret is for AWS and the protocol is unencrypted. A reader of
-    the connection would get AWS's token, which may have more rights than those for Kafka."""
+    """Raise `InvalidDocument` if the Secret is for AWS and the protocol is unencrypted: whoever
+    reads the connection would get AWS's token, which may have more rights than those for Kafka."""
     if _token_provider(secret) is not None and protocol != "SASL_SSL":
         raise InvalidDocument(
             "protocol", f"invalid value: {protocol}: with {TOKEN_PROVIDER} want SASL_SSL"
@@ -157,8 +157,9 @@ def _token_provider(secret: Mapping[str, str]) -> str | None:
 
 
 def _msk_settings(secret: Mapping[str, str]) -> dict[str, str]:
-    """Return librdkafka's mechanism, and our own settings by which AWS's tokens are signed. Raises
-    `InvalidDocument` for an invalid region, or an invalid or missing role."""
+    """Return librdkafka's setting of the mechanism, and our own settings by which AWS's tokens are
+    signed: `MSK_REGION`, and `MSK_ROLE_ARN` if the provider needs a role. Raises `InvalidDocument`
+    for an invalid region, or an invalid or missing role."""
     region = secret.get(REGION, "")
     if region and not _match_region(region):
         raise InvalidDocument(
@@ -176,8 +177,8 @@ def _msk_settings(secret: Mapping[str, str]) -> dict[str, str]:
 
 
 def _token_endpoint(secret: Mapping[str, str]) -> str:
-    """Return the URL of the token endpoint in the Secret. Raises `InvalidDocument` if it is
-    missing, or isn't an HTTP URL without a user."""
+    """Return the URL of the token endpoint in the Secret. Raises `InvalidDocument` if the URL is
+    missing, isn't one of HTTP, or holds credentials."""
     if not (endpoint := secret.get(TOKEN_ENDPOINT)):
         java_key = next((key for key in JAVA_ONLY if secret.get(key)), None)
         java_hint = (

@@ -55,7 +55,7 @@ def for_librdkafka(secret: Mapping[str, str]) -> dict[str, str]:
 
 def with_protocol(values: Mapping[str, str], protocol: str) -> dict[str, str]:
     """Return a Secret's values with a protocol that was declared elsewhere, such as in a
-    KafkaSource. If the Secret has no client certificate, they say that none is used."""
+    KafkaSource. If the Secret has no client certificate, `user.skip` is added, which says so."""
     no_certificate = {} if values.get("user.crt") else {"user.skip": "true"}
     return {**values, **no_certificate, "protocol": protocol}
 
@@ -90,8 +90,9 @@ def for_java(secret: Mapping[str, str]) -> dict[str, str]:
 
 
 def _with_current_keys(secret: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the Secret with the keys that this module reads: those of upstream's older Secrets are
-    renamed, and their protocol is inferred. Raises `InvalidDocument`."""
+    """Return the Secret with the keys that this module reads: the keys of upstream's older Secrets
+    are renamed, and a protocol is inferred for such a Secret. Raises `InvalidDocument` if its
+    `tls.enabled` is no Boolean."""
     values = dict(secret)
     mechanism = secret.get("saslType") or secret.get("sasltype")
     if mechanism and not secret.get("sasl.mechanism"):
@@ -111,7 +112,7 @@ def _with_current_keys(secret: Mapping[str, str]) -> Mapping[str, str]:
 
 def _boolean_value(secret: Mapping[str, str], key: str) -> bool:
     """Return this key's Boolean in the Secret; False if the key is missing or empty. Raises
-    `InvalidDocument` for a value other than true and false, in any case."""
+    `InvalidDocument` for a value other than true and false (in upper or lower case)."""
     value = secret.get(key) or "false"
     if value.lower() not in ("true", "false"):
         raise InvalidDocument(key, f"invalid value: {value:.20}: want true or false")
@@ -121,16 +122,16 @@ def _boolean_value(secret: Mapping[str, str], key: str) -> bool:
 def _protocol(secret: Mapping[str, str]) -> str:
     """Return the security protocol that the Secret names. Raises `InvalidDocument` if it is missing
     or unknown."""
-    return _one_of(PROTOCOLS, "protocol", secret.get("protocol", ""))
+    return _check_one_of(PROTOCOLS, "protocol", secret.get("protocol", ""))
 
 
 def _mechanism(secret: Mapping[str, str]) -> str:
-    """Return the SASL mechanism that the Secret names, by default PLAIN. Raises `InvalidDocument`
-    if it is unknown."""
-    return _one_of(MECHANISMS, "sasl.mechanism", secret.get("sasl.mechanism", "PLAIN"))
+    """Return the SASL mechanism that the Secret names; PLAIN if it names none. Raises
+    `InvalidDocument` for an unknown mechanism."""
+    return _check_one_of(MECHANISMS, "sasl.mechanism", secret.get("sasl.mechanism", "PLAIN"))
 
 
-def _one_of(allowed: Collection[str], key: str, value: str) -> str:
+def _check_one_of(allowed: Collection[str], key: str, value: str) -> str:
     """Return the value of the Secret's key `key` unchanged. Raises `InvalidDocument` if it isn't
     one of `allowed`."""
     if value not in allowed:
@@ -139,8 +140,8 @@ def _one_of(allowed: Collection[str], key: str, value: str) -> str:
 
 
 def _has_certificate(secret: Mapping[str, str]) -> bool:
-    """Whether the client authenticates with the Secret's certificate: the protocol is SSL, and
-    `user.skip` isn't true."""
+    """Whether the client authenticates by the Secret's certificate: the protocol is SSL (not
+    SASL_SSL), and `user.skip` isn't true."""
     return secret.get("protocol") == "SSL" and not _boolean_value(secret, "user.skip")
 
 

@@ -28,27 +28,27 @@ a round may begin with a later event than the first possible one, but no round i
 
 
 class Round(NamedTuple):
-    """A complete set of wanted events that waits for an unwanted one."""
+    """A complete set of wanted events, which fires unless an unwanted event comes in time."""
 
     events: Held
-    """In the order of time."""
+    """The wanted events, in the order of time."""
     until: int
     """Latest time (ms) of an unwanted event that would cancel the round."""
 
     def covers(self, time: int) -> bool:
-        """Whether a time (ms) is within the round's wait."""
+        """Whether a time (ms) is within the round's wait: from its last event to `until`."""
         return self.events[-1].at <= time <= self.until
 
 
 @dataclass(frozen=True, slots=True)
 class AbsenceDecision:
-    """The state of a trigger with an unwanted event, as the events that are known so far decide
-    it."""
+    """The state of a trigger with an unwanted event, according to the events that are known so
+    far."""
 
     rounds: Sequence[Round]
-    """The rounds that wait."""
+    """The rounds that wait, in the order of time."""
     partial: Held
-    """Wanted events of a round that isn't complete."""
+    """Wanted events of a round that isn't complete yet."""
     unwanted: Held
     """Unwanted events that may cancel a round whose own events are still to come."""
     ignored: Held = ()
@@ -101,8 +101,8 @@ def decide(
 def expire(
     condition: TriggerCondition, within: int, held: Held, until: int
 ) -> tuple[Held, tuple[Firing, ...]]:
-    """Return the events still held, and the firings of rounds whose wait is over, once every event
-    before `until` (ms) was read. `within` (ms): how long a round waits."""
+    """Return the events that are still held once every event before `until` (ms) was read, and the
+    firings of the rounds whose wait is over then. `within` (ms): how long a round waits."""
     decision = decide(condition, within, held)
     firings = tuple(Firing(round_.events) for round_ in decision.rounds if round_.until < until)
     remaining = AbsenceDecision(
@@ -115,8 +115,8 @@ def expire(
 
 
 def due_time(condition: TriggerCondition, within: int, held: Held) -> int | None:
-    """Return when (ms since the Unix epoch) the first of the waiting rounds fires, unless it is
-    cancelled; None: no round waits. `within` (ms): how long a round waits."""
+    """Return when (ms since the Unix epoch) the first of the waiting rounds fires if no unwanted
+    event cancels it; None: no round waits. `within` (ms): how long a round waits."""
     return min(
         (round_.until + 1 for round_ in decide(condition, within, held).rounds),
         default=None,
@@ -154,9 +154,9 @@ def _add_wanted(partial: list[HeldEvent], event: HeldEvent, condition: TriggerCo
 
 
 def _add_unwanted(unwanted: list[HeldEvent], event: HeldEvent, within: int) -> None:
-    """Add an unwanted event to `unwanted`. If the last but one is at most `within` ms older than
-    `event`, drop the last one, which lies between them: each round that it would cancel is
-    cancelled by one of these two."""
+    """Add an unwanted event to `unwanted`, which is in the order of time. If the last but one in
+    `unwanted` is at most `within` ms older than `event`, the last one, which lies between these
+    two, is dropped: each round that it would cancel is also cancelled by one of the two."""
     if len(unwanted) >= 2 and event.at - unwanted[-2].at <= within:
         unwanted[-1] = event
     else:

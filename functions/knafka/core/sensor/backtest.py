@@ -1,5 +1,5 @@
-"""Computes what a Sensor would have fired for past events, by the same routing and rules, without
-Kafka."""
+"""Computes the firings that a Sensor would have had for past events, by the same routing and rules
+as the Sensor's function, without Kafka."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from knafka.core.events.event import Attributes
 from knafka.core.filters.predicates import CountError
 from knafka.core.sensor import rules
 from knafka.core.sensor.contract import Conditions
-from knafka.core.sensor.duplicates import Seen
+from knafka.core.sensor.duplicates import SeenEvents
 from knafka.core.sensor.held import Firing, Held, HeldEvent
 from knafka.core.sensor.records import identity_of, trigger_of
 from knafka.core.sensor.routing import Router
@@ -38,8 +38,8 @@ class Fired(NamedTuple):
 
 
 class Backtest:
-    """Applies past events to a Sensor's triggers in the order of time; `held` has the events that
-    the triggers hold afterwards."""
+    """Applies past events to a Sensor's triggers in the order of time, and keeps the events that
+    the triggers hold (`held`)."""
 
     def __init__(self, sensor: Conditions, count_error: CountError) -> None:
         """Compile the Sensor's conditions; `count_error` is called for each correlation or filter
@@ -49,7 +49,7 @@ class Backtest:
         self._held: dict[str, Held] = {}
         """The events that triggers hold, by trigger and correlation key (`records.key_of`); only
         keys that hold any."""
-        self._seen = Seen(sensor.dedupe_millis)
+        self._seen = SeenEvents(sensor.dedupe_millis)
         self._timers = Timers()
         """When time alone changes the events that are held at a key."""
         self._offset = 0
@@ -83,16 +83,17 @@ class Backtest:
                     yield Fired(route.key, event.at, firing)
 
     def advance_to(self, time: int) -> Iterator[Fired]:
-        """Yield the firings whose wait for an unwanted event is over once no event before `time`
-        (ms) is still to come, and drop held events that can't be part of a firing any more."""
+        """Go on to the time `time` (ms), before which no further event comes. Yield the firings
+        whose wait for an unwanted event is over then, and drop held events that can't be part of a
+        firing any more. This is a generator: it does its work while it is iterated."""
         for key in self._timers.take_due(time):
             rule = self._rules[trigger_of(key)]
             step = rules.expire(rule, self._held[key], time)
             self._hold(key, step.held)
             for firing in step.firings:
                 assert rule.within is not None
-                waited = max(event.at for event in firing.events) + rule.within
-                yield Fired(key, waited, firing)
+                end_of_wait = max(event.at for event in firing.events) + rule.within
+                yield Fired(key, end_of_wait, firing)
 
     def _hold(self, key: str, held_now: Held) -> None:
         """Replace the events that are held at a key by `held_now`, and set the key's timer."""

@@ -86,7 +86,7 @@ class TriggerCondition:
 
     @property
     def names(self) -> frozenset[str]:
-        """The names of all dependencies in the condition, wanted and unwanted."""
+        """The names of all dependencies in the condition, wanted or not."""
         return self.unwanted | self.wanted.keys()
 
     def holds(self, counts: Mapping[str, int]) -> bool:
@@ -109,7 +109,7 @@ def parse(text: str) -> TriggerCondition:
         raise InvalidExpression(
             f"a condition has {MAX_CONDITION_LENGTH} characters at most", MAX_CONDITION_LENGTH
         )
-    tree = _ConditionParser(list(_tokens(text))).condition()
+    tree = _ConditionParser(list(_tokens(text))).parse_condition()
     parts = tree.parts if isinstance(tree, AllOf) else (tree,)
     unwanted = [part.name for part in parts if isinstance(part, Unwanted)]
     wanted = [part for part in parts if not isinstance(part, Unwanted)]
@@ -126,8 +126,8 @@ def parse(text: str) -> TriggerCondition:
 
 
 def _condition_of_node(tree: Node, unwanted: Sequence[str]) -> TriggerCondition:
-    """Return the condition with this tree, which has only wanted events, and these unwanted
-    dependencies."""
+    """Return the condition with these unwanted dependencies, and with this tree of its wanted
+    part."""
     wanted_counts: dict[str, int] = {}
     for node in _walk_nodes(tree):
         if isinstance(node, Wanted):
@@ -136,7 +136,7 @@ def _condition_of_node(tree: Node, unwanted: Sequence[str]) -> TriggerCondition:
 
 
 def _join_parts(kind: type[AllOf | AnyOf], parts: Sequence[Node]) -> Node:
-    """Return a node of this kind with these parts; a single part is returned as it is."""
+    """Return a node of the class `kind` with these parts; a single part is returned as it is."""
     return parts[0] if len(parts) == 1 else kind(tuple(parts))
 
 
@@ -188,7 +188,7 @@ _END: Final = ""
 
 def _tokens(text: str) -> Iterator[_Token]:
     """Yield the tokens of a condition, the last one with the text `_END`. Raises
-    `InvalidExpression`."""
+    `InvalidExpression` for a character that begins no token."""
     position = 0
     while text[position:].strip():
         match = _TOKEN.match(text, position)
@@ -215,7 +215,7 @@ class _ConditionParser:
         self._depth = 0
         """Number of parentheses that are open."""
 
-    def condition(self) -> Node:
+    def parse_condition(self) -> Node:
         """Parse a whole condition up to its end."""
         tree = self._parse_alternatives()
         if self._token.text != _END:
@@ -273,7 +273,7 @@ class _ConditionParser:
         count = int(token.text)
         if not 1 <= count <= MAX_COUNT:
             raise InvalidExpression(f"want 1 to {MAX_COUNT} events, not {count}", token.position)
-        self._next_index += 2
+        self._next_index += 2  # the number, and `of`
         return Wanted(self._parse_name(), count)
 
     def _parse_name(self) -> str:
@@ -305,8 +305,9 @@ class _ConditionParser:
 
 
 def _flatten(kind: type[AllOf | AnyOf], parts: Sequence[Node]) -> Sequence[Node]:
-    """Return the parts, with nested parts of the same kind merged: `a && (b && c)` is `a && b &&
-    c`. One level is enough, as the parts of a nested part were flattened when it was parsed."""
+    """Return the parts of a node of the class `kind`; a part of this class is replaced by its own
+    parts, as `a && (b && c)` is `a && b && c`. One level is enough, as the parts of a nested part
+    were flattened when that part was parsed."""
     return [
         inner for part in parts for inner in (part.parts if isinstance(part, kind) else (part,))
     ]

@@ -59,7 +59,7 @@ class Dependency(Model):
 
 
 class ByTime(Model):
-    """Times at which held events stop counting (BUS-S5)."""
+    """A schedule of times at which held events stop counting (BUS-S5)."""
 
     cron: str
     """A cron expression of five fields."""
@@ -103,11 +103,13 @@ class SensorTrigger(Model):
     all actions of one partition are delivered one after another. `unordered`: no action waits for
     another."""
     at_least_once: bool = True
-    """False: its action may be lost, and is never attempted twice (BUS-5, BUS-S7)."""
+    """Whether its action is delivered at least once. False: the action may be lost, and is never
+    attempted twice (BUS-5, BUS-S7)."""
 
     def rule(self, dependencies: Iterable[str]) -> Rule:
-        """Return the trigger's compiled rule. `dependencies`: names of all dependencies of the
-        Sensor (see `condition`). Raises `InvalidExpression`."""
+        """Return the trigger's compiled rule. `dependencies`: the names of all dependencies of the
+        Sensor, which `condition` needs. Raises `InvalidExpression` if the condition doesn't
+        parse."""
         return Rule(
             self.name,
             self.condition(dependencies),
@@ -119,8 +121,8 @@ class SensorTrigger(Model):
         )
 
     def condition(self, dependencies: Iterable[str]) -> TriggerCondition:
-        """Return the parsed condition. If the trigger declares none, its condition wants an event
-        of each of the `dependencies`. Raises `InvalidExpression`."""
+        """Return the parsed condition. If the trigger declares no condition, an event of each of
+        the `dependencies` is wanted. Raises `InvalidExpression` if the condition doesn't parse."""
         if not self.conditions.strip():
             return conditions.all_of(list(dependencies))
         return conditions.parse(self.conditions)
@@ -223,7 +225,7 @@ class SensorContract(Conditions):
 
     @cached_property
     def triggers_in_order(self) -> frozenset[str]:
-        """Names of the triggers with the order `key`: even their actions without a key are
+        """Names of the triggers with the order `key`: also their actions without a key are
         delivered one after another."""
         return frozenset(trigger.name for trigger in self.triggers if trigger.order == "key")
 

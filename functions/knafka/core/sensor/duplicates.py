@@ -1,7 +1,8 @@
 """Recognises duplicates: events of the same source and id within a declared time count once.
 
-A Sensor's function keeps a mark for each event that a trigger has taken, until that time is over.
-It keeps marks as it keeps held events: in its changelog, each under its own key (`key_of`). Pure.
+A Sensor's function keeps a mark for each event that a trigger has taken, until the declared time is
+over. It keeps marks in the same way as held events: in its changelog, each under its own key
+(`key_of`). Pure.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from knafka.core.sensor.rules import Rule
 MARK_PREFIX: Final = "@"
 """Begins the key of each mark; no name of a trigger or dependency contains it."""
 MARK_DEPENDENCY: Final = MARK_PREFIX
-"""The dependency for which marks are held."""
+"""Stands for a dependency in marks, which are held like events of this dependency."""
 
 
 def rule_of(trigger: str, dedupe: int) -> Rule:
@@ -45,19 +46,20 @@ def mark_of(event: HeldEvent) -> HeldEvent:
     return event._replace(dependency=MARK_DEPENDENCY, document=b"", trace=b"")
 
 
-class Seen:
+class SeenEvents:
     """Keeps the marks of triggers' events in memory, for events that come in the order of time, as
     in a backtest."""
 
     def __init__(self, dedupe: int | None) -> None:
-        """`dedupe` in milliseconds; None: every event counts."""
+        """`dedupe`: milliseconds in which the same event counts only once; None: every event
+        counts."""
         self._dedupe = dedupe
         self._taken: OrderedDict[tuple[str, str, str], int] = OrderedDict()
         """Time (ms) of each marked event by key, dependency and identity, the oldest first."""
 
     def mark_if_new(self, key: str, dependency: str, identity: str, time: int) -> bool:
-        """Mark an event if it is new. Return True if it is new and so counts, False if it is a
-        duplicate.
+        """Mark an event if it is new. Return True if the event is new and so counts, False if it is
+        a duplicate.
 
         `key`: the trigger and its correlation key (`records.key_of`). `dependency`: the one for
         which the event counts. `identity`: the event's source and id. `time` (ms): when the event

@@ -40,8 +40,8 @@ class TooLarge(Exception):
 
 
 def failure_of(error: Exception) -> tuple[Reason, str]:
-    """Return the reason and the text of the dead letter for this error. Every error other than
-    `TooLarge` and `InvalidEvent` is a bug of Knafka, and gives `INTERNAL_ERROR`."""
+    """Return the reason and the text of a dead letter for this error. Every error other than
+    `TooLarge` and `InvalidEvent` is a bug of Knafka, so its reason is `INTERNAL_ERROR`."""
     if isinstance(error, TooLarge):
         return Reason.TOO_LARGE, str(error)
     if isinstance(error, InvalidEvent):
@@ -59,7 +59,7 @@ def of_record(
 ) -> Draft:
     """Return the dead letter of the record `draft` at `place` (topic, partition, offset).
     `failure`: the reason, and a text that explains it. `trigger`: the only trigger for which the
-    record failed; None: it failed for all. `now`: seconds since the Unix epoch."""
+    record failed; None: the record failed for all triggers. `now`: seconds since the Unix epoch."""
     headers, value = draft.headers, draft.value
     reason, failure_text = failure
     extensions = () if trigger is None else ((records.TRIGGER, trigger),)

@@ -34,12 +34,12 @@ BEFORE_ALL: Final = Place(-(2**63))
 
 
 class Routed(NamedTuple):
-    """Up to which time a partition of the bus was routed."""
+    """Up to which time the events of a partition of the bus were routed to triggers."""
 
     until: int | None = None
     """Time (ms) before which all events were routed; None: not known."""
     by_sender: bool = False
-    """Whether the bus's times are its senders', and not Kafka's."""
+    """Whether the times of the bus's events are their senders', and not Kafka's."""
 
 
 class Taken(NamedTuple):
@@ -95,8 +95,8 @@ class InOrder(Generic[T]):
         self._read_place = max(self._read_place, min(Place(until), place))
 
     def take_if_next(self, offset: int, place: Place, until: int) -> bool:
-        """Take a record that was just read, if it is next in order. Return True if it was taken,
-        False if the caller has to `add` it. The arguments are those of `add`."""
+        """Take a record that was just read, if it is next in order. Return True if the record was
+        taken, False if the caller has to `add` it. The arguments are those of `add`."""
         if self._waiting or place < self._last or offset < self._taken_below:
             return False
         if until > place.at:  # the record itself says that nothing before it is missing
@@ -123,7 +123,8 @@ class InOrder(Generic[T]):
         lateness in ms (0: in order).
 
         While more than `max_waiting` records or `max_waiting_bytes` bytes wait, the earliest record
-        is also yielded, although an earlier event may still be read.
+        is also yielded, although an earlier event may still be read. By default these two numbers
+        are unlimited.
         """
         waiting = self._waiting
         while waiting and limit > 0:
@@ -135,6 +136,7 @@ class InOrder(Generic[T]):
             del self._offsets[offset]
             self.bytes -= size
             late = 0
+            # A record whose event can't be read is added at `BEFORE_ALL`, and is never late.
             if BEFORE_ALL < place < self._last:
                 late = max(1, self._last.at - place.at)  # not 0, even within one millisecond
             self._last = max(self._last, place)
@@ -160,6 +162,6 @@ class InOrder(Generic[T]):
         return next(iter(self._offsets), next_offset)
 
     def taken(self, next_offset: int) -> Taken | None:
-        """Return the `Taken` to commit with the offset `position(next_offset)`; None if no record
-        waits."""
+        """Return which records after the offset `position(next_offset)` were taken already, to be
+        committed with this offset. None: no record waits, so there are none."""
         return Taken(next_offset, self._last) if self._waiting else None

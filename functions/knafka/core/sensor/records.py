@@ -51,8 +51,8 @@ class TriggerTopicRecord(NamedTuple):
     generation: int
     """Generation of the Sensor in the process that wrote the record."""
     until: int = NEVER
-    """A time (ms): every earlier event of the bus that goes to this partition comes before this
-    record, except events that are written in the same transaction. `NEVER`: nothing is known."""
+    """A time (ms): in this partition, every event with an earlier time comes before this record,
+    except events that are written in the same transaction. `NEVER`: nothing is known."""
 
 
 def key_of(trigger: str, correlation: str | None) -> str:
@@ -84,9 +84,9 @@ def source_of(namespace: str, sensor: str) -> str:
 
 
 def headers_of(event: HeldEvent, generation: int, until: int | None = None) -> RecordHeaders:
-    """Return the headers of an event's record. `until`: `TriggerTopicRecord.until` of a record of
-    the trigger topic; None: the record is one of the changelog. `generation`: that of the Sensor in
-    this process."""
+    """Return the headers of an event's record. `generation`: the Sensor's generation in this
+    process. `until`: `TriggerTopicRecord.until`, for a record of the trigger topic; None: the
+    record is for the changelog."""
     origin = b"%d.%d" % event.origin
     headers: RecordHeaders = [
         (_DEPENDENCY, event.dependency.encode()),
@@ -101,8 +101,8 @@ def headers_of(event: HeldEvent, generation: int, until: int | None = None) -> R
 def read_trigger(
     key: bytes | None, value: bytes | None, headers: RecordHeaders | None, offset: int
 ) -> TriggerTopicRecord:
-    """Decode a record of the trigger topic, which is at `offset`. Raises `InvalidEvent` if it isn't
-    such a record."""
+    """Decode the record at `offset` of the trigger topic. Raises `InvalidEvent` if it is no record
+    that a Sensor writes there."""
     try:
         header_values: Mapping[str, bytes] = dict(headers or ())
         if key is None or value is None:
@@ -123,9 +123,9 @@ def read_trigger(
 
 
 def _parse_origin(raw: bytes | None) -> tuple[tuple[int, int], int]:
-    """Parse the header `_ORIGIN`: return an event's partition and offset on the bus, and `until`.
-    Without the header, as in records of an earlier version, return (-1, -1) and `NEVER`. Raises
-    ValueError."""
+    """Parse the header `_ORIGIN`: return an event's partition and offset on the bus, and
+    `TriggerTopicRecord.until`. Without the header, as in records of an earlier version, return
+    (-1, -1) and `NEVER`. Raises ValueError for any other text."""
     if raw is None:
         return (-1, -1), NEVER
     partition, offset, *until = (int(number) for number in raw.split(b".")[:3])
@@ -139,8 +139,8 @@ def changelog_key(key: str, offset: int) -> bytes:
 
 
 def read_changelog(key: bytes | None) -> tuple[str, int]:
-    """Decode a changelog record's key: return its event's key and offset in the trigger topic.
-    Raises `InvalidEvent` if it isn't such a key."""
+    """Decode a changelog record's key: return the key and the offset that its event's record has in
+    the trigger topic. Raises `InvalidEvent` if it isn't a key as `changelog_key` makes it."""
     offset, _, trigger_topic_key = (key or b"").partition(b"/")
     try:
         return trigger_topic_key.decode(), int(offset)
@@ -191,9 +191,9 @@ BY_SENDER_KEY: Final = "@bysender"
 def commit_metadata(offsets: Mapping[str, int], due: int | None, taken: Taken | None = None) -> str:
     """Encode the metadata of a commit of the trigger topic.
 
-    `offsets`: the first offset that each trigger still needs, by its name (BUS-16). `due`: when (ms
-    since the Unix epoch) timers must be checked again; None: never. `taken`: the records after the
-    committed offset that were taken already; None: none were.
+    `offsets`: the first offset that each trigger still needs, by the trigger's name (BUS-16).
+    `due`: when (ms since the Unix epoch) timers must be checked again; None: never. `taken`: which
+    records after the committed offset were taken already; None: no records were.
 
     If the text would be longer than `MAX_METADATA` allows, the offsets are left out.
     """
@@ -207,8 +207,8 @@ def commit_metadata(offsets: Mapping[str, int], due: int | None, taken: Taken | 
 
 
 def parse_taken(metadata: str) -> Taken | None:
-    """Decode which records after the committed offset were already taken. None: none were, or the
-    metadata aren't ours (BUS-S8)."""
+    """Decode from a commit's metadata which records after the committed offset were taken already.
+    None: no records were, or the metadata aren't ours (BUS-S8)."""
     try:
         read_offset, *last = map(int, json.loads(metadata)[TAKEN_KEY])
         return Taken(read_offset, Place(*last))
@@ -218,7 +218,7 @@ def parse_taken(metadata: str) -> Taken | None:
 
 def bus_metadata(routed: Routed) -> str:
     """Encode the metadata of a commit of the bus, the topic whose events a Sensor reads: up to
-    which time its events were routed to triggers. Empty if nothing is known."""
+    which time the bus's events were routed to triggers. Empty if nothing is known."""
     own_values: dict[str, Any] = {} if routed.until is None else {UNTIL: routed.until}
     if routed.by_sender:
         own_values[BY_SENDER_KEY] = True

@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from cronsim import CronSim, CronSimError
 
 from knafka.core.errors import InvalidDocument
-from knafka.core.times import moment
+from knafka.core.times import utc_datetime
 
 _SECOND = timedelta(seconds=1)
 _CLOCK_CHANGE = timedelta(hours=3)
@@ -21,8 +21,8 @@ _QUESTION_MARK = re.compile(r"(?<![^\s,])\?(?![^\s,/])")
 
 
 class Reset:
-    """Resets at the times of a cron expression of five fields in a time zone. Times are
-    milliseconds since the Unix epoch."""
+    """The times of a cron expression of five fields, in a time zone, at which held events stop
+    counting. All times are milliseconds since the Unix epoch."""
 
     def __init__(self, cron: str, timezone: str = "UTC") -> None:
         """Parse the cron expression, and look the time zone up by its name, such as Europe/Berlin.
@@ -44,8 +44,8 @@ class Reset:
             raise InvalidDocument(
                 "cron", f"invalid cron expression {cron!r:.80}: {str(error).lower()}"
             ) from None
-        # Cache of the last result: events are mostly in order, so the next result is mostly the
-        # same.
+        # The result of the last search is kept: events are mostly in order, so the next call mostly
+        # has the same result.
         self._last: int | None = None
         """The last reset at or before `_from`; None: there was none."""
         self._next: int | None = None
@@ -64,6 +64,7 @@ class Reset:
 
     def next(self, time: int) -> int | None:
         """Return the first reset at or after this time (both in ms); None: there is none."""
+        # `last` also sets `_next`, the first reset strictly after this time.
         return time if self.last(time) == time else self._next
 
     def _search_backwards(self, time: int) -> int | None:
@@ -100,4 +101,4 @@ class Reset:
 
 def _whole_second(time: int) -> datetime:
     """Return the start of the second that contains this time (ms since the Unix epoch), in UTC."""
-    return moment(time // 1000)
+    return utc_datetime(time // 1000)

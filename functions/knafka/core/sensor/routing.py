@@ -13,7 +13,7 @@ from knafka.core.sensor.contract import Conditions, SensorTrigger
 from knafka.core.sensor.records import key_of
 
 MAX_CORRELATION: Final = 1024
-"""Most characters of a correlation key: it is part of record keys, and held in memory."""
+"""Most characters of a correlation key, which is part of record keys and held in memory."""
 
 Correlate: TypeAlias = Callable[[Attributes], str | None]
 """Returns the correlation key of an event; None: the event doesn't count."""
@@ -37,7 +37,7 @@ class _DependentTrigger:
     trigger: str
     """The trigger's name."""
     correlate: Correlate | None
-    """Returns an event's correlation key; None: the trigger has no correlation."""
+    """The trigger's compiled correlation; None: it has no correlation."""
     is_simple: bool
     """`TriggerCondition.is_simple` of its condition."""
 
@@ -93,15 +93,15 @@ class Router:
 
 
 def _compile_correlation(trigger: SensorTrigger, count_error: CountError) -> Correlate | None:
-    """Compile the correlation of a trigger; None: it has none. `count_error` is called for each
-    evaluation that ends with an error."""
+    """Compile the correlation of a trigger; None: the trigger has no correlation. `count_error` is
+    called for each evaluation that ends with an error."""
     if trigger.correlation is None:
         return None
     expression = cesql.compile_expression(trigger.correlation)
 
     def correlate(attributes: Attributes) -> str | None:
-        """Return the event's correlation key. None: it is empty or too long, or its evaluation
-        fails, which is counted."""
+        """Return the event's correlation key. None: the key is empty or too long, or the evaluation
+        fails; a failure is counted by `count_error`."""
         value, errors = expression.evaluate(attributes)
         if errors:
             count_error(errors[0].kind)

@@ -51,10 +51,11 @@ class RuleStep(NamedTuple):
 
 
 def step(rule: Rule, held: Held, event: HeldEvent) -> RuleStep:
-    """Return the events held and the firing, if any, once `event` has come while `held` were held.
+    """Return the events that are held, and the firing if there is one, after `event` has come while
+    `held` were held.
 
     Of each dependency the latest events count, by their time (BUS-S3); events that fire are held no
-    more (BUS-S4). A held event of the same dependency, source and id is replaced.
+    more (BUS-S4). A held event of the same dependency, source and id is replaced by `event`.
     """
     events = _counting_events(rule, [*_without_duplicate(rule, held, event), event])
     if rule.condition.unwanted:  # only time lets it fire (`expire`)
@@ -71,17 +72,17 @@ def step(rule: Rule, held: Held, event: HeldEvent) -> RuleStep:
 
 def apply_edited(rule: Rule, held: Held) -> RuleStep:
     """Apply an edited rule to events that are held by the rule's earlier version: they fire if they
-    fulfil the edited rule. If the rule has unwanted events, nothing changes, as their absence is
-    decided by time (`expire`)."""
+    fulfil the edited rule. If the edited rule has unwanted events, nothing changes here, as
+    `expire` decides about their absence."""
     if rule.condition.unwanted or not held:
         return RuleStep(held)
     return step(rule, held, held[-1])  # the last event replaces itself
 
 
 def expire(rule: Rule, held: Held, until: int) -> RuleStep:
-    """Return the events held and the firings once every event before `until` (ms) has come. Rounds
-    whose wait for an unwanted event is over fire, and events that can no longer be part of a firing
-    are dropped."""
+    """Return the events that are held, and the firings, after every event before `until` (ms) has
+    come. Rounds whose wait for an unwanted event is over fire, and events that can no longer be
+    part of a firing are dropped."""
     if not held:
         return RuleStep(held)
     if rule.condition.unwanted:
@@ -104,7 +105,7 @@ def expire(rule: Rule, held: Held, until: int) -> RuleStep:
 
 def due_time(rule: Rule, held: Held) -> int | None:
     """Return when (ms since the Unix epoch) the held events fire if no further event comes. None:
-    they don't fire by themselves; only those of a condition with an unwanted event do."""
+    they don't fire by themselves. (Without an unwanted event in the condition they never do.)"""
     if not rule.condition.unwanted or not held:
         return None
     assert rule.within is not None
@@ -113,7 +114,8 @@ def due_time(rule: Rule, held: Held) -> int | None:
 
 def expiry_time(rule: Rule, held: Held) -> int | None:
     """Return the first time (ms since the Unix epoch) at which `expire` would change the held
-    events: a wait for absence, `within` or a reset is over. None: never."""
+    events: when a wait for an unwanted event ends, when `within` ends, or at a reset. None: it
+    never would."""
     if not held:
         return None
     if rule.condition.unwanted:
@@ -128,9 +130,9 @@ def expiry_time(rule: Rule, held: Held) -> int | None:
 
 
 def _without_duplicate(rule: Rule, held: Held, event: HeldEvent) -> list[HeldEvent]:
-    """Return the held events without those that are the same event as `event`. In a backlog, a held
-    event stays if its round's wait ended before `event` but hasn't fired yet, as it belongs to that
-    firing."""
+    """Return the held events without those that are the same event as `event`. Exception: in a
+    backlog, the wait of a round may have ended before the time of `event` although the round hasn't
+    fired yet; the events of such a round stay, as they belong to its firing."""
     same = [held_event for held_event in held if held_event.is_same_as(event)]
     if same and rule.condition.unwanted:
         about_to_fire = _events_of_ended_rounds(rule, held, event.at)
@@ -147,9 +149,9 @@ def _events_of_ended_rounds(rule: Rule, events: Iterable[HeldEvent], time: int) 
 
 
 def _counting_events(rule: Rule, events: Sequence[HeldEvent]) -> Sequence[HeldEvent]:
-    """Return the events that count: those after the last reset that came no later than the newest
-    event (BUS-S5). In a backlog, also those of rounds whose wait ended before that reset but which
-    haven't fired yet. `events` isn't empty."""
+    """Return the events that count: those after the last reset, as of the time of the newest event
+    (BUS-S5). In a backlog, rounds whose wait ended before that reset may not have fired yet: their
+    events count, too. `events` isn't empty."""
     if not rule.resets:
         return events
     since = _last_reset(rule, max(event.at for event in events))
@@ -163,7 +165,8 @@ def _counting_events(rule: Rule, events: Sequence[HeldEvent]) -> Sequence[HeldEv
 
 
 def _last_reset(rule: Rule, until: int) -> int | None:
-    """Return the last reset at or before this time (ms); None: there is none."""
+    """Return the time (ms) of the rule's last reset at or before the time `until` (ms); None: there
+    was no reset."""
     resets = [last for reset in rule.resets if (last := reset.last(until)) is not None]
     return max(resets, default=None)
 
@@ -183,9 +186,9 @@ def _latest_needed_events(
     """Return the latest events of each dependency, at most as many as the condition wants, all in
     the order of time."""
     missing_counts = Counter(condition.wanted)
-    latest = []
+    latest_events = []
     for event in reversed(sort_by_time(events)):
         if missing_counts[event.dependency] > 0:
             missing_counts[event.dependency] -= 1
-            latest.append(event)
-    return sort_by_time(latest)
+            latest_events.append(event)
+    return sort_by_time(latest_events)

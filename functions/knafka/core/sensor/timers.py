@@ -8,7 +8,8 @@ from heapq import heapify, heappop, heappush
 
 
 class Timers:
-    """Holds one time (ms since the Unix epoch) for each key (`records.key_of`)."""
+    """Keeps for each key (`records.key_of`) the time (ms since the Unix epoch) at which the events
+    that are held there must be checked."""
 
     def __init__(self) -> None:
         self._times: dict[str, int] = {}
@@ -18,34 +19,34 @@ class Timers:
         differ from `_times`."""
 
     def set(self, key: str, due_time: int | None) -> None:
-        """Set the time of this key (ms since the Unix epoch); None removes it."""
+        """Set the time of this key (ms since the Unix epoch); None removes the key's time."""
         if due_time is None:
             self._times.pop(key, None)
         elif self._times.get(key) != due_time:
             self._times[key] = due_time
             heappush(self._heap, (due_time, key))
-        if len(self._heap) > 2 * len(self._times) + 100:  # most of its times were replaced
+        if len(self._heap) > 2 * len(self._times) + 100:  # most times in the heap were replaced
             self._heap = [(time, key) for key, time in self._times.items()]
             heapify(self._heap)
 
     def time_of(self, key: str) -> int | None:
-        """Return the time of this key; None if it has none."""
+        """Return the time of this key (ms since the Unix epoch); None: it has no time."""
         return self._times.get(key)
 
     @property
     def first(self) -> int | None:
-        """The earliest time (ms) of all keys; None if there is none."""
+        """The earliest time (ms since the Unix epoch) of all keys; None: no key has a time."""
         while self._heap:
             due_time, key = self._heap[0]
             if self._times.get(key) == due_time:
                 return due_time
-            heappop(self._heap)
+            heappop(self._heap)  # the key's time was replaced or removed
         return None
 
     def take_due(self, time: int) -> Iterator[str]:
         """Yield the keys whose times are at or before `time` (ms), the earliest first, and remove
         their times."""
         while (first := self.first) is not None and first <= time:
-            _, key = heappop(self._heap)
+            _, key = heappop(self._heap)  # `first` has left a valid time at the top
             del self._times[key]
             yield key

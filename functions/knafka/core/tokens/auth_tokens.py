@@ -32,7 +32,7 @@ _TO_STANDARD_BASE64: Final = bytes.maketrans(b"-_", b"+/")
 
 
 class InvalidToken(KnafkaError):
-    """Raised for a token that is invalid; the message says why without any text of the token."""
+    """Raised for an invalid token. The message says why, and holds no text of the token."""
 
 
 class SplitToken(NamedTuple):
@@ -46,23 +46,23 @@ class SplitToken(NamedTuple):
     """The text that is signed: header and claims as the token has them."""
     signature: bytes
     claims: bytes
-    """JSON."""
+    """The claims as JSON (`check_claims`)."""
 
 
 class VerifiedToken(NamedTuple):
-    """Subject and times of a verified token."""
+    """Subject and times of a token whose claims are right (`check_claims`)."""
 
     subject: str
     """Subject of the token, such as `system:serviceaccount:NAMESPACE:NAME`."""
     until: float
     """When the token expires, in seconds since the Unix epoch, `LEEWAY` included."""
     issued: float = 0.0
-    """When the token was issued, in seconds since the Unix epoch; 0: it doesn't say."""
+    """When the token was issued, in seconds since the Unix epoch; 0: the token doesn't say."""
 
 
 class _Head(msgspec.Struct):
-    """The header of a JWT (RFC 7515, 4.1); of optional members, it counts only whether they are
-    there."""
+    """The header of a JWT (RFC 7515, 4.1). Of the optional members only their presence counts, not
+    their value."""
 
     alg: str
     kid: str
@@ -96,7 +96,7 @@ _CLAIMS: Final = msgspec.json.Decoder(_Claims)
 
 def split(token: bytes) -> SplitToken:
     """Split a token of at most `MAX_TOKEN_BYTES` into its parts, without verifying it. Raises
-    `InvalidToken`."""
+    `InvalidToken` if it is no JWT, or if its header isn't acceptable."""
     parts = token.split(b".")
     if len(parts) != 3:
         raise InvalidToken("it is no signed JWT")
@@ -118,8 +118,8 @@ def split(token: bytes) -> SplitToken:
 
 def check_claims(claims: bytes, issuer: str, audience: str, now: float) -> VerifiedToken:
     """Return the subject and times that a token's `claims` (JSON) state; believe them only if the
-    signature is valid, too. Raises `InvalidToken` if the token isn't of this issuer and for this
-    audience, or isn't valid at `now` (seconds since the Unix epoch)."""
+    signature is valid, too. Raises `InvalidToken` if the token is of another issuer, for another
+    audience, or not valid at `now` (seconds since the Unix epoch)."""
     try:
         claim_set = _CLAIMS.decode(claims)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
@@ -139,7 +139,7 @@ def check_claims(claims: bytes, issuer: str, audience: str, now: float) -> Verif
 
 
 def _decode_base64url(part: bytes) -> bytes:
-    """Decode base64url without padding (RFC 7515, 2). Raises `InvalidToken`."""
+    """Decode base64url without padding (RFC 7515, 2). Raises `InvalidToken` for any other text."""
     if not part or b"+" in part or b"/" in part or b"=" in part:
         raise InvalidToken("it is not base64url")
     try:

@@ -14,8 +14,9 @@ _AUTHORIZATION: Final = b"authorization"
 
 
 def bearer_token(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
-    """Return the token after `Authorization: Bearer`. None: there is no such header, or there are
-    several `Authorization` headers, and it is unclear which one is the sender's."""
+    """Return the token in the header `Authorization: Bearer TOKEN`. None: there is no such header,
+    or there are several `Authorization` headers, so that it is unclear which one is the
+    sender's."""
     credentials: bytes | None = None
     for name, value in headers:
         if len(name) == len(_AUTHORIZATION) and name.lower() == _AUTHORIZATION:

@@ -42,7 +42,7 @@ REFUSED: Final = "only this function's operator is answered here: want its token
 NO_SCRAPER: Final = "metrics want one of the installation's tokens (KNAFKA_METRICS_TOKENS)"
 """Text of the 401 for requests for metrics without a token."""
 
-_TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/=-]{16,200}").fullmatch
+_match_token: Final = re.compile(r"[A-Za-z0-9._~+/=-]{16,200}").fullmatch
 _match_verifier: Final = re.compile(r"[0-9a-f]{64}").fullmatch
 _PURPOSE: Final = b"knafka caller token\n"
 """Precedes the URL from which a token is made, so that the key's other uses never make a token."""
@@ -67,18 +67,19 @@ def verifiers_of(tokens: Iterable[str]) -> str:
 
 
 def parse_metrics_tokens(text: str) -> tuple[str, ...]:
-    """Parse the comma-separated tokens for metrics; none for an empty text. Raises
-    `InvalidDocument`, whose text shows no token."""
+    """Parse the comma-separated tokens for metrics; an empty text has no tokens. Raises
+    `InvalidDocument`, whose text shows no token, for an invalid token or more than
+    `MAX_VERIFIERS`."""
     metrics_tokens = tuple(token.strip() for token in text.split(",") if token.strip())
-    if len(metrics_tokens) > MAX_VERIFIERS or not all(map(_TOKEN, metrics_tokens)):
+    if len(metrics_tokens) > MAX_VERIFIERS or not all(map(_match_token, metrics_tokens)):
         problem = f"invalid value: want up to {MAX_VERIFIERS} tokens of 16 to 200 characters each"
         raise InvalidDocument(METRICS_TOKENS, f"{problem}, such as `openssl rand -hex 32` gives")
     return metrics_tokens
 
 
 def bearer_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """Return the token in a request's `Authorization: Bearer`; empty if there is no token, or
-    several, or one that is too long to be ours."""
+    """Return the token in a request's `Authorization: Bearer`; empty if there is no token, if there
+    are several, or if the token is too long to be ours."""
     token = bearer_token(headers)
     if token is None or len(SCHEME) + len(token) > MAX_HEADER_BYTES:
         return ""
@@ -95,8 +96,8 @@ class Callers:
     @classmethod
     def parse(cls, text: str, variable: str = CALLERS) -> Callers:
         """Parse comma-separated verifiers in hexadecimal; an empty text means that everybody is
-        answered. `variable`: the environment variable with the text, which an `InvalidDocument`
-        names. Raises `InvalidDocument`."""
+        answered. Raises `InvalidDocument` that names `variable`, the environment variable with the
+        text, for an invalid verifier or more than `MAX_VERIFIERS`."""
         verifiers = [digest.strip() for digest in text.split(",") if digest.strip()]
         if len(verifiers) > MAX_VERIFIERS or not all(map(_match_verifier, verifiers)):
             problem = f"invalid value: want up to {MAX_VERIFIERS} SHA-256 digests in hexadecimal"
@@ -109,8 +110,8 @@ class Callers:
         return cls(tuple(bytes.fromhex(verifier_of(token)) for token in tokens))
 
     def accept(self, bearer: str) -> bool:
-        """Whether a request with the token `bearer` is answered (empty: it has none). The check
-        takes equally long for wrong and right tokens."""
+        """Whether a request with the token `bearer` is answered (empty: the request has no token).
+        The check takes equally long for wrong and right tokens."""
         if not self.verifiers:
             return True
         digest = hashlib.sha256(bearer.encode("utf-8", "replace")).digest()

@@ -43,7 +43,7 @@ gets a new token at once."""
 REFUSAL_RESET_TIME: Final = 600.0
 """Seconds without a 401 after which the next pause is `FIRST_REFUSAL_PAUSE` again."""
 
-_TOKEN: Final = re.compile(rb"[A-Za-z0-9._~+/=-]+").fullmatch
+_match_token: Final = re.compile(rb"[A-Za-z0-9._~+/=-]+").fullmatch
 """Matches the characters that RFC 6750 allows after `Bearer`; none of them ends a header."""
 
 
@@ -72,7 +72,7 @@ class IssuedToken(NamedTuple):
         return (
             self.life >= SHORTEST_LIFE
             and len(value) <= MAX_TOKEN_BYTES
-            and _TOKEN(value) is not None
+            and _match_token(value) is not None
         )
 
     def __repr__(self) -> str:
@@ -95,8 +95,8 @@ class SinkToken:
     )
 
     def __init__(self, jitter: float = 0.0) -> None:
-        """`jitter`: random, 0 to 1; moves the renewal earlier by up to `RENEWAL_SPREAD` of a
-        life."""
+        """Begin without a token. `jitter`: a random number from 0 to 1, which moves each renewal
+        earlier by up to `RENEWAL_SPREAD` of the token's life."""
         self._jitter = jitter
         self._value = b""
         """The token; empty: none was issued yet."""
@@ -113,7 +113,8 @@ class SinkToken:
         self._refusals_count_from = -math.inf
         """Time from which on a 401 is a reason to renew the token."""
         self._refusal_pause = FIRST_REFUSAL_PAUSE
-        """Seconds for which 401s are no reason to renew the token after the next one that is."""
+        """Seconds during which further 401s are no reason to renew the token, after the next 401
+        that is a reason."""
 
     def __repr__(self) -> str:
         return f"SinkToken(until={self._until!r})"

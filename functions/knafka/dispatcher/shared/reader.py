@@ -313,7 +313,7 @@ class GroupReader:
             self.cursors[number] = Cursor(number, offset, self)
         self._enqueue_check()
         self._assignment.on_assigned(
-            {number: commit and commit.value for number, commit in committed.items()}
+            {number: commit and commit.offset_and_metadata for number, commit in committed.items()}
         )
 
     def start_reading(self, number: int, committed: Commit | None) -> None:
