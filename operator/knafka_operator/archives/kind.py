@@ -100,6 +100,7 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
     """Reconciles the operations on the archives' tables."""
 
     def __post_init__(self) -> None:
+        # Through a lambda, so that a clock that a test sets later counts here, too.
         self.operations = Operations(self.cluster, self.effects, lambda: self.now())
 
     def remember(self, document: Document) -> object:
@@ -188,8 +189,9 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
     async def _observe_declared(
         self, observed: Observed, archive: DeadLetterArchive, record: _ArchiveRecord
     ) -> Observed:
-        """Return `observed` with what only a valid archive has: its Broker, its storage, its
-        consumer group, waiting dead letters and operations. Raises `ClusterError`."""
+        """Return `observed` with everything that only a valid archive has: the state of its Broker
+        and storage, its consumer group, waiting dead letters and the operation that may run next.
+        Raises `ClusterError`."""
         broker = Identity(archive.metadata.namespace, archive.spec.broker)
         state, stored = self.states.broker_state(broker), None
         if state is None:
@@ -208,7 +210,7 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
             broker=state,
             stored_broker=stored,
             is_broker_ours=stored is None or self.is_our_broker(stored),
-            storage=storage_problem,
+            storage_problem=storage_problem,
             group=group,
         )
         return await self._with_operations(await self._with_waiting_count(observed, record))
@@ -228,7 +230,7 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
         if (
             not isinstance(archive, DeadLetterArchive)
             or state is None
-            or observed.storage is not None
+            or observed.storage_problem is not None
         ):
             return observed
         record.kafka, record.group = state.kafka, observed.group
@@ -245,8 +247,8 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
         self, archive: DeadLetterArchive
     ) -> tuple[KnafkaError | None, str]:
         """Return the problem with an archive's storage (None: the storage is usable), and the UID
-        of its PersistentVolumeClaim, which differs for a new claim without tables (empty: there is
-        no claim, or a problem). Raises `ClusterError`."""
+        of its PersistentVolumeClaim (empty: there is no claim, or a problem). The UID tells a new
+        claim, which has no tables, from an older one of the same name. Raises `ClusterError`."""
         storage, namespace = archive.spec.storage, archive.metadata.namespace
         if storage.claim is None:
             return await self._find_store_problem(storage, namespace), ""

@@ -63,6 +63,7 @@ FINISHED_RECHECK_SECONDS: Final = 86_400.0
 FINISHED: Final = ("Succeeded", "Failed")
 """Phases of operations that have ended."""
 QUEUED: Final = "Queued"
+"""Phase of operations, and of archives, that wait until a Job may be created."""
 
 REPLAY_COUNTS: Final = {"would_send": "selected", "sent": "sent", "left_out": "leftOut"}
 PURGE_COUNTS: Final = {"would_purge": "selected", "purged": "purged"}
@@ -165,8 +166,8 @@ class _OperationSteps:
         self.conditions.fail(JOB_SUCCEEDED, NotReady(reason, message, transient=True))
 
     def decision(self, phase: str, message: str = "") -> OperationDecision:
-        """Return the decision for this phase, with the conditions and status set so far; if the
-        operation has finished by it, with the completion time."""
+        """Return the decision for this phase, with the conditions and status set so far. If the
+        phase is one of `FINISHED`, the status also gets the completion time."""
         observed, status, time = self.observed, self.status, timestamp(self.now)
         status.update(phase=phase, message=message)
         previous_conditions = observed.status.get("conditions") or ()
@@ -181,8 +182,8 @@ class _OperationSteps:
 
 def _decide_by_jobs(operation: Operation, steps: _OperationSteps) -> OperationDecision | None:
     """Return the decision of an operation with a Job that runs, or that has succeeded since the
-    last decision. None: there is no such Job. If a Job has failed since, count it as an attempt in
-    the status of `steps`."""
+    last decision; None: there is no such Job. Side effect: a Job that has failed since the last
+    decision is counted as an attempt in the status of `steps`."""
     observed, status, now = steps.observed, steps.status, timestamp(steps.now)
     for job in sorted(observed.jobs, key=lambda job: str(job["metadata"]["creationTimestamp"])):
         name, pod = object_name(job), observed.pods.get(object_name(job))
@@ -204,7 +205,7 @@ def _decide_by_jobs(operation: Operation, steps: _OperationSteps) -> OperationDe
             return steps.decision("Succeeded")
         status["attempts"] += 1
         status["lastFailure"] = {"time": now, "message": failure_message(job, pod, report)}
-        return None
+        return None  # later Jobs, if any, are counted by the next decisions
     return None
 
 
@@ -252,8 +253,8 @@ def _check_archive(operation: Operation, archive: Mapping[str, Any] | None) -> N
         raise NotReady("ArchiveDoesNotExist", message, transient=True)
     status = archive.get("status") or {}
     # The conditions that every Job needs; the archive's own last Job may have failed.
-    needed = (BROKER_READY, STORAGE_READY, TOPICS_READ)
-    if not all(is_condition_true(status, condition_type) for condition_type in needed):
+    needed_types = (BROKER_READY, STORAGE_READY, TOPICS_READ)
+    if not all(is_condition_true(status, condition_type) for condition_type in needed_types):
         message = f"{ARCHIVE} {name} is not ready: {why_not_ready(archive)}"
         raise NotReady("ArchiveNotReady", message, transient=True)
 

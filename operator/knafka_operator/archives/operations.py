@@ -171,12 +171,13 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
         return None, seconds_until_retry
 
     async def find_job_verdicts(self, jobs: Sequence[Document]) -> JobVerdicts:
-        """Find an archive's Jobs with an outcome that their operation hasn't recorded, and Jobs
-        whose operation is gone. Raises `ClusterError`."""
+        """Sort out those of an archive's `jobs` that need attention: Jobs whose operation hasn't
+        recorded their outcome yet, and Jobs whose operation is gone. Jobs of the archive itself are
+        in neither set. Raises `ClusterError`."""
         unrecorded, unwanted = set[str](), set[str]()
         for job in jobs:
             if not (uid := operation_uid(job)):
-                continue
+                continue  # the archive's own Job
             metadata = job["metadata"]
             operation_name = (metadata.get("annotations") or {}).get(OPERATION_ANNOTATION, "")
             kind, _, name = operation_name.partition("/")
@@ -220,8 +221,8 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
         decision: OperationDecision,
         record: _OperationRecord | None,
     ) -> Mapping[str, Any]:
-        """Return the stored status, updated with the last decision's; also drop the record if the
-        operation has finished by that."""
+        """Return the stored status, updated with the last decision's. Also drop the operation's
+        record if the operation has finished by this status."""
         status = {**observed.status, **decision.status}
         self.remember({**observed.document, "status": status})
         return status

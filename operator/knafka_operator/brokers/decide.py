@@ -88,7 +88,7 @@ class ObservedBroker(ObservedIngress):
     refused: str | None = None
     """Why the Broker may not use the external topic that it names; None: it may."""
     stopped: bool = False
-    """Whether the Broker had to stop using an external topic."""
+    """Whether the receiver was deleted, as the Broker may not use its external topic."""
     tls_served: bool = False
     """Whether the Service that leads to the receiver's own TLS port was applied."""
     projected: bool = False
@@ -198,8 +198,7 @@ def _decide_configuration(
     observed: ObservedBroker, steps: AddressableSteps
 ) -> _BrokerConfiguration | None:
     """Decide `ConfigParsed` and `DeadLetterSinkResolved`, and fail `TopicReady` for an external
-    topic that isn't allowed. Returns the configuration; None: something needed for it can't be
-    read.
+    topic that isn't allowed. Returns the configuration; None: a part of it can't be read.
 
     An error that is raised in a step becomes that step's condition, and goes no further.
     """
@@ -225,7 +224,8 @@ def _project_secret(
     observed: ObservedBroker, configuration: _BrokerConfiguration, steps: AddressableSteps
 ) -> bool:
     """Request that the Broker's Secret is copied to the Broker's namespace, if the pods need a copy
-    and there is none yet. Returns whether the pods can mount the Secret, or need none."""
+    and this reconciliation hasn't made one yet. Returns whether the decision can go on: the pods
+    can mount the Secret, or need none."""
     mount = configuration.connection.mount
     if mount is None or mount.projected is None or observed.projected:
         return True
@@ -237,9 +237,9 @@ def _project_secret(
 def _decide_receiver(
     observed: ObservedBroker, entry: _BrokerEntry, settings: Settings, steps: AddressableSteps
 ) -> bool:
-    """Decide `DataPlaneAvailable`: request that the receiver's Service is applied, unless it was.
-    Returns whether senders reach the receiver past Knative's proxy; False if that isn't known, as
-    the annotation is invalid."""
+    """Decide `DataPlaneAvailable`: request that the receiver's Service is applied, unless this
+    reconciliation has applied it already. Returns whether senders are to reach the receiver past
+    Knative's proxy; False if the annotation that declares this is invalid."""
     broker, rules = entry.configuration.broker, entry.configuration.rules
     mount = entry.configuration.connection.mount
     direct = False

@@ -60,7 +60,7 @@ class BrokerKafkas:
             kafka = self.kafkas.ensure_cluster(bootstrap_servers, None)
             return BrokerConnection(configured.config, defaults), kafka
         # Whether an administrator wrote the Secret; a user's Secret is checked more strictly.
-        is_own = configured.is_offered or Identity.of(secret)[0] == self.settings.namespace
+        is_own = configured.is_offered or Identity.of(secret).namespace == self.settings.namespace
         if not is_own:
             await check_endpoint(decode_secret(secret), self.settings)
         kafka = self.kafkas.ensure_cluster(bootstrap_servers, decode_secret(secret), is_own=is_own)

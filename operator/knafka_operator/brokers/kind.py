@@ -139,8 +139,8 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
     async def delete_topic(self, document: Document, groups: Collection[str]) -> None:
         """Delete a Broker's receiver and shards, then its topic, the `groups` that read the topic,
         and its dead letters' and contracts' topics. Topic and groups stay if the topic is external
-        or wasn't created for this Broker: a Broker that is declared again goes on by these groups,
-        and each goes with its Trigger.
+        or wasn't created for this Broker: then a Broker that is declared again continues with these
+        groups' offsets, and each group is deleted with its Trigger.
 
         Raises `LogError`, also while one of the groups has members, and `ClusterError`.
         """
@@ -184,20 +184,22 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
             await self.receivers.delete_contract(receiver)
 
     async def remember_kafka(self, document: Document) -> None:
-        """Note the Kafka of a Broker that has a contract topic and wasn't reconciled yet, in its
-        record, so that Triggers can be withdrawn from the contract."""
+        """If a Broker has a contract topic and wasn't reconciled yet, find its Kafka and keep it in
+        the Broker's record, so that Triggers can be withdrawn from the contract. Raises the errors
+        in `EXPECTED`, and `ClusterError`."""
         record = self.states.ensure_broker(document)
         if record.has_contract and record.kafka is None:
             record.kafka = await self._connections.find_kafka(parse(Broker, document))
 
     def drop(self, document: Document) -> None:
-        """Forget a Broker that is gone; nothing in Kafka is deleted."""
+        """Drop what the operator has in memory about a deleted Broker; nothing in Kafka is
+        deleted."""
         self.receivers.forget(receiver_identity(resource_of(document)))
         self.states.drop_broker(Identity.of(document))
 
     def remember_topic(self, document: Document) -> BrokerRecord:
-        """Claim the topic that a Broker's status names, if the naming rules give it that name and
-        no other object has claimed it; returns the Broker's record."""
+        """Claim the topic that a Broker's status names, if the naming rules give this Broker that
+        topic name and no object has claimed the topic yet; returns the Broker's record."""
         record, topic = self.states.ensure_broker(document), topic_in_status(document)
         is_own_topic = self._ownership.has_own_name(topic, document)
         if topic is not None and is_own_topic and topic not in self.states.topics:
@@ -207,8 +209,8 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
     # Reconcile.
 
     async def observe(self, document: Document, record: BrokerRecord) -> ObservedBroker:
-        """Read what a Broker's decision needs; first delete the receiver of a Broker that may not
-        use its topic. Raises `ClusterError`."""
+        """Read what a Broker's decision needs. Before that, delete the receiver if the Broker may
+        not use its topic. Raises `ClusterError`."""
         # Before anything that can fail: a broken Broker mustn't keep a topic that it may not use.
         refused, stop_reason = await self._observer.find_topic_refusals(document, record)
         if stop_reason is not None:
@@ -229,7 +231,7 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
     def status_of(
         self, observed: ObservedBroker, decision: AddressableDecision, record: BrokerRecord
     ) -> Mapping[str, Any]:
-        """Return the last decision's status; also update the state in the record, by which the
+        """Return the last decision's status. Also update the state in the record, from which the
         Broker's Triggers are reconciled."""
         identity = Identity.of(observed.document)
         receiver = receiver_identity(resource_of(observed.document))
@@ -245,8 +247,8 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
             await self.shards.maintain(record.state.broker)
 
     async def _stop_receiver(self, reason: str, document: Document, record: BrokerRecord) -> None:
-        """Delete a Broker's receiver, so that no event is accepted, and note the reason in the
-        record. Raises `ClusterError`."""
+        """Delete a Broker's receiver, so that no event is accepted, and put the reason into the
+        record in place of the Broker's state. Raises `ClusterError`."""
         broker = resource_of(document)
         record.stopped, record.state = reason, None
         await delete_service(self.cluster, receiver_services.receiver_name(broker), broker)
@@ -258,9 +260,9 @@ def _update_state(
     record: BrokerRecord,
     conditions: list[dict[str, Any]],
 ) -> None:
-    """Update the state in a Broker's record, by which its Triggers are reconciled; `conditions` are
-    those of its new status. The state stays as it is if the Broker has no topic or no connection
-    now."""
+    """Update the state in a Broker's record, from which its Triggers are reconciled; `conditions`
+    are those of its new status. The state stays as it is if the Broker has no topic or no
+    connection now."""
     topic, connection = decision.topic, observed.connection
     if topic is None or topic.existing is None or not isinstance(connection, BrokerConnection):
         return

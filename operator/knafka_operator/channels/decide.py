@@ -72,10 +72,12 @@ from knafka_operator.receivers.direct import (
 )
 
 CHANNEL_DIRECT_REFUSAL: Final = Refusal("this KafkaChannel", "", "DirectServiceRejected")
+"""The errors if the Service that leads past Knative's proxy can't be applied. Its owner isn't
+checked, as many channels share it."""
 ROUTE_REFUSAL: Final = Refusal("this KafkaChannel", "ServiceNotOurs", "RouteRejected", "Service")
-"""The Service of an earlier channel with the same name, which is still being deleted, also counts
-as not ours. Only the Service is checked: the Ingress is in the operator's namespace, where only the
-operator creates one."""
+"""The errors if a channel's route can't be applied. The Service of an earlier channel with the same
+name, which is still being deleted, also counts as not ours. Only the Service is checked: the
+Ingress is in the operator's namespace, where only the operator creates one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +96,15 @@ class _SharedReceiver:
     """The receiver that all channels with one Secret share."""
 
     service: Identity
-    """Namespace and name of its Knative Service."""
+    """Namespace and name of the receiver's Knative Service."""
     spec: Receiver
+    """The receiver's configuration, as its Service's environment has it."""
     contract: Topic
-    """The topic of its contract."""
+    """The receiver's contract topic, with the channels' entries."""
 
     @property
     def name(self) -> str:
-        """The name of its Service."""
+        """The name of the receiver's Service."""
         return self.service.name
 
 

@@ -31,7 +31,7 @@ ORIGINAL_HOST: Final = "K-Original-Host"
 ROUTE_SUFFIX: Final = "-kn-channel"
 """End of the names of a channel's ExternalName Service (as upstream, KN-CHN-11) and Ingress."""
 ROUTE_ROLE: Final = "channel"
-"""Value of the role label of both."""
+"""Value of the role label of the ExternalName Service and the Ingress."""
 
 
 @dataclass(frozen=True, slots=True)

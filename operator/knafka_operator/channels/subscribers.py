@@ -47,12 +47,11 @@ class Subscribers:
 
     def build_status(self, channel: Document) -> list[Mapping[str, Any]]:
         """Return the list `status.subscribers` for a channel, sorted by UID: its Subscriptions, and
-        its invalid entries with their problem."""
+        each invalid entry of `spec.subscribers` with its problem."""
         reported_by_uid = {
             entry.reported["uid"]: entry.reported for entry in self._collect_entries(channel)
         }
-        read = entries.read_entries(channel)
-        for uid, problem in read.problems.items():
+        for uid, problem in entries.read_entries(channel).problems.items():
             reported_by_uid[uid] = {"uid": uid, "ready": "False", "message": problem}
         return [reported_by_uid[uid] for uid in sorted(reported_by_uid)]
 
@@ -131,8 +130,9 @@ class Subscribers:
 
     def _collect_entries(self, channel: Document) -> list[ChannelEntry]:
         """Return the entries of a channel's Subscriptions, sorted by UID, as the last
-        reconciliation of each Subscription reported them. A Subscription that this operator hasn't
-        reconciled yet has the entries in the channel; none if the channel's status lists none."""
+        reconciliation of each Subscription reported them. For a Subscription that this operator
+        hasn't reconciled yet, return the entries stored in the channel; leave it out if the
+        channel's status has no entry for it."""
         declared = _entries_by_uid((channel.get("spec") or {}).get("subscribers"))
         reported = _entries_by_uid((channel.get("status") or {}).get("subscribers"))
         entry_by_uid = dict[str, ChannelEntry]()

@@ -66,8 +66,8 @@ class Subscriptions(Triggers):
 
     async def object_to_release(self, key: Key, document: Document | None) -> Document | None:
         """Return the stored Subscription from which Knafka must remove its finalizer, as Knative
-        Eventing handles Subscriptions by now; None if Knafka does, or if `document` is the stored
-        Subscription itself."""
+        Eventing handles Subscriptions by now. None: Knative Eventing doesn't handle them,
+        `document` is the stored Subscription itself, or none is stored. Raises `ClusterError`."""
         if self.entries.handling.handler is not Handler.EVENTING:
             return None
         if document is not None and not is_entry(document):
