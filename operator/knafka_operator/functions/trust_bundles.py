@@ -43,7 +43,7 @@ class TrustBundleCopies:
         self._bundle: Bundle | None = None
         """The merged bundle as last read; None: not read yet."""
         self._names: frozenset[str] = frozenset()
-        """Names of the ConfigMaps that were merged."""
+        """Names of the ConfigMaps that are merged in `_bundle`."""
         self._copied: dict[str, str] = {}
         """By namespace: the PEM text of its copy."""
         self._changed = asyncio.Event()
