@@ -159,8 +159,16 @@ class DeliveryParts:
             self._settings, self._cluster, is_ours, self.shards, self._states, actions
         )
         return (
-            *(self._settings, self._cluster, brokers, self.shards, self._states, observer),
-            *(self.dead_letters, self.effects, rfc3339_now, self._queue.enqueue),
+            self._settings,
+            self._cluster,
+            brokers,
+            self.shards,
+            self._states,
+            observer,
+            self.dead_letters,
+            self.effects,
+            rfc3339_now,
+            self._queue.enqueue,
         )
 
     def create_publishing(self, triggers: Triggers) -> Publishing:
@@ -288,8 +296,14 @@ class OperatorParts(Neighbours):
     def _create_brokers(self) -> Brokers | Channels:
         """Create the reconciler of the family's Brokers or channels."""
         arguments = (
-            *(self.settings, self.cluster, self._kafkas, self._shards, self.states),
-            *(self._receivers, self.effects, rfc3339_now),
+            self.settings,
+            self.cluster,
+            self._kafkas,
+            self._shards,
+            self.states,
+            self._receivers,
+            self.effects,
+            rfc3339_now,
         )
         if self.entries is None:
             return Brokers(*arguments)

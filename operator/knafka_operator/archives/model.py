@@ -99,9 +99,10 @@ class Storage(Declared):
         if (self.claim is None) == (self.url is None):
             count_text = "none" if self.claim is None else "both"
             raise problem(f"expected exactly one, got {count_text}", "claim", "url")
-        for name in ("endpoint", "region", "credentials"):
-            if self.claim is not None and getattr(self, name):
-                raise problem("a claim needs none", name)
+        if self.claim is not None:
+            for name in ("endpoint", "region", "credentials"):
+                if getattr(self, name):
+                    raise problem("a claim needs none", name)
         if self.endpoint and not re.fullmatch(r"https?://[^\s/?#@]+/?", self.endpoint):
             requirement = "want http:// or https://, a host and maybe a port"
             raise problem(f"invalid value: {self.endpoint:.200}: {requirement}", "endpoint")
@@ -155,8 +156,8 @@ class Retention(Declared):
 
     @model_validator(mode="after")
     def _check_unresolved_retention(self) -> Self:
-        """Check that resolved failures aren't kept longer than unresolved ones. Raises a validation
-        error."""
+        """Check that a declared retention of resolved failures isn't longer than that of unresolved
+        ones; a retention that is None isn't checked. Raises a validation error."""
         if self.unresolved is not None and (self.resolved or 0) > self.unresolved:
             raise problem("is longer than that of unresolved failures", "resolved")
         return self

@@ -105,7 +105,7 @@ class ClusterWithEntries:
             self._channels[identity] = channel
             if previous is not None and _entry_sources(previous) == _entry_sources(channel):
                 self._entries[identity] = previous_entries
-                return ()
+                return ()  # such as after a change of the channel's conditions
             self._entries[identity] = entries.read_entries(channel)
         current_entries = _NO_ENTRIES if gone else self._entries[identity]
         uids = set() if gone else current_entries.valid.keys() | entries.promised_uids(channel)
@@ -125,11 +125,12 @@ class ClusterWithEntries:
         if not gone:
             self._subscriptions[identity.namespace, uid] = subscription
         channel_identity = CHANNELS.broker_of(subscription)
-        if (gone or previous is None) and (
-            channel := self._channels.get(channel_identity)
-        ) is not None:
-            if uid in self._entries[channel_identity].valid or entries.is_promised(channel, uid):
-                return {identity} | self._assign_name(channel_identity, uid, True)
+        channel = self._channels.get(channel_identity)
+        has_come_or_gone = gone or previous is None  # else its entry keeps its name
+        if channel is None or not has_come_or_gone:
+            return {identity}
+        if uid in self._entries[channel_identity].valid or entries.is_promised(channel, uid):
+            return {identity} | self._assign_name(channel_identity, uid, True)
         return {identity}
 
     def on_handling(self, installed: bool | None) -> Collection[Identity]:

@@ -129,9 +129,9 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
         is_claimed = CHANNELS.peers_finalizer in finalizers_of(document)
         if status_annotations(document).get(TOPIC_ID) and not is_claimed:
             return None
-        return (
-            None if await self.cluster.get(*RIVAL_SERVICE) is None else "/".join(RIVAL_SERVICE[1:])
-        )
+        if await self.cluster.get(*RIVAL_SERVICE) is None:
+            return None
+        return "/".join(RIVAL_SERVICE[1:])
 
     async def hand_over(self, document: Document) -> None:
         """Hand over a channel to the other implementation that has claimed it: delete its

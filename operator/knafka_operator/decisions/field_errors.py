@@ -109,7 +109,8 @@ def _problems_of_error(error: ErrorDetails, root: str) -> Iterator[Problem]:
     of Knative's webhooks."""
     location, value = error["loc"], error["input"]
     path = path_of(root, location)
-    message, details = split_requirement(describe_error(path, error)[1])
+    _, description = describe_error(path, error)
+    message, details = split_requirement(description)
     if error["type"] == "missing":
         yield Problem("missing field(s)", "", path)
     elif fields := error.get("ctx", {}).get("fields"):

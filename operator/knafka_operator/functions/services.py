@@ -273,7 +273,8 @@ def knative_service(function: FunctionService, settings: Settings) -> Manifest:
     if function.account is not None:
         pod["serviceAccountName"] = function.account
     if function.secret is not None:
-        _, template_annotations[SECRET_VERSION] = function.secret
+        _, secret_version = function.secret
+        template_annotations[SECRET_VERSION] = secret_version
     if volumes:
         container["volumeMounts"] = [
             {"name": volume.name, "mountPath": volume.folder, "readOnly": True}

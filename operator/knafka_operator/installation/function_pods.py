@@ -26,7 +26,7 @@ POD: Final = "KNAFKA_POD"
 RECEIVER_RESOURCES: Final = "KNAFKA_RECEIVER_RESOURCES"
 DISPATCHER_RESOURCES: Final = "KNAFKA_DISPATCHER_RESOURCES"
 SHARD_RESOURCES: Final = "KNAFKA_SHARD_RESOURCES"
-"""Names of the environment variables above."""
+"""Names of the environment variables that the module's docstring explains."""
 
 POD_FIELD_FEATURES: Final[Mapping[str, str]] = {
     "affinity": "kubernetes.podspec-affinity",
