@@ -291,8 +291,8 @@ class Operator(OperatorParts):
         self._enqueue_receivers_owners(lambda broker: broker.namespace in namespaces)
 
     def on_policies_known(self, known: bool) -> None:
-        """Record whether all EventPolicies are known. When they become known, enqueue all owners of
-        receivers."""
+        """Record whether all EventPolicies are `known`. When they become known, enqueue all owners
+        of receivers."""
         if self.states.policies.is_known == known:
             return
         self.states.policies.is_known = known

@@ -151,6 +151,7 @@ class _ArchiveSteps(Generic[K]):
     """One archive's conditions and status while its decision is made."""
 
     def __init__(self, observed: ObservedArchive[K]) -> None:
+        """Begin with undecided conditions, and with the stored counts of runs and failures."""
         self.observed = observed
         self.conditions = ConditionSet(ARCHIVE_CONDITIONS)
         self.generation: int = observed.document["metadata"].get("generation", 0)

@@ -150,6 +150,7 @@ class _OperationSteps:
     """One operation's conditions and status while its decision is made."""
 
     def __init__(self, observed: ObservedOperation, now: datetime) -> None:
+        """Begin with undecided conditions, and with the stored number of failed attempts."""
         self.observed = observed
         self.now = now
         self.conditions = ConditionSet(OPERATION_CONDITIONS, SUCCEEDED)
@@ -243,7 +244,8 @@ def has_outcome_of(job: str, status: Mapping[str, Any]) -> bool:
 
 
 def _check_archive(operation: Operation, archive: Mapping[str, Any] | None) -> None:
-    """Check that the operation's archive exists and can run Jobs; raises `NotReady`."""
+    """Check that the operation's archive exists (`archive` isn't None) and can run Jobs. Raises
+    `NotReady`."""
     name = operation.spec.archive
     if archive is None or "deletionTimestamp" in archive["metadata"]:
         message = (
@@ -260,8 +262,9 @@ def _check_archive(operation: Operation, archive: Mapping[str, Any] | None) -> N
 
 
 def _queue_message(observed: ObservedOperation, failure: str, status: Mapping[str, Any]) -> str:
-    """Return a sentence for users about what a queued operation waits for. `failure` is the message
-    of its last failed attempt, `status` the operation's status with what was just decided."""
+    """Return a sentence for users that says why a queued operation doesn't run yet. `failure` is
+    the message of its last failed attempt (empty: none has failed), `status` the operation's stored
+    status, updated with the new decision."""
     archive = (observed.archive or {}).get("status") or {}
     message = "its turn comes next"
     if job := archive.get("job"):

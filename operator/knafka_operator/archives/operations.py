@@ -142,7 +142,7 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
         return EventNews("Warning", "Failed", new_status["message"])
 
     def requeue_after(self, document: Document, new_status: Mapping[str, Any]) -> float | None:
-        """Return the seconds until the operation is reconciled again, as last decided;
+        """Return the seconds until the operation is reconciled again, as last decided; never None.
         `deciding.RECHECK_SECONDS` if nothing was decided yet."""
         return self._requeue_delays.get(
             document["metadata"].get("uid", ""), deciding.RECHECK_SECONDS

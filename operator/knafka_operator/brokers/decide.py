@@ -268,9 +268,9 @@ def _decide_receiver(
 def _decide_tls_service(
     observed: ObservedBroker, broker: Broker, steps: AddressableSteps
 ) -> Https | NotReady | None:
-    """Request that the Service of the receiver's own TLS port is applied, if the receiver has such
-    a port. Returns the receiver's https address, or the error that explains why it has none; None:
-    https is off. The error also becomes the reason if the Broker gets no address at all."""
+    """Request that the Service of the receiver's own TLS port is applied, if the receiver has one.
+    Returns the receiver's https address, or the error that explains why it has none; None: https is
+    off. The error also becomes the reason if the Broker gets no address at all."""
     https = observed.https
     if isinstance(https, Https) and https.secret is not None and not observed.tls_served:
         try:
@@ -296,7 +296,7 @@ def _set_address(
 
     `is_direct_way`: the address is to be the direct one, past Knative's proxy. It is set once its
     Service has answered a probe, and stays while the receiver is replaced; until then the address
-    is Knative's.
+    is Knative's. `https` is the result of `_decide_tls_service`.
     """
     service, path = entry.service, entry.ingress.path
     broker, rules = entry.configuration.broker, entry.configuration.rules

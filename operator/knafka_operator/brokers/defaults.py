@@ -29,8 +29,8 @@ _CONFIG_FIELDS: Final = frozenset({"apiVersion", "kind", "name", "namespace", "d
 
 def default_class(namespace: str, defaults: ConfigMap | None) -> str:
     """Return the default class for a new Broker (KN-BRK-04): the namespace's, else the cluster's;
-    empty: there is none. Raises `InvalidDocument` with the ConfigMap's name.
-    """
+    empty if there is none. `defaults` None: the ConfigMap doesn't exist. Raises `InvalidDocument`
+    with the ConfigMap's name."""
     entries = _parse_entries(defaults)
     namespace_entry = _mapping_at(_mapping_at(entries, "namespaceDefaults"), namespace)
     for entry in (namespace_entry, _mapping_at(entries, "clusterDefault")):

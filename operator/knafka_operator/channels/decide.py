@@ -257,7 +257,8 @@ def _set_address(
     steps: AddressableSteps,
 ) -> None:
     """Decide `ProbeSucceeded`: route the channel's own host, if there is a gateway, to its receiver
-    (KN-CHN-11), probe the receiver, and set the addresses."""
+    (KN-CHN-11), probe the address, and set the addresses. `is_direct_way`: the host leads to the
+    receiver past Knative's proxy, and the receiver is probed there."""
     configuration, gateway = entry.configuration, observed.gateway
     broker, receiver = configuration.broker, entry.receiver.name
     with steps.conditions.step(PROBE_SUCCEEDED):

@@ -166,7 +166,8 @@ def _destination_fields(entry: Document) -> dict[str, Any]:
 
 def _entry_status(channel: Document, uid: str, stored: Document | None) -> dict[str, Any]:
     """Return the status of the Subscription that stands for an entry: the annotations promised to
-    its UID, and the readiness that its channel reports."""
+    the entry's UID, and the readiness that its channel reports. `stored` is the stored Subscription
+    with this UID; None: there is none."""
     annotations = (
         find_promised_annotations(channel, uid)
         or _find_promise_in_stored(channel, uid, stored)

@@ -301,8 +301,8 @@ class ClusterWithEntries:
         labels: Mapping[str, str] | None = None,
         namespace: str | None = None,
     ) -> list[Document]:
-        """Return all objects of a kind with these labels, in one namespace or in all; Subscriptions
-        include those that stand for entries. Raises `ClusterError`."""
+        """Return all objects of a kind with these labels (None: any), in this namespace (None: in
+        all); Subscriptions include those that stand for entries. Raises `ClusterError`."""
         stored = await self._inner.list(api_version, kind, labels, namespace)
         if (api_version, kind) != (MESSAGING, CHANNELS.trigger):
             return stored
@@ -366,8 +366,8 @@ class ClusterWithEntries:
             self._writing.pop(channel, None)
 
     async def create(self, manifest: Document) -> bool:
-        """Create an object; returns False if one of its name exists already. Raises
-        `ClusterError`."""
+        """Create an object; returns whether it was created (False: one of its name exists already).
+        Raises `ClusterError`."""
         return await self._inner.create(manifest)
 
     async def apply(self, manifest: Document) -> Document:

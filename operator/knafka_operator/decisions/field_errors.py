@@ -180,7 +180,7 @@ def mapping_at(document: Document | None, key: str) -> dict[str, Any]:
 
 
 def annotations_of(document: Document | None) -> dict[str, str]:
-    """Return a document's annotations; those whose value isn't text are left out."""
+    """Return a document's annotations without those whose value isn't text; empty for None."""
     annotations = mapping_at(mapping_at(document, "metadata"), "annotations")
     return {key: value for key, value in annotations.items() if isinstance(value, str)}
 

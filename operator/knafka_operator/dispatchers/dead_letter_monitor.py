@@ -147,9 +147,9 @@ class DeadLetterMonitor:
     def add_to_status(
         self, document: Document, conditions: ConditionSet, annotations: dict[str, str | None]
     ) -> None:
-        """Add what is known about the dead letters of the Trigger `document` to the `conditions`
-        and `annotations` of its new status. As long as nothing is known, the stored condition
-        stays."""
+        """Add the condition `DeadLetters` of the Trigger `document`, and annotations about its
+        dead-letter topic, to the `conditions` and `annotations` of its new status. As long as the
+        topic wasn't checked, the stored condition stays."""
         identity = Identity.of(document)
         condition = self._condition(identity) or dead_letters.stored_condition(document)
         if condition is not None:
@@ -331,8 +331,8 @@ class DeadLetterMonitor:
         previous: Condition | None,
     ) -> None:
         """Call `on_first_dead_letters` if dead letters wait in a topic that was empty before.
-        `previous` is the Trigger's stored condition: if that is False, an earlier operator has
-        announced the dead letters already."""
+        `previous` is the Trigger's stored condition (None: it has none); if its status is False, an
+        earlier operator has announced the dead letters already."""
         if not waiting.records:
             topic.is_announced = False
         elif not topic.is_announced:

@@ -98,9 +98,8 @@ class Resuming:
     async def find_delivered_by_services(
         self, triggers: Iterable[Document], found_services: Iterable[Document]
     ) -> list[tuple[Document, Watched]]:
-        """Return the Triggers that one of `found_services` delivers, each with its delivery.
-        Triggers that are being deleted are left out, and those whose look-up fails, with a log
-        line."""
+        """Return the Triggers that one of `found_services` delivers, each with its delivery. Leaves
+        out Triggers that are being deleted, and Triggers whose look-up fails, which is logged."""
         service_by_owner = {
             uid: service for service in found_services for uid in services.owner_uids(service)
         }

@@ -81,7 +81,7 @@ class Kind:
     # Operations on one object.
 
     async def get(self, key: Key) -> Document | None:
-        """Return the stored object; None: it doesn't exist."""
+        """Return the stored object; None: it doesn't exist. Raises `ClusterError`."""
         return await self.cluster.get(self.api_version, *key)
 
     def is_ours(self, document: Document) -> bool:
@@ -292,13 +292,13 @@ class Reconciler(Generic[S, D, R]):
             await self.cluster.write_status(observed.document, patch)
 
     async def finish(self, observed: S, record: R) -> None:
-        """Run work that follows the writing of the status; by default nothing. Brokers and channels
+        """Do what must follow the writing of the status; by default nothing. Brokers and channels
         override it to maintain their shards."""
 
     async def reconcile(self, document: Document) -> Mapping[str, Any] | None:
         """Observe, then decide and run effects in turn until a decision has none, and write the
-        status; see `Kind.reconcile`. After `MAX_DECISIONS` the rest is left to the next
-        reconciliation."""
+        status, which is returned; see `Kind.reconcile` also for None. After `MAX_DECISIONS`
+        decisions the remaining effects are left to the next reconciliation."""
         record = self.ensure_record(document)
         observed = await self.observe(document, record)
         if observed is None:
@@ -364,8 +364,9 @@ class BrokerReconciler(Reconciler[S, D, BrokerRecord], Kind):
         return ()
 
     async def reconcile(self, document: Document) -> Mapping[str, Any] | None:
-        """Reconcile a Broker or channel, and record that it was reconciled. Then, also after an
-        error, enqueue its Triggers and Sensors if what their decisions depend on has changed."""
+        """Reconcile a Broker or channel as `Reconciler.reconcile` does, and record that it was
+        reconciled. Then, also after an error, enqueue its Triggers and Sensors if the inputs of
+        their decisions (`BrokerRecord.inputs_of_triggers`) have changed."""
         record = self.ensure_record(document)
         previous_inputs = record.inputs_of_triggers()
         try:

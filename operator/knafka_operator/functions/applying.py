@@ -249,8 +249,8 @@ async def _check_rolled_out(cluster: Cluster, service: Mapping[str, Any]) -> Non
 async def _apply_manifest(
     cluster: Cluster, manifest: Mapping[str, Any], rolls: Rolls | None
 ) -> Mapping[str, Any]:
-    """Apply a Service; returns it as stored. Raises `NotReady` if it is refused, after ending its
-    turn in `rolls`, and `ClusterError`."""
+    """Apply a Service; returns it as stored. Raises `NotReady` if the API server refuses it, after
+    ending its turn in `rolls` (None: it has no turn), and `ClusterError`."""
     try:
         return await cluster.apply(manifest)
     except (Rejected, NotAllowed) as error:

@@ -37,6 +37,7 @@ class TrustBundleCopies:
     `Settings.trust_bundles`."""
 
     def __init__(self, settings: Settings, cluster: Cluster) -> None:
+        """Nothing is read before the first call of `ensure_copy`."""
         self._source = settings.trust_bundles
         """The namespace of the installation's bundles; empty: nothing is copied."""
         self._cluster = cluster

@@ -188,7 +188,7 @@ class Naming:
 
     def is_own(self, kind: NameKind, name: str | None, owner: NamedObject) -> bool:
         """Whether `owner` may have got this name: by one of the known templates of this kind, or by
-        a form that upstream or Knafka's defaults have used. False if there is no name."""
+        a form that upstream or Knafka's defaults have used. False for an empty name or None."""
         if not name:
             return False
         if kind is NameKind.BROKER_TOPIC and names.is_broker_topic(
@@ -219,7 +219,7 @@ class AsRecorded(Naming):
     which rely on the statuses that the operator has written."""
 
     def is_own(self, kind: NameKind, name: str | None, owner: NamedObject) -> bool:
-        """Whether the name is legal in Kafka; False if there is no name. `owner` doesn't matter."""
+        """Whether the name is legal in Kafka; False for None. `owner` doesn't matter."""
         return name is not None and names.is_topic(name)
 
 

@@ -242,8 +242,8 @@ class Settings:
         variable's name."""
 
         def read_flag(name: str) -> bool:
-            """Return the value of a variable that is `true` or, by default, `false`. Raises
-            `InvalidDocument`."""
+            """Return whether a variable is `true`; by default it is `false`. Raises
+            `InvalidDocument` if it is neither."""
             text = environment.get(name, "false").strip().lower()
             if text not in ("true", "false"):
                 raise InvalidDocument(name, f"invalid value: {text:.80}: want true or false")
