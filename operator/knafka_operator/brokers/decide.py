@@ -7,6 +7,7 @@ none.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -42,7 +43,7 @@ from knafka_operator.kafka.desired import Defaults
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import Broker, ConfigMap
 from knafka_operator.model.topics import TopicRefused
-from knafka_operator.receivers import contract_topics as receivers
+from knafka_operator.receivers import contract_topics
 from knafka_operator.receivers.addressable import (
     NO_DEAD_LETTER_SINK,
     AddressableDecision,
@@ -164,27 +165,13 @@ def decide(observed: ObservedBroker, settings: Settings) -> AddressableDecision:
         receiver,
         Identity(broker.metadata.namespace, receiver_services.receiver_name(broker)),
     )
-    with steps.conditions.step(CONTRACT_UPDATED):
-        if steps.annotations.get(RECEIVER_CONTRACT) != receiver.contract_topic:
-            steps.needed.run_first(Annotate(Step.RECORD_CONTRACT, recorded))
-        if observed.ingress != entry.ingress:
-            contract = receivers.contract_topic(receiver, connection.defaults)
-            steps.needed.run_first(
-                WriteIngress(entry.service, contract, entry.ingress.path, entry.ingress)
-            )
+    _write_entry(observed, entry, recorded, steps)
     if not steps.conditions.holds(CONTRACT_UPDATED):
         return steps.decision(topic)
     is_direct_way = _decide_receiver(observed, entry, settings, steps)
     if observed.revision is None:
         return steps.decision(topic)
-    with steps.conditions.step(CONTRACT_UPDATED):
-        if not observed.accepted:
-            steps.needed.run_first(
-                AwaitReceivers(entry.service, receiver.contract_topic, entry.ingress.path)
-            )
-        steps.annotations[receivers.ACCEPTED_ANNOTATION] = receivers.entry_digest(
-            receiver.contract_topic, entry.ingress
-        )
+    _await_entry(observed, entry, steps)
     https = _decide_tls_service(observed, broker, steps)
     if is_direct_way and not steps.ensure_direct_service(
         direct_service(broker), BROKER_DIRECT_REFUSAL, is_applied=observed.direct_served
@@ -232,6 +219,36 @@ def _project_secret(
     with steps.conditions.step(CONFIG_PARSED):
         steps.needed.run_first(Apply(Step.PROJECT_SECRET, (mount.projected,)))
     return False
+
+
+def _write_entry(
+    observed: ObservedBroker,
+    entry: _BrokerEntry,
+    recorded: Mapping[str, str],
+    steps: AddressableSteps,
+) -> None:
+    """Decide the first part of `ContractUpdated`: write the Broker's entry to the contract of its
+    receiver. `recorded` is the annotation that names the contract topic: it is put into the status
+    before the entry is written."""
+    receiver, ingress = entry.receiver, entry.ingress
+    with steps.conditions.step(CONTRACT_UPDATED):
+        if steps.annotations.get(RECEIVER_CONTRACT) != receiver.contract_topic:
+            steps.needed.run_first(Annotate(Step.RECORD_CONTRACT, recorded))
+        if observed.ingress != ingress:
+            defaults = entry.configuration.connection.defaults
+            contract = contract_topics.contract_topic(receiver, defaults)
+            steps.needed.run_first(WriteIngress(entry.service, contract, ingress.path, ingress))
+
+
+def _await_entry(observed: ObservedBroker, entry: _BrokerEntry, steps: AddressableSteps) -> None:
+    """Decide the last part of `ContractUpdated`: wait until every replica of the receiver has read
+    the Broker's entry."""
+    topic, ingress = entry.receiver.contract_topic, entry.ingress
+    with steps.conditions.step(CONTRACT_UPDATED):
+        if not observed.accepted:
+            steps.needed.run_first(AwaitReceivers(entry.service, topic, ingress.path))
+        digest = contract_topics.entry_digest(topic, ingress)
+        steps.annotations[contract_topics.ACCEPTED_ANNOTATION] = digest
 
 
 def _decide_receiver(
@@ -320,4 +337,4 @@ def receiver_contract(broker: Broker, connection: BrokerConnection, settings: Se
     kafka = connection.defaults.kafka.model_copy(update={"consumer": {}, "producer": {}})
     secret = None if connection.mount is None else connection.mount.secret
     path = f"/{broker.metadata.namespace}/{broker.metadata.name}"
-    return receivers.contract_for_secret("Brokers", kafka, secret, settings, path)
+    return contract_topics.contract_for_secret("Brokers", kafka, secret, settings, path)

@@ -52,7 +52,7 @@ from knafka_operator.model.resources import (
     Resource,
     is_claimed_by_peer,
 )
-from knafka_operator.receivers import contract_topics as receivers
+from knafka_operator.receivers import contract_topics
 from knafka_operator.receivers.addressable import AddressableDecision
 from knafka_operator.receivers.receivers import Receivers
 from knafka_operator.records.ownership import TopicOwnership
@@ -174,13 +174,13 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
         receiver is gone. With its last entry, also delete the topic, unless it belongs to the
         installation's Secret. Raises `LogError`."""
         namespace = broker.metadata.namespace
-        if not receivers.may_hold_brokers_of(topic, namespace, self.settings):
+        if not contract_topics.may_hold_brokers_of(topic, namespace, self.settings):
             return  # somebody else wrote this name into the status: don't read that topic
         receiver = await self.receivers.ensure_receiver(receiver_identity(broker), kafka, topic)
         path = f"/{services.identity_of(broker)}"
         if path in receiver.contract.records:
             await receiver.write(path, None)
-        if receivers.is_of_namespace_secret(topic, namespace, self.settings):
+        if contract_topics.is_of_namespace_secret(topic, namespace, self.settings):
             await self.receivers.delete_contract(receiver)
 
     async def remember_kafka(self, document: Document) -> None:

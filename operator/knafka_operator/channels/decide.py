@@ -58,7 +58,7 @@ from knafka_operator.model.conditions import Condition, Severity, Status
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import TOPIC_STATUS, Broker
 from knafka_operator.model.topics import Topic
-from knafka_operator.receivers import contract_topics as receivers
+from knafka_operator.receivers import contract_topics
 from knafka_operator.receivers.addressable import (
     NO_DEAD_LETTER_SINK,
     AddressableDecision,
@@ -244,7 +244,7 @@ def _write_entry(
             )
         if not observed.accepted:
             steps.needed.run_first(await_receivers)
-        steps.annotations[receivers.ACCEPTED_ANNOTATION] = receivers.entry_digest(
+        steps.annotations[contract_topics.ACCEPTED_ANNOTATION] = contract_topics.entry_digest(
             receiver.spec.contract_topic, ingress
         )
 
@@ -297,7 +297,7 @@ def _shared_receiver(connection: ChannelConnection, settings: Settings) -> _Shar
     """Return the receiver that serves channels with this configuration."""
     name = receiver_services.channels_receiver_name(_secret_name(connection))
     spec = receiver_contract(connection, settings)
-    contract = receivers.contract_topic(spec, connection.defaults)
+    contract = contract_topics.contract_topic(spec, connection.defaults)
     return _SharedReceiver(Identity(settings.namespace, name), spec, contract)
 
 
@@ -330,7 +330,7 @@ def receiver_contract(connection: ChannelConnection, settings: Settings) -> Rece
     kafka = connection.defaults.kafka.model_copy(update={"consumer": {}, "producer": {}})
     name = _secret_name(connection)
     secret = None if name is None else Identity(settings.namespace, name)
-    return receivers.contract_for_secret("KafkaChannels", kafka, secret, settings)
+    return contract_topics.contract_for_secret("KafkaChannels", kafka, secret, settings)
 
 
 def _secret_name(connection: ChannelConnection) -> str | None:
