@@ -65,6 +65,7 @@ from knafka_operator.model.family import BROKERS
 from knafka_operator.records.delivery import BrokerState
 
 ARCHIVE_CONDITIONS: Final = (BROKER_READY, STORAGE_READY, TOPICS_READ, SUCCEEDED)
+"""Types of an archive's conditions, causes before consequences."""
 RECHECK_SECONDS: Final = 30.0
 """Seconds until an archive is reconciled again if nothing changes."""
 JOB_RECHECK_SECONDS: Final = 10.0
@@ -75,6 +76,7 @@ MAX_RETRY: Final = 21_600.0
 
 ACCOUNT_REFUSAL: Final = Refusal("this archive", "AccountNotOurs", "JobRejected")
 JOB_REFUSAL: Final = Refusal("this archive", "JobNotOurs", "JobRejected")
+"""The errors if the account of Jobs, or a Job, can't be created."""
 
 K = TypeVar("K")
 
@@ -170,8 +172,7 @@ class _ArchiveSteps(Generic[K]):
         self, *effects: Effect, phase: str, requeue_after: float = RECHECK_SECONDS
     ) -> ArchiveDecision:
         """Return the decision to run these effects and reconcile again in `requeue_after` seconds;
-        put `phase` and the running Job into the status. If an effect has failed before, the
-        decision has no effects."""
+        put `phase` and the running Job into the status. After a failed effect, none is run."""
         jobs = self.observed.jobs
         running = next((object_name(job) for job in jobs if not job_outcome(job)), "")
         self.status.update(phase=phase, job=running)
@@ -299,9 +300,8 @@ def _create_job(
 
 def _job_deletion(job: Mapping[str, Any]) -> Delete:
     """Return the effect that deletes a Job."""
-    name = ObjectName(
-        manifests.BATCH_VERSION, "Job", job["metadata"]["namespace"], object_name(job)
-    )
+    namespace = job["metadata"]["namespace"]
+    name = ObjectName(manifests.BATCH_VERSION, "Job", namespace, object_name(job))
     return Delete(Step.DELETE_JOB, (name,))
 
 

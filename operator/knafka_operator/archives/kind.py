@@ -348,8 +348,8 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
     async def _is_holder_gone(self, holder: str) -> bool:
         """Whether a Lease's holder (`lease_holder`) is a deleted archive whose Jobs are gone, or no
         archive at all. Raises `ClusterError`."""
-        namespace, _, rest = holder.partition("/")
-        name, _, uid = rest.rpartition("/")
+        namespace, _, name_and_uid = holder.partition("/")
+        name, _, uid = name_and_uid.rpartition("/")
         if not (namespace and name and uid):
             return True
         archive = await self.cluster.get(KNAFKA, ARCHIVE, namespace, name)

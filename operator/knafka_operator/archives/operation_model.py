@@ -20,6 +20,8 @@ from knafka_operator.model.resources import Declared, Metadata, NonEmpty, Resour
 REPLAY: Final = "DeadLetterReplay"
 PURGE: Final = "DeadLetterPurge"
 OPERATIONS: Final = (REPLAY, PURGE)
+"""The kinds of operations; of two operations created in the same second, the first kind runs first.
+"""
 OPERATION_LABEL: Final = "knafka.dev/operation"
 """Label of the Job that runs an operation: the operation's UID."""
 OPERATION_ANNOTATION: Final = "knafka.dev/operation-name"

@@ -24,6 +24,7 @@ from knafka_operator.model.family import CHANNELS
 from knafka_operator.model.resources import Broker
 
 NETWORKING: Final = "networking.internal.knative.dev/v1alpha1"
+"""The apiVersion of Knative's Ingresses."""
 INGRESS_CLASS: Final = "networking.knative.dev/ingress.class"
 """Annotation of an Ingress: the networking layer that serves it."""
 ORIGINAL_HOST: Final = "K-Original-Host"

@@ -75,8 +75,8 @@ class Apply:
     step: Step
     manifests: tuple[Manifest, ...]
     refusal: Refusal | None = None
-    """How to report an object of another owner, or an error; None: other owners aren't checked, and
-    an error fails the reconciliation."""
+    """How to report an existing object of another owner, or a refusal by the API server. None:
+    owners aren't checked, and a refusal fails the reconciliation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +86,11 @@ class Create:
     step: Step
     manifest: Manifest
     refusal: Refusal | None = None
-    """How to report an existing object of another owner, or an error; None: any existing object is
-    accepted, and an error fails the reconciliation."""
+    """How to report an existing object of another owner, or a refusal by the API server. None: any
+    existing object is accepted, and a refusal fails the reconciliation."""
     label: str = ""
-    """The label by which an existing object is accepted: it must have the manifest's value. With a
-    refusal, it is required."""
+    """Name of a label by which an existing object is accepted: its value must be the manifest's.
+    Required if there is a `refusal`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from knafka_operator.model.conditions import (
 )
 from knafka_operator.model.topics import TopicRefused
 
+# Types of conditions.
 ADDRESSABLE: Final = "Addressable"
 CONFIG_PARSED: Final = "ConfigParsed"
 TOPIC_READY: Final = "TopicReady"

@@ -29,6 +29,7 @@ Manifest = dict[str, Any]
 SECRET_PATH: Final = "/var/run/secrets/knafka/kafka"
 """Folder where the Secret for Kafka is mounted."""
 
+# Labels of functions' objects, and the values of `ROLE_LABEL`.
 ROLE_LABEL: Final = "knafka.dev/role"
 BROKER_LABEL: Final = "knafka.dev/broker"
 TRIGGER_LABEL: Final = "knafka.dev/trigger"

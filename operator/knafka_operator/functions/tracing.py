@@ -32,6 +32,7 @@ from knafka_operator.functions import services
 
 OBSERVABILITY: Final = "config-observability"
 TRACING: Final = "config-tracing"
+"""Names of Knative's two ConfigMaps."""
 DEFAULT_RATE: Final = "0.1"
 """Default sampling rate of traces that begin in functions; Knative's default for config-tracing."""
 _OTLP_PATH: Final = "/v1/traces"
