@@ -233,8 +233,8 @@ class Operator(OperatorParts):
 
     def on_broker(self, document: Document, *, gone: bool) -> None:
         """Handle a Broker or channel that has changed or, with `gone`, was deleted: update its
-        record, and enqueue it unless only its status has changed. Then its Triggers are enqueued,
-        too, if it is gone or another implementation serves it."""
+        record, and enqueue it unless only its status has changed. If the Broker is gone or another
+        implementation serves it, also enqueue its Triggers and Sensors."""
         identity, is_ours = Identity.of(document), self.brokers.is_ours(document)
         self.remember_class(document, gone=gone)
         if gone:
@@ -300,7 +300,8 @@ class Operator(OperatorParts):
             self._enqueue_receivers_owners(lambda broker: True)
 
     def _enqueue_receivers_owners(self, is_affected: Callable[[Identity], bool]) -> None:
-        """Enqueue the Brokers, channels and KafkaSinks for which `is_affected` is true."""
+        """Enqueue the Brokers, channels and KafkaSinks for whose identity `is_affected` returns
+        True."""
         for family_operator in self.all_operators:
             for identity in filter(is_affected, list(family_operator.states.brokers)):
                 self.queue.enqueue((family_operator.family.broker, *identity))

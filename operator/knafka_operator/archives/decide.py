@@ -314,7 +314,7 @@ def _lease_deletion(lease: Mapping[str, Any], settings: Settings) -> Delete:
 def _waiting_status(
     waiting: int, previous_status: Mapping[str, Any], now: datetime
 ) -> Mapping[str, Any]:
-    """Return the status fields of waiting dead letters: how many, and since when (empty: none)."""
+    """Return the status fields of waiting dead letters: their number, and since when some wait."""
     since = (previous_status.get("waitingSince") or timestamp(now)) if waiting else ""
     return {"waiting": waiting, "waitingSince": since}
 

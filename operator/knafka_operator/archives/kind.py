@@ -346,8 +346,8 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
         return await self.cluster.get(*lease_location, names.archive_lease(namespace, storage_root))
 
     async def _is_holder_gone(self, holder: str) -> bool:
-        """Whether a Lease's holder (`lease_holder`) is a deleted archive whose Jobs are gone, or no
-        archive at all. Raises `ClusterError`."""
+        """Whether a Lease's holder, in the form of `lease_holder`, is a deleted archive whose Jobs
+        are gone; also True for a text that names no archive. Raises `ClusterError`."""
         namespace, _, name_and_uid = holder.partition("/")
         name, _, uid = name_and_uid.rpartition("/")
         if not (namespace and name and uid):

@@ -185,7 +185,8 @@ def _archive_arguments(archive: DeadLetterArchive, options: Mapping[str, str]) -
 
 def _report_options(archive: DeadLetterArchive, address: str, settings: Settings) -> Sequence[str]:
     """Return the options for a report: the days that it covers, and where it is announced and
-    shown. `address` is the Broker's; empty: the report isn't announced."""
+    shown. `address` is the Broker's URL; if it is empty or could be unsafe as an argument, the
+    report isn't announced."""
     options = {"archive": archive.metadata.name, "trace-url": settings.trace_url}
     if (report := archive.spec.report) is not None:
         options["days"] = str(report.days)
@@ -196,8 +197,8 @@ def _report_options(archive: DeadLetterArchive, address: str, settings: Settings
 
 def operation_arguments(operation: Operation, options: Mapping[str, str]) -> Sequence[str]:
     """Return the arguments of `knafka_jobs.pod` for a replay or a purge: the common `options`, and
-    the operation's. Each retry gets the same arguments: their `until` excludes failures that are
-    newer than the operation."""
+    the operation's own. Each retry gets the same arguments: the selection's `until` excludes
+    failures that are newer than the operation."""
     spec, metadata = operation.spec, operation.metadata
     selection = spec.select.model_dump(mode="json", exclude_defaults=True)
     # The API server cuts a creation time to whole seconds.

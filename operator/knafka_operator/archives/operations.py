@@ -115,7 +115,7 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
         return self._records.get(uid)
 
     async def forget(self, document: Document) -> None:
-        """Drop everything kept of an operation."""
+        """Drop what is in memory about an operation."""
         uid = document["metadata"].get("uid", "")
         self._records.pop(uid, None)
         self._requeue_delays.pop(uid, None)

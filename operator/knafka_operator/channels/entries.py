@@ -214,9 +214,9 @@ def find_promised_annotations(channel: Document, uid: str) -> dict[str, str] | N
 def _find_promise_in_stored(
     channel: Document, uid: str, stored: Document | None
 ) -> dict[str, str] | None:
-    """Return the promised annotations in the status of `stored`, an entry's stored Subscription
-    (None: there is none), from when Knafka reconciled Subscriptions itself. None: its status names
-    no group, or another entry's."""
+    """Return the promised annotations that Knafka wrote into the status of `stored`, an entry's
+    stored Subscription (None: there is none), while Knafka reconciled Subscriptions itself. None:
+    that status doesn't name the entry's group."""
     annotations = status_annotations(stored or {})
     if annotations.get(GROUP_STATUS) != entry_group(Identity.of(channel), uid):
         return None
@@ -246,7 +246,7 @@ def promise_annotation(
 
 
 def is_promised(channel: Document, uid: str) -> bool:
-    """Whether the entry with this UID of a channel was promised a consumer group."""
+    """Whether a channel's entry with this UID was promised a consumer group."""
     return PROMISE + uid in status_annotations(channel)
 
 

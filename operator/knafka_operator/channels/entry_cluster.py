@@ -320,9 +320,9 @@ class ClusterWithEntries:
         ]
 
     async def write_status(self, document: Document, status: Document) -> None:
-        """Merge `status` into the stored status of an object. Of an entry's status, only the
-        annotations that are promised to the entry are stored, in its channel's status; nothing is,
-        if the channel is gone. Raises `ClusterError`."""
+        """Merge `status` into the stored status of an object. For an entry, only the annotations
+        that are promised to the entry are written, to its channel's status; nothing is written if
+        the channel is gone. Raises `ClusterError`."""
         if not _is_entry(document):
             await self._inner.write_status(document, status)
             return

@@ -100,7 +100,7 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
 
     async def connect_without_config(self, document: Document) -> KafkaCluster:
         """Return the Kafka with a channel's topic, even if its ConfigMap or Secret is gone. Raises
-        as `ChannelKafkas.find_kafka`."""
+        the errors of `ChannelKafkas.find_kafka`."""
         return await self.connections.find_kafka(document, None)
 
     @property
@@ -173,7 +173,7 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
     async def _return_host(self, channel: Broker) -> None:
         """Delete a channel's route, and point its host at the other implementation's receiver, so
         that events are accepted even before the other controller acts. If no other implementation
-        is installed, delete the host. A host that isn't the channel's own is left alone."""
+        is installed, delete the host's Service; leave it alone if the channel doesn't own it."""
         await self._delete_route(channel)
         location = CORE, "Service", channel.metadata.namespace, routes.service_name(channel)
         existing_service = await self.cluster.get(*location)

@@ -204,8 +204,8 @@ class ConditionSet:
         return all(self._conditions[type_].status is Status.TRUE for type_ in types)
 
     def by_type(self) -> Mapping[str, Condition]:
-        """Return the conditions by type. The message of an undecided one names the condition that
-        it waits for."""
+        """Return the conditions by type. If a decided condition isn't True, the message of each
+        undecided one names the condition that it waits for."""
         decided = [
             condition
             for condition in self._conditions.values()
@@ -222,9 +222,9 @@ class ConditionSet:
     def merge_into(
         self, stored: Sequence[Mapping[str, Any]], timestamp: str
     ) -> list[dict[str, Any]]:
-        """Return the new list `status.conditions`: this set's conditions and their summary. One
-        whose status hasn't changed keeps its transition time in the list `stored`; others get
-        `timestamp`, the present time (RFC 3339)."""
+        """Return the new list `status.conditions`: this set's conditions and their summary. A
+        condition whose status is the same in the list `stored` keeps its transition time; the
+        others get `timestamp`, the present time (RFC 3339)."""
         return merge_conditions(
             stored, list(self.by_type().values()), timestamp, self._summary_type
         )

@@ -204,7 +204,8 @@ def leads_back(
     destination: Destination, family: Family, namespace: str, broker: str, url: str | None = None
 ) -> bool:
     """Whether a destination declared in `namespace` is the Broker or channel of this name in that
-    namespace; `url` is the destination's resolved address (None: not known)."""
+    namespace: by its reference or, for a Broker, by the path of its address. `url` is the
+    destination's resolved address (None: not known)."""
     if (ref := destination.ref) is not None:
         referenced = ref.kind, ref.namespace or namespace, ref.name
         # With a `uri`, the address is another one than the Broker's own.

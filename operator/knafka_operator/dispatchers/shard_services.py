@@ -161,12 +161,12 @@ class Shards:
             await contract.ensure_created(topic)
 
     async def apply(self, identity: Identity, number: int, manifest: Manifest) -> None:
-        """Apply the Service of shard `number` of the Broker `identity`. Raises `NotReady` while it
-        isn't Ready, and `ClusterError`.
+        """Apply the Service of shard `number` of the Broker `identity`. Raises `NotReady` while the
+        Service isn't Ready, and `ClusterError`.
 
-        The same manifest is applied once for all Triggers. It is applied again if that failed, if
-        it wasn't Ready `APPLY_RETRY_INTERVAL` seconds ago, or by the Broker's reconciliation
-        (`maintain`).
+        The same manifest is applied once for all Triggers. It is applied again after an error; if
+        the Service isn't Ready `APPLY_RETRY_INTERVAL` seconds later; and by the Broker's
+        reconciliation (`maintain`).
         """
         record = self._active_record(identity)
         assert record.state is not None  # checked by `_active_record`

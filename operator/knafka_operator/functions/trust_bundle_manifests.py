@@ -46,7 +46,7 @@ def merge_certificates(config_maps: Iterable[Mapping[str, Any]]) -> Bundle:
     names.
 
     Invalid certificates are left out, and so are those that would exceed `MAX_BUNDLE_BYTES`. The
-    result has the problem of each ConfigMap that holds no certificate, or of which one is left out.
+    result names the problem of each ConfigMap that has no certificate, or one that is left out.
     """
     merged = dict[str, None]()  # an ordered set
     problems, size = dict[str, str](), 0
