@@ -381,8 +381,9 @@ class OperatorParts(Neighbours):
         return [self, *self._others]
 
     async def close(self) -> None:
-        """End all tasks and drain requests, also those of the operators beside this one, and wait
-        for that; the drains themselves go on. The operator of Brokers closes the shared clients."""
+        """End all tasks and drain requests, also those of the other families' operators, and wait
+        for their end; the drains themselves go on. The operator of Brokers closes the shared
+        clients."""
         for other in self._others:
             await other.close()
         for task in self._tasks:

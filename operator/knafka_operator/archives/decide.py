@@ -314,7 +314,7 @@ def _lease_deletion(lease: Mapping[str, Any], settings: Settings) -> Delete:
 def _waiting_status(
     waiting: int, previous_status: Mapping[str, Any], now: datetime
 ) -> Mapping[str, Any]:
-    """Return the status fields of waiting dead letters: their number, and since when some wait."""
+    """Return the status fields of waiting dead letters: number, and since when (empty if 0)."""
     since = (previous_status.get("waitingSince") or timestamp(now)) if waiting else ""
     return {"waiting": waiting, "waitingSince": since}
 

@@ -3,7 +3,7 @@
 One check of a Kafka serves all archives there, with two requests in all. A group's lag is read only
 if its topic has grown since.
 
-Not here: what follows from it (`archives.decide`).
+Not here: when waiting dead letters start a Job (`archives.decide`).
 """
 
 from __future__ import annotations

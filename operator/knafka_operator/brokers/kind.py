@@ -3,7 +3,7 @@ that.
 
     observe (ConfigMaps, Secret, sink, topic) -> decide (`brokers.decide`) -> act, until all is done
 
-A Broker's record keeps in `state` what its Triggers are reconciled from.
+A Broker's record has, in `state`, everything that its Triggers' reconciliation needs of the Broker.
 
 Not here: watching for changes (`engine.controller`), reading what a decision needs (`observe`,
 `kafkas`), the content of contract topics (`receivers`, `contracts`), and decisions, which are pure

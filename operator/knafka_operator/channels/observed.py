@@ -1,6 +1,6 @@
 """Observed: a KafkaChannel with everything that was read for its decision. Pure.
 
-Not here: the reading (`kind`, `kafkas`), and what follows from it (`decide`).
+Not here: the reading (`kind`, `kafkas`), and the decision (`decide`).
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """Moves: moves busy `auto` Triggers to own dispatchers and quiet ones to shared dispatchers,
 checked every few seconds.
 
-    scaler's status -> history -> `move_decisions` -> what the record says it needs, and the queue
+    scaler's status -> history -> `move_decisions` -> `needed` of the Trigger's record, and the queue
 
 The Trigger's reconciliation carries out the move and retries. After the operator's start a Trigger
 stays where it is until its history is long enough.
 
-Not here: what is busy (`dispatchers.activity`), and the steps of a move (`triggers.decide`).
+Not here: which Triggers are busy (`dispatchers.activity`), and the steps of a move
+(`triggers.decide`).
 """
 
 from __future__ import annotations

@@ -37,7 +37,8 @@ from knafka_operator.records.state import BrokerRecord, ShardRecord, States, Wat
 log = logging.getLogger(__name__)
 
 APPLY_RETRY_INTERVAL: Final = 1.0
-"""Seconds before a Service that isn't Ready is applied again; all its Triggers request that."""
+"""Seconds before a Service that isn't Ready is applied again, however many of its Triggers request
+it meanwhile."""
 
 EMPTY_SHARD_SECONDS: Final = 60.0
 """Seconds without a Trigger after which a shard's Service is deleted, since a Trigger may come

@@ -212,8 +212,8 @@ class WorkQueue:
             self._schedule_later(item, verdict)
 
     def _schedule_soon(self, item: _Item) -> None:
-        """Make an item due now, or, if it was just reconciled, `RECONCILE_SPACING` seconds after
-        that."""
+        """Make an item due now or, if it was just reconciled, `RECONCILE_SPACING` seconds after the
+        end of that reconciliation."""
         wait = item.not_before - asyncio.get_running_loop().time()
         if wait > 0:
             self._schedule_later(item, wait)

@@ -1,4 +1,4 @@
-"""Services: builds the Knative Service of any function, from what distinguishes it. Pure.
+"""Services: builds the Knative Service of any function, from its `FunctionService`. Pure.
 
 A Secret is mounted as files. The owner is in the same namespace, so that Kubernetes deletes the
 Service with it.
@@ -201,7 +201,7 @@ def owned_metadata(owner: Resource, family: Family, settings: Settings) -> Manif
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionService:
-    """What distinguishes a function's Knative Service from that of other functions."""
+    """The parts of a function's Knative Service that differ between functions."""
 
     name: str
     ownership: Mapping[str, Any]
