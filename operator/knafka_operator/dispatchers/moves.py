@@ -1,7 +1,7 @@
 """Moves: moves busy `auto` Triggers to own dispatchers and quiet ones to shared dispatchers,
 checked every few seconds.
 
-    scaler's status -> history -> `move_decisions` -> `needed` of the Trigger's record, and the queue
+    scaler's status -> history -> `move_decisions` -> the record's `needed`, and the work queue
 
 The Trigger's reconciliation carries out the move and retries. After the operator's start a Trigger
 stays where it is until its history is long enough.
