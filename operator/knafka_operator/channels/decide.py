@@ -273,6 +273,7 @@ def _set_address(
         url = receiver_url if gateway is None else f"http://{entry.hosts[-1]}"
         url_to_probe = receiver_url if is_direct_way else url
         if is_direct_way and url_to_probe not in answered_addresses:
+            # Before the host leads there, as events would fail while the receiver doesn't answer.
             steps.needed.run_first(ProbeDirect(url_to_probe, url_to_probe))
         if gateway is not None and observed.routed != route_host:
             manifests = (

@@ -56,7 +56,8 @@ class _AnnotationBatch:
     values: dict[str, str | None] = field(default_factory=dict)
     """The annotations' new values by key; None removes an annotation."""
     writing: asyncio.Task[None] | None = None
-    """The task that writes them, which all their callers await; None: it hasn't begun."""
+    """The task that writes the annotations, awaited by everybody who added some; None: it hasn't
+    been started."""
 
 
 class ClusterWithEntries:
@@ -91,7 +92,7 @@ class ClusterWithEntries:
         channel and UID."""
         self._batches: dict[Identity, _AnnotationBatch] = {}
         """Annotations of each channel that aren't being written yet."""
-        self._writing: dict[Identity, asyncio.Lock] = {}
+        self._write_locks: dict[Identity, asyncio.Lock] = {}
         """For each channel: held while a batch is written, so that batches are written in order."""
 
     # Changes. Each method returns the Subscriptions that may be shown differently now.
@@ -356,14 +357,14 @@ class ClusterWithEntries:
     async def _write_batch(self, channel: Identity, batch: _AnnotationBatch) -> None:
         """Write a batch of annotations to the channel's status, after earlier batches of that
         channel. Raises `ClusterError`."""
-        async with self._writing.setdefault(channel, asyncio.Lock()):
+        async with self._write_locks.setdefault(channel, asyncio.Lock()):
             del self._batches[channel]  # later annotations begin a new batch
             metadata = {"namespace": channel.namespace, "name": channel.name}
             kind = {"apiVersion": CHANNELS.broker_version, "kind": CHANNELS.broker}
             document = {**kind, "metadata": metadata}
             await self._inner.write_status(document, {"annotations": batch.values})
         if channel not in self._batches and channel not in self._channels:
-            self._writing.pop(channel, None)
+            self._write_locks.pop(channel, None)
 
     async def create(self, manifest: Document) -> bool:
         """Create an object; returns whether it was created (False: one of its name exists already).

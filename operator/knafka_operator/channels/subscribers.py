@@ -13,7 +13,7 @@ Not here: reconciling a Subscription (`subscriptions`), and the texts of its sta
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -122,9 +122,9 @@ class Subscribers:
             raise Conflict(f"{channel['kind']} {Identity.of(channel)} has changed meanwhile")
         return stored
 
-    async def _record_own_uids(self, channel: Document, uids: Any) -> None:
-        """Write to the channel's status which entries Knafka may have written, by UID. Raises
-        `ClusterError`."""
+    async def _record_own_uids(self, channel: Document, uids: Iterable[str]) -> None:
+        """Record in the channel's status the `uids` of all entries that Knafka may have written.
+        Raises `ClusterError`."""
         annotations = {DECLARED: " ".join(sorted(uids)) or None}
         await self.cluster.write_status(channel, {"annotations": annotations})
 
