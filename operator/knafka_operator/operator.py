@@ -254,12 +254,10 @@ class Operator(OperatorParts):
             self.states.mark_trigger_gone(identity)
         else:
             self.states.store_trigger(document)
+        if not self._enqueue_if_changed(document, gone=gone):
+            return
         record = self.states.triggers.get(identity)
-        if (
-            self._enqueue_if_changed(document, gone=gone)
-            and record is not None
-            and record.watched is not None
-        ):
+        if record is not None and record.watched is not None:
             # A user may have reset the group's offsets, and annotated the Trigger so that this is
             # noticed at once.
             record.watched.kafka.topics.forget_group(record.watched.egress.group)

@@ -144,9 +144,14 @@ class DeliveryParts:
         self._queue = shared.queue
         self.shards = Shards(settings, cluster, states, shared.queue.enqueue)
         self.effects = Effects(
-            cluster, states, self.shards, receivers, shared.trust_bundles, clients.probe,
+            cluster,
+            states,
+            self.shards,
+            receivers,
+            shared.trust_bundles,
+            clients.probe,
             clients.wake,
-        )  # fmt: skip
+        )
         self.dead_letters = DeadLetterMonitor(states, shared.queue.enqueue)
 
     def arguments(

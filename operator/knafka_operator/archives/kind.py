@@ -197,14 +197,14 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
         if state is None:
             stored = await self.cluster.get(BROKERS.broker_version, BROKERS.broker, *broker)
         storage_problem, claim_uid = await self._find_storage_problem(archive)
-        tables_identity = (
+        # Other tables have another group, which reads all dead letters again.
+        table_ids = (
             archive.metadata.uid,
             manifests.storage_root(broker.namespace, archive.spec.storage),
             claim_uid,
+            broker.name,
         )
-        group = names.archive_group(
-            broker.namespace, archive.metadata.name, *tables_identity, broker.name
-        )
+        group = names.archive_group(broker.namespace, archive.metadata.name, *table_ids)
         observed = replace(
             observed,
             broker=state,

@@ -88,6 +88,8 @@ class Subscribers:
         meanwhile, and other `ClusterError`s."""
         listed = entries.listed_subscribers(channel)
         recorded_uids = entries.own_uids(channel)
+        # Stored Subscriptions that this operator knows: their entries are ours to replace or remove
+        # even if they aren't recorded.
         handled_uids = {
             record.uid
             for trigger in self.states.triggers_of(Identity.of(channel))
@@ -109,6 +111,7 @@ class Subscribers:
             }
             spec = {"subscribers": merged}
             await self.cluster.apply({**kind, "metadata": identity, "spec": spec})
+        # Entries that were removed just now needn't be recorded any more.
         if desired_entries.keys() != entries.own_uids(channel):
             await self._record_own_uids(channel, desired_entries.keys())
 

@@ -146,9 +146,8 @@ def orphaned_finalizers(
     is; else the finalizer stays, and the warning has a command to remove it.
     """
     metadata = document["metadata"]
-    if EVENTING_FINALIZER not in (metadata.get("finalizers") or ()):
-        return (), ""
-    if handling.handler is not Handler.OWN:
+    has_finalizer = EVENTING_FINALIZER in (metadata.get("finalizers") or ())
+    if not has_finalizer or handling.handler is not Handler.OWN:
         return (), ""
     if handling.is_eventing_installed is False:
         return (EVENTING_FINALIZER,), ""

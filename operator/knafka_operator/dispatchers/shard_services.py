@@ -180,6 +180,8 @@ class Shards:
             if previous_manifest != manifest or is_retry_due:
                 await self._apply(shard, manifest, broker)
                 if previous_manifest != manifest:
+                    # So that the Broker's reconciliation reads the Service as well, and the Broker
+                    # is enqueued when the Service changes.
                     self.enqueue((self.states.family.broker, *identity))
         if shard.problem is not None:
             raise shard.problem
