@@ -46,10 +46,8 @@ def with_default_delivery(broker: Broker, defaults: ConfigMap | None) -> Broker:
     if broker.spec.delivery.is_set or defaults is None:
         return broker
     class_ = broker.metadata.annotations.get(BROKER_CLASS, "")
-    declared = _find_class_entry(_parse_entries(defaults), broker.metadata.namespace, class_).get(
-        "delivery"
-    )
-    if declared is None:
+    entry = _find_class_entry(_parse_entries(defaults), broker.metadata.namespace, class_)
+    if (declared := entry.get("delivery")) is None:
         return broker
     try:
         delivery = parse(DeliverySpec, declared)

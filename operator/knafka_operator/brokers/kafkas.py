@@ -37,7 +37,7 @@ class BrokerKafkas:
     async def connect(self, broker: Broker) -> tuple[BrokerConnection, KafkaCluster]:
         """Return the configuration and client of a Broker's Kafka. The Broker's ConfigMap is merged
         over the installation's; its Secret must exist, and the Broker must be allowed to use both.
-        Raises the errors in `EXPECTED`."""
+        Raises the errors in `EXPECTED`, and `ClusterError`."""
         installation_config = await self.read_installation_config()
         reference = desired.config_reference(broker)
         broker_config = None if reference is None else await self.read_config_map(*reference)
@@ -70,7 +70,7 @@ class BrokerKafkas:
 
     async def find_kafka(self, broker: Broker) -> KafkaCluster:
         """Return the Kafka with a Broker's topic, even if its ConfigMap was deleted first. Raises
-        the errors in `EXPECTED` if the Kafka isn't known."""
+        the errors in `EXPECTED` if the Kafka isn't known, and `ClusterError`."""
         try:
             return (await self.connect(broker))[1]
         except (NotReady, InvalidDocument):
