@@ -352,8 +352,8 @@ def _is_last_run_own(status: Mapping[str, Any]) -> bool:
 
 
 def _next_report_time(archive: DeadLetterArchive, status: Mapping[str, Any]) -> datetime:
-    """Return when the next report is due by the archive's schedule, counted from its last report,
-    else its first run; the latest `datetime` if the schedule never matches again."""
+    """Return when the next report is due by schedule, counted from the last report, else the first
+    run, else the first waiting dead letter; the latest `datetime` if none is due any more."""
     assert archive.spec.report is not None
     last_made = (status.get("report") or {}).get("made")
     since = last_made or status.get("firstRun") or status["waitingSince"]
