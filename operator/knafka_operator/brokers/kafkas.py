@@ -79,7 +79,7 @@ class BrokerKafkas:
             )
             if record is not None and record.kafka is not None:
                 return record.kafka
-            # The operator has restarted since: without credentials it may still succeed.
+            # The operator has restarted since, and has no credentials: the Kafka may need none.
             servers = broker.status.annotations.get(desired.BOOTSTRAP_SERVERS)
             if servers is None:
                 raise
