@@ -30,7 +30,7 @@ from knafka_operator.sinks.model import KAFKA_SINK
 
 def kinds_of(operator: Operator) -> Mapping[str, Kind]:
     """Return the reconciler of each kind that the installation enables, by the kind's name.
-    `operator` is the one of Brokers; those of other families are beside it."""
+    `operator` is the operator of Brokers, which knows the operators of other families."""
     table: dict[str, Kind] = {}
     for family_operator in operator.all_operators:
         family = family_operator.family
@@ -42,7 +42,12 @@ def kinds_of(operator: Operator) -> Mapping[str, Kind]:
     if operator.sensors is not None:
         table[SENSOR] = operator.sensors
     if operator.settings.jobs_image:
-        archive_arguments = operator.settings, operator.cluster, operator.states, operator.effects
-        archives = Archives(*archive_arguments, operator.brokers.is_ours)
+        archives = Archives(
+            operator.settings,
+            operator.cluster,
+            operator.states,
+            operator.effects,
+            operator.brokers.is_ours,
+        )
         table |= {ARCHIVE: archives, **dict.fromkeys(OPERATIONS, archives.operations)}
     return table

@@ -19,13 +19,16 @@ from typing import Any, Final, Literal
 from knafka_operator.channels import entries
 from knafka_operator.decisions import status as statuses
 from knafka_operator.dispatchers.resuming import Resuming
-from knafka_operator.dispatchers.startup import DISPATCHERS, connect_kafkas, resume_deliveries
+from knafka_operator.dispatchers.startup import (
+    DISPATCHER_LABELS,
+    connect_kafkas,
+    resume_deliveries,
+)
 from knafka_operator.engine.work_queue import BACK_OFF, GONE, Verdict
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import SERVING
 from knafka_operator.model.sensors import SENSOR, Bus
-from knafka_operator.receivers.event_types import EVENT_TYPES_INTERVAL as EVENT_TYPES_INTERVAL
 from knafka_operator.records.state import broker_of, without_status
 from knafka_operator.sinks.model import KAFKA_SINK
 from knafka_operator.wiring import OperatorParts
@@ -50,13 +53,13 @@ class Operator(OperatorParts):
         brokers, triggers, dispatcher_services = await asyncio.gather(
             self.cluster.list(self.family.broker_version, self.family.broker),
             self.cluster.list(self.family.trigger_version, self.family.trigger),
-            self.cluster.list(SERVING, "Service", DISPATCHERS),
+            self.cluster.list(SERVING, "Service", DISPATCHER_LABELS),
         )
         for broker in brokers:
             self.remember_class(broker, gone=False)
         await resume_deliveries(
             self.cluster,
-            self._new_resuming(),
+            self._create_resuming(),
             {Identity.of(broker): broker for broker in brokers if self._is_delivered(broker)},
             triggers,
             dispatcher_services,
@@ -67,10 +70,10 @@ class Operator(OperatorParts):
     async def prepare(self) -> None:
         """Prepare for `resume`: list all Services, and connect to every Kafka that they use. Raises
         `ClusterError`."""
-        await connect_kafkas(self.cluster, self._new_resuming())
+        await connect_kafkas(self.cluster, self._create_resuming())
 
-    def _new_resuming(self) -> Resuming:
-        """Return a new finder of running deliveries; each pass over the Services needs its own."""
+    def _create_resuming(self) -> Resuming:
+        """Create a finder of running deliveries; each pass over the Services needs its own."""
         return Resuming(self.cluster, self._kafkas, self._shards, self.settings)
 
     def remember_class(self, broker: Document, *, gone: bool) -> None:
@@ -86,8 +89,8 @@ class Operator(OperatorParts):
         return self.brokers.is_ours(broker) and "deletionTimestamp" not in broker["metadata"]
 
     def may_be_ours(self, trigger: Mapping[str, Any]) -> bool:
-        """Whether no other implementation is known to serve the Broker of a stored Trigger
-        (`Triggers.is_ours`)."""
+        """Whether Knafka serves the Broker of a stored Trigger, as far as is known: True unless
+        another implementation is known to serve the Broker (`Triggers.is_ours`)."""
         return self.triggers.is_ours(trigger)
 
     async def stop_triggers(self, broker: Identity) -> None:
@@ -129,12 +132,14 @@ class Operator(OperatorParts):
         await self.brokers.delete_topic(document, groups)
 
     def forget(self, document: Document) -> None:
-        """Forget a Broker or Trigger that is gone; nothing in Kafka is deleted."""
-        is_broker = document["kind"] == self.family.broker
-        (self.brokers if is_broker else self.triggers).drop(document)
-        if not is_broker:
-            self._enqueue_after_suspension(Identity.of(document))
-            self._enqueue_channel(broker_of(document))
+        """Drop what is in memory about a deleted Broker or Trigger; nothing in Kafka is deleted.
+        For a Subscription also enqueue its channel, and Subscriptions that waited for its name."""
+        if document["kind"] == self.family.broker:
+            self.brokers.drop(document)
+            return
+        self.triggers.drop(document)
+        self._enqueue_after_suspension(Identity.of(document))
+        self._enqueue_channel(broker_of(document))
 
     def on_change(self, document: Document, *, gone: bool) -> None:
         """Handle a Broker or Trigger that has changed or, with `gone`, was deleted: enqueue it
@@ -191,11 +196,11 @@ class Operator(OperatorParts):
     async def suspend_absent(
         self, identity: Identity
     ) -> float | Literal[Verdict.BACK_OFF, Verdict.GONE]:
-        """End the delivery of a Subscription that doesn't exist, temporarily or for good. Returns
-        the seconds until it counts as deleted; `BACK_OFF` while its delivery goes on, `GONE` if
-        there is nothing left to do, as always for a Trigger.
+        """End the delivery of a Subscription that doesn't exist now, and may come back. Returns
+        `BACK_OFF` while its delivery goes on; then the seconds until it counts as deleted, or
+        `GONE` if nothing is left to do. For a Trigger, do nothing and return `GONE`.
 
-        Its consumer group stays for a while (`channels.entry_cluster`). Raises `ClusterError`.
+        The consumer group stays for a while (`channels.entry_cluster`). Raises `ClusterError`.
         """
         if self.entries is None:
             return GONE
@@ -213,8 +218,9 @@ class Operator(OperatorParts):
         return GONE if requeue_after is None else requeue_after
 
     def _enqueue_after_suspension(self, identity: Identity) -> None:
-        """Enqueue the Subscriptions that waited for the name `identity` until its delivery ended,
-        and the Subscription `identity` itself if it was recreated. Does nothing for Triggers."""
+        """Enqueue the Subscriptions that have waited until the delivery under the name `identity`
+        ended, and the Subscription of that name itself if it was recreated. Does nothing for
+        Triggers."""
         if self.entries is None:
             return
         for waiting in self.entries.release_name(identity):
@@ -227,8 +233,8 @@ class Operator(OperatorParts):
 
     def on_broker(self, document: Document, *, gone: bool) -> None:
         """Handle a Broker or channel that has changed or, with `gone`, was deleted: update its
-        record, and enqueue it unless only its status has changed. Then its Triggers are enqueued,
-        too, if it is gone or another implementation serves it."""
+        record, and enqueue it unless only its status has changed. If the Broker is gone or another
+        implementation serves it, also enqueue its Triggers and Sensors."""
         identity, is_ours = Identity.of(document), self.brokers.is_ours(document)
         self.remember_class(document, gone=gone)
         if gone:
@@ -248,19 +254,17 @@ class Operator(OperatorParts):
             self.states.mark_trigger_gone(identity)
         else:
             self.states.store_trigger(document)
+        if not self._enqueue_if_changed(document, gone=gone):
+            return
         record = self.states.triggers.get(identity)
-        if (
-            self._enqueue_if_changed(document, gone=gone)
-            and record is not None
-            and record.watched is not None
-        ):
+        if record is not None and record.watched is not None:
             # A user may have reset the group's offsets, and annotated the Trigger so that this is
             # noticed at once.
             record.watched.kafka.topics.forget_group(record.watched.egress.group)
 
     def _enqueue_if_changed(self, document: Document, *, gone: bool) -> bool:
-        """Enqueue an object if more than its status has changed, or if it is `gone`; returns
-        whether it was enqueued."""
+        """Enqueue an object if more than its status has changed since the last call, or if it is
+        `gone`; returns whether it was enqueued. Remembers the document for the next call."""
         key = document["kind"], *Identity.of(document)
         previous = self.states.declarations.pop(key, None)
         if not gone:
@@ -285,8 +289,8 @@ class Operator(OperatorParts):
         self._enqueue_receivers_owners(lambda broker: broker.namespace in namespaces)
 
     def on_policies_known(self, known: bool) -> None:
-        """Record whether all EventPolicies are known. When they become known, enqueue all owners of
-        receivers."""
+        """Record whether all EventPolicies are `known`. When they become known, enqueue all owners
+        of receivers."""
         if self.states.policies.is_known == known:
             return
         self.states.policies.is_known = known
@@ -294,7 +298,8 @@ class Operator(OperatorParts):
             self._enqueue_receivers_owners(lambda broker: True)
 
     def _enqueue_receivers_owners(self, is_affected: Callable[[Identity], bool]) -> None:
-        """Enqueue the Brokers, channels and KafkaSinks for which `is_affected` is true."""
+        """Enqueue the Brokers, channels and KafkaSinks for whose identity `is_affected` returns
+        True."""
         for family_operator in self.all_operators:
             for identity in filter(is_affected, list(family_operator.states.brokers)):
                 self.queue.enqueue((family_operator.family.broker, *identity))
@@ -303,9 +308,9 @@ class Operator(OperatorParts):
             self.queue.enqueue((KAFKA_SINK, *identity))
 
     def on_receiver(self, pod: Document, *, new: bool = True, gone: bool = False) -> None:
-        """Record that a receiver's pod exists or, with `gone`, was deleted. If the pod is `new`
-        (not one that existed when the operator started), an event is on its way: open drains of up
-        to `PREWARM_LIMIT` of the Broker's Triggers."""
+        """Record that a receiver's pod exists or, with `gone`, was deleted. A `new` pod has started
+        since the operator did, so an event is on its way: open drains of up to `PREWARM_LIMIT` of
+        the Broker's Triggers."""
         state = self.states.track_receiver_pod(pod, gone=gone)
         if state is not None and new and not gone:
             state.kafka.scaler.prewarm(state.topic.name, PREWARM_LIMIT)

@@ -101,6 +101,7 @@ class SharedParts:
             clients.drains or self.http,
             used=used_kafkas,
             on_return=self.queue.retry_failed,
+            # Topics of Brokers without a receiver's pod get no events, and are checked less often.
             resting=self._broker_states.unwritten_topics,
             open_writer=clients.open_writer,
             allowed=settings.allowed_servers,
@@ -109,8 +110,9 @@ class SharedParts:
         self.trust_bundles = TrustBundleCopies(settings, cluster)
 
     def states_of(self, family: Family, settings: Settings) -> States:
-        """Return the records of a family: of Brokers always the same `States`, of another family a
-        new one at each call. All share functions' addresses, policies and the limit of rolls."""
+        """Return the records of a family. For Brokers they are always the same `States`; for
+        another family each call creates new ones. All share functions' addresses, EventPolicies and
+        the limit of rolls."""
         if family is BROKERS:
             return self._broker_states
         states = States(family, self.rolls, settings.naming)
@@ -124,7 +126,7 @@ class SharedParts:
 
 
 class DeliveryParts:
-    """What one kind that delivers events is made of, beside its reconciler."""
+    """The parts of one kind that delivers events, beside its reconciler."""
 
     def __init__(
         self,
@@ -142,9 +144,14 @@ class DeliveryParts:
         self._queue = shared.queue
         self.shards = Shards(settings, cluster, states, shared.queue.enqueue)
         self.effects = Effects(
-            cluster, states, self.shards, receivers, shared.trust_bundles, clients.probe,
+            cluster,
+            states,
+            self.shards,
+            receivers,
+            shared.trust_bundles,
+            clients.probe,
             clients.wake,
-        )  # fmt: skip
+        )
         self.dead_letters = DeadLetterMonitor(states, shared.queue.enqueue)
 
     def arguments(
@@ -157,17 +164,25 @@ class DeliveryParts:
             self._settings, self._cluster, is_ours, self.shards, self._states, actions
         )
         return (
-            *(self._settings, self._cluster, brokers, self.shards, self._states, observer),
-            *(self.dead_letters, self.effects, rfc3339_now, self._queue.enqueue),
+            self._settings,
+            self._cluster,
+            brokers,
+            self.shards,
+            self._states,
+            observer,
+            self.dead_letters,
+            self.effects,
+            rfc3339_now,
+            self._queue.enqueue,
         )
 
-    def make_publishing(self, triggers: Triggers) -> Publishing:
+    def create_publishing(self, triggers: Triggers) -> Publishing:
         """Create the part that writes the scaler's view of the kind's objects into the statuses."""
         return Publishing(self._cluster, self._states, triggers, self._queue, rfc3339_now)
 
     def tasks(self, publishing: Publishing, owner: str = "") -> list[Coroutine[Any, Any, None]]:
-        """Return the periodic tasks of the kind, not yet started. `owner`, such as `sources' `, is
-        put into the tasks' names in log lines."""
+        """Return the periodic tasks of the kind, not yet started. `owner`, such as `sources' ` with
+        a space at its end, is put into the tasks' names in log lines."""
         check = self.dead_letters.check_topics
         return [
             run_repeatedly(f"publishing {owner}lags", publishing.publish_lags, PUBLISH_INTERVAL),
@@ -212,10 +227,11 @@ class OperatorParts(Neighbours):
         if beside is not None:
             cluster = self.entries = ClusterWithEntries(cluster, Handling(settings.subscriptions))
         self.cluster = cluster
-        self._beside: list[Self] = []
-        """The operators of other families that share this one's parts."""
+        self._others: list[Self] = []
+        """The operators of other families that share this one's parts; only the operator of Brokers
+        has any."""
         if beside is not None:
-            beside._beside.append(self)
+            beside._others.append(self)
         self._shared: SharedParts = (
             SharedParts(settings, cluster, clients, self._used_kafkas)
             if beside is None
@@ -232,10 +248,10 @@ class OperatorParts(Neighbours):
             clients.positions or self._pod_positions(),
             self.queue.enqueue,
         )
-        parts = self._new_delivery(self.states)
+        parts = self._create_delivery_parts(self.states)
         self.effects, self.dead_letters = parts.effects, parts.dead_letters
         self._shards = parts.shards
-        self.brokers = self._new_brokers()
+        self.brokers = self._create_brokers()
         self.sensors: Sensors | None = None
         """The reconciler of Sensors, shared by both families, as either may have a Sensor's bus;
         None: Sensors aren't served."""
@@ -254,7 +270,7 @@ class OperatorParts(Neighbours):
             else Subscriptions(*arguments, entries=self.entries)
         )
         self.brokers.neighbours = self.triggers.neighbours = self
-        self.publishing = parts.make_publishing(self.triggers)
+        self.publishing = parts.create_publishing(self.triggers)
         self._all_publishing = [self.publishing]
         self.moves = Moves(self.states, self.queue.enqueue, activity)
         ask_pods = PodEventTypes(partial(bearers_of, settings))
@@ -265,37 +281,43 @@ class OperatorParts(Neighbours):
         self.sources: KafkaSources | None = None
         """The reconciler of KafkaSources; None: they aren't served, or the operator `beside` has
         it."""
-        make_types = self.event_types.create_new_types
-        running = [
+        create_types = self.event_types.create_new_types
+        tasks = [
             *parts.tasks(self.publishing),
             run_repeatedly("moving Triggers", self.moves.move_triggers, move_interval),
-            run_repeatedly("making EventTypes", make_types, EVENT_TYPES_INTERVAL),
+            run_repeatedly("making EventTypes", create_types, EVENT_TYPES_INTERVAL),
         ]
         if beside is None:
-            running += self._create_other_kinds()
-        self._tasks = {asyncio.create_task(coroutine) for coroutine in running}
+            tasks += [*self._shared_tasks(), *self._create_sinks_and_sources()]
+        self._tasks = {asyncio.create_task(coroutine) for coroutine in tasks}
 
-    def _new_delivery(self, states: States) -> DeliveryParts:
+    def _create_delivery_parts(self, states: States) -> DeliveryParts:
         """Create the parts of a kind that delivers events; `states` has the kind's records. Reads
         attributes such as `_receivers` and `_shared`, so call it once these are set."""
         return DeliveryParts(
             self.settings, self.cluster, states, self._receivers, self._shared, self._clients
         )
 
-    def _new_brokers(self) -> Brokers | Channels:
+    def _create_brokers(self) -> Brokers | Channels:
         """Create the reconciler of the family's Brokers or channels."""
         arguments = (
-            *(self.settings, self.cluster, self._kafkas, self._shards, self.states),
-            *(self._receivers, self.effects, rfc3339_now),
+            self.settings,
+            self.cluster,
+            self._kafkas,
+            self._shards,
+            self.states,
+            self._receivers,
+            self.effects,
+            rfc3339_now,
         )
         if self.entries is None:
             return Brokers(*arguments)
         return Channels(*arguments, self.entries.handling)
 
     def _pod_positions(self) -> PodPositions:
-        """Create the part that asks receivers' pods for their positions. If no pod answers, it asks
-        a Broker's Service instead. Channels' receivers need no such way: they are in the operator's
-        namespace, where no mesh or NetworkPolicy blocks their pods."""
+        """Create the part that asks receivers' pods for their positions. For Brokers, that part
+        asks the receiver's Service instead if no pod answers. Channels' receivers don't need this:
+        they are in the operator's namespace, where no mesh or NetworkPolicy blocks their pods."""
         url_of = partial(services.service_url, settings=self.settings)
         return PodPositions(
             self.cluster,
@@ -303,33 +325,39 @@ class OperatorParts(Neighbours):
             bearers=partial(bearers_of, self.settings),
         )
 
-    def _create_other_kinds(self) -> list[Coroutine[Any, Any, None]]:
-        """Create the reconcilers of KafkaSinks and KafkaSources, if they are served. Returns their
-        periodic tasks and those that serve all families together, not yet started."""
-        settings, shared = self.settings, self._shared
-        check_turns = partial(shared.rolls.check_turns, self.cluster)
-        running: list[Coroutine[Any, Any, None]] = []
-        if settings.trust_bundles:
-            running.append(self.trust_bundles.run())
-        running.append(run_repeatedly("rolling", check_turns, ROLL_CHECK_INTERVAL))
+    def _shared_tasks(self) -> list[Coroutine[Any, Any, None]]:
+        """Return the tasks that run once for all families, not yet started: copying trust bundles,
+        rolling functions, and publishing the statuses of Sensors."""
+        check_turns = partial(self._shared.rolls.check_turns, self.cluster)
+        tasks: list[Coroutine[Any, Any, None]] = []
+        if self.settings.trust_bundles:
+            tasks.append(self.trust_bundles.run())
+        tasks.append(run_repeatedly("rolling", check_turns, ROLL_CHECK_INTERVAL))
         if self.sensors is not None:
-            running.append(self.sensors.publish(self.queue))
+            tasks.append(self.sensors.publish(self.queue))
+        return tasks
+
+    def _create_sinks_and_sources(self) -> list[Coroutine[Any, Any, None]]:
+        """Create the reconcilers of KafkaSinks and KafkaSources, if these are served. Returns the
+        periodic tasks of KafkaSources, not yet started; KafkaSinks have none."""
+        settings = self.settings
         if settings.sinks:
             arguments = settings, self.cluster, self._kafkas, self.states, self.effects, rfc3339_now
             self.sinks = KafkaSinks(*arguments, self._has_topic)
-        if settings.sources:
-            states = shared.states_of(SOURCES, settings)
-            parts = self._new_delivery(states)
-            self.sources = KafkaSources(
-                *parts.arguments(self.brokers, lambda broker: True),
-                source_observer=SourceObserver(
-                    settings, self.cluster, self._kafkas, states, self._has_topic
-                ),
-            )
-            publishing = parts.make_publishing(self.sources)
-            self._all_publishing.append(publishing)
-            running += parts.tasks(publishing, "sources' ")
-        return running
+        if not settings.sources:
+            return []
+        states = self._shared.states_of(SOURCES, settings)
+        parts = self._create_delivery_parts(states)
+        self.sources = KafkaSources(
+            # A KafkaSource has no Broker that another implementation could serve.
+            *parts.arguments(self.brokers, lambda broker: True),
+            source_observer=SourceObserver(
+                settings, self.cluster, self._kafkas, states, self._has_topic
+            ),
+        )
+        publishing = parts.create_publishing(self.sources)
+        self._all_publishing.append(publishing)
+        return parts.tasks(publishing, "sources' ")
 
     def _has_topic(self, topic: str) -> bool:
         """Whether a Broker, KafkaChannel or Sensor has a topic of this name."""
@@ -355,13 +383,14 @@ class OperatorParts(Neighbours):
     @property
     def all_operators(self) -> Sequence[Self]:
         """This operator and the operators of other families that share its parts."""
-        return [self, *self._beside]
+        return [self, *self._others]
 
     async def close(self) -> None:
-        """End all tasks and drain requests, also those of the operators beside this one, and wait
-        for that; the drains themselves go on. The operator of Brokers closes the shared clients."""
-        for family_operator in self._beside:
-            await family_operator.close()
+        """End all tasks and drain requests, also those of the other families' operators, and wait
+        for their end; the drains themselves go on. The operator of Brokers closes the shared
+        clients."""
+        for other in self._others:
+            await other.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.wait(self._tasks)

@@ -336,7 +336,9 @@ async def test_what_entries_are_promised_together_is_written_together(world: Cha
     assert found is not None
     channel = Identity(SHOP, CHANNEL)
     world.cluster.requests.clear()
-    await asyncio.gather(*(found._write(channel, {f"{PROMISE}{n}": "{}"}) for n in range(100)))
+    await asyncio.gather(
+        *(found._write_annotations(channel, {f"{PROMISE}{n}": "{}"}) for n in range(100))
+    )
     assert world.cluster.requests["write_status"] <= 2
     assert sum(each.startswith(PROMISE) for each in kept(world)) == 100
 

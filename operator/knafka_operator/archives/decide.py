@@ -65,6 +65,7 @@ from knafka_operator.model.family import BROKERS
 from knafka_operator.records.delivery import BrokerState
 
 ARCHIVE_CONDITIONS: Final = (BROKER_READY, STORAGE_READY, TOPICS_READ, SUCCEEDED)
+"""Types of an archive's conditions, causes before consequences."""
 RECHECK_SECONDS: Final = 30.0
 """Seconds until an archive is reconciled again if nothing changes."""
 JOB_RECHECK_SECONDS: Final = 10.0
@@ -75,6 +76,7 @@ MAX_RETRY: Final = 21_600.0
 
 ACCOUNT_REFUSAL: Final = Refusal("this archive", "AccountNotOurs", "JobRejected")
 JOB_REFUSAL: Final = Refusal("this archive", "JobNotOurs", "JobRejected")
+"""The errors if the account of Jobs, or a Job, can't be created."""
 
 K = TypeVar("K")
 
@@ -92,7 +94,7 @@ class ObservedArchive(ObservedObject, Generic[K]):
     """The Broker's stored document, read only if `broker` is None; None: it doesn't exist."""
     is_broker_ours: bool = True
     """Whether Knafka serves the Broker; True if it doesn't exist."""
-    storage: KnafkaError | None = None
+    storage_problem: KnafkaError | None = None
     """The problem with the storage; None: there is none."""
     group: str = ""
     """The consumer group with which the archive's Jobs read dead letters."""
@@ -121,7 +123,7 @@ class ObservedArchive(ObservedObject, Generic[K]):
 
     @property
     def failure(self) -> KnafkaError | None:
-        """Return the error of the first failed effect, after which none runs; None: none failed."""
+        """Return the error of the effect that has failed, after which none runs; None: none has."""
         return next(iter(self.failed.values()), None)
 
     def after(self, effect: Effect, result: Any) -> ObservedArchive[K]:
@@ -151,6 +153,7 @@ class _ArchiveSteps(Generic[K]):
     """One archive's conditions and status while its decision is made."""
 
     def __init__(self, observed: ObservedArchive[K]) -> None:
+        """Begin with undecided conditions, and with the stored counts of runs and failures."""
         self.observed = observed
         self.conditions = ConditionSet(ARCHIVE_CONDITIONS)
         self.generation: int = observed.document["metadata"].get("generation", 0)
@@ -168,16 +171,17 @@ class _ArchiveSteps(Generic[K]):
     def decision(
         self, *effects: Effect, phase: str, requeue_after: float = RECHECK_SECONDS
     ) -> ArchiveDecision:
-        """Return the decision to run these effects and reconcile again in `requeue_after` seconds.
-        Puts `phase` and the running Job into the status. If an effect has failed, none is run."""
+        """Return the decision to run these effects and reconcile again in `requeue_after` seconds;
+        put `phase` and the running Job into the status. After a failed effect, none is run."""
         jobs = self.observed.jobs
         running = next((object_name(job) for job in jobs if not job_outcome(job)), "")
         self.status.update(phase=phase, job=running)
         effects_to_run = () if self.observed.failure is not None else effects
         return ArchiveDecision(effects_to_run, self.conditions, self.status, requeue_after)
 
-    def queued(self, *effects: Effect) -> ArchiveDecision:
-        """Return the decision of an archive that needs a Job: run these effects first."""
+    def queued_decision(self, *effects: Effect) -> ArchiveDecision:
+        """Return the decision for an archive that needs a Job, but must run these effects first, or
+        wait if there are none."""
         return self.decision(*effects, phase="Queued", requeue_after=JOB_RECHECK_SECONDS)
 
 
@@ -187,7 +191,7 @@ def decide(observed: ObservedArchive[K], settings: Settings, now: datetime) -> A
     steps = _ArchiveSteps(observed)
     _set_conditions(steps, now)
     if observed.jobs:  # also if a condition has failed
-        return _finish_job(observed.jobs[0], steps, now)
+        return _decide_about_job(observed.jobs[0], steps, now)
     own_holder = lease_holder(observed.document)
     own_lease = observed.lease
     if own_lease is not None and own_lease["spec"].get("holderIdentity") != own_holder:
@@ -210,17 +214,17 @@ def decide(observed: ObservedArchive[K], settings: Settings, now: datetime) -> A
     storage_root = manifests.storage_root(archive.metadata.namespace, archive.spec.storage)
     lease = manifests.lease_manifest(storage_root, own_holder, now, settings)
     if observed.lease is None:
-        return steps.queued(Create(Step.TAKE_LEASE, lease))
+        return steps.queued_decision(Create(Step.TAKE_LEASE, lease))
     if own_lease is None:
         if not observed.holder_is_gone:
-            return steps.queued()  # wait for the other archive
+            return steps.queued_decision()  # wait for the other archive
         version = observed.lease["metadata"].get("resourceVersion")
         lease = {**lease, "metadata": {**lease["metadata"], "resourceVersion": version}}
-        return steps.queued(Apply(Step.REPLACE_LEASE, (lease,)))
+        return steps.queued_decision(Apply(Step.REPLACE_LEASE, (lease,)))
     if archive.spec.executors and not observed.account_applied:
         account = manifests.account_manifests(archive)
-        return steps.queued(Apply(Step.APPLY_ACCOUNT, account, ACCOUNT_REFUSAL))
-    return steps.queued(_create_job(archive, operation, includes_report, steps, settings))
+        return steps.queued_decision(Apply(Step.APPLY_ACCOUNT, account, ACCOUNT_REFUSAL))
+    return steps.queued_decision(_create_job(archive, operation, includes_report, steps, settings))
 
 
 def _set_conditions(steps: _ArchiveSteps[K], now: datetime) -> None:
@@ -236,8 +240,8 @@ def _set_conditions(steps: _ArchiveSteps[K], now: datetime) -> None:
             if observed.broker is None:  # Ready doesn't matter for dead letters
                 check_broker(BROKERS, archive.spec.broker, None, None, observed.stored_broker)
         with conditions.step(STORAGE_READY):
-            if observed.storage is not None:
-                raise observed.storage
+            if observed.storage_problem is not None:
+                raise observed.storage_problem
         with conditions.step(TOPICS_READ):
             if isinstance(observed.waiting, KnafkaError):
                 raise observed.waiting
@@ -247,22 +251,25 @@ def _set_conditions(steps: _ArchiveSteps[K], now: datetime) -> None:
     _set_succeeded_condition(conditions, observed)
 
 
-def _finish_job(job: Mapping[str, Any], steps: _ArchiveSteps[K], now: datetime) -> ArchiveDecision:
-    """Return the decision about a Job: when it has ended, record that, and then delete it once its
-    operation (if any) has the outcome, too. Delete a running Job only if its operation is gone."""
-    observed, name = steps.observed, object_name(job)
-    is_being_deleted = "deletionTimestamp" in job["metadata"]
-    outcome = job_outcome(job)
+def _decide_about_job(
+    job: Mapping[str, Any], steps: _ArchiveSteps[K], now: datetime
+) -> ArchiveDecision:
+    """Return the decision about an existing Job. Once it has ended, record its outcome, then delete
+    it when its operation (if any) has the outcome, too. Delete a running Job only if its operation
+    was deleted."""
+    observed, name, outcome = steps.observed, object_name(job), job_outcome(job)
     if outcome and not is_recorded(job, observed.status):
         status_patch = run_status_patch(
             job, outcome, observed.pods.get(name), observed.status, steps.generation, now
         )
         record = WriteStatus(Step.RECORD_RUN, status_patch)
         return steps.decision(record, phase="Ending", requeue_after=JOB_RECHECK_SECONDS)
-    # The first test is for a Job that has ended, the second for one that still runs.
-    may_delete = name not in observed.unrecorded if outcome else name in observed.unwanted
+    if outcome:
+        phase, may_delete = "Ending", name not in observed.unrecorded
+    else:
+        phase, may_delete = "Running", name in observed.unwanted
+    is_being_deleted = "deletionTimestamp" in job["metadata"]
     effects = (_job_deletion(job),) if may_delete and not is_being_deleted else ()
-    phase = "Ending" if outcome else "Running"
     return steps.decision(*effects, phase=phase, requeue_after=JOB_RECHECK_SECONDS)
 
 
@@ -293,9 +300,8 @@ def _create_job(
 
 def _job_deletion(job: Mapping[str, Any]) -> Delete:
     """Return the effect that deletes a Job."""
-    name = ObjectName(
-        manifests.BATCH_VERSION, "Job", job["metadata"]["namespace"], object_name(job)
-    )
+    namespace = job["metadata"]["namespace"]
+    name = ObjectName(manifests.BATCH_VERSION, "Job", namespace, object_name(job))
     return Delete(Step.DELETE_JOB, (name,))
 
 
@@ -305,13 +311,10 @@ def _lease_deletion(lease: Mapping[str, Any], settings: Settings) -> Delete:
     return Delete(Step.RELEASE_LEASE, (ObjectName(*kind, lease["metadata"]["name"]),))
 
 
-# When a Job runs.
-
-
 def _waiting_status(
     waiting: int, previous_status: Mapping[str, Any], now: datetime
 ) -> Mapping[str, Any]:
-    """Return the status fields of waiting dead letters: how many, and since when (empty: none)."""
+    """Return the status fields of waiting dead letters: number, and since when (empty if 0)."""
     since = (previous_status.get("waitingSince") or timestamp(now)) if waiting else ""
     return {"waiting": waiting, "waitingSince": since}
 
@@ -319,16 +322,16 @@ def _waiting_status(
 def _find_due_run(
     archive: DeadLetterArchive, status: Mapping[str, Any], now: datetime
 ) -> tuple[bool, bool, float]:
-    """Return whether a run of the archive itself is due by its `status`, whether the run includes a
-    report, and after how many seconds to look again."""
+    """Return three values: whether a run of the archive itself is due by its `status`, whether the
+    run includes a report, and the seconds after which to look again if no run is due."""
     rules, seconds = archive.spec.compaction, RECHECK_SECONDS
     waiting = status.get("waiting", 0)
-    is_many = waiting >= rules.number
-    is_old = False
+    are_enough = waiting >= rules.number
+    are_old_enough = False
     if waiting:
         since = parse_timestamp(status["waitingSince"])
         seconds_left = rules.age - (now - since).total_seconds()
-        is_old, seconds = seconds_left <= 0, min(seconds, max(1.0, seconds_left))
+        are_old_enough, seconds = seconds_left <= 0, min(seconds, max(1.0, seconds_left))
     run_annotation = archive.metadata.annotations.get(RUN_ANNOTATION, "")
     is_requested = bool(run_annotation) and run_annotation != status.get("requested", "")
     # Without any dead letters a report would be empty.
@@ -337,20 +340,20 @@ def _find_due_run(
     retry_time = _next_retry_time(archive, status)
     if retry_time is not None and now < retry_time and not is_requested:
         return False, False, min(RECHECK_SECONDS, max(1.0, (retry_time - now).total_seconds()))
-    is_due = is_many or is_old or is_report_due or is_requested
+    is_due = are_enough or are_old_enough or is_report_due or is_requested
     return is_due, may_report and (is_report_due or is_requested), seconds
 
 
 def _is_last_run_own(status: Mapping[str, Any]) -> bool:
-    """Whether the last Job was the archive's own, and not an operation's; False: there was none."""
+    """Whether the last Job was the archive's own; False: an operation's, or there is none."""
     own_job = (status.get("lastRun") or {}).get("job", "")
     operation_job = (status.get("lastOperation") or {}).get("job", "")
     return run_number_in(own_job) > run_number_in(operation_job)
 
 
 def _next_report_time(archive: DeadLetterArchive, status: Mapping[str, Any]) -> datetime:
-    """Return when the next report is due by the archive's schedule, counted from its last report,
-    else its first run; the latest `datetime` if the schedule never matches again."""
+    """Return when the next report is due by schedule, counted from the last report, else the first
+    run, else the first waiting dead letter; the latest `datetime` if none is due any more."""
     assert archive.spec.report is not None
     last_made = (status.get("report") or {}).get("made")
     since = last_made or status.get("firstRun") or status["waitingSince"]
@@ -373,11 +376,8 @@ def retry_after(failures: int) -> float:
     return float(min(FIRST_RETRY * 2.0 ** min(failures - 1, 16), MAX_RETRY))
 
 
-# Jobs.
-
-
 def lease_holder(document: Mapping[str, Any]) -> str:
-    """Return the archive's identity as the holder of a Lease: `NAMESPACE/NAME/UID`."""
+    """Return the identity of the archive `document` as a Lease's holder: `NAMESPACE/NAME/UID`."""
     metadata = document["metadata"]
     return f"{metadata['namespace']}/{metadata['name']}/{metadata.get('uid', '')}"
 

@@ -100,6 +100,7 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
     """Reconciles the operations on the archives' tables."""
 
     def __post_init__(self) -> None:
+        # Through a lambda, so that a clock that a test sets later counts here, too.
         self.operations = Operations(self.cluster, self.effects, lambda: self.now())
 
     def remember(self, document: Document) -> object:
@@ -188,27 +189,28 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
     async def _observe_declared(
         self, observed: Observed, archive: DeadLetterArchive, record: _ArchiveRecord
     ) -> Observed:
-        """Return `observed` with what only a valid archive has: its Broker, its storage, its
-        consumer group, waiting dead letters and operations. Raises `ClusterError`."""
+        """Return `observed` with everything that only a valid archive has: the state of its Broker
+        and storage, its consumer group, waiting dead letters and the operation that may run next.
+        Raises `ClusterError`."""
         broker = Identity(archive.metadata.namespace, archive.spec.broker)
         state, stored = self.states.broker_state(broker), None
         if state is None:
             stored = await self.cluster.get(BROKERS.broker_version, BROKERS.broker, *broker)
         storage_problem, claim_uid = await self._find_storage_problem(archive)
-        tables_identity = (
+        # Other tables have another group, which reads all dead letters again.
+        table_ids = (
             archive.metadata.uid,
             manifests.storage_root(broker.namespace, archive.spec.storage),
             claim_uid,
+            broker.name,
         )
-        group = names.archive_group(
-            broker.namespace, archive.metadata.name, *tables_identity, broker.name
-        )
+        group = names.archive_group(broker.namespace, archive.metadata.name, *table_ids)
         observed = replace(
             observed,
             broker=state,
             stored_broker=stored,
             is_broker_ours=stored is None or self.is_our_broker(stored),
-            storage=storage_problem,
+            storage_problem=storage_problem,
             group=group,
         )
         return await self._with_operations(await self._with_waiting_count(observed, record))
@@ -228,7 +230,7 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
         if (
             not isinstance(archive, DeadLetterArchive)
             or state is None
-            or observed.storage is not None
+            or observed.storage_problem is not None
         ):
             return observed
         record.kafka, record.group = state.kafka, observed.group
@@ -245,8 +247,8 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
         self, archive: DeadLetterArchive
     ) -> tuple[KnafkaError | None, str]:
         """Return the problem with an archive's storage (None: the storage is usable), and the UID
-        of its PersistentVolumeClaim, which differs for a new claim without tables (empty: there is
-        no claim, or a problem). Raises `ClusterError`."""
+        of its PersistentVolumeClaim (empty: there is no claim, or a problem). The UID tells a new
+        claim, which has no tables, from an older one of the same name. Raises `ClusterError`."""
         storage, namespace = archive.spec.storage, archive.metadata.namespace
         if storage.claim is None:
             return await self._find_store_problem(storage, namespace), ""
@@ -344,10 +346,10 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
         return await self.cluster.get(*lease_location, names.archive_lease(namespace, storage_root))
 
     async def _is_holder_gone(self, holder: str) -> bool:
-        """Whether a Lease's holder (`lease_holder`) is a deleted archive whose Jobs are gone, or no
-        archive at all. Raises `ClusterError`."""
-        namespace, _, rest = holder.partition("/")
-        name, _, uid = rest.rpartition("/")
+        """Whether a Lease's holder, in the form of `lease_holder`, is a deleted archive whose Jobs
+        are gone; also True for a text that names no archive. Raises `ClusterError`."""
+        namespace, _, name_and_uid = holder.partition("/")
+        name, _, uid = name_and_uid.rpartition("/")
         if not (namespace and name and uid):
             return True
         archive = await self.cluster.get(KNAFKA, ARCHIVE, namespace, name)

@@ -4,7 +4,7 @@ Pure.
 A run belongs to the archive itself, or to an operation on its tables (a replay or a purge).
 
 The pod downloads nothing at its start: Java, Spark and all jars are in its image. Its arguments
-declare the task; its environment, how Spark runs (`knafka_jobs.pod`).
+declare the task, its environment variables how Spark runs (`knafka_jobs.pod`).
 """
 
 from __future__ import annotations
@@ -29,11 +29,14 @@ from knafka_operator.installation.settings import Settings
 from knafka_operator.model.resources import CORE, RBAC
 
 BATCH_VERSION: Final = "batch/v1"
+"""The apiVersion of Jobs."""
 COORDINATION: Final = "coordination.k8s.io/v1"
+"""The apiVersion of Leases."""
 ARCHIVE_ROLE: Final = "archive"
+"""Value of the role label of Jobs, pods, accounts and Leases of archives."""
 DRIVER_ROLE: Final = "knafka-dead-letter-driver"
 """The ClusterRole that operator/deploy/dead-letters has for Jobs with executors."""
-ROOT: Final = "knafka.dev/archive-root"
+ROOT_ANNOTATION: Final = "knafka.dev/archive-root"
 """Annotation of a Lease: the storage whose tables it protects, as `storage_root` identifies it."""
 JOB_NAME: Final = "batch.kubernetes.io/job-name"
 """Label that Kubernetes puts on a Job's pods."""
@@ -42,6 +45,7 @@ FINISHED_JOB_TTL: Final = 86_400
 USER: Final = 65_532
 """Id of the user in the image, and of its group."""
 DEFAULT_REGION: Final = "us-east-1"
+"""Region for which requests to a store other than AWS's are signed, if none is declared."""
 MOUNT: Final = "/archive"
 """Where a pod mounts the claim with the tables."""
 STORE_KEY_NAMES: Final = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
@@ -53,10 +57,10 @@ _SECURITY: Final[Mapping[str, Any]] = {
     "capabilities": {"drop": ["ALL"]},
     "seccompProfile": {"type": "RuntimeDefault"},
 }
-_ADDRESS: Final = re.compile(r"https?://[A-Za-z0-9.:-]+(?:/[A-Za-z0-9._~-]*)*").fullmatch
-"""Matches a Broker's address that may be passed to a Job. Others may write the status that has the
-address, and in an argument Kubernetes replaces `$(NAME)` by a variable's value, such as an S3 key.
-"""
+_match_safe_address = re.compile(r"https?://[A-Za-z0-9.:-]+(?:/[A-Za-z0-9._~-]*)*").fullmatch
+"""Matches a Broker's address that may be passed to a Job as an argument. The address comes from a
+status that others may write, too, and Kubernetes replaces `$(NAME)` in an argument by the value of
+an environment variable, such as an S3 key."""
 _INSTALLATION_POD_FIELDS: Final = ("imagePullSecrets", "nodeSelector", "tolerations", "affinity")
 """Fields of KNAFKA_POD that Jobs' pods have, too."""
 
@@ -97,9 +101,13 @@ def job_manifest(
     address: str = "",
     operation: Operation | None = None,
 ) -> Manifest:
-    """Return the Job of run number `run`, for the archive itself or for `operation`. The Job reads
-    dead letters as consumer group `group`; `secret` is the name and version of Kafka's Secret
-    (None: none). `report`: the Job writes a report and announces it at `address`, the Broker's."""
+    """Return the Job of run number `run`, for `operation` or, if that is None, for the archive
+    itself. The Job reads dead letters as consumer group `group`; `secret` is the name and version
+    of Kafka's Secret (None: Kafka needs none).
+
+    `report`: whether a Job of the archive itself also writes a report. It announces the report at
+    `address`, the Broker's URL (empty: nowhere).
+    """
     spec, metadata = archive.spec, archive.metadata
     options = _common_options(archive, group, bootstrap_servers, secret)
     labels = _job_labels(archive)
@@ -153,7 +161,7 @@ def job_manifest(
 def _common_options(
     archive: DeadLetterArchive, group: str, bootstrap_servers: str, secret: tuple[str, str] | None
 ) -> Mapping[str, str]:
-    """Return the options that every run gets, by name."""
+    """Return the options that every run gets, by name. `secret` None: Kafka needs no Secret."""
     spec = archive.spec
     options = {
         "tables": tables_location(spec.storage),
@@ -177,19 +185,20 @@ def _archive_arguments(archive: DeadLetterArchive, options: Mapping[str, str]) -
 
 def _report_options(archive: DeadLetterArchive, address: str, settings: Settings) -> Sequence[str]:
     """Return the options for a report: the days that it covers, and where it is announced and
-    shown. `address` is the Broker's; empty: the report isn't announced."""
+    shown. `address` is the Broker's URL; if it is empty or could be unsafe as an argument, the
+    report isn't announced."""
     options = {"archive": archive.metadata.name, "trace-url": settings.trace_url}
     if (report := archive.spec.report) is not None:
         options["days"] = str(report.days)
-        if report.announce and _ADDRESS(address):
+        if report.announce and _match_safe_address(address):
             options |= {"announce": address, "console-url": settings.console_url}
     return ["--report", *_options({key: value for key, value in options.items() if value})]
 
 
 def operation_arguments(operation: Operation, options: Mapping[str, str]) -> Sequence[str]:
     """Return the arguments of `knafka_jobs.pod` for a replay or a purge: the common `options`, and
-    the operation's. Each retry gets the same arguments: their `until` excludes failures that are
-    newer than the operation."""
+    the operation's own. Each retry gets the same arguments: the selection's `until` excludes
+    failures that are newer than the operation."""
     spec, metadata = operation.spec, operation.metadata
     selection = spec.select.model_dump(mode="json", exclude_defaults=True)
     # The API server cuts a creation time to whole seconds.
@@ -197,13 +206,14 @@ def operation_arguments(operation: Operation, options: Mapping[str, str]) -> Seq
     selection["until"] = min(selection.get("until", created.isoformat()), created.isoformat())
     operation_options = {"select": services.compact_json(selection)}
     flags = ["--dry-run"] if spec.dry_run else []
-    if not isinstance(operation, Replay):
-        flags += ["--unresolved"] if operation.spec.unresolved else []
-        return ["purge", *_options({**options, **operation_options}), *flags]
-    operation_options |= {"replay-id": metadata.uid, "by": operation.id}
-    if operation.spec.rate is not None:
-        operation_options["rate"] = f"{operation.spec.rate:g}"
-    return ["replay", *_options({**options, **operation_options}), *flags]
+    if isinstance(operation, Replay):
+        operation_options |= {"replay-id": metadata.uid, "by": operation.id}
+        if operation.spec.rate is not None:
+            operation_options["rate"] = f"{operation.spec.rate:g}"
+        return ["replay", *_options({**options, **operation_options}), *flags]
+    if operation.spec.unresolved:
+        flags.append("--unresolved")
+    return ["purge", *_options({**options, **operation_options}), *flags]
 
 
 def _options(options: Mapping[str, str]) -> Sequence[str]:
@@ -218,10 +228,12 @@ def _pod_spec(
     settings: Settings,
 ) -> Manifest:
     """Return the pod spec of a Job with these arguments; `secret` is the name and version of
-    Kafka's Secret, None if there is none."""
-    spec, (volumes, mounts) = archive.spec, _volumes_and_mounts(archive.spec.storage)
+    Kafka's Secret, None if Kafka needs none."""
+    spec = archive.spec
+    volumes, mounts = _volumes_and_mounts(spec.storage)
     if secret is not None:
-        volumes.append({"name": "kafka", "secret": {"secretName": secret[0]}})
+        secret_name, _ = secret
+        volumes.append({"name": "kafka", "secret": {"secretName": secret_name}})
         mounts.append({"name": "kafka", "mountPath": services.SECRET_PATH, "readOnly": True})
     container: Manifest = {
         "name": "archive",
@@ -284,11 +296,14 @@ def _spark_environment(archive: DeadLetterArchive, settings: Settings) -> list[M
 
 
 def s3_settings(endpoint: str, region: str) -> dict[str, str]:
-    """Return Spark's settings for S3: for AWS or, if `endpoint` isn't empty, for another store,
-    whose buckets are addressed by path instead of by host name. `region` empty: AWS finds it, for
-    other stores it is `DEFAULT_REGION`."""
+    """Return Spark's settings for S3; empty if AWS's defaults apply.
+
+    `endpoint` is the URL of another store than AWS's, whose buckets are addressed by path instead
+    of by host name (empty: AWS). An empty `region` is found by AWS itself; for another store it
+    means `DEFAULT_REGION`.
+    """
     s3_options = {"endpoint": endpoint, "path.style.access": "true"} if endpoint else {}
-    # Requests are signed for a region; other stores usually accept AWS's first one.
+    # Requests must be signed for some region; other stores usually accept AWS's first one.
     if region or endpoint:
         s3_options["endpoint.region"] = region or DEFAULT_REGION
     return {f"spark.hadoop.fs.s3a.{key}": value for key, value in s3_options.items()}
@@ -362,7 +377,7 @@ def lease_manifest(root: str, holder: str, now: datetime, settings: Settings) ->
             "namespace": settings.namespace,
             "name": names.archive_lease(holder.partition("/")[0], root),
             "labels": services.with_common_labels({services.ROLE_LABEL: ARCHIVE_ROLE}),
-            "annotations": {ROOT: root},
+            "annotations": {ROOT_ANNOTATION: root},
         },
         "spec": {
             "holderIdentity": holder,
@@ -406,8 +421,9 @@ def _container_resources(archive: DeadLetterArchive) -> Manifest:
 
 
 def _store_credentials(storage: Storage) -> list[Manifest]:
-    """Return environment variables with the store's keys; none without a Secret. Only the keys
-    `STORE_KEY_NAMES` are read from the Secret, so that it can't set other variables."""
+    """Return the environment variables with the object store's keys; an empty list if the storage
+    names no Secret. Only the keys `STORE_KEY_NAMES` are read from the Secret, so that it can't set
+    other variables."""
     if storage.credentials is None:
         return []
     secret = storage.credentials.name

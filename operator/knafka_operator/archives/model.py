@@ -1,5 +1,5 @@
 """DeadLetterArchives as declared: where and when one Broker's dead letters are archived (issue 18).
-Unknown fields are refused, as in `resources`; parse with `knafka.core.documents.parse`.
+Unknown fields are refused, as in `model.resources`; parse with `knafka.core.documents.parse`.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ RUN_ANNOTATION: Final = "knafka.dev/run"
 SCHEMES: Final = ("s3a", "abfss", "gs")
 """URL schemes of the supported object stores."""
 MAX_EXECUTORS: Final = 50
+"""Most Spark executors that an archive may declare."""
 MAX_ARCHIVE_NAME: Final = 52
 """Most characters of an archive's name: Jobs' names add the run number, and pods' names add
 more."""
 
-_URL = re.compile(r"([a-z0-9]+)://([A-Za-z0-9.@_-]+)((?:/[A-Za-z0-9._=-]+)*)/?").fullmatch
-_PATH_PART = re.compile(r"[A-Za-z0-9._=-]+").fullmatch
-_QUANTITY = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:m|[kMGTPE]i?)?").fullmatch
+_match_url = re.compile(r"([a-z0-9]+)://([A-Za-z0-9.@_-]+)((?:/[A-Za-z0-9._=-]+)*)/?").fullmatch
+_match_path_part = re.compile(r"[A-Za-z0-9._=-]+").fullmatch
+_match_quantity = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:m|[kMGTPE]i?)?").fullmatch
 
 
 def _normalize_url(text: str) -> str:
     """Return the URL of a bucket and path without trailing slashes. Raises a validation error
     unless the URL has one of `SCHEMES` and no part `..`."""
-    matched = _URL(text)
+    matched = _match_url(text)
     if matched is None or matched[1] not in SCHEMES or ".." in matched[3].split("/"):
         schemes = ", ".join(f"{scheme}://" for scheme in SCHEMES)
         raise problem(f"invalid value: {text:.200}: want one of {schemes} with a bucket and a path")
@@ -46,7 +47,7 @@ def _normalize_path(text: str) -> str:
     """Return the folder's path without slashes at the ends. Raises a validation error for `.`, `..`
     or an illegal part."""
     parts = text.strip("/").split("/")
-    if any(_PATH_PART(part) is None or part in (".", "..") for part in parts):
+    if any(_match_path_part(part) is None or part in (".", "..") for part in parts):
         raise problem(f"invalid value: {text:.200}: want a folder below the claim, such as orders")
     return "/".join(parts)
 
@@ -58,7 +59,7 @@ def _check_positive(seconds: float) -> float:
     return seconds
 
 
-Positive = Annotated[Duration, AfterValidator(_check_positive)]
+PositiveDuration = Annotated[Duration, AfterValidator(_check_positive)]
 """A duration of more than 0 seconds."""
 
 
@@ -77,7 +78,8 @@ class Credentials(Declared):
 
 
 class Storage(Declared):
-    """Where an archive's tables are: in a PersistentVolumeClaim, or at a URL of an object store."""
+    """Where an archive's tables are: in a PersistentVolumeClaim, or at a URL of an object store.
+    `endpoint`, `region` and `credentials` are for object stores only."""
 
     claim: Claim | None = None
     """The volume with the tables; None: they are at `url`."""
@@ -91,15 +93,16 @@ class Storage(Declared):
     """The Secret with the store's keys; None: the pod's own identity is used."""
 
     @model_validator(mode="after")
-    def _check_one_place(self) -> Self:
+    def _check_storage(self) -> Self:
         """Check that the storage names either a claim or a URL, and has only fields that fit it.
         Raises a validation error."""
         if (self.claim is None) == (self.url is None):
             count_text = "none" if self.claim is None else "both"
             raise problem(f"expected exactly one, got {count_text}", "claim", "url")
-        for name in ("endpoint", "region", "credentials"):
-            if self.claim is not None and getattr(self, name):
-                raise problem("a claim needs none", name)
+        if self.claim is not None:
+            for name in ("endpoint", "region", "credentials"):
+                if getattr(self, name):
+                    raise problem("a claim needs none", name)
         if self.endpoint and not re.fullmatch(r"https?://[^\s/?#@]+/?", self.endpoint):
             requirement = "want http:// or https://, a host and maybe a port"
             raise problem(f"invalid value: {self.endpoint:.200}: {requirement}", "endpoint")
@@ -114,7 +117,7 @@ class Compaction(Declared):
 
     number: Annotated[int, Field(ge=1)] = 10_000
     """This many waiting dead letters start a Job."""
-    age: Positive = 3_600.0
+    age: PositiveDuration = 3_600.0
     """Seconds after which waiting dead letters start a Job, counted from when the operator first
     saw one waiting."""
     keep: Duration = 86_400.0
@@ -148,13 +151,13 @@ class Reporting(Declared):
 class Retention(Declared):
     """Seconds for which the tables keep failures after their last attempt; None: for ever."""
 
-    resolved: Positive | None = None
-    unresolved: Positive | None = None
+    resolved: PositiveDuration | None = None
+    unresolved: PositiveDuration | None = None
 
     @model_validator(mode="after")
     def _check_unresolved_retention(self) -> Self:
-        """Check that resolved failures aren't kept longer than unresolved ones. Raises a validation
-        error."""
+        """Check that a declared retention of resolved failures isn't longer than that of unresolved
+        ones; a retention that is None isn't checked. Raises a validation error."""
         if self.unresolved is not None and (self.resolved or 0) > self.unresolved:
             raise problem("is longer than that of unresolved failures", "resolved")
         return self
@@ -176,7 +179,7 @@ class Resources(Declared):
         """Check that each amount is a Kubernetes quantity; returns the amounts unchanged. Raises a
         validation error."""
         for name, amount in amounts.items():
-            if _QUANTITY(str(amount)) is None:
+            if _match_quantity(str(amount)) is None:
                 requirement = "want a quantity, such as 500m or 2Gi"
                 raise problem(f"invalid value: {amount!s:.80}: {requirement}", name)
         return amounts
@@ -202,7 +205,7 @@ class ArchiveSpec(Declared):
     executors: Annotated[int, Field(ge=0, le=MAX_EXECUTORS)] = 0
     """Number of Spark executors; 0: the Job's own pod does all the work."""
     resources: Resources = Resources()
-    timeout: Positive = 21_600.0
+    timeout: PositiveDuration = 21_600.0
     """Seconds after which a Job is ended and counts as failed."""
 
 

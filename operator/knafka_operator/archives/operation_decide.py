@@ -63,6 +63,7 @@ FINISHED_RECHECK_SECONDS: Final = 86_400.0
 FINISHED: Final = ("Succeeded", "Failed")
 """Phases of operations that have ended."""
 QUEUED: Final = "Queued"
+"""Phase of operations, and of archives, that wait until a Job may be created."""
 
 REPLAY_COUNTS: Final = {"would_send": "selected", "sent": "sent", "left_out": "leftOut"}
 PURGE_COUNTS: Final = {"would_purge": "selected", "purged": "purged"}
@@ -149,6 +150,7 @@ class _OperationSteps:
     """One operation's conditions and status while its decision is made."""
 
     def __init__(self, observed: ObservedOperation, now: datetime) -> None:
+        """Begin with undecided conditions, and with the stored number of failed attempts."""
         self.observed = observed
         self.now = now
         self.conditions = ConditionSet(OPERATION_CONDITIONS, SUCCEEDED)
@@ -165,8 +167,8 @@ class _OperationSteps:
         self.conditions.fail(JOB_SUCCEEDED, NotReady(reason, message, transient=True))
 
     def decision(self, phase: str, message: str = "") -> OperationDecision:
-        """Return the decision for this phase, with the conditions and status set so far; if the
-        operation has finished by it, with the completion time."""
+        """Return the decision for this phase, with the conditions and status set so far. If the
+        phase is one of `FINISHED`, the status also gets the completion time."""
         observed, status, time = self.observed, self.status, timestamp(self.now)
         status.update(phase=phase, message=message)
         previous_conditions = observed.status.get("conditions") or ()
@@ -181,8 +183,8 @@ class _OperationSteps:
 
 def _decide_by_jobs(operation: Operation, steps: _OperationSteps) -> OperationDecision | None:
     """Return the decision of an operation with a Job that runs, or that has succeeded since the
-    last decision. None: there is no such Job. If a Job has failed since, count it as an attempt in
-    the status of `steps`."""
+    last decision; None: there is no such Job. Side effect: a Job that has failed since the last
+    decision is counted as an attempt in the status of `steps`."""
     observed, status, now = steps.observed, steps.status, timestamp(steps.now)
     for job in sorted(observed.jobs, key=lambda job: str(job["metadata"]["creationTimestamp"])):
         name, pod = object_name(job), observed.pods.get(object_name(job))
@@ -204,7 +206,7 @@ def _decide_by_jobs(operation: Operation, steps: _OperationSteps) -> OperationDe
             return steps.decision("Succeeded")
         status["attempts"] += 1
         status["lastFailure"] = {"time": now, "message": failure_message(job, pod, report)}
-        return None
+        return None  # later Jobs, if any, are counted by the next decisions
     return None
 
 
@@ -242,7 +244,8 @@ def has_outcome_of(job: str, status: Mapping[str, Any]) -> bool:
 
 
 def _check_archive(operation: Operation, archive: Mapping[str, Any] | None) -> None:
-    """Check that the operation's archive exists and can run Jobs; raises `NotReady`."""
+    """Check that the operation's archive exists (`archive` isn't None) and can run Jobs. Raises
+    `NotReady`."""
     name = operation.spec.archive
     if archive is None or "deletionTimestamp" in archive["metadata"]:
         message = (
@@ -252,15 +255,16 @@ def _check_archive(operation: Operation, archive: Mapping[str, Any] | None) -> N
         raise NotReady("ArchiveDoesNotExist", message, transient=True)
     status = archive.get("status") or {}
     # The conditions that every Job needs; the archive's own last Job may have failed.
-    needed = (BROKER_READY, STORAGE_READY, TOPICS_READ)
-    if not all(is_condition_true(status, condition_type) for condition_type in needed):
+    needed_types = (BROKER_READY, STORAGE_READY, TOPICS_READ)
+    if not all(is_condition_true(status, condition_type) for condition_type in needed_types):
         message = f"{ARCHIVE} {name} is not ready: {why_not_ready(archive)}"
         raise NotReady("ArchiveNotReady", message, transient=True)
 
 
 def _queue_message(observed: ObservedOperation, failure: str, status: Mapping[str, Any]) -> str:
-    """Return a sentence for users about what a queued operation waits for. `failure` is the message
-    of its last failed attempt, `status` the operation's status with what was just decided."""
+    """Return a sentence for users that says why a queued operation doesn't run yet. `failure` is
+    the message of its last failed attempt (empty: none has failed), `status` the operation's stored
+    status, updated with the new decision."""
     archive = (observed.archive or {}).get("status") or {}
     message = "its turn comes next"
     if job := archive.get("job"):

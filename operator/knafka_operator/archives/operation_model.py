@@ -1,7 +1,7 @@
 """Operations as declared: one-time actions on an archive's failures (issue 18). A DeadLetterReplay
 sends events again, a DeadLetterPurge deletes them. Events are selected by fields, never by SQL, so
 that users can't run code beside the store's credentials. Unknown fields are refused, as in
-`resources`; `parse_operation` parses one.
+`model.resources`; `parse_operation` parses one.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ from knafka_operator.model.resources import Declared, Metadata, NonEmpty, Resour
 REPLAY: Final = "DeadLetterReplay"
 PURGE: Final = "DeadLetterPurge"
 OPERATIONS: Final = (REPLAY, PURGE)
+"""The kinds of operations; of two operations created in the same second, the first kind runs first.
+"""
 OPERATION_LABEL: Final = "knafka.dev/operation"
 """Label of the Job that runs an operation: the operation's UID."""
 OPERATION_ANNOTATION: Final = "knafka.dev/operation-name"
-"""Annotation of that Job: the operation's kind, a slash and its name."""
+"""Annotation of the Job that runs an operation: the operation's kind, a slash and its name."""
 
 MAX_IDS: Final = 500
 """Most event ids of a selection."""
@@ -65,8 +67,9 @@ class Select(Declared):
     ids: Annotated[tuple[NonEmpty, ...], Field(max_length=MAX_IDS)] = ()
     """Ids of events to select; empty selects all."""
     since: Moment | None = None
+    """The last failure was at this time or later; None: at any time."""
     until: Moment | None = None
-    """Bounds of the time of the last failure: `since` is included, `until` is not."""
+    """The last failure was before this time; None: at any time."""
 
     @model_validator(mode="after")
     def _check_selection_size(self) -> Select:

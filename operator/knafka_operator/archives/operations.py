@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 from knafka.core.errors import InvalidDocument
 from knafka_operator.archives import operation_decide as deciding
@@ -38,10 +38,16 @@ from knafka_operator.model.identity import Identity, Key
 from knafka_operator.model.resources import CORE
 from knafka_operator.model.sensors import KNAFKA
 
-Turn: TypeAlias = tuple[str, int, str]
-"""Creation time, index of the kind in `OPERATIONS`, and UID of an operation: they order an
-archive's operations. Creation times are whole seconds; of two operations of the same second, a
-replay comes before a purge, as purged events can't be replayed."""
+
+class _Turn(NamedTuple):
+    """An operation's place in the order in which an archive runs its operations. Creation times are
+    whole seconds; of two operations of the same second, a replay comes before a purge, as purged
+    events can't be replayed."""
+
+    created_at: str
+    kind_index: int
+    """Index of the operation's kind in `OPERATIONS`."""
+    uid: str
 
 
 @dataclass(eq=False, slots=True)
@@ -52,8 +58,7 @@ class _OperationRecord:
     """The operation's kind, namespace and name."""
     archive: Identity
     """The archive that the operation names."""
-    turn: Turn
-    """The operation's place in the order in which an archive runs its operations."""
+    turn: _Turn
     is_known_jobless: bool = False
     """Whether the operation had no Job when Jobs were last read, and no Job of it has changed
     since."""
@@ -105,12 +110,12 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
             self._records.pop(uid, None)
         elif uid not in self._records:
             created_at, kind = str(metadata.get("creationTimestamp", "")), document["kind"]
-            turn = created_at, OPERATIONS.index(kind), uid
+            turn = _Turn(created_at, OPERATIONS.index(kind), uid)
             self._records[uid] = _OperationRecord(key_of(document), archive_of(document), turn)
         return self._records.get(uid)
 
     async def forget(self, document: Document) -> None:
-        """Drop everything kept of an operation."""
+        """Drop what is in memory about an operation."""
         uid = document["metadata"].get("uid", "")
         self._records.pop(uid, None)
         self._requeue_delays.pop(uid, None)
@@ -137,7 +142,7 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
         return EventNews("Warning", "Failed", new_status["message"])
 
     def requeue_after(self, document: Document, new_status: Mapping[str, Any]) -> float | None:
-        """Return the seconds until the operation is reconciled again, as last decided;
+        """Return the seconds until the operation is reconciled again, as last decided; never None.
         `deciding.RECHECK_SECONDS` if nothing was decided yet."""
         return self._requeue_delays.get(
             document["metadata"].get("uid", ""), deciding.RECHECK_SECONDS
@@ -155,9 +160,8 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
         candidates = [record for record in self._records.values() if record.archive == archive]
         for record in sorted(candidates, key=lambda record: record.turn):
             document = await self.cluster.get(KNAFKA, *record.key)
-            _, _, uid = record.turn
-            if document is None or document["metadata"].get("uid") != uid:
-                continue
+            if document is None or document["metadata"].get("uid") != record.turn.uid:
+                continue  # the operation was deleted
             if not deciding.is_queued(document):
                 continue
             retry_time = deciding.retry_at(document["status"])
@@ -171,12 +175,13 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
         return None, seconds_until_retry
 
     async def find_job_verdicts(self, jobs: Sequence[Document]) -> JobVerdicts:
-        """Find an archive's Jobs with an outcome that their operation hasn't recorded, and Jobs
-        whose operation is gone. Raises `ClusterError`."""
+        """Sort out those of an archive's `jobs` that need attention: Jobs whose operation hasn't
+        recorded their outcome yet, and Jobs whose operation is gone. Jobs of the archive itself are
+        in neither set. Raises `ClusterError`."""
         unrecorded, unwanted = set[str](), set[str]()
         for job in jobs:
             if not (uid := operation_uid(job)):
-                continue
+                continue  # the archive's own Job
             metadata = job["metadata"]
             operation_name = (metadata.get("annotations") or {}).get(OPERATION_ANNOTATION, "")
             kind, _, name = operation_name.partition("/")
@@ -220,8 +225,8 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
         decision: OperationDecision,
         record: _OperationRecord | None,
     ) -> Mapping[str, Any]:
-        """Return the stored status, updated with the last decision's; also drop the record if the
-        operation has finished by that."""
+        """Return the stored status, updated with the last decision's. Also drop the operation's
+        record if the operation has finished by this status."""
         status = {**observed.status, **decision.status}
         self.remember({**observed.document, "status": status})
         return status

@@ -16,7 +16,8 @@ from knafka_operator.archives.operation_model import OPERATION_ANNOTATION, OPERA
 
 def parse_run_report(text: str) -> Mapping[str, Any]:
     """Parse `text`, the termination message of a Job's container, which is the JSON report of a
-    run. Any other text counts as a log: returns `{"error": LAST LINE}`; `{}` for an empty text."""
+    run. Any other text counts as the end of a log, for which the result is `{"error": LAST LINE}`;
+    for an empty text it is `{}`."""
     try:
         report = json.loads(text)
     except ValueError:
@@ -92,7 +93,7 @@ def run_status_patch(
     }
     annotations = job["metadata"].get("annotations") or {}
     patch: dict[str, Any] = {"run": max(previous_status.get("run", 0), run_number(job))}
-    if succeeded:  # an operation's Job, too: it has compacted dead letters before its own task
+    if succeeded:  # also for an operation's Job, which compacts dead letters before its own task
         patch |= _compaction_patch(job_report, previous_status, started)
     if operation_uid(job):  # the operation's own status counts its failures
         run["of"] = annotations.get(OPERATION_ANNOTATION, "")
@@ -134,8 +135,9 @@ def _compaction_patch(
 def _replacing_patch(
     previous: Mapping[str, Any] | None, replacement: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """Return a merge patch that replaces the whole object `previous` by `replacement`: it sets the
-    other keys to null, as a merge patch keeps keys that it doesn't name."""
+    """Return a merge patch that replaces the whole object `previous` (None: there is none) by
+    `replacement`. It sets all other keys to null, as a merge patch keeps keys that it doesn't
+    name."""
     return {**dict.fromkeys(previous or ()), **replacement}
 
 
@@ -157,8 +159,8 @@ def terminated_state(pod: Mapping[str, Any] | None) -> Mapping[str, Any]:
 def failure_message(
     job: Mapping[str, Any], pod: Mapping[str, Any] | None, report: Mapping[str, Any]
 ) -> str:
-    """Return why a Job failed: from its run's `report`, else from the state of its `pod` (None: it
-    is gone), else from its own conditions."""
+    """Return why a Job failed: from its run's `report`, else from the state of its `pod` (None: the
+    pod is gone), else from the Job's own conditions."""
     if error := report.get("error"):
         return str(error)[:1000]
     reason = terminated_state(pod).get("reason")

@@ -3,7 +3,7 @@
 One check of a Kafka serves all archives there, with two requests in all. A group's lag is read only
 if its topic has grown since.
 
-Not here: what follows from it (`archives.decide`).
+Not here: when waiting dead letters start a Job (`archives.decide`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _TopicCount(NamedTuple):
     ends: Positions
     """The topic's end offsets when the lag was read."""
     lag: int
-    """Records."""
+    """Number of records that the group hasn't committed yet."""
 
 
 @dataclass(eq=False, slots=True)
@@ -69,7 +69,7 @@ class UncompactedDeadLetters:
 
     def __init__(self) -> None:
         self._ends_by_kafka: WeakKeyDictionary[KafkaCluster, _TopicEnds] = WeakKeyDictionary()
-        """What was last read of each Kafka; of a disconnected Kafka it is dropped."""
+        """The ends that were last read from each Kafka; dropped once a Kafka is disconnected."""
 
     async def count_uncompacted(
         self,
@@ -80,8 +80,8 @@ class UncompactedDeadLetters:
         uncompacted: UncompactedCounts,
     ) -> int:
         """Return how many dead letters of the Broker `broker` (in this namespace) are not compacted
-        yet, by the lag of the archive's consumer group. `uncompacted` has the known lags of
-        earlier calls, and gets the new ones. Raises `LogError`."""
+        yet: the lag of the archive's consumer group `group`. `uncompacted` keeps the lags between
+        calls: it must be the archive's own, and this call updates it. Raises `LogError`."""
         if uncompacted.group != group:
             uncompacted.group = group
             uncompacted.forget()
@@ -108,8 +108,8 @@ class UncompactedDeadLetters:
         return sum(count.lag for count in uncompacted.counts.values())
 
     async def _read_ends(self, kafka: KafkaCluster) -> Mapping[str, Positions]:
-        """Return the end offsets of all dead-letter topics of this Kafka, read at most
-        `ENDS_MAX_AGE` seconds ago. Raises `LogError`."""
+        """Return the end offsets of all dead-letter topics of this Kafka, by topic; they were read
+        at most `ENDS_MAX_AGE` seconds ago. Raises `LogError`."""
         topic_ends = self._ends_by_kafka.setdefault(kafka, _TopicEnds())
         async with topic_ends.lock:
             now = asyncio.get_running_loop().time()

@@ -93,17 +93,16 @@ def check_broker(
     there is no webhook. `maxima` has the installation's limits. Raises `InvalidDocument` with all
     problems, and the path of the first.
     """
-
     refuse_problems(
         lambda document: _broker_problems(document, maxima), new, old, _immutable_broker_changes
     )
 
 
 def class_warnings(document: Document, classes: Set[str]) -> list[str]:
-    """Return a warning if the class of a Broker that Knafka doesn't serve is missing, or looks like
-    a misspelling of one of `classes`, those that Knafka serves; else an empty list. All mutating
-    webhooks have run by now, so a Broker without a class stays without one, and nobody serves
-    it."""
+    """Return a list with a warning if the class of a Broker that Knafka doesn't serve is missing,
+    or looks like a misspelling of one of `classes`, those that Knafka serves; else an empty list.
+    """
+    # All mutating webhooks have run by now: a Broker without a class stays without one.
     knafka_classes = " or ".join(sorted(classes - {""}))
     declared_class = annotations_of(document).get(BROKER_CLASS, "")
     path = annotation_path(BROKER_CLASS)

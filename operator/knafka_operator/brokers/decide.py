@@ -7,6 +7,7 @@ none.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -42,7 +43,7 @@ from knafka_operator.kafka.desired import Defaults
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import Broker, ConfigMap
 from knafka_operator.model.topics import TopicRefused
-from knafka_operator.receivers import contract_topics as receivers
+from knafka_operator.receivers import contract_topics
 from knafka_operator.receivers.addressable import (
     NO_DEAD_LETTER_SINK,
     AddressableDecision,
@@ -88,7 +89,7 @@ class ObservedBroker(ObservedIngress):
     refused: str | None = None
     """Why the Broker may not use the external topic that it names; None: it may."""
     stopped: bool = False
-    """Whether the Broker had to stop using an external topic."""
+    """Whether the receiver was deleted, as the Broker may not use its external topic."""
     tls_served: bool = False
     """Whether the Service that leads to the receiver's own TLS port was applied."""
     projected: bool = False
@@ -164,27 +165,13 @@ def decide(observed: ObservedBroker, settings: Settings) -> AddressableDecision:
         receiver,
         Identity(broker.metadata.namespace, receiver_services.receiver_name(broker)),
     )
-    with steps.conditions.step(CONTRACT_UPDATED):
-        if steps.annotations.get(RECEIVER_CONTRACT) != receiver.contract_topic:
-            steps.needed.run_first(Annotate(Step.RECORD_CONTRACT, recorded))
-        if observed.ingress != entry.ingress:
-            contract = receivers.contract_topic(receiver, connection.defaults)
-            steps.needed.run_first(
-                WriteIngress(entry.service, contract, entry.ingress.path, entry.ingress)
-            )
+    _write_entry(observed, entry, recorded, steps)
     if not steps.conditions.holds(CONTRACT_UPDATED):
         return steps.decision(topic)
     is_direct_way = _decide_receiver(observed, entry, settings, steps)
     if observed.revision is None:
         return steps.decision(topic)
-    with steps.conditions.step(CONTRACT_UPDATED):
-        if not observed.accepted:
-            steps.needed.run_first(
-                AwaitReceivers(entry.service, receiver.contract_topic, entry.ingress.path)
-            )
-        steps.annotations[receivers.ACCEPTED_ANNOTATION] = receivers.entry_digest(
-            receiver.contract_topic, entry.ingress
-        )
+    _await_entry(observed, entry, steps)
     https = _decide_tls_service(observed, broker, steps)
     if is_direct_way and not steps.ensure_direct_service(
         direct_service(broker), BROKER_DIRECT_REFUSAL, is_applied=observed.direct_served
@@ -198,8 +185,7 @@ def _decide_configuration(
     observed: ObservedBroker, steps: AddressableSteps
 ) -> _BrokerConfiguration | None:
     """Decide `ConfigParsed` and `DeadLetterSinkResolved`, and fail `TopicReady` for an external
-    topic that isn't allowed. Returns the configuration; None: something needed for it can't be
-    read.
+    topic that isn't allowed. Returns the configuration; None: a part of it can't be read.
 
     An error that is raised in a step becomes that step's condition, and goes no further.
     """
@@ -225,7 +211,8 @@ def _project_secret(
     observed: ObservedBroker, configuration: _BrokerConfiguration, steps: AddressableSteps
 ) -> bool:
     """Request that the Broker's Secret is copied to the Broker's namespace, if the pods need a copy
-    and there is none yet. Returns whether the pods can mount the Secret, or need none."""
+    and this reconciliation hasn't made one yet. Returns whether the decision can go on: the pods
+    can mount the Secret, or need none."""
     mount = configuration.connection.mount
     if mount is None or mount.projected is None or observed.projected:
         return True
@@ -234,12 +221,42 @@ def _project_secret(
     return False
 
 
+def _write_entry(
+    observed: ObservedBroker,
+    entry: _BrokerEntry,
+    recorded: Mapping[str, str],
+    steps: AddressableSteps,
+) -> None:
+    """Decide the first part of `ContractUpdated`: write the Broker's entry to the contract of its
+    receiver. `recorded` is the annotation that names the contract topic: it is put into the status
+    before the entry is written."""
+    receiver, ingress = entry.receiver, entry.ingress
+    with steps.conditions.step(CONTRACT_UPDATED):
+        if steps.annotations.get(RECEIVER_CONTRACT) != receiver.contract_topic:
+            steps.needed.run_first(Annotate(Step.RECORD_CONTRACT, recorded))
+        if observed.ingress != ingress:
+            defaults = entry.configuration.connection.defaults
+            contract = contract_topics.contract_topic(receiver, defaults)
+            steps.needed.run_first(WriteIngress(entry.service, contract, ingress.path, ingress))
+
+
+def _await_entry(observed: ObservedBroker, entry: _BrokerEntry, steps: AddressableSteps) -> None:
+    """Decide the last part of `ContractUpdated`: wait until every replica of the receiver has read
+    the Broker's entry."""
+    topic, ingress = entry.receiver.contract_topic, entry.ingress
+    with steps.conditions.step(CONTRACT_UPDATED):
+        if not observed.accepted:
+            steps.needed.run_first(AwaitReceivers(entry.service, topic, ingress.path))
+        digest = contract_topics.entry_digest(topic, ingress)
+        steps.annotations[contract_topics.ACCEPTED_ANNOTATION] = digest
+
+
 def _decide_receiver(
     observed: ObservedBroker, entry: _BrokerEntry, settings: Settings, steps: AddressableSteps
 ) -> bool:
-    """Decide `DataPlaneAvailable`: request that the receiver's Service is applied, unless it was.
-    Returns whether senders reach the receiver past Knative's proxy; False if that isn't known, as
-    the annotation is invalid."""
+    """Decide `DataPlaneAvailable`: request that the receiver's Service is applied, unless this
+    reconciliation has applied it already. Returns whether senders are to reach the receiver past
+    Knative's proxy; False if the annotation that declares this is invalid."""
     broker, rules = entry.configuration.broker, entry.configuration.rules
     mount = entry.configuration.connection.mount
     direct = False
@@ -268,9 +285,9 @@ def _decide_receiver(
 def _decide_tls_service(
     observed: ObservedBroker, broker: Broker, steps: AddressableSteps
 ) -> Https | NotReady | None:
-    """Request that the Service of the receiver's own TLS port is applied, if the receiver has such
-    a port. Returns the receiver's https address, or the error that explains why it has none; None:
-    https is off. The error also becomes the reason if the Broker gets no address at all."""
+    """Request that the Service of the receiver's own TLS port is applied, if the receiver has one.
+    Returns the receiver's https address, or the error that explains why it has none; None: https is
+    off. The error also becomes the reason if the Broker gets no address at all."""
     https = observed.https
     if isinstance(https, Https) and https.secret is not None and not observed.tls_served:
         try:
@@ -296,7 +313,7 @@ def _set_address(
 
     `is_direct_way`: the address is to be the direct one, past Knative's proxy. It is set once its
     Service has answered a probe, and stays while the receiver is replaced; until then the address
-    is Knative's.
+    is Knative's. `https` is the result of `_decide_tls_service`.
     """
     service, path = entry.service, entry.ingress.path
     broker, rules = entry.configuration.broker, entry.configuration.rules
@@ -320,4 +337,4 @@ def receiver_contract(broker: Broker, connection: BrokerConnection, settings: Se
     kafka = connection.defaults.kafka.model_copy(update={"consumer": {}, "producer": {}})
     secret = None if connection.mount is None else connection.mount.secret
     path = f"/{broker.metadata.namespace}/{broker.metadata.name}"
-    return receivers.contract_for_secret("Brokers", kafka, secret, settings, path)
+    return contract_topics.contract_for_secret("Brokers", kafka, secret, settings, path)

@@ -29,11 +29,11 @@ _CONFIG_FIELDS: Final = frozenset({"apiVersion", "kind", "name", "namespace", "d
 
 def default_class(namespace: str, defaults: ConfigMap | None) -> str:
     """Return the default class for a new Broker (KN-BRK-04): the namespace's, else the cluster's;
-    empty: there is none. Raises `InvalidDocument` with the ConfigMap's name.
-    """
+    empty if there is none. `defaults` None: the ConfigMap doesn't exist. Raises `InvalidDocument`
+    with the ConfigMap's name."""
     entries = _parse_entries(defaults)
-    namespace_entry = _mapping(_mapping(entries.get("namespaceDefaults")).get(namespace))
-    for entry in (namespace_entry, _mapping(entries.get("clusterDefault"))):
+    namespace_entry = _mapping_at(_mapping_at(entries, "namespaceDefaults"), namespace)
+    for entry in (namespace_entry, _mapping_at(entries, "clusterDefault")):
         if isinstance(class_ := entry.get("brokerClass"), str) and class_:
             return class_
     return ""
@@ -46,10 +46,8 @@ def with_default_delivery(broker: Broker, defaults: ConfigMap | None) -> Broker:
     if broker.spec.delivery.is_set or defaults is None:
         return broker
     class_ = broker.metadata.annotations.get(BROKER_CLASS, "")
-    declared = _find_class_entry(_parse_entries(defaults), broker.metadata.namespace, class_).get(
-        "delivery"
-    )
-    if declared is None:
+    entry = _find_class_entry(_parse_entries(defaults), broker.metadata.namespace, class_)
+    if (declared := entry.get("delivery")) is None:
         return broker
     try:
         delivery = parse(DeliverySpec, declared)
@@ -64,9 +62,10 @@ def _parse_entries(defaults: ConfigMap | None) -> Mapping[str, Any]:
     if defaults is None:
         return {}
     try:
-        return _mapping(yaml.safe_load(defaults.data.get(DEFAULTS_KEY, "")))
+        entries = yaml.safe_load(defaults.data.get(DEFAULTS_KEY, ""))
     except yaml.YAMLError as error:
         raise InvalidDocument(_location(defaults), f"no YAML: {error!s:.300}") from None
+    return entries if isinstance(entries, Mapping) else {}
 
 
 def _location(defaults: ConfigMap) -> str:
@@ -80,18 +79,19 @@ def _find_class_entry(
     """Return the default entry of a class, looked up as upstream does: the namespace's, else the
     cluster's. If neither has one for the class, return `clusterDefault` itself (empty without one).
     """
-    namespace_entry = _mapping(_mapping(defaults.get("namespaceDefaults")).get(namespace))
+    namespace_entry = _mapping_at(_mapping_at(defaults, "namespaceDefaults"), namespace)
     if namespace_entry.get("brokerClass") == class_:
         if _CONFIG_FIELDS & namespace_entry.keys():
             return namespace_entry
-    elif class_entry := _mapping(_mapping(namespace_entry.get("brokerClasses")).get(class_)):
+    elif class_entry := _mapping_at(_mapping_at(namespace_entry, "brokerClasses"), class_):
         return class_entry
-    cluster_entry = _mapping(defaults.get("clusterDefault"))
+    cluster_entry = _mapping_at(defaults, "clusterDefault")
     if cluster_entry.get("brokerClass") == class_:
         return cluster_entry
-    return _mapping(_mapping(cluster_entry.get("brokerClasses")).get(class_)) or cluster_entry
+    return _mapping_at(_mapping_at(cluster_entry, "brokerClasses"), class_) or cluster_entry
 
 
-def _mapping(value: object) -> Mapping[str, Any]:
-    """Return a value if it is a mapping, else an empty one."""
+def _mapping_at(mapping: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Return the mapping at `key`; empty if there is nothing or a value of another type."""
+    value = mapping.get(key)
     return value if isinstance(value, Mapping) else {}

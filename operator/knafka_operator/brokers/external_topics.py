@@ -36,7 +36,9 @@ _RESERVED: Final = {
 _match_sensor_topic = re.compile(r".+-.+-.+-(?:trigger|changelog|action)").fullmatch
 """Matches names of the form that `names.sensor_topic` builds."""
 _match_legal_pattern = re.compile(r"(?:[A-Za-z0-9._*-]|\{namespace\})+").fullmatch
+"""Matches patterns of allowed topics in a legal form."""
 _match_legal_namespace = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?").fullmatch
+"""Matches the names that Kubernetes allows for namespaces."""
 _NO_SEPARATOR: Final = r"(?:[-a-z0-9]|\{namespace\})*"
 """Any text of a pattern without a character that no namespace has, such as `.` or `_`."""
 _find_ambiguity = re.compile(
@@ -57,7 +59,7 @@ def reserved_reason(topic: str) -> str | None:
 
 def is_sensor_topic(topic: str, sensor_names: Container[str]) -> bool:
     """Whether a topic is a Sensor's. `sensor_names` has all names that Sensors have claimed. Some
-    are names of consumer groups, so the form of the topic's name is checked, too."""
+    of these are names of consumer groups, so the form of the topic's name is checked, too."""
     return topic in sensor_names and _match_sensor_topic(topic) is not None
 
 
@@ -81,18 +83,19 @@ def external_topic_refusal(
     if reason is not None:
         return f"external topic {topic:.300} is not allowed: {reason}"
     patterns = [text.strip() for text in re.split(r"[,\n]", allowed) if text.strip()]
-    unusable = []
+    ignored_patterns = []
     for pattern in patterns:
-        if (reason := _pattern_problem(pattern)) is not None:
-            unusable.append(f"{pattern:.300} ({reason})")
+        if (problem := _pattern_problem(pattern)) is not None:
+            ignored_patterns.append(f"{pattern:.300} ({problem})")
         elif _matches(pattern, topic, namespace):
             if "*" not in pattern or _match_sensor_topic(topic) is None:
                 return None
-            unusable.append(f"{pattern:.300} (a name like those of Sensors' topics wants no '*')")
+            problem = "a name like those of Sensors' topics wants no '*'"
+            ignored_patterns.append(f"{pattern:.300} ({problem})")
     return (
         f"external topic {topic:.300} is not allowed in namespace {namespace}: to allow it, set "
         f"{EXTERNAL_TOPICS} in {where} to a list of patterns of which one matches it"
-        + (f"; these are ignored there: {', '.join(unusable)}" if unusable else "")
+        + (f"; these are ignored there: {', '.join(ignored_patterns)}" if ignored_patterns else "")
     )
 
 

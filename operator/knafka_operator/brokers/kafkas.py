@@ -37,7 +37,7 @@ class BrokerKafkas:
     async def connect(self, broker: Broker) -> tuple[BrokerConnection, KafkaCluster]:
         """Return the configuration and client of a Broker's Kafka. The Broker's ConfigMap is merged
         over the installation's; its Secret must exist, and the Broker must be allowed to use both.
-        Raises the errors in `EXPECTED`."""
+        Raises the errors in `EXPECTED`, and `ClusterError`."""
         installation_config = await self.read_installation_config()
         reference = desired.config_reference(broker)
         broker_config = None if reference is None else await self.read_config_map(*reference)
@@ -60,7 +60,7 @@ class BrokerKafkas:
             kafka = self.kafkas.ensure_cluster(bootstrap_servers, None)
             return BrokerConnection(configured.config, defaults), kafka
         # Whether an administrator wrote the Secret; a user's Secret is checked more strictly.
-        is_own = configured.is_offered or Identity.of(secret)[0] == self.settings.namespace
+        is_own = configured.is_offered or Identity.of(secret).namespace == self.settings.namespace
         if not is_own:
             await check_endpoint(decode_secret(secret), self.settings)
         kafka = self.kafkas.ensure_cluster(bootstrap_servers, decode_secret(secret), is_own=is_own)
@@ -70,7 +70,7 @@ class BrokerKafkas:
 
     async def find_kafka(self, broker: Broker) -> KafkaCluster:
         """Return the Kafka with a Broker's topic, even if its ConfigMap was deleted first. Raises
-        the errors in `EXPECTED` if the Kafka isn't known."""
+        the errors in `EXPECTED` if the Kafka isn't known, and `ClusterError`."""
         try:
             return (await self.connect(broker))[1]
         except (NotReady, InvalidDocument):
@@ -79,7 +79,7 @@ class BrokerKafkas:
             )
             if record is not None and record.kafka is not None:
                 return record.kafka
-            # The operator has restarted since: without credentials it may still succeed.
+            # The operator has restarted since, and has no credentials: the Kafka may need none.
             servers = broker.status.annotations.get(desired.BOOTSTRAP_SERVERS)
             if servers is None:
                 raise

@@ -3,7 +3,7 @@ that.
 
     observe (ConfigMaps, Secret, sink, topic) -> decide (`brokers.decide`) -> act, until all is done
 
-A Broker's record keeps in `state` what its Triggers are reconciled from.
+A Broker's record has, in `state`, everything that its Triggers' reconciliation needs of the Broker.
 
 Not here: watching for changes (`engine.controller`), reading what a decision needs (`observe`,
 `kafkas`), the content of contract topics (`receivers`, `contracts`), and decisions, which are pure
@@ -52,7 +52,7 @@ from knafka_operator.model.resources import (
     Resource,
     is_claimed_by_peer,
 )
-from knafka_operator.receivers import contract_topics as receivers
+from knafka_operator.receivers import contract_topics
 from knafka_operator.receivers.addressable import AddressableDecision
 from knafka_operator.receivers.receivers import Receivers
 from knafka_operator.records.ownership import TopicOwnership
@@ -139,8 +139,8 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
     async def delete_topic(self, document: Document, groups: Collection[str]) -> None:
         """Delete a Broker's receiver and shards, then its topic, the `groups` that read the topic,
         and its dead letters' and contracts' topics. Topic and groups stay if the topic is external
-        or wasn't created for this Broker: a Broker that is declared again goes on by these groups,
-        and each goes with its Trigger.
+        or wasn't created for this Broker: then a Broker that is declared again continues with these
+        groups' offsets, and each group is deleted with its Trigger.
 
         Raises `LogError`, also while one of the groups has members, and `ClusterError`.
         """
@@ -174,30 +174,32 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
         receiver is gone. With its last entry, also delete the topic, unless it belongs to the
         installation's Secret. Raises `LogError`."""
         namespace = broker.metadata.namespace
-        if not receivers.may_hold_brokers_of(topic, namespace, self.settings):
+        if not contract_topics.may_hold_brokers_of(topic, namespace, self.settings):
             return  # somebody else wrote this name into the status: don't read that topic
         receiver = await self.receivers.ensure_receiver(receiver_identity(broker), kafka, topic)
         path = f"/{services.identity_of(broker)}"
         if path in receiver.contract.records:
             await receiver.write(path, None)
-        if receivers.is_of_namespace_secret(topic, namespace, self.settings):
+        if contract_topics.is_of_namespace_secret(topic, namespace, self.settings):
             await self.receivers.delete_contract(receiver)
 
     async def remember_kafka(self, document: Document) -> None:
-        """Note the Kafka of a Broker that has a contract topic and wasn't reconciled yet, in its
-        record, so that Triggers can be withdrawn from the contract."""
+        """If a Broker has a contract topic and wasn't reconciled yet, find its Kafka and keep it in
+        the Broker's record, so that Triggers can be withdrawn from the contract. Raises the errors
+        in `EXPECTED`, and `ClusterError`."""
         record = self.states.ensure_broker(document)
         if record.has_contract and record.kafka is None:
             record.kafka = await self._connections.find_kafka(parse(Broker, document))
 
     def drop(self, document: Document) -> None:
-        """Forget a Broker that is gone; nothing in Kafka is deleted."""
+        """Drop what the operator has in memory about a deleted Broker; nothing in Kafka is
+        deleted."""
         self.receivers.forget(receiver_identity(resource_of(document)))
         self.states.drop_broker(Identity.of(document))
 
     def remember_topic(self, document: Document) -> BrokerRecord:
-        """Claim the topic that a Broker's status names, if the naming rules give it that name and
-        no other object has claimed it; returns the Broker's record."""
+        """Claim the topic that a Broker's status names, if the naming rules give this Broker that
+        topic name and no object has claimed the topic yet; returns the Broker's record."""
         record, topic = self.states.ensure_broker(document), topic_in_status(document)
         is_own_topic = self._ownership.has_own_name(topic, document)
         if topic is not None and is_own_topic and topic not in self.states.topics:
@@ -207,8 +209,8 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
     # Reconcile.
 
     async def observe(self, document: Document, record: BrokerRecord) -> ObservedBroker:
-        """Read what a Broker's decision needs; first delete the receiver of a Broker that may not
-        use its topic. Raises `ClusterError`."""
+        """Read what a Broker's decision needs. Before that, delete the receiver if the Broker may
+        not use its topic. Raises `ClusterError`."""
         # Before anything that can fail: a broken Broker mustn't keep a topic that it may not use.
         refused, stop_reason = await self._observer.find_topic_refusals(document, record)
         if stop_reason is not None:
@@ -229,7 +231,7 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
     def status_of(
         self, observed: ObservedBroker, decision: AddressableDecision, record: BrokerRecord
     ) -> Mapping[str, Any]:
-        """Return the last decision's status; also update the state in the record, by which the
+        """Return the last decision's status. Also update the state in the record, from which the
         Broker's Triggers are reconciled."""
         identity = Identity.of(observed.document)
         receiver = receiver_identity(resource_of(observed.document))
@@ -245,8 +247,8 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
             await self.shards.maintain(record.state.broker)
 
     async def _stop_receiver(self, reason: str, document: Document, record: BrokerRecord) -> None:
-        """Delete a Broker's receiver, so that no event is accepted, and note the reason in the
-        record. Raises `ClusterError`."""
+        """Delete a Broker's receiver, so that no event is accepted, and put the reason into the
+        record in place of the Broker's state. Raises `ClusterError`."""
         broker = resource_of(document)
         record.stopped, record.state = reason, None
         await delete_service(self.cluster, receiver_services.receiver_name(broker), broker)
@@ -258,9 +260,9 @@ def _update_state(
     record: BrokerRecord,
     conditions: list[dict[str, Any]],
 ) -> None:
-    """Update the state in a Broker's record, by which its Triggers are reconciled; `conditions` are
-    those of its new status. The state stays as it is if the Broker has no topic or no connection
-    now."""
+    """Update the state in a Broker's record, from which its Triggers are reconciled; `conditions`
+    are those of its new status. The state stays as it is if the Broker has no topic or no
+    connection now."""
     topic, connection = decision.topic, observed.connection
     if topic is None or topic.existing is None or not isinstance(connection, BrokerConnection):
         return

@@ -50,20 +50,22 @@ class BrokerObserver:
         self, document: Document, record: BrokerRecord
     ) -> tuple[str | None, str | None]:
         """Return two texts: why a Broker may not use the external topic that it declares (None: it
-        may), and why its receiver must stop (None: it may go on). It must stop if the declared
-        topic, or one that it has used until now, isn't allowed.
+        may), and why its receiver must stop (None: it may go on). The receiver must stop if the
+        declared topic, or one that the Broker has used until now, isn't allowed.
 
         Reads the stored document, since a Broker that can't be parsed keeps running. Raises
         `ClusterError`.
         """
         identity = Identity.of(document)
         declared = (document["metadata"].get("annotations") or {}).get(EXTERNAL_TOPIC)
-        used_topics = {topic_in_status(document), record.state and record.state.topic.name}
+        topic_in_use = None if record.state is None else record.state.topic.name
         topics_to_check = {
             topic
-            for topic in used_topics
+            for topic in (topic_in_status(document), topic_in_use)
             if topic and not self.ownership.has_own_name(topic, document)
-        } | ({declared} if declared is not None and names.is_topic(declared) else set())
+        }
+        if declared is not None and names.is_topic(declared):
+            topics_to_check.add(declared)
         if not topics_to_check:
             return None, None
         # Don't read the allowed topics from the Broker's own ConfigMap: its user writes that, as
@@ -90,8 +92,9 @@ class BrokerObserver:
     async def observe_without_topic(
         self, document: Document, record: BrokerRecord
     ) -> ObservedBroker:
-        """Read the Broker, its Kafka's configuration, its sink and the features, but no topic; also
-        set `record.kafka`. Raises `ClusterError`."""
+        """Read the Broker, its Kafka's configuration, its dead letter sink and the features, but no
+        topic. Also set `record.kafka`, unless the configuration can't be read. Raises
+        `ClusterError`."""
         try:
             broker = await self._with_defaults(parse(Broker, document))
         except InvalidDocument as error:
@@ -137,8 +140,9 @@ class BrokerObserver:
     async def observe_topic(
         self, observed: ObservedBroker, record: BrokerRecord
     ) -> ObservedTopic | KnafkaError | None:
-        """Claim the name of a Broker's topic, and return the topic as declared and as it exists, or
-        the error of reading it. None: the Broker is invalid, or its Kafka isn't known."""
+        """Claim the name of a Broker's topic, unless the topic is external, and return the topic as
+        declared and as it exists. Returns the error if reading fails with one of `EXPECTED`, and
+        None if the Broker is invalid or its Kafka isn't known. Raises `ClusterError`."""
         if isinstance(observed.broker, InvalidDocument) or not isinstance(
             observed.connection, BrokerConnection
         ):
@@ -176,7 +180,7 @@ class BrokerObserver:
 
     async def observe_entry(self, observed: ObservedBroker, kafka: KafkaCluster) -> ObservedBroker:
         """Return `observed` with the Broker's entry in its receiver's contract
-        (docs/decisions/0024), and whether every replica has read that; unchanged after a
+        (docs/decisions/0024), and with whether every replica has read the entry; unchanged after a
         `LogError`. Raises `ClusterError`."""
         assert isinstance(observed.broker, Broker)
         assert isinstance(observed.connection, BrokerConnection)

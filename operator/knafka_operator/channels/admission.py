@@ -105,9 +105,10 @@ def with_subscription_defaults(document: Document) -> dict[str, Any]:
 def check_channel(
     new: Document, old: Document | None = None, maxima: Maxima = UNLIMITED_MAXIMA
 ) -> None:
-    """Refuse an invalid KafkaChannel, or a forbidden change (KN-CHN-05, KN-CHN-10); `old` None: the
-    channel is new. `maxima` are the installation's. Raises `InvalidDocument` with all problems, and
-    the path of the first."""
+    """Refuse an invalid KafkaChannel, or a forbidden change (KN-CHN-05, KN-CHN-10). `old` is the
+    channel before an update, whose own problems are accepted (None: the channel is new). `maxima`
+    has the installation's limits. Raises `InvalidDocument` with all problems, and the path of the
+    first."""
 
     def problems(document: Document) -> Iterator[Problem]:
         """Yield the problems of a document, new or old."""
@@ -123,10 +124,10 @@ def check_subscription(
     autoscaling: Autoscaling | None = None,
     maxima: Maxima = UNLIMITED_MAXIMA,
 ) -> None:
-    """Refuse an invalid Subscription, or a forbidden change (KN-SUB-01, 02, 04); `old` None: the
-    Subscription is new. `autoscaling` has the defaults for its scaling annotations (None: the
-    built-in ones), and `maxima` are the installation's. Raises `InvalidDocument` with all problems,
-    and the path of the first."""
+    """Refuse an invalid Subscription, or a forbidden change (KN-SUB-01, 02, 04). `old` is the
+    Subscription before an update, whose own problems are accepted (None: it is new). `autoscaling`
+    has the defaults for its scaling annotations (None: the built-in ones), `maxima` the
+    installation's limits. Raises `InvalidDocument` with all problems, and the path of the first."""
 
     def problems(document: Document) -> Iterator[Problem]:
         """Yield the problems of a document, new or old."""

@@ -58,7 +58,7 @@ from knafka_operator.model.conditions import Condition, Severity, Status
 from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import TOPIC_STATUS, Broker
 from knafka_operator.model.topics import Topic
-from knafka_operator.receivers import contract_topics as receivers
+from knafka_operator.receivers import contract_topics
 from knafka_operator.receivers.addressable import (
     NO_DEAD_LETTER_SINK,
     AddressableDecision,
@@ -72,10 +72,12 @@ from knafka_operator.receivers.direct import (
 )
 
 CHANNEL_DIRECT_REFUSAL: Final = Refusal("this KafkaChannel", "", "DirectServiceRejected")
+"""The errors if the Service that leads past Knative's proxy can't be applied. Its owner isn't
+checked, as many channels share it."""
 ROUTE_REFUSAL: Final = Refusal("this KafkaChannel", "ServiceNotOurs", "RouteRejected", "Service")
-"""The Service of an earlier channel with the same name, which is still being deleted, also counts
-as not ours. Only the Service is checked: the Ingress is in the operator's namespace, where only the
-operator creates one."""
+"""The errors if a channel's route can't be applied. The Service of an earlier channel with the same
+name, which is still being deleted, also counts as not ours. Only the Service is checked: the
+Ingress is in the operator's namespace, where only the operator creates one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +96,15 @@ class _SharedReceiver:
     """The receiver that all channels with one Secret share."""
 
     service: Identity
-    """Namespace and name of its Knative Service."""
+    """Namespace and name of the receiver's Knative Service."""
     spec: Receiver
+    """The receiver's configuration, as its Service's environment has it."""
     contract: Topic
-    """The topic of its contract."""
+    """The receiver's contract topic, with the channels' entries."""
 
     @property
     def name(self) -> str:
-        """The name of its Service."""
+        """The name of the receiver's Service."""
         return self.service.name
 
 
@@ -241,7 +244,7 @@ def _write_entry(
             )
         if not observed.accepted:
             steps.needed.run_first(await_receivers)
-        steps.annotations[receivers.ACCEPTED_ANNOTATION] = receivers.entry_digest(
+        steps.annotations[contract_topics.ACCEPTED_ANNOTATION] = contract_topics.entry_digest(
             receiver.spec.contract_topic, ingress
         )
 
@@ -254,7 +257,8 @@ def _set_address(
     steps: AddressableSteps,
 ) -> None:
     """Decide `ProbeSucceeded`: route the channel's own host, if there is a gateway, to its receiver
-    (KN-CHN-11), probe the receiver, and set the addresses."""
+    (KN-CHN-11), probe the address, and set the addresses. `is_direct_way`: the host leads to the
+    receiver past Knative's proxy, and the receiver is probed there."""
     configuration, gateway = entry.configuration, observed.gateway
     broker, receiver = configuration.broker, entry.receiver.name
     with steps.conditions.step(PROBE_SUCCEEDED):
@@ -269,6 +273,7 @@ def _set_address(
         url = receiver_url if gateway is None else f"http://{entry.hosts[-1]}"
         url_to_probe = receiver_url if is_direct_way else url
         if is_direct_way and url_to_probe not in answered_addresses:
+            # Before the host leads there, as events would fail while the receiver doesn't answer.
             steps.needed.run_first(ProbeDirect(url_to_probe, url_to_probe))
         if gateway is not None and observed.routed != route_host:
             manifests = (
@@ -293,7 +298,7 @@ def _shared_receiver(connection: ChannelConnection, settings: Settings) -> _Shar
     """Return the receiver that serves channels with this configuration."""
     name = receiver_services.channels_receiver_name(_secret_name(connection))
     spec = receiver_contract(connection, settings)
-    contract = receivers.contract_topic(spec, connection.defaults)
+    contract = contract_topics.contract_topic(spec, connection.defaults)
     return _SharedReceiver(Identity(settings.namespace, name), spec, contract)
 
 
@@ -326,7 +331,7 @@ def receiver_contract(connection: ChannelConnection, settings: Settings) -> Rece
     kafka = connection.defaults.kafka.model_copy(update={"consumer": {}, "producer": {}})
     name = _secret_name(connection)
     secret = None if name is None else Identity(settings.namespace, name)
-    return receivers.contract_for_secret("KafkaChannels", kafka, secret, settings)
+    return contract_topics.contract_for_secret("KafkaChannels", kafka, secret, settings)
 
 
 def _secret_name(connection: ChannelConnection) -> str | None:

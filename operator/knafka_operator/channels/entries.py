@@ -43,12 +43,11 @@ from knafka_operator.model.resources import FINALIZER, GROUP_STATUS, MAX_OBJECT_
 
 Document = Mapping[str, Any]
 
-
 _PROMISED_ANNOTATIONS: Final = frozenset({DEAD_LETTER_TOPIC, DISPATCHER_KEY, START})
 """Keys of a Subscription's `status.annotations` that a promise keeps; not its group, whose name
 follows from the UID."""
-# A UID becomes a part of names in Kubernetes and Kafka.
 _match_uid = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?").fullmatch
+"""Matches valid UIDs of entries: a UID becomes a part of names in Kubernetes and Kafka."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +61,8 @@ class ListedEntries:
 
 
 def read_entries(channel: Document) -> ListedEntries:
-    """Parse a KafkaChannel's entries. Of two with the same UID the one with the later generation
-    counts; what is no mapping is left out."""
+    """Parse a KafkaChannel's entries. Of two entries with the same UID, the one with the higher
+    generation counts; a list element that is no mapping is left out."""
     valid, problems = dict[str, Document](), dict[str, str]()
     for entry in listed_subscribers(channel):
         if not isinstance(entry, Mapping):
@@ -114,7 +113,7 @@ def as_subscription(
         "name": name,
         "uid": uid,
         "generation": 0 if entry is None else _generation(entry),
-        "annotations": {key: value for key, value in annotations.items() if not _is_large(key)},
+        "annotations": {key: value for key, value in annotations.items() if not _is_kubectls(key)},
         "finalizers": [FINALIZER],  # the Subscription is deleted like any other
         ENTRY: identity.name,
         SENDS_AS: None if stored is None else _service_account(entry or {}),
@@ -141,8 +140,9 @@ def _service_account(entry: Document) -> object:
     return auth.get("serviceAccountName") if isinstance(auth, Mapping) else None
 
 
-def _is_large(annotation: str) -> bool:
-    """Whether this annotation is one of `kubectl`'s, which may be as large as the whole object."""
+def _is_kubectls(annotation: str) -> bool:
+    """Whether this annotation is one of `kubectl`'s. They are left out, as one may be as large as
+    the whole object."""
     return annotation.startswith("kubectl.kubernetes.io/")
 
 
@@ -166,14 +166,15 @@ def _destination_fields(entry: Document) -> dict[str, Any]:
 
 def _entry_status(channel: Document, uid: str, stored: Document | None) -> dict[str, Any]:
     """Return the status of the Subscription that stands for an entry: the annotations promised to
-    its UID, and the readiness that its channel reports."""
+    the entry's UID, and the readiness that its channel reports. `stored` is the stored Subscription
+    with this UID; None: there is none."""
     annotations = (
         find_promised_annotations(channel, uid)
         or _find_promise_in_stored(channel, uid, stored)
         or {}
     )
     status: dict[str, Any] = {"annotations": annotations}
-    reported = ((channel.get("status") or {}).get("subscribers")) or ()
+    reported = (channel.get("status") or {}).get("subscribers") or ()
     for subscriber in reported:
         if isinstance(subscriber, Mapping) and subscriber.get("uid") == uid:
             ready = {"type": "Ready", "status": subscriber.get("ready", "Unknown")}
@@ -195,7 +196,8 @@ def with_promise(subscription: Document, channel: Document) -> Document:
 
 def find_promised_annotations(channel: Document, uid: str) -> dict[str, str] | None:
     """Return the status annotations that the entry with this UID was promised, from its channel's
-    status; None: it was promised nothing. Of an unreadable promise only the group is returned."""
+    status; None: the entry was promised nothing. If the promise can't be parsed, the result has
+    only the group."""
     text = status_annotations(channel).get(PROMISE + uid)
     if text is None:
         return None
@@ -212,9 +214,9 @@ def find_promised_annotations(channel: Document, uid: str) -> dict[str, str] | N
 def _find_promise_in_stored(
     channel: Document, uid: str, stored: Document | None
 ) -> dict[str, str] | None:
-    """Return the promised annotations in the status of `stored`, an entry's stored Subscription
-    (None: there is none), from when Knafka reconciled Subscriptions itself. None: its status names
-    no group, or another entry's."""
+    """Return the promised annotations that Knafka wrote into the status of `stored`, an entry's
+    stored Subscription (None: there is none), while Knafka reconciled Subscriptions itself. None:
+    that status doesn't name the entry's group."""
     annotations = status_annotations(stored or {})
     if annotations.get(GROUP_STATUS) != entry_group(Identity.of(channel), uid):
         return None
@@ -228,9 +230,9 @@ def _find_promise_in_stored(
 def promise_annotation(
     channel: Document, uid: str, annotations: Mapping[str, str | None]
 ) -> dict[str, str]:
-    """Return the annotation for a channel's status that keeps an entry's promise. Empty: it is up
-    to date, or nothing is promised yet, as the entry has no group. `annotations` are those of the
-    entry's status; None removes one."""
+    """Return the annotation to write into a channel's status, so that it keeps an entry's promise.
+    Empty: the stored annotation is up to date, or nothing is promised yet, as the entry has no
+    group. `annotations` are those of the entry's status; None as a value removes one."""
     previous = find_promised_annotations(channel, uid)
     if previous is None and not annotations.get(GROUP_STATUS):
         return {}
@@ -244,7 +246,7 @@ def promise_annotation(
 
 
 def is_promised(channel: Document, uid: str) -> bool:
-    """Whether the entry with this UID of a channel was promised a consumer group."""
+    """Whether a channel's entry with this UID was promised a consumer group."""
     return PROMISE + uid in status_annotations(channel)
 
 

@@ -56,7 +56,8 @@ class _AnnotationBatch:
     values: dict[str, str | None] = field(default_factory=dict)
     """The annotations' new values by key; None removes an annotation."""
     writing: asyncio.Task[None] | None = None
-    """The task that writes them, which all their callers await; None: it hasn't begun."""
+    """The task that writes the annotations, awaited by everybody who added some; None: it hasn't
+    been started."""
 
 
 class ClusterWithEntries:
@@ -75,7 +76,7 @@ class ClusterWithEntries:
         self._now = now
         self._channels: dict[Identity, Document] = {}
         """Each channel's latest document, from its watch."""
-        self._read: dict[Identity, entries.ListedEntries] = {}
+        self._entries: dict[Identity, entries.ListedEntries] = {}
         """The parsed `spec.subscribers` of each channel."""
         self._subscriptions: dict[tuple[str, str], Document] = {}
         """Stored Subscriptions, by namespace and UID."""
@@ -91,23 +92,23 @@ class ClusterWithEntries:
         channel and UID."""
         self._batches: dict[Identity, _AnnotationBatch] = {}
         """Annotations of each channel that aren't being written yet."""
-        self._writing: dict[Identity, asyncio.Lock] = {}
+        self._write_locks: dict[Identity, asyncio.Lock] = {}
         """For each channel: held while a batch is written, so that batches are written in order."""
 
-    # Changes. Each method returns the Subscriptions whose document may differ now.
+    # Changes. Each method returns the Subscriptions that may be shown differently now.
 
     def on_channel(self, channel: Document, *, gone: bool) -> Collection[Identity]:
         """Record that a channel has changed or, with `gone`, was deleted."""
         identity = Identity.of(channel)
         previous = self._channels.pop(identity, None)
-        previous_entries = self._read.pop(identity, _NO_ENTRIES)
+        previous_entries = self._entries.pop(identity, _NO_ENTRIES)
         if not gone:
             self._channels[identity] = channel
             if previous is not None and _entry_sources(previous) == _entry_sources(channel):
-                self._read[identity] = previous_entries
-                return ()
-            self._read[identity] = entries.read_entries(channel)
-        current_entries = _NO_ENTRIES if gone else self._read[identity]
+                self._entries[identity] = previous_entries
+                return ()  # such as after a change of the channel's conditions
+            self._entries[identity] = entries.read_entries(channel)
+        current_entries = _NO_ENTRIES if gone else self._entries[identity]
         uids = set() if gone else current_entries.valid.keys() | entries.promised_uids(channel)
         changed = {
             name
@@ -125,29 +126,32 @@ class ClusterWithEntries:
         if not gone:
             self._subscriptions[identity.namespace, uid] = subscription
         channel_identity = CHANNELS.broker_of(subscription)
-        if (gone or previous is None) and (
-            channel := self._channels.get(channel_identity)
-        ) is not None:
-            if uid in self._read[channel_identity].valid or entries.is_promised(channel, uid):
-                return {identity} | self._assign_name(channel_identity, uid, True)
+        channel = self._channels.get(channel_identity)
+        has_come_or_gone = gone or previous is None  # else its entry keeps its name
+        if channel is None or not has_come_or_gone:
+            return {identity}
+        if uid in self._entries[channel_identity].valid or entries.is_promised(channel, uid):
+            return {identity} | self._assign_name(channel_identity, uid, True)
         return {identity}
 
-    def on_handling(self, seen: bool | None) -> Collection[Identity]:
-        """Record whether Knative Eventing is installed (None: not known); returns the changed
-        Subscriptions."""
-        previous_handler, self.handling.is_eventing_installed = self.handling.handler, seen
+    def on_handling(self, installed: bool | None) -> Collection[Identity]:
+        """Record whether Knative Eventing is installed (None: not known)."""
+        previous_handler = self.handling.handler
+        self.handling.is_eventing_installed = installed
         if self.handling.handler is previous_handler:
             return ()
         changed = {Identity.of(subscription) for subscription in self._subscriptions.values()}
         for channel_identity, channel in self._channels.items():
-            for uid in self._read[channel_identity].valid.keys() | entries.promised_uids(channel):
+            listed_uids = self._entries[channel_identity].valid.keys()
+            for uid in listed_uids | entries.promised_uids(channel):
                 changed |= self._assign_name(channel_identity, uid, True)
         return changed | self._places.keys()
 
     def _assign_name(self, channel: Identity, uid: str, exists: bool) -> set[Identity]:
         """Choose again the name under which an entry is shown, and update `_names`, `_places`,
-        `_missing` and `_leaving`. `exists` False: the entry is neither in `spec.subscribers` nor
-        promised any more, and loses its name. Returns the names whose Subscription changes."""
+        `_missing` and `_leaving`. `exists`: whether the entry is in `spec.subscribers` or promised;
+        otherwise it loses its name. Returns the names under which another Subscription, or none, is
+        shown now."""
         names, key = self._names.setdefault(channel, {}), (channel, uid)
         previous_name = names.pop(uid, None)
         previous_place = None if previous_name is None else self._places.pop(previous_name)
@@ -159,7 +163,7 @@ class ClusterWithEntries:
             if not names:
                 del self._names[channel]
             return changed
-        place = EntryPlace(channel, uid, uid in self._read[channel].valid)
+        place = EntryPlace(channel, uid, uid in self._entries[channel].valid)
         names[uid], self._places[current_name] = current_name, place
         if place.listed:
             self._missing.pop(key, None)
@@ -170,9 +174,9 @@ class ClusterWithEntries:
         return set() if (previous_name, previous_place) == (current_name, place) else changed
 
     def _choose_name(self, channel: Identity, uid: str) -> Identity | None:
-        """Return the name under which an entry is shown: that of the stored Subscription with its
-        UID, else a name made of the UID. None: Knafka itself wrote the entry, for a Subscription
-        that is gone by now, so the entry isn't shown."""
+        """Return the name under which an entry is shown: that of the stored Subscription with the
+        entry's UID, else a name made of the UID. None: the entry isn't shown, as Knafka itself
+        wrote it for a Subscription that is gone by now."""
         stored = self._subscriptions.get((channel.namespace, uid))
         if stored is not None and CHANNELS.broker_of(stored) == channel:
             return Identity.of(stored)
@@ -185,8 +189,8 @@ class ClusterWithEntries:
     # Lookups.
 
     def known(self, identity: Identity) -> Document | None:
-        """Return the Subscription to show for this name, by the latest watch events. None: there is
-        none, or Knative Eventing handles it and its entry isn't there."""
+        """Return the Subscription to show under this name, by the latest watch events; no request
+        is sent. None: there is none, or Knative Eventing handles it and its entry isn't there."""
         place = self._places.get(identity)
         channel = None if place is None else self._channels.get(place.channel)
         return self._choose_subscription(identity, self._find_stored(identity, place), channel)
@@ -207,9 +211,9 @@ class ClusterWithEntries:
     def _choose_subscription(
         self, identity: Identity, stored: Document | None, channel: Document | None
     ) -> Document | None:
-        """Return the Subscription to show for a name: `stored`, its entry as a Subscription, or
-        None (nothing), by the rules in the module's docstring. `stored` is the stored Subscription
-        of the name and `channel` the entry's channel; None: there is none."""
+        """Return the Subscription to show under a name, by the rules in the module's docstring:
+        `stored`, or the entry in the form of a Subscription, or None for nothing. `stored` is the
+        stored Subscription of that name, `channel` the entry's channel; None: there is none."""
         place, handler = self._places.get(identity), self.handling.handler
         is_of_kafka_channel_kind = stored is not None and is_of_kafka_channel(stored)
         if place is None or channel is None:
@@ -231,7 +235,7 @@ class ClusterWithEntries:
         watched channel."""
         watched_channel = self._channels.get(identity)
         if watched_channel is not None and _list_entries(watched_channel) == _list_entries(channel):
-            return self._read[identity]
+            return self._entries[identity]
         return entries.read_entries(channel)
 
     def _is_missing_too_long(self, place: EntryPlace) -> bool:
@@ -242,14 +246,14 @@ class ClusterWithEntries:
 
     def requeue_after(self, identity: Identity) -> float | None:
         """Return the seconds until the missing entry of this name counts as deleted, at least 1;
-        None: it isn't missing."""
+        None: no entry of this name is missing."""
         place = self._places.get(identity)
         since = None if place is None else self._missing.get((place.channel, place.uid))
         return None if since is None else max(since + MISSING_ENTRY_SECONDS - self._now(), 1.0)
 
     def release_name(self, identity: Identity) -> Collection[Identity]:
-        """Record that nothing is delivered under this name any more; returns the Subscriptions
-        that, as entries renamed from it, have waited for that."""
+        """Record that nothing is delivered under this name any more. Returns the Subscriptions that
+        have waited for that, since they stand for entries that had this name before."""
         released_entries = [
             entry_key for entry_key, name in self._leaving.items() if name == identity
         ]
@@ -298,8 +302,8 @@ class ClusterWithEntries:
         labels: Mapping[str, str] | None = None,
         namespace: str | None = None,
     ) -> list[Document]:
-        """Return all objects of a kind with these labels, in one namespace or in all; Subscriptions
-        include those that stand for entries. Raises `ClusterError`."""
+        """Return all objects of a kind with these labels (None: any), in this namespace (None: in
+        all); Subscriptions include those that stand for entries. Raises `ClusterError`."""
         stored = await self._inner.list(api_version, kind, labels, namespace)
         if (api_version, kind) != (MESSAGING, CHANNELS.trigger):
             return stored
@@ -317,9 +321,9 @@ class ClusterWithEntries:
         ]
 
     async def write_status(self, document: Document, status: Document) -> None:
-        """Merge `status` into the stored status of an object. Of an entry's status, only the
-        annotations that are promised to the entry are stored, in its channel's status; nothing is,
-        if the channel is gone. Raises `ClusterError`."""
+        """Merge `status` into the stored status of an object. For an entry, only the annotations
+        that are promised to the entry are written, to its channel's status; nothing is written if
+        the channel is gone. Raises `ClusterError`."""
         if not _is_entry(document):
             await self._inner.write_status(document, status)
             return
@@ -331,39 +335,40 @@ class ClusterWithEntries:
             previous_annotations = status_annotations(document)
             annotations = {**previous_annotations, **(status.get("annotations") or {})}
             if values := entries.promise_annotation(stored, metadata["uid"], annotations):
-                await self._write(channel, values)
+                await self._write_annotations(channel, values)
 
     async def forget(self, document: Document) -> None:
         """Remove the promise of a deleted entry, whose group was deleted, from its channel's
         status. Raises `ClusterError`."""
         metadata = document["metadata"]
         channel = Identity(metadata["namespace"], metadata[ENTRY])
-        await self._write(channel, {PROMISE + metadata["uid"]: None})
+        await self._write_annotations(channel, {PROMISE + metadata["uid"]: None})
 
-    async def _write(self, channel: Identity, values: Mapping[str, str | None]) -> None:
+    async def _write_annotations(self, channel: Identity, values: Mapping[str, str | None]) -> None:
         """Write annotations to a channel's status (None removes one); concurrent calls share one
         request. Raises `ClusterError`."""
         batch = self._batches.setdefault(channel, _AnnotationBatch())
         batch.values.update(values)
         if batch.writing is None:
-            batch.writing = asyncio.create_task(self._flush(channel, batch))
+            batch.writing = asyncio.create_task(self._write_batch(channel, batch))
+        # A caller that is cancelled must not cancel the request that other callers share.
         await asyncio.shield(batch.writing)
 
-    async def _flush(self, channel: Identity, batch: _AnnotationBatch) -> None:
+    async def _write_batch(self, channel: Identity, batch: _AnnotationBatch) -> None:
         """Write a batch of annotations to the channel's status, after earlier batches of that
         channel. Raises `ClusterError`."""
-        async with self._writing.setdefault(channel, asyncio.Lock()):
-            del self._batches[channel]
+        async with self._write_locks.setdefault(channel, asyncio.Lock()):
+            del self._batches[channel]  # later annotations begin a new batch
             metadata = {"namespace": channel.namespace, "name": channel.name}
             kind = {"apiVersion": CHANNELS.broker_version, "kind": CHANNELS.broker}
             document = {**kind, "metadata": metadata}
             await self._inner.write_status(document, {"annotations": batch.values})
         if channel not in self._batches and channel not in self._channels:
-            self._writing.pop(channel, None)
+            self._write_locks.pop(channel, None)
 
     async def create(self, manifest: Document) -> bool:
-        """Create an object; returns False if one of its name exists already. Raises
-        `ClusterError`."""
+        """Create an object; returns whether it was created (False: one of its name exists already).
+        Raises `ClusterError`."""
         return await self._inner.create(manifest)
 
     async def apply(self, manifest: Document) -> Document:

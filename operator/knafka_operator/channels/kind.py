@@ -100,7 +100,7 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
 
     async def connect_without_config(self, document: Document) -> KafkaCluster:
         """Return the Kafka with a channel's topic, even if its ConfigMap or Secret is gone. Raises
-        as `ChannelKafkas.find_kafka`."""
+        the errors of `ChannelKafkas.find_kafka`."""
         return await self.connections.find_kafka(document, None)
 
     @property
@@ -129,9 +129,9 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
         is_claimed = CHANNELS.peers_finalizer in finalizers_of(document)
         if status_annotations(document).get(TOPIC_ID) and not is_claimed:
             return None
-        return (
-            None if await self.cluster.get(*RIVAL_SERVICE) is None else "/".join(RIVAL_SERVICE[1:])
-        )
+        if await self.cluster.get(*RIVAL_SERVICE) is None:
+            return None
+        return "/".join(RIVAL_SERVICE[1:])
 
     async def hand_over(self, document: Document) -> None:
         """Hand over a channel to the other implementation that has claimed it: delete its
@@ -173,7 +173,7 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
     async def _return_host(self, channel: Broker) -> None:
         """Delete a channel's route, and point its host at the other implementation's receiver, so
         that events are accepted even before the other controller acts. If no other implementation
-        is installed, delete the host. A host that isn't the channel's own is left alone."""
+        is installed, delete the host's Service; leave it alone if the channel doesn't own it."""
         await self._delete_route(channel)
         location = CORE, "Service", channel.metadata.namespace, routes.service_name(channel)
         existing_service = await self.cluster.get(*location)
@@ -199,7 +199,7 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
         channel = parse(Broker, _without_spec(document))
         await self._delete_route(channel)
         await self.shards.delete(channel)
-        if topic is not None and self._is_own(topic, document):
+        if topic is not None and self._is_own_topic_name(topic, document):
             kafka = await self.connections.find_kafka(document, record.kafka)
             # Two channels have the same topic name only if the installation's name template allows
             # it.
@@ -222,19 +222,19 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
             record.kafka = await self.connections.find_kafka(document, record.kafka)
 
     def drop(self, document: Document) -> None:
-        """Forget a channel that is gone; nothing in Kafka is deleted."""
+        """Drop what is in memory about a deleted channel; nothing in Kafka is deleted."""
         self.states.drop_broker(Identity.of(document))
 
     def remember_topic(self, document: Document) -> BrokerRecord:
-        """Claim the topic that a channel's status names, if the naming rules give the channel that
-        name and no other object has claimed it; returns the channel's record."""
+        """Claim the topic that a channel's status names, if the naming rules give this channel that
+        topic name and no object has claimed the topic yet; returns the channel's record."""
         record, topic = self.states.ensure_broker(document), topic_in_status(document)
-        is_own_topic = topic is not None and self._is_own(topic, document)
+        is_own_topic = topic is not None and self._is_own_topic_name(topic, document)
         if topic is not None and is_own_topic and topic not in self.states.topics:
             self.states.claim_topic(record, topic)
         return record
 
-    def _is_own(self, topic: str, document: Document) -> bool:
+    def _is_own_topic_name(self, topic: str, document: Document) -> bool:
         """Whether the naming rules give this topic name to this channel."""
         return self.states.naming.is_own(NameKind.CHANNEL_TOPIC, topic, NamedObject.of(document))
 
@@ -251,18 +251,18 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
     def status_of(
         self, observed: ObservedChannel, decision: AddressableDecision, record: BrokerRecord
     ) -> Mapping[str, Any]:
-        """Return the status by the last decision, and update the record, by which Subscriptions are
-        reconciled. If another implementation serves the channel, return only conditions."""
+        """Return the last decision's status, and update the record, from which Subscriptions are
+        reconciled. If another implementation serves the channel, only return its conditions."""
         if observed.rival is not None and (
             conditions := conditions_beside_rival(
                 self.stored_status(observed), observed.rival, self.now()
             )
         ):
             return {"conditions": conditions}
-        services_with_turns = self.shards.services_of(Identity.of(observed.document))
+        function_services = self.shards.services_of(Identity.of(observed.document))
         if isinstance(observed.connection, ChannelConnection):
-            services_with_turns.append(self._service_identity(_receiver_name(observed.connection)))
-        self.states.rolls.add_condition(decision.conditions, *services_with_turns)
+            function_services.append(self._service_identity(_receiver_name(observed.connection)))
+        self.states.rolls.add_condition(decision.conditions, *function_services)
         status = super().status_of(observed, decision, record)
         _update_state(observed, decision, record, status["conditions"])
         return status
@@ -403,9 +403,9 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
 
     async def leave_receiver(self, document: Document, receiver: str) -> None:
         """Remove a channel's entry from a receiver; returns when every replica has read the
-        removal.
+        removal. Does nothing if the receiver doesn't exist, nor its contract is known.
 
-        Raises the errors in `EXPECTED`.
+        Raises the errors in `EXPECTED`, and `ClusterError`.
         """
         service = self._service_identity(receiver)
         receiver_record = self.receivers.records.get(service)
@@ -418,7 +418,7 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
         if kafka_and_topic is None and receiver_record is not None:
             kafka_and_topic = receiver_record.contract.kafka, receiver_record.contract.topic
         if kafka_and_topic is None:
-            return  # the receiver doesn't exist, nor is its contract known
+            return
         receiver_left = await self.receivers.ensure_receiver(service, *kafka_and_topic)
         path = f"/{Identity.of(document)}"
         if path in receiver_left.contract.records:
@@ -445,8 +445,9 @@ def _update_state(
     record: BrokerRecord,
     conditions: list[dict[str, Any]],
 ) -> None:
-    """Update the record's state, by which the channel's Subscriptions are reconciled; `conditions`
-    are the channel's new ones. The state stays unchanged without a topic or a connection."""
+    """Update the record's state, from which the channel's Subscriptions are reconciled;
+    `conditions` are the channel's new ones. The state stays unchanged without a topic or a
+    connection."""
     topic, connection = decision.topic, observed.connection
     if topic is None or topic.existing is None or not isinstance(connection, ChannelConnection):
         return

@@ -1,6 +1,6 @@
 """Observed: a KafkaChannel with everything that was read for its decision. Pure.
 
-Not here: the reading (`kind`, `kafkas`), and what follows from it (`decide`).
+Not here: the reading (`kind`, `kafkas`), and the decision (`decide`).
 """
 
 from __future__ import annotations
@@ -49,15 +49,16 @@ class ObservedChannel(ObservedIngress):
     rival: str | None = None
     """Name of another implementation that serves KafkaChannels here; None: there is none."""
     connection: ChannelConnection | KnafkaError | None = None
-    """Its Kafka configuration; None: not read, as the channel is invalid or has a `rival`."""
+    """The channel's Kafka configuration; None: not read, as the channel is invalid or has a
+    `rival`."""
     gateway: Gateway | None = None
     """Knative's gateway, which gives the channel its own host; None: the channel is addressed by a
     path at its receiver."""
     routed: str | None = None
-    """The target of the channel's route, to which the channel's own host name leads; None: this
-    reconciliation hasn't applied the route yet."""
+    """The host to which the channel's own host name leads; None: this reconciliation hasn't applied
+    the route yet."""
     subscribers: Sequence[Mapping[str, Any]] = ()
-    """`status.subscribers` (DSP-10)."""
+    """The list to write to `status.subscribers` (DSP-10)."""
     handling: Handling = field(default_factory=Handling)
     """Whether Knafka or Knative Eventing reconciles Subscriptions."""
 

@@ -37,10 +37,12 @@ def conditions_beside_rival(
     types = {condition.get("type") for condition in conditions}
     own_types = {READY, *CHANNEL_CONDITIONS, SUBSCRIPTIONS_HANDLED, SERVED_BY_KNAFKA}
     if READY not in types or not types - own_types:
-        return None
-    why = "OtherImplementation", rival_message(rival)
-    own_condition = Condition(SERVED_BY_KNAFKA, Status.FALSE, *why, Severity.INFO)
+        return None  # the other implementation has written none yet
+    own_condition = Condition(
+        SERVED_BY_KNAFKA, Status.FALSE, "OtherImplementation", rival_message(rival), Severity.INFO
+    )
     others = (condition for condition in conditions if condition.get("type") != SERVED_BY_KNAFKA)
     merged = merge_conditions(conditions, [own_condition], timestamp)
+    # Not the `Ready` in `merged`, which sums up only our own condition.
     own = (condition for condition in merged if condition["type"] == SERVED_BY_KNAFKA)
     return [*map(dict, others), *own]

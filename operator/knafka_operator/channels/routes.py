@@ -24,6 +24,7 @@ from knafka_operator.model.family import CHANNELS
 from knafka_operator.model.resources import Broker
 
 NETWORKING: Final = "networking.internal.knative.dev/v1alpha1"
+"""The apiVersion of Knative's Ingresses."""
 INGRESS_CLASS: Final = "networking.knative.dev/ingress.class"
 """Annotation of an Ingress: the networking layer that serves it."""
 ORIGINAL_HOST: Final = "K-Original-Host"
@@ -31,7 +32,7 @@ ORIGINAL_HOST: Final = "K-Original-Host"
 ROUTE_SUFFIX: Final = "-kn-channel"
 """End of the names of a channel's ExternalName Service (as upstream, KN-CHN-11) and Ingress."""
 ROUTE_ROLE: Final = "channel"
-"""Value of the role label of both."""
+"""Value of the role label of the ExternalName Service and the Ingress."""
 
 
 @dataclass(frozen=True, slots=True)

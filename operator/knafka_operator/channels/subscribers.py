@@ -13,7 +13,7 @@ Not here: reconciling a Subscription (`subscriptions`), and the texts of its sta
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -47,12 +47,11 @@ class Subscribers:
 
     def build_status(self, channel: Document) -> list[Mapping[str, Any]]:
         """Return the list `status.subscribers` for a channel, sorted by UID: its Subscriptions, and
-        its invalid entries with their problem."""
+        each invalid entry of `spec.subscribers` with its problem."""
         reported_by_uid = {
             entry.reported["uid"]: entry.reported for entry in self._collect_entries(channel)
         }
-        read = entries.read_entries(channel)
-        for uid, problem in read.problems.items():
+        for uid, problem in entries.read_entries(channel).problems.items():
             reported_by_uid[uid] = {"uid": uid, "ready": "False", "message": problem}
         return [reported_by_uid[uid] for uid in sorted(reported_by_uid)]
 
@@ -89,6 +88,8 @@ class Subscribers:
         meanwhile, and other `ClusterError`s."""
         listed = entries.listed_subscribers(channel)
         recorded_uids = entries.own_uids(channel)
+        # Stored Subscriptions that this operator knows: their entries are ours to replace or remove
+        # even if they aren't recorded.
         handled_uids = {
             record.uid
             for trigger in self.states.triggers_of(Identity.of(channel))
@@ -110,6 +111,7 @@ class Subscribers:
             }
             spec = {"subscribers": merged}
             await self.cluster.apply({**kind, "metadata": identity, "spec": spec})
+        # Entries that were removed just now needn't be recorded any more.
         if desired_entries.keys() != entries.own_uids(channel):
             await self._record_own_uids(channel, desired_entries.keys())
 
@@ -123,16 +125,17 @@ class Subscribers:
             raise Conflict(f"{channel['kind']} {Identity.of(channel)} has changed meanwhile")
         return stored
 
-    async def _record_own_uids(self, channel: Document, uids: Any) -> None:
-        """Write to the channel's status which entries Knafka may have written, by UID. Raises
-        `ClusterError`."""
+    async def _record_own_uids(self, channel: Document, uids: Iterable[str]) -> None:
+        """Record in the channel's status the `uids` of all entries that Knafka may have written.
+        Raises `ClusterError`."""
         annotations = {DECLARED: " ".join(sorted(uids)) or None}
         await self.cluster.write_status(channel, {"annotations": annotations})
 
     def _collect_entries(self, channel: Document) -> list[ChannelEntry]:
         """Return the entries of a channel's Subscriptions, sorted by UID, as the last
-        reconciliation of each Subscription reported them. A Subscription that this operator hasn't
-        reconciled yet has the entries in the channel; none if the channel's status lists none."""
+        reconciliation of each Subscription reported them. For a Subscription that this operator
+        hasn't reconciled yet, return the entries stored in the channel; leave it out if the
+        channel's status has no entry for it."""
         declared = _entries_by_uid((channel.get("spec") or {}).get("subscribers"))
         reported = _entries_by_uid((channel.get("status") or {}).get("subscribers"))
         entry_by_uid = dict[str, ChannelEntry]()

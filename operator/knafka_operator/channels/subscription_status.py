@@ -33,16 +33,20 @@ from knafka_operator.installation.handler import EVENTING_FINALIZER, Handler, Ha
 from knafka_operator.model.channels import ChannelEntry, is_entry
 from knafka_operator.model.conditions import Status
 
-_SUBSCRIPTION_CONDITIONS: Final = {
+_SUBSCRIPTION_TYPES: Final = {
     BROKER_READY: CHANNEL_READY,
     SUBSCRIPTION_READY: ADDED_TO_CHANNEL,
 }
-"""The name that a condition of a Trigger has on a Subscription, by its name on the Trigger."""
+"""The type that a Trigger's condition gets on a Subscription, by its type on the Trigger."""
 _REFERENCES: Final = (SUBSCRIBER_RESOLVED, DEAD_LETTER_SINK_RESOLVED)
 """Conditions of a Trigger that become one condition of a Subscription, `ReferencesResolved`."""
 _RESOLVED: Final = (
-    *("subscriberUri", "replyUri", "deadLetterSinkUri"),
-    *("subscriberCACerts", "replyCACerts", "deadLetterSinkCACerts"),
+    "subscriberUri",
+    "replyUri",
+    "deadLetterSinkUri",
+    "subscriberCACerts",
+    "replyCACerts",
+    "deadLetterSinkCACerts",
 )
 """Fields of `status.physicalSubscription` that are always written. Without a value they are null,
 except `subscriberUri`, which is then empty: upstream's schema requires a text (KN-SUB-03)."""
@@ -54,7 +58,7 @@ def subscription_conditions(decided: ConditionSet) -> ConditionSet:
     """Translate a Trigger's conditions to a Subscription's. `ReferencesResolved` repeats the
     condition of the first reference that isn't resolved; if all are, that of the subscriber."""
     trigger_conditions, translated = decided.by_type(), ConditionSet(SUBSCRIPTION_CONDITIONS)
-    for trigger_type, type_ in _SUBSCRIPTION_CONDITIONS.items():
+    for trigger_type, type_ in _SUBSCRIPTION_TYPES.items():
         translated.set(replace(trigger_conditions[trigger_type], type=type_))
     unresolved = [
         trigger_conditions[condition_type]
@@ -83,11 +87,13 @@ def subscription_status(decided: Mapping[str, Any]) -> dict[str, Any]:
 def channel_entry(
     document: Mapping[str, Any], egress: Egress | None, conditions: ConditionSet
 ) -> ChannelEntry:
-    """Return a Subscription's two entries in its channel: the one in `spec.subscribers` (None: the
-    Subscription isn't delivered, or was itself made from that entry), and the one in
-    `status.subscribers`. The latter is ready when `AddedToChannel` is True: the offsets are
-    committed, and the dispatcher delivers as declared (DSP-10). `egress` is the Subscription's
-    delivery; None: it isn't delivered."""
+    """Return a Subscription's two entries in its channel. `egress` is the Subscription's delivery;
+    None: it isn't delivered.
+
+    The entry for `spec.subscribers` is None if the Subscription isn't delivered, or was itself made
+    from that entry. The entry for `status.subscribers` is ready when `AddedToChannel` is True: the
+    offsets are committed, and the dispatcher delivers as declared (DSP-10).
+    """
     metadata, added = document["metadata"], conditions.by_type()[ADDED_TO_CHANNEL]
     identity = {"uid": metadata.get("uid", "")}
     generation = metadata.get("generation", 0)
@@ -140,9 +146,8 @@ def orphaned_finalizers(
     is; else the finalizer stays, and the warning has a command to remove it.
     """
     metadata = document["metadata"]
-    if EVENTING_FINALIZER not in (metadata.get("finalizers") or ()):
-        return (), ""
-    if handling.handler is not Handler.OWN:
+    has_finalizer = EVENTING_FINALIZER in (metadata.get("finalizers") or ())
+    if not has_finalizer or handling.handler is not Handler.OWN:
         return (), ""
     if handling.is_eventing_installed is False:
         return (EVENTING_FINALIZER,), ""

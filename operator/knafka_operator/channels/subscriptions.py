@@ -52,9 +52,9 @@ class Subscriptions(Triggers):
             self.enqueue((self.states.family.broker, *broker_of(document)))
 
     async def hand_over(self, document: Document) -> None:
-        """Hand over a Subscription whose channel another implementation serves, as
-        `Triggers.hand_over` does a Trigger; of an entry, only its delivery and its functions end.
-        If no implementation serves a Channel, report that in the status of its Subscription."""
+        """Hand over a Subscription whose channel another implementation serves, like
+        `Triggers.hand_over`. For an entry, only end its delivery and delete its functions. If the
+        Subscription refers to a Channel that nobody serves, report that in its status."""
         if is_entry(document):
             # `super().hand_over` deletes functions only if annotations name them, and an entry's
             # annotations, which come from the channel's status, may be gone already.
@@ -66,8 +66,8 @@ class Subscriptions(Triggers):
 
     async def object_to_release(self, key: Key, document: Document | None) -> Document | None:
         """Return the stored Subscription from which Knafka must remove its finalizer, as Knative
-        Eventing handles Subscriptions by now; None if Knafka does, or if `document` is the stored
-        Subscription itself."""
+        Eventing handles Subscriptions by now. None: Knative Eventing doesn't handle them,
+        `document` is the stored Subscription itself, or none is stored. Raises `ClusterError`."""
         if self.entries.handling.handler is not Handler.EVENTING:
             return None
         if document is not None and not is_entry(document):

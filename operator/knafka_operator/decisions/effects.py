@@ -75,8 +75,8 @@ class Apply:
     step: Step
     manifests: tuple[Manifest, ...]
     refusal: Refusal | None = None
-    """How to report an object of another owner, or an error; None: other owners aren't checked, and
-    an error fails the reconciliation."""
+    """How to report an existing object of another owner, or a refusal by the API server. None:
+    owners aren't checked, and a refusal fails the reconciliation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +86,11 @@ class Create:
     step: Step
     manifest: Manifest
     refusal: Refusal | None = None
-    """How to report an existing object of another owner, or an error; None: any existing object is
-    accepted, and an error fails the reconciliation."""
+    """How to report an existing object of another owner, or a refusal by the API server. None: any
+    existing object is accepted, and a refusal fails the reconciliation."""
     label: str = ""
-    """The label by which an existing object is accepted: it must have the manifest's value. With a
-    refusal, it is required."""
+    """Name of a label by which an existing object is accepted: its value must be the manifest's.
+    Required if there is a `refusal`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class Delete:
     owned: bool = False
     """Whether only objects that the reconciled object owns are deleted."""
     annotations: Mapping[str, str] = field(default_factory=dict)
-    """Annotations that the decision counts as written in the status once the objects are
+    """Annotations of the status that later decisions count as written once the objects are
     deleted."""
 
 
@@ -160,8 +160,9 @@ class CreateTopic:
     step: ClassVar = Step.CREATE_TOPIC
     topic: Topic
     name_key: str = ""
+    """Key of `status.annotations` for the topic's name."""
     id_key: str = ""
-    """Keys of `status.annotations` for the topic's name and its id."""
+    """Key of `status.annotations` for the topic's id."""
     accepts_records: bool = False
     """Whether an existing topic may have records."""
 
@@ -204,8 +205,9 @@ class ApplyReceiver:
 
     step: ClassVar = Step.APPLY_RECEIVER
     receiver: Identity
-    """Namespace and name of its Knative Service."""
+    """Namespace and name of the receiver's Knative Service."""
     contract: Topic
+    """The receiver's contract topic."""
     manifest: Manifest
 
 
@@ -217,8 +219,9 @@ class WriteIngress:
     receiver: Identity
     """Namespace and name of the receiver's Knative Service."""
     contract: Topic
+    """The receiver's contract topic."""
     path: str
-    """The path of the Broker or channel at the receiver, the key of the entry."""
+    """The path of the Broker or channel at the receiver, which is the key of its entry."""
     ingress: Ingress
 
 
@@ -228,15 +231,17 @@ class AwaitReceivers:
 
     step: ClassVar = Step.AWAIT_RECEIVERS
     receiver: Identity
+    """Namespace and name of the receiver's Knative Service."""
     contract: str
-    """The topic's name."""
+    """Name of the receiver's contract topic."""
     path: str
+    """The path of the Broker or channel at the receiver, which is the key of its entry."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaveReceivers:
-    """Remove a channel's entry from the receivers `names`. `stays` is the name of the receiver that
-    serves the channel, and keeps the entry."""
+    """Remove a channel's entry from its former receivers, by name. The receiver `stays`, which
+    serves the channel now, keeps the entry."""
 
     step: ClassVar = Step.LEAVE_RECEIVERS
     names: tuple[str, ...]
@@ -301,6 +306,7 @@ class StopDelivery:
     ended."""
 
     step: Step = Step.STOP_DELIVERY
+    """Why the delivery ends: `STOP_DELIVERY`, or `HAND_OVER` if another dispatcher takes over."""
 
 
 EffectInKafka: TypeAlias = (

@@ -43,9 +43,12 @@ def refuse_problems(
     old: Document | None,
     find_forbidden_changes: Callable[[Document, Document], Iterator[Problem]],
 ) -> None:
-    """Raise `InvalidDocument` with the problems of the document `new`. `find_problems` yields those
-    of one document. For an update (`old` isn't None), only problems that the old document didn't
-    have count, and those that `find_forbidden_changes` yields for old and new document."""
+    """Raise `InvalidDocument` with the problems of the document `new`; return if there are none.
+    `find_problems` yields the problems of one document.
+
+    For an update (`old` isn't None), only problems that `old` doesn't have count, and the problems
+    that `find_forbidden_changes` yields for the pair of old and new document.
+    """
     problems = set(find_problems(new))
     if old is not None:
         problems = (problems - set(find_problems(old))) | set(find_forbidden_changes(old, new))
@@ -54,7 +57,7 @@ def refuse_problems(
 
 def raise_all(problems: Collection[Problem]) -> None:
     """Raise the problems as one `InvalidDocument`, in FieldError's words: sorted, with the paths of
-    equal problems together. Does nothing without problems."""
+    equal problems together, and at most `MAX_PROBLEMS` of them. Does nothing without problems."""
     if not problems:
         return
     paths: dict[tuple[str, str], list[str]] = {}
@@ -82,7 +85,8 @@ def changed_values(old: Mapping[str, object], new: Mapping[str, object]) -> str:
 
 
 def leaf_values(path: str, value: object) -> Iterator[tuple[str, object]]:
-    """Yield the path and value of each value that is neither a mapping nor None, at any depth."""
+    """Yield path and value of everything in `value`, at any depth, that is neither a mapping nor
+    None. `path` is the path of `value` itself, with which all paths begin."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
             yield from leaf_values(f"{path}.{name}", inner)
@@ -105,7 +109,8 @@ def _problems_of_error(error: ErrorDetails, root: str) -> Iterator[Problem]:
     of Knative's webhooks."""
     location, value = error["loc"], error["input"]
     path = path_of(root, location)
-    message, details = split_requirement(describe_error(path, error)[1])
+    _, description = describe_error(path, error)
+    message, details = split_requirement(description)
     if error["type"] == "missing":
         yield Problem("missing field(s)", "", path)
     elif fields := error.get("ctx", {}).get("fields"):
@@ -122,12 +127,13 @@ def _problems_of_error(error: ErrorDetails, root: str) -> Iterator[Problem]:
 
 
 def annotation_problems(check: Callable[[], object]) -> Iterator[Problem]:
-    """Call `check`, a parser of annotations, and yield the problem for which it raises
-    `InvalidDocument`, if it does."""
+    """Call `check`, a parser of annotations. If it raises `InvalidDocument`, yield that error as
+    the only problem; else yield nothing."""
     try:
         check()
     except InvalidDocument as error:
         message, details = split_requirement(error.problem)
+        # The path of an empty key is what the paths of all annotations begin with.
         key = error.path.removeprefix(annotation_path(""))
         yield Problem(message, details, upstream_annotation_path(key))
 
@@ -151,7 +157,7 @@ def topic_maxima_problems(document: Document, maxima: Maxima) -> Iterator[Proble
 
 def split_requirement(text: str) -> tuple[str, str]:
     """Split a message such as `invalid value: x: want a number` into `invalid value: x` and the
-    requirement, `want a number`; that is empty if the message has none."""
+    requirement, `want a number`. The requirement is empty if the message has none."""
     message, _, requirement = text.partition(": want ")
     return message, f"want {requirement}" if requirement else ""
 
@@ -174,7 +180,7 @@ def mapping_at(document: Document | None, key: str) -> dict[str, Any]:
 
 
 def annotations_of(document: Document | None) -> dict[str, str]:
-    """Return a document's annotations; those whose value isn't text are left out."""
+    """Return a document's annotations without those whose value isn't text; empty for None."""
     annotations = mapping_at(mapping_at(document, "metadata"), "annotations")
     return {key: value for key, value in annotations.items() if isinstance(value, str)}
 
@@ -185,8 +191,8 @@ def namespace_of(document: Document) -> str:
 
 
 def set_default_sink_namespace(spec: dict[str, Any], namespace: str) -> None:
-    """Set the namespace of the dead letter sink's reference in `spec`, unless the reference has a
-    namespace, or there is no such sink."""
+    """Set the namespace of the dead letter sink's reference in `spec`, in place. Does nothing if
+    the reference has a namespace, or if `spec` has no sink with a reference."""
     delivery = mapping_at(spec, "delivery")
     if isinstance(sink := delivery.get("deadLetterSink"), Mapping):
         spec["delivery"] = {**delivery, "deadLetterSink": with_reference_namespace(sink, namespace)}

@@ -47,8 +47,8 @@ class ObservedObject:
         return {**status_annotations(self.document), **self.written}
 
     def after(self, effect: Effect, result: Any) -> Self:
-        """Return a copy that includes the result of an effect; effects without one change
-        nothing."""
+        """Return a copy that includes the result of an effect; for an effect without a result, the
+        object itself."""
         match effect:
             case Annotate(annotations=written) | Delete(annotations=written):
                 return self.with_annotations(written)
@@ -77,9 +77,9 @@ class Needed:
         """The effects requested so far."""
 
     def run_first(self, *effects: Effect) -> NoReturn:
-        """Request these effects, and leave the part of the decision that needs them. Always raises
-        an error: a transient `NotReady`; or, if an effect's step has failed before, the error of
-        that step, and then nothing is requested."""
+        """Request these effects, and leave the part of the decision that needs them: always raises.
+        If an effect's step has failed before, nothing is requested, and the error of that step is
+        raised; else a transient `NotReady`."""
         for effect in effects:
             if (error := self._failed.get(effect.step)) is not None:
                 raise error

@@ -110,8 +110,8 @@ async def _address_of_reference(
     ref: AddressReference, namespace: str, get: Get, domain: str, *, service_scheme: str
 ) -> Mapping[str, Any]:
     """Return the address of a referenced object: `url`, and, if known, `CACerts` and `audience`.
-    `namespace` is that of a reference without one; `service_scheme` is the URL scheme for a
-    Kubernetes Service. Raises `Unresolved`."""
+    `namespace` applies if the reference names none; `service_scheme` is the URL scheme for a
+    Kubernetes Service. Raises `Unresolved`, and the errors of `get`."""
     ref_namespace = ref.namespace or namespace
     stored = await get(ref.api_version, ref.kind, ref_namespace, ref.name)
     object_name = f"{ref.kind:.100} {ref_namespace}/{ref.name:.253} ({ref.api_version:.300})"

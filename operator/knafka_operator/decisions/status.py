@@ -25,6 +25,7 @@ from knafka_operator.model.conditions import (
 )
 from knafka_operator.model.topics import TopicRefused
 
+# Types of conditions.
 ADDRESSABLE: Final = "Addressable"
 CONFIG_PARSED: Final = "ConfigParsed"
 TOPIC_READY: Final = "TopicReady"
@@ -162,9 +163,9 @@ class ConditionSet:
 
     @contextmanager
     def step(self, type_: str) -> Iterator[None]:
-        """Decide a condition by a `with` block. It becomes True, unless the block raises an
-        `EXPECTED` error, which `fail` reports; if the block has set it to True itself, with a
-        reason for example, it stays."""
+        """Decide a condition by a `with` block. If the block raises an `EXPECTED` error, the
+        condition reports that error (`fail`), and the error goes no further. Else the condition
+        becomes True; a condition that the block itself has set to True stays as it was set."""
         try:
             yield
         except EXPECTED as error:
@@ -203,14 +204,14 @@ class ConditionSet:
         return all(self._conditions[type_].status is Status.TRUE for type_ in types)
 
     def by_type(self) -> Mapping[str, Condition]:
-        """Return the conditions by type. The message of an undecided one names the condition that
-        it waits for."""
+        """Return the conditions by type. If a decided condition isn't True, the message of each
+        undecided one names the condition that it waits for."""
         decided = [
             condition
             for condition in self._conditions.values()
             if condition.type not in self._pending
         ]
-        if (cause := first_cause(decided)) is None:
+        if (cause := first_cause(decided)) is None:  # nothing decided is a reason to wait
             return self._conditions
         message = f"waits for {cause.type}"
         return {
@@ -221,9 +222,9 @@ class ConditionSet:
     def merge_into(
         self, stored: Sequence[Mapping[str, Any]], timestamp: str
     ) -> list[dict[str, Any]]:
-        """Return the new list `status.conditions`: this set's conditions and their summary. One
-        whose status hasn't changed keeps its transition time in the list `stored`; others get
-        `timestamp`, the present time (RFC 3339)."""
+        """Return the new list `status.conditions`: this set's conditions and their summary. A
+        condition whose status is the same in the list `stored` keeps its transition time; the
+        others get `timestamp`, the present time (RFC 3339)."""
         return merge_conditions(
             stored, list(self.by_type().values()), timestamp, self._summary_type
         )
@@ -274,8 +275,8 @@ def is_condition_true(status: Mapping[str, Any], type_: str) -> bool:
 
 
 def reason_of(status: Mapping[str, Any], type_: str) -> str | None:
-    """Return the reason of the condition of this type in a stored status, "" if it has none; None:
-    the status doesn't have the condition."""
+    """Return the reason of the condition of this type in a stored status; empty if the condition
+    has no reason, None if the status doesn't have the condition."""
     conditions = status.get("conditions") or ()
     reasons = (
         condition.get("reason", "") for condition in conditions if condition.get("type") == type_
@@ -284,7 +285,8 @@ def reason_of(status: Mapping[str, Any], type_: str) -> str | None:
 
 
 def is_ready(document: Mapping[str, Any]) -> bool:
-    """Whether a stored object is `Ready`, and its status describes its current generation."""
+    """Whether a stored object is `Ready`, and its status describes its current generation (also
+    assumed if the status has no `observedGeneration`)."""
     status = document.get("status") or {}
     generation = document.get("metadata", {}).get("generation")
     if status.get("observedGeneration", generation) != generation:
@@ -293,8 +295,8 @@ def is_ready(document: Mapping[str, Any]) -> bool:
 
 
 def why_not_ready(document: Mapping[str, Any]) -> str:
-    """Return reason and message of a stored object's `Ready` condition, or a text that says that it
-    has none."""
+    """Return reason and message of a stored object's `Ready` condition; a text for users if the
+    object has no such condition, or the condition has neither."""
     status = document.get("status") or {}
     ready = ready_condition(status.get("conditions") or ())
     text = " ".join(filter(None, (ready.get("reason"), ready.get("message"))))
@@ -305,8 +307,8 @@ def why_revision_is_not_ready(revision: Mapping[str, Any]) -> str:
     """Return why a Revision isn't Ready, from its conditions; empty if they give no reason, or if
     it is only starting.
 
-    Of several reasons it is `Unschedulable`, which causes others such as an exceeded deadline; then
-    one of a condition that is False.
+    Of several reasons, `Unschedulable` comes first, as it causes others such as an exceeded
+    deadline; then the reason of a condition that is False.
     """
     conditions = (revision.get("status") or {}).get("conditions") or ()
     unmet = [
@@ -335,9 +337,13 @@ def merge_patch(stored: Mapping[str, Any], desired: Mapping[str, Any]) -> dict[s
         previous = stored.get(key)
         if isinstance(value, Mapping) and isinstance(previous, Mapping):
             removed = {inner_key: None for inner_key in previous if inner_key not in value}
-            inner = {**removed, **{k: v for k, v in value.items() if previous.get(k) != v}}
-            if inner:
-                patch[key] = inner
+            changed = {
+                inner_key: inner_value
+                for inner_key, inner_value in value.items()
+                if previous.get(inner_key) != inner_value
+            }
+            if removed or changed:
+                patch[key] = {**removed, **changed}
         elif previous != value:
             patch[key] = value
     return patch
@@ -355,8 +361,8 @@ def _bug_message(error: Exception) -> str:
 
 
 def _kafka_reason(error: LogError) -> str:
-    """Return the condition's reason for an error of Kafka, by its flags and the words of its
-    message; `KafkaNotReachable` for any other error."""
+    """Return the condition's reason for an error of Kafka, by the error's flags and the words of
+    its message; `KafkaNotReachable` if they say nothing more specific."""
     text = str(error).lower()
     if error.too_few_brokers or "replication factor" in text:
         return "InvalidReplicationFactor"

@@ -119,7 +119,7 @@ BROKER_ORDER: Final = (
     Step.APPLY_RECEIVER,
     Step.AWAIT_RECEIVERS,
     Step.APPLY_TLS_SERVICE,  # after the receiver, whose pods listen by then
-    Step.APPLY_DIRECT_SERVICE,  # likewise
+    Step.APPLY_DIRECT_SERVICE,  # after the receiver, for the same reason
     Step.PROBE_RECEIVER,  # before the status: Ready isn't written before the address answers
     Step.PUBLISH_STATUS,
 )
@@ -134,7 +134,7 @@ CHANNEL_ORDER: Final = (
     Step.PROBE_DIRECT,  # before the channel's host leads there
     Step.APPLY_ROUTE,
     Step.PROBE_RECEIVER,
-    Step.LEAVE_RECEIVERS,  # after the address has moved, before the status drops the old
+    Step.LEAVE_RECEIVERS,  # after the address has moved, before the status drops the old receivers
     Step.PUBLISH_STATUS,
 )
 TRIGGER_ORDER: Final = (

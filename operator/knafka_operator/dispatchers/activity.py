@@ -73,7 +73,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class ActivityState:
-    """A Trigger's activity, and since when (a sample's time)."""
+    """A Trigger's activity, and since when the Trigger has it."""
 
     activity: Activity
     since: float
@@ -86,11 +86,12 @@ def judge_activity(
     lag_threshold: int,
     limits: ActivityLimits = DEFAULT_LIMITS,
 ) -> ActivityState:
-    """Decide a Trigger's activity by samples in the order of time; returns `previous` if nothing
-    has changed. `lag_threshold` is the Trigger's, in events; `limits.busy_lag` is a multiple of it.
+    """Decide a Trigger's activity by samples in the order of time; returns `previous` if the
+    activity stays. `lag_threshold` is the Trigger's, in events; `limits.busy_lag` is a multiple of
+    it.
 
-    Only the samples of the last `decisive_seconds`, and the one before them, are needed. If they
-    don't reach back that far, nothing has changed.
+    Only the samples of the last `decisive_seconds`, and the one before them, count. As long as the
+    samples don't reach back that far, the activity stays.
     """
 
     def is_above_busy_lag(lag: int) -> bool:

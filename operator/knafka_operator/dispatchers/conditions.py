@@ -108,8 +108,9 @@ def dependency_problems(text: str, namespace: str) -> Iterator[Problem]:
     """Yield the problems of `text`, the value of the annotation `DEPENDENCY` of a Trigger in this
     namespace."""
     path = upstream_annotation_path(DEPENDENCY)
+    details = "want an object"
     try:
-        reference, details = json.loads(text), "want an object"
+        reference = json.loads(text)
     except (ValueError, RecursionError) as error:
         reference, details = None, str(error)
     if not isinstance(reference, Mapping):
@@ -203,7 +204,8 @@ def leads_back(
     destination: Destination, family: Family, namespace: str, broker: str, url: str | None = None
 ) -> bool:
     """Whether a destination declared in `namespace` is the Broker or channel of this name in that
-    namespace; `url` is the destination's resolved address (None: not known)."""
+    namespace: by its reference or, for a Broker, by the path of its address. `url` is the
+    destination's resolved address (None: not known)."""
     if (ref := destination.ref) is not None:
         referenced = ref.kind, ref.namespace or namespace, ref.name
         # With a `uri`, the address is another one than the Broker's own.

@@ -17,9 +17,9 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from knafka.core.contract import TopicSettings
 from knafka.core.errors import LogError
@@ -112,6 +112,15 @@ class _DeadLetterTopic:
         return settings.config[topics.RETENTION_MS], oldest
 
 
+class _DueTrigger(NamedTuple):
+    """A delivered Trigger whose dead-letter topic is checked in this round."""
+
+    identity: Identity
+    record: TriggerRecord
+    watched: Watched
+    """The Trigger's delivery when the round began."""
+
+
 @dataclass(eq=False)
 class DeadLetterMonitor:
     """Checks the dead-letter topics of all delivered Triggers; belongs to one event loop."""
@@ -126,8 +135,8 @@ class DeadLetterMonitor:
     _topics: dict[Identity, _DeadLetterTopic] = field(default_factory=dict)
     """The dead-letter topic of each delivered Trigger."""
     _round: int = 0
-    """Number of the round, modulo `MISSING_TOPIC_ROUNDS`. Each missing topic is checked at one
-    value of this number."""
+    """Number of the round, modulo `MISSING_TOPIC_ROUNDS`. A missing topic is checked in the rounds
+    whose number equals the hash of its name (modulo the same)."""
 
     def waiting(self, identity: Identity) -> WaitingDeadLetters | None:
         """Return the waiting dead letters of a Trigger; None: its topic was not found yet, as the
@@ -138,9 +147,9 @@ class DeadLetterMonitor:
     def add_to_status(
         self, document: Document, conditions: ConditionSet, annotations: dict[str, str | None]
     ) -> None:
-        """Add what is known about the dead letters of the Trigger `document` to the `conditions`
-        and `annotations` of its new status. As long as nothing is known, the stored condition
-        stays."""
+        """Add the condition `DeadLetters` of the Trigger `document`, and annotations about its
+        dead-letter topic, to the `conditions` and `annotations` of its new status. As long as the
+        topic wasn't checked, the stored condition stays."""
         identity = Identity.of(document)
         condition = self._condition(identity) or dead_letters.stored_condition(document)
         if condition is not None:
@@ -161,7 +170,7 @@ class DeadLetterMonitor:
         """Count the dead letters of all Triggers whose check is due, and enqueue each Trigger whose
         status is outdated."""
         self._round = (self._round + 1) % MISSING_TOPIC_ROUNDS
-        due: dict[KafkaCluster, list[tuple[Identity, TriggerRecord, Watched]]] = {}
+        due: dict[KafkaCluster, list[_DueTrigger]] = {}
         watched_triggers = [
             (identity, record)
             for identity, record in self.states.triggers.items()
@@ -173,17 +182,18 @@ class DeadLetterMonitor:
             if number % TRIGGERS_AT_ONCE == 0:
                 await asyncio.sleep(0)  # meanwhile a Trigger's delivery may end
             if (watched := record.watched) is not None and self._note_if_due(identity, watched):
-                due.setdefault(watched.kafka, []).append((identity, record, watched))
+                trigger = _DueTrigger(identity, record, watched)
+                due.setdefault(watched.kafka, []).append(trigger)
         # Concurrently: a Kafka that doesn't answer delays no other one.
         await asyncio.gather(
             *(self._check_kafka(kafka, due_triggers) for kafka, due_triggers in due.items())
         )
 
     def _note_if_due(self, identity: Identity, watched: Watched) -> bool:
-        """Record a Trigger's topic, and the number of dead letters that its dispatchers have
-        reported. Returns whether to check the topic in this round. A topic that is known to exist
-        is always checked; another one if that number has changed, and once in
-        `MISSING_TOPIC_ROUNDS` rounds."""
+        """Record a Trigger's topic, and the number of dead letters that the Trigger's dispatchers
+        have reported. Returns whether to check the topic in this round. A topic that is known to
+        exist is always checked; any other one if the reported number has changed, and otherwise
+        once in `MISSING_TOPIC_ROUNDS` rounds."""
         name, topic = watched.egress.dead_letter_topic, self._topics.get(identity)
         if topic is None or (topic.name, topic.kafka) != (name, watched.kafka):
             topic = self._topics[identity] = _DeadLetterTopic(name, watched.kafka)
@@ -194,12 +204,9 @@ class DeadLetterMonitor:
         is_its_turn = hash(name) % MISSING_TOPIC_ROUNDS == self._round
         return topic.starts is not None or has_changed or is_its_turn
 
-    async def _check_kafka(
-        self, kafka: KafkaCluster, due: list[tuple[Identity, TriggerRecord, Watched]]
-    ) -> None:
-        """Check the topics of `due`, the Triggers of one Kafka whose check is due, and enqueue
-        those whose status is outdated. If Kafka fails or takes longer than `TOPIC_CHECK_TIMEOUT`,
-        that is logged."""
+    async def _check_kafka(self, kafka: KafkaCluster, due: Sequence[_DueTrigger]) -> None:
+        """Check the topics of `due`, Triggers of one Kafka, and enqueue the Triggers whose status
+        is outdated. If Kafka fails or takes longer than `TOPIC_CHECK_TIMEOUT`, that is logged."""
         topic_by_name = {
             watched.egress.dead_letter_topic: self._topics[identity] for identity, _, watched in due
         }
@@ -211,7 +218,7 @@ class DeadLetterMonitor:
                 )
                 for identity, record, _ in due:
                     if self._topics[identity].name not in ranges:
-                        await self._forget_if_gone(self._topics[identity], record)
+                        await self._clear_if_deleted(self._topics[identity], record)
                 await self._decide_retentions(kafka, due)
         except (LogError, TimeoutError) as error:
             # The status of its Triggers and the scaler report that Kafka is away.
@@ -222,8 +229,8 @@ class DeadLetterMonitor:
     async def _update_waiting(
         self, kafka: KafkaCluster, topics_with_ranges: Iterable[tuple[_DeadLetterTopic, Range]]
     ) -> None:
-        """Update the number of each topic's dead letters, and the time of the oldest, which is only
-        read from Kafka if the oldest record has changed. Raises `LogError`."""
+        """Update the number of each topic's dead letters, and the time of the oldest one. That time
+        is read from Kafka only if the oldest record has changed. Raises `LogError`."""
         undated = []
         for topic, range_ in topics_with_ranges:
             previous = topic.waiting
@@ -245,10 +252,10 @@ class DeadLetterMonitor:
                 topic.waiting = replace(topic.waiting, oldest=times.get(topic.name))
 
     @staticmethod
-    async def _forget_if_gone(topic: _DeadLetterTopic, record: TriggerRecord) -> None:
-        """Forget the dead letters of a topic for which Kafka returned no offsets, if the topic was
-        deleted; keep them if it only has no leader. `record` is its Trigger's. Raises
-        `LogError`."""
+    async def _clear_if_deleted(topic: _DeadLetterTopic, record: TriggerRecord) -> None:
+        """Set the number of dead letters to 0 for a topic that was deleted. Kafka returned no
+        offsets for the topic, but that may also mean that it has no leader: then change nothing.
+        `record` is the Trigger's record. Raises `LogError`."""
         stored = dead_letters.stored_condition(record.document or {})
         # A stored condition that is False: an earlier operator has seen dead letters in the topic.
         existed = topic.starts is not None or (stored is not None and stored.status is Status.FALSE)
@@ -257,11 +264,10 @@ class DeadLetterMonitor:
             topic.starts = None
             topic.clear_decision()
 
-    async def _decide_retentions(
-        self, kafka: KafkaCluster, due: list[tuple[Identity, TriggerRecord, Watched]]
-    ) -> None:
-        """Decide the retention of the topics that need it, such as new ones, and alter it where
-        Knafka may; at most `MAX_DESCRIBED_TOPICS` topics in one round. Raises `LogError`."""
+    async def _decide_retentions(self, kafka: KafkaCluster, due: Sequence[_DueTrigger]) -> None:
+        """Decide the retention of topics for which it isn't decided yet, or must be decided again,
+        and alter it where Knafka may; for at most `MAX_DESCRIBED_TOPICS` topics in one round.
+        Raises `LogError`."""
         described_count = 0
         for identity, record, watched in due:
             topic, settings = self._topics.get(identity), watched.egress.dead_letter_settings
@@ -325,8 +331,8 @@ class DeadLetterMonitor:
         previous: Condition | None,
     ) -> None:
         """Call `on_first_dead_letters` if dead letters wait in a topic that was empty before.
-        `previous` is the Trigger's stored condition: if that is False, an earlier operator has
-        announced the dead letters already."""
+        `previous` is the Trigger's stored condition (None: it has none); if its status is False, an
+        earlier operator has announced the dead letters already."""
         if not waiting.records:
             topic.is_announced = False
         elif not topic.is_announced:

@@ -19,10 +19,12 @@ from knafka.core.times import kubernetes_timestamp
 from knafka_operator.model.conditions import Condition, Severity, Status
 
 DEAD_LETTERS_TYPE: Final = "DeadLetters"
+"""Type of the condition."""
 WAIT: Final = "DeadLettersWait"
 EXPIRE: Final = "DeadLettersExpire"
 NOT_APPLIED: Final = "RetentionNotApplied"
-"""Type of the condition, and its reasons."""
+"""Reasons of the condition: dead letters wait; Kafka may soon delete them; the topic doesn't have
+the declared retention, as Kafka would delete them at once."""
 
 EXPIRY_SHARE: Final = 0.5
 """Share of the retention after which the oldest dead letter is reported as expiring: 15 of 30 days.

@@ -48,7 +48,7 @@ class History:
     state: ActivityState
     """The Trigger's activity before these samples are judged."""
     samples: deque[Sample] = field(default_factory=deque)
-    """In the order of time."""
+    """The samples, in the order of time."""
 
     def add(self, sample: Sample, limits: ActivityLimits = DEFAULT_LIMITS) -> None:
         """Add a sample, and drop those too old to be needed."""
@@ -67,7 +67,7 @@ class Move:
     to: Isolation
     """`own` or `shared`: the kind of dispatcher that the Trigger moves to."""
     load: float
-    """How busy the Trigger is (`activity.relative_load`); 1 is at a limit."""
+    """How busy the Trigger is (`activity.relative_load`); 1 means at the limit for a busy one."""
     why: str
     """The reason, for users."""
 

@@ -1,12 +1,13 @@
 """Moves: moves busy `auto` Triggers to own dispatchers and quiet ones to shared dispatchers,
 checked every few seconds.
 
-    scaler's status -> history -> `move_decisions` -> what the record says it needs, and the queue
+    scaler's status -> history -> `move_decisions` -> the record's `needed`, and the work queue
 
 The Trigger's reconciliation carries out the move and retries. After the operator's start a Trigger
 stays where it is until its history is long enough.
 
-Not here: what is busy (`dispatchers.activity`), and the steps of a move (`triggers.decide`).
+Not here: which Triggers are busy (`dispatchers.activity`), and the steps of a move
+(`triggers.decide`).
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Moves:
         for number, (identity, record) in enumerate(list(self.states.triggers.items()), 1):
             if number % TRIGGERS_AT_ONCE == 0:
                 await asyncio.sleep(0)
-            if (move := self._sample_and_judge(identity, record, now)) is not None:
+            if (move := self._sample_activity(identity, record, now)) is not None:
                 desired_moves.append(move)
         for identity in self._histories.keys() - self.states.triggers.keys():
             del self._histories[identity]
@@ -72,11 +73,11 @@ class Moves:
             self._recent_moves.append((now, move))
             self._move(move)
 
-    def _sample_and_judge(
+    def _sample_activity(
         self, identity: Identity, record: TriggerRecord, now: float
     ) -> Move | None:
-        """Sample a Trigger's activity, and return the move that it calls for. None: it stays, or it
-        can't move now; then its samples are forgotten."""
+        """Add a sample to a Trigger's history, and return the move that the history calls for.
+        None: the Trigger stays, or can't move now; in the second case its history is dropped."""
         needed, watched = record.needed, _movable_delivery(record)
         scaling_status = None
         if watched is not None:
@@ -85,6 +86,7 @@ class Moves:
             self._histories.pop(identity, None)
             return None
         history, activity = self._histories.get(identity), ACTIVITY_BY_ISOLATION[needed]
+        # Also after a move: samples from before it don't count for the way back.
         if history is None or history.state.activity is not activity:
             history = self._histories[identity] = History(ActivityState(activity, now))
         history.add(move_decisions.sample_of(scaling_status, now), self.limits)

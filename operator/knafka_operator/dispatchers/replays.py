@@ -52,6 +52,7 @@ class Replays:
 
     async def run(self) -> None:
         """Check for replay topics every `REPLAY_CHECK_INTERVAL` seconds, until cancelled."""
+        # `_tasks` runs the checks, and starts and stops replays; cancelling `run` cancels them.
         async with asyncio.TaskGroup() as self._tasks:
             await run_repeatedly("looking for replays", self._check_kafkas, REPLAY_CHECK_INTERVAL)
 
@@ -64,15 +65,15 @@ class Replays:
             if (delivery := self._current_delivery(identity))
         }
         triggers_by_kafka: dict[KafkaCluster, list[Identity]] = {}
-        # Also those that are only followed, so that the replays of a deleted Trigger stop.
+        # Also followed Triggers that are no longer delivered, so that their replays stop.
         for identity, delivery in (self._followed | deliveries).items():
             triggers_by_kafka.setdefault(delivery.kafka, []).append(identity)
         for kafka, triggers in triggers_by_kafka.items():
             self._start_once(kafka, self._check_kafka, kafka, triggers)
 
     async def _check_kafka(self, kafka: KafkaCluster, triggers: Collection[Identity]) -> None:
-        """Start the replays of those of these Triggers whose replay topics exist in this Kafka,
-        update those that run, and stop all others."""
+        """Of these Triggers, start the replays of those whose replay topic exists in this Kafka,
+        update replays that run, and stop those whose topic or Trigger is gone."""
         topics = await _list_replay_topics(kafka)
         for identity in triggers:
             followed_delivery = self._followed.get(identity)
@@ -118,8 +119,8 @@ class Replays:
             self._busy.discard(subject)
 
     async def _set_followed(self, identity: Identity, desired_delivery: Watched | None) -> None:
-        """Run the Trigger's replayer for `desired_delivery`, or stop its replays if that is None.
-        One that moves to another Kafka is stopped first. Raises as `_follow` does."""
+        """Run the Trigger's replayer for `desired_delivery`, or stop its replays if that is None. A
+        replayer that moves to another Kafka is stopped first. Raises the errors of `_follow`."""
         followed_delivery = self._followed.get(identity)
         if followed_delivery is not None and (
             desired_delivery is None or desired_delivery.kafka is not followed_delivery.kafka
@@ -160,8 +161,8 @@ class Replays:
         self._followed[identity] = watched
 
     async def _unfollow(self, identity: Identity) -> None:
-        """Stop a Trigger's replays. The replayer's Service stays until the Trigger is deleted,
-        scaled to zero."""
+        """Stop a Trigger's replays. The replayer's Service, scaled to zero, stays until the Trigger
+        is deleted."""
         watched = self._followed.pop(identity)
         watched.kafka.watched.discard(_replay_topic(watched))
         await watched.kafka.scaler.forget(self._scaler_id(identity))

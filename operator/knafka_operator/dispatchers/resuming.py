@@ -59,7 +59,7 @@ class ServingDispatcher:
 
     egress: Egress
     secret: tuple[str, str] | None
-    """Name and version of the Secret that its pods mount; None: none."""
+    """Name and version of the Secret that its pods mount; None: they mount none."""
     partitions: int
     """The Service's max-scale; it stands for the number of the topic's partitions until the Trigger
     is reconciled."""
@@ -77,7 +77,7 @@ class ServingShard:
     """The contract in the Service's environment."""
     kafka: KafkaCluster
     secret: tuple[str, str] | None
-    """Name and version of the Secret that its pods mount; None: none."""
+    """Name and version of the Secret that its pods mount; None: they mount none."""
 
 
 class Resuming:
@@ -98,9 +98,8 @@ class Resuming:
     async def find_delivered_by_services(
         self, triggers: Iterable[Document], found_services: Iterable[Document]
     ) -> list[tuple[Document, Watched]]:
-        """Return the Triggers that one of `found_services` delivers, each with its delivery.
-        Triggers that are being deleted are left out, and those whose look-up fails, with a log
-        line."""
+        """Return the Triggers that one of `found_services` delivers, each with its delivery. Leaves
+        out Triggers that are being deleted, and Triggers whose look-up fails, which is logged."""
         service_by_owner = {
             uid: service for service in found_services for uid in services.owner_uids(service)
         }
@@ -147,8 +146,8 @@ class Resuming:
         own_services: Iterable[Document],
         shards: Iterable[Document],
     ) -> list[tuple[Document, Watched]]:
-        """Return what `find_delivered_with_shards` does. Raises `KnafkaError` if the contract can't
-        be read."""
+        """Return the same as `find_delivered_with_shards`, but without a time limit, and with a
+        `KnafkaError` if the contract can't be read."""
         uid = broker["metadata"]["uid"]
         shard_lookups = [
             self._read_serving_shard(service)
@@ -265,14 +264,16 @@ class Resuming:
         )
 
     async def _read_serving_template(self, service: Document) -> Document | None:
-        """Return the template of a Service's serving Revision; None: no Revision is Ready."""
+        """Return the template of a Service's serving Revision, or the Revision itself, which has
+        the same form; None: no Revision is Ready. Raises `ClusterError`."""
         status = service.get("status") or {}
         serving = status.get("latestReadyRevisionName")
         if not serving:
             return None
         metadata = service["metadata"]
-        newest = status.get("latestCreatedRevisionName") == serving
-        if newest and status.get("observedGeneration") == metadata.get("generation"):
+        is_newest = status.get("latestCreatedRevisionName") == serving
+        # Then the Service's own template is that of the Revision, and no request is needed.
+        if is_newest and status.get("observedGeneration") == metadata.get("generation"):
             template: Document = service["spec"]["template"]
             return template
         async with self._request_limit:
@@ -314,7 +315,7 @@ class Resuming:
 
 
 def read_dispatcher(template: Document) -> ServingDispatcher:
-    """Parse the template or Revision of a dispatcher; raises `InvalidDocument`."""
+    """Parse the template or Revision of a Trigger's own dispatcher. Raises `InvalidDocument`."""
     annotations = template["metadata"].get("annotations") or {}
     try:
         egress = parse(Egress, json.loads(_environment(template)[EGRESS_VARIABLE]))

@@ -37,7 +37,8 @@ from knafka_operator.records.state import BrokerRecord, ShardRecord, States, Wat
 log = logging.getLogger(__name__)
 
 APPLY_RETRY_INTERVAL: Final = 1.0
-"""Seconds before a Service that isn't Ready is applied again; all its Triggers request that."""
+"""Seconds before a Service that isn't Ready is applied again, however many of its Triggers request
+it meanwhile."""
 
 EMPTY_SHARD_SECONDS: Final = 60.0
 """Seconds without a Trigger after which a shard's Service is deleted, since a Trigger may come
@@ -61,8 +62,8 @@ class Shards:
 
         Raises `LogError`, and `NotReady` if the Broker is being deleted.
         """
-        record = self._record(broker)
-        assert record.state is not None  # checked by `_record`
+        record = self._active_record(broker)
+        assert record.state is not None  # checked by `_active_record`
         if record.state.kafka.open_writer is None:
             return None
         contract = self.ensure_contract(record, broker, record.state.kafka)
@@ -72,10 +73,11 @@ class Shards:
     def contract_at(self, broker: Identity, kafka: KafkaCluster) -> SharedContractTopic:
         """Return the contract of a Broker in this Kafka; its records may not have been read yet.
         Raises `NotReady` if the Broker is being deleted."""
-        return self.ensure_contract(self._record(broker), broker, kafka)
+        return self.ensure_contract(self._active_record(broker), broker, kafka)
 
-    def _record(self, broker: Identity) -> BrokerRecord:
-        """Return a Broker's record. Raises `NotReady` if the Broker is being deleted."""
+    def _active_record(self, broker: Identity) -> BrokerRecord:
+        """Return the record of a Broker; its `state` isn't None. Raises `NotReady` if the Broker
+        has no record or no state, which counts as being deleted."""
         record = self.states.brokers.get(broker)
         if record is None or record.state is None:
             family = self.states.family
@@ -100,8 +102,8 @@ class Shards:
         return contract
 
     async def resume(self, broker: Document, kafka: KafkaCluster) -> SharedContractTopic:
-        """Load and return the contract of a Broker that wasn't reconciled yet; raises
-        `LogError`."""
+        """Return the contract of a stored Broker that wasn't reconciled yet, after reading its
+        records from this Kafka. Raises `LogError`."""
         record = self.states.ensure_broker(broker)
         record.kafka = record.kafka or kafka
         contract = self.ensure_contract(record, Identity.of(broker), kafka)
@@ -144,7 +146,7 @@ class Shards:
 
         Does nothing if the topic exists. Raises `LogError`, `NotReady` and `ClusterError`.
         """
-        record, contract = self._record(broker), await self.load_contract(broker)
+        record, contract = self._active_record(broker), await self.load_contract(broker)
         assert contract is not None
         async with record.creating:
             if contract.exists:
@@ -160,15 +162,15 @@ class Shards:
             await contract.ensure_created(topic)
 
     async def apply(self, identity: Identity, number: int, manifest: Manifest) -> None:
-        """Apply the Service of shard `number` of the Broker `identity`. Raises `NotReady` while it
-        isn't Ready, and `ClusterError`.
+        """Apply the Service of shard `number` of the Broker `identity`. Raises `NotReady` while the
+        Service isn't Ready, and `ClusterError`.
 
-        The same manifest is applied once for all Triggers. It is applied again if that failed, if
-        it wasn't Ready `APPLY_RETRY_INTERVAL` seconds ago, or by the Broker's reconciliation
-        (`maintain`).
+        The same manifest is applied once for all Triggers. It is applied again after an error; if
+        the Service isn't Ready `APPLY_RETRY_INTERVAL` seconds later; and by the Broker's
+        reconciliation (`maintain`).
         """
-        record = self._record(identity)
-        assert record.state is not None  # checked by `_record`
+        record = self._active_record(identity)
+        assert record.state is not None  # checked by `_active_record`
         broker, shard = record.state.broker, record.shards.setdefault(number, ShardRecord())
         async with shard.lock:
             previous_manifest = shard.manifest
@@ -178,13 +180,15 @@ class Shards:
             if previous_manifest != manifest or is_retry_due:
                 await self._apply(shard, manifest, broker)
                 if previous_manifest != manifest:
+                    # So that the Broker's reconciliation reads the Service as well, and the Broker
+                    # is enqueued when the Service changes.
                     self.enqueue((self.states.family.broker, *identity))
         if shard.problem is not None:
             raise shard.problem
 
     async def _apply(self, shard: ShardRecord, manifest: Manifest, broker: Broker) -> None:
-        """Apply the Service of a shared dispatcher, and record its manifest, and its problem if it
-        isn't Ready. Raises `ClusterError`."""
+        """Apply the Service of a shared dispatcher. Record the manifest and, if the Service isn't
+        Ready, the problem in `shard`. Raises `ClusterError`."""
         # No manifest until it is applied: after an error the next caller applies it again.
         shard.manifest, shard.applied_at = None, _now()
         try:
@@ -262,7 +266,8 @@ class Shards:
         await contract.kafka.topics.delete_group(names.shard_members(shard, topic))
 
     async def delete(self, broker: Broker) -> None:
-        """Delete the Services of all shards of a known Broker; raises `ClusterError`."""
+        """Delete the Services of all shards of a Broker that has a record. Raises
+        `ClusterError`."""
         identity = Identity(broker.metadata.namespace, broker.metadata.name)
         record = self.states.brokers[identity]
         if record.has_contract:

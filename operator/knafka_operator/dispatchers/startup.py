@@ -14,21 +14,21 @@ from knafka_operator.model.identity import Identity
 from knafka_operator.model.resources import SERVING
 from knafka_operator.records.state import Watched, broker_of, has_contract
 
-DISPATCHERS: Final = {services.ROLE_LABEL: services.DISPATCHER_ROLE}
-"""Labels of dispatchers' Services, without replayers."""
+DISPATCHER_LABELS: Final = {services.ROLE_LABEL: services.DISPATCHER_ROLE}
+"""Labels that select the Services of Triggers' own dispatchers, without replayers."""
 
 SHARD_LABELS: Final = {services.ROLE_LABEL: services.SHARD_ROLE}
-"""Labels of the Services of shared dispatchers."""
+"""Labels that select the Services of shared dispatchers."""
 
 
 async def connect_kafkas(cluster: Cluster, resuming: Resuming) -> None:
     """List all dispatchers' Services, and connect to every Kafka that they use. Raises
     `ClusterError`; a Kafka that can't be connected is only logged."""
-    service_lists = await asyncio.gather(
-        cluster.list(SERVING, "Service", DISPATCHERS),
+    own_services, shard_services = await asyncio.gather(
+        cluster.list(SERVING, "Service", DISPATCHER_LABELS),
         cluster.list(SERVING, "Service", SHARD_LABELS),
     )
-    await resuming.connect([*service_lists[0], *service_lists[1]])
+    await resuming.connect([*own_services, *shard_services])
 
 
 async def resume_deliveries(
@@ -39,12 +39,11 @@ async def resume_deliveries(
     dispatcher_services: Sequence[Document],
     resume: Callable[[Document, Watched], Awaitable[Any]],
 ) -> None:
-    """Call `resume` with each of the `triggers` that refers to one of the `brokers` and is
-    delivered now, and with its delivery. `dispatcher_services` are the Services of Triggers' own
-    dispatchers. Raises `ClusterError`.
+    """Call `resume` with each Trigger that refers to one of the `brokers` and is delivered now, and
+    with its delivery. `dispatcher_services` are the Services of Triggers' own dispatchers; those of
+    shared dispatchers are listed here. Raises `ClusterError`.
 
-    The Services of shared dispatchers are listed here. Their Brokers are resumed concurrently, as
-    each reads a contract from Kafka.
+    Brokers with shared dispatchers are resumed concurrently, as each reads a contract from Kafka.
     """
     triggers_by_broker: dict[Identity, list[Document]] = {identity: [] for identity in brokers}
     for trigger in triggers:

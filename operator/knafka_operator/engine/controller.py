@@ -41,8 +41,8 @@ class RetryPace:
     sooner."""
 
     not_ready: float | Literal[Verdict.BACK_OFF] = BACK_OFF
-    """Seconds until an object that isn't Ready is reconciled again; `BACK_OFF`: a delay that grows
-    with each failure."""
+    """Seconds until an object that isn't Ready is reconciled again; `BACK_OFF`: after a delay that
+    grows with each failure."""
     deletion: float = 2.0
     """Seconds until a failed deletion is tried again."""
 
@@ -116,7 +116,7 @@ class Controller:
         that another implementation serves is handed over. Raises `ClusterError`."""
         kind, identity = self.kinds.get(key[0]), Identity(*key[1:])
         if kind is None:
-            return GONE  # not our kind: it only owns a Knative Service
+            return GONE  # another controller's kind, whose object owns a Knative Service
         if (gone := self._gone.pop(key, None)) is not None:
             await kind.forget(gone)  # before a new object of its name is read
         document = await kind.get(key)
@@ -187,7 +187,7 @@ class Controller:
         await self._remove_finalizers(kind, document, *orphaned)
         return GONE
 
-    # -- the finalizer
+    # The finalizer.
 
     async def _ensure_finalizer(self, kind: Kind, document: Document) -> Document | None:
         """Add our finalizer to an object if it needs one. Returns the object with its present

@@ -43,10 +43,13 @@ class Deletions:
     async def try_delete(
         self, key: Key, document: Document, deletion: Awaitable[object], leftovers: str
     ) -> bool:
-        """Await `deletion`, one attempt to delete what was made for an object. Returns False if the
-        attempt has failed and must be repeated later; True if it has succeeded, or if deletion is
-        given up: an attempt has failed `Settings.deletion_timeout` seconds after the first one.
-        Then an Event says, with the text `leftovers`, what may still exist."""
+        """Await `deletion`, one attempt to delete what was made for an object.
+
+        Returns True if the attempt has succeeded, or if deletion is given up: the attempt has
+        failed, and began at least `Settings.deletion_timeout` seconds after the first one. Then an
+        Event says, with the text `leftovers`, what may still exist. Returns False if the attempt
+        has failed and must be repeated later.
+        """
         now = asyncio.get_running_loop().time()
         uid = document["metadata"].get("uid", "")
         previous_uid, first_attempt = self.began.get(key, (uid, now))

@@ -73,7 +73,8 @@ class DeliveryEffects(Protocol):
         ...
 
     async def leave_receiver(self, document: Document, receiver: str) -> None:
-        """Remove an object's entry from a receiver; returns when every replica has read that."""
+        """Remove an object's entry from a receiver; returns when every replica has read the
+        removal."""
         ...
 
 

@@ -54,7 +54,7 @@ class Kind:
 
     cluster: Cluster
 
-    @cached_property
+    @cached_property  # as the dataclasses among the subclasses don't call an `__init__` of `Kind`
     def _declared(self) -> dict[Key, Document]:
         """Each object's latest document from its watch, without its status; `on_change` fills it,
         and compares new documents with it."""
@@ -81,7 +81,7 @@ class Kind:
     # Operations on one object.
 
     async def get(self, key: Key) -> Document | None:
-        """Return the stored object; None: it doesn't exist."""
+        """Return the stored object; None: it doesn't exist. Raises `ClusterError`."""
         return await self.cluster.get(self.api_version, *key)
 
     def is_ours(self, document: Document) -> bool:
@@ -125,21 +125,21 @@ class Kind:
         return GONE
 
     async def object_to_release(self, key: Key, document: Document | None) -> Document | None:
-        """Return the stored object that must lose our finalizer, if `document` isn't that object,
-        but None or made from a channel's entry (for Subscriptions). None, the default: there is no
-        such object."""
+        """Return a stored object that must lose our finalizer although it isn't reconciled:
+        `document` is None, or was made from a channel's entry that has the same key (only for
+        Subscriptions). None, the default: there is no such object."""
         return None
 
     async def drop_entry(self, document: Document) -> bool:
         """If `document` was made from an entry of a channel (`spec.subscribers`) and isn't stored
-        itself, remove the entry's state from the channel's status, and return True. For a stored
-        object, which is the default, do nothing and return False."""
+        itself, remove the entry's state from the channel's status, and return True. Else, and by
+        default, do nothing and return False."""
         return False
 
     def orphaned_finalizers(self, document: Document) -> tuple[Sequence[str], str]:
-        """Return the finalizers of other controllers that are removed with ours, as their
-        controller is gone; and a warning for users (empty: none) about a finalizer that stays
-        although its controller may be gone. By default neither."""
+        """Return the finalizers of other controllers to remove together with ours, as their
+        controller is gone; and a warning for users about a finalizer that stays although its
+        controller may be gone. Both are empty by default."""
         return (), ""
 
     # After a reconciliation.
@@ -172,7 +172,8 @@ class Neighbours(Protocol):
         ...
 
     def forget(self, document: Document) -> None:
-        """Forget an object that is gone; nothing in Kafka is deleted."""
+        """Drop what the operator has in memory about a deleted Broker, channel, Trigger or
+        Subscription; nothing in Kafka is deleted."""
         ...
 
     def enqueue_triggers_and_sensors(self, broker: Identity) -> None:
@@ -190,8 +191,8 @@ class Neighbours(Protocol):
         ...
 
     async def suspend_absent(self, identity: Identity) -> Requeue:
-        """End the delivery of a Trigger that doesn't exist, temporarily or for good; returns when
-        to reconcile it again."""
+        """End the delivery of a Trigger that doesn't exist now, and may come back; returns when to
+        reconcile its key again."""
         ...
 
 
@@ -200,7 +201,7 @@ class Decision(Protocol):
 
     @property
     def effects(self) -> Sequence[Effect]:
-        """The effects to run next, in this order; then the next decision is made."""
+        """The effects to run next, in this order; none: the decision is the last one."""
         ...
 
     @property
@@ -272,8 +273,8 @@ class Reconciler(Generic[S, D, R]):
         return observed.document.get("status") or {}
 
     def status_of(self, observed: S, decision: D, record: R) -> Mapping[str, Any]:
-        """Return the status of the last decision, with its conditions."""
-        # A kind whose decision has no attribute `conditions` overrides this method.
+        """Return the status of the last decision, with its conditions. A kind whose decision has no
+        attribute `conditions` overrides this method."""
         conditions: ConditionSet = getattr(decision, "conditions")  # noqa: B009
         return {**decision.status, "conditions": self.conditions(observed, conditions)}
 
@@ -291,13 +292,13 @@ class Reconciler(Generic[S, D, R]):
             await self.cluster.write_status(observed.document, patch)
 
     async def finish(self, observed: S, record: R) -> None:
-        """Run work that follows the writing of the status; by default nothing. Brokers and channels
+        """Do what must follow the writing of the status; by default nothing. Brokers and channels
         override it to maintain their shards."""
 
     async def reconcile(self, document: Document) -> Mapping[str, Any] | None:
         """Observe, then decide and run effects in turn until a decision has none, and write the
-        status; see `Kind.reconcile`. After `MAX_DECISIONS` the rest is left to the next
-        reconciliation."""
+        status, which is returned; see `Kind.reconcile` also for None. After `MAX_DECISIONS`
+        decisions the remaining effects are left to the next reconciliation."""
         record = self.ensure_record(document)
         observed = await self.observe(document, record)
         if observed is None:
@@ -314,8 +315,8 @@ class Reconciler(Generic[S, D, R]):
         return status
 
     async def run_effects(self, effects: Iterable[Effect], observed: S, record: R) -> S:
-        """Run effects in order until one fails by an `EXPECTED` error; returns what is observed
-        after them, with that error. Raises `ClusterError`."""
+        """Run effects in order, until one fails with an `EXPECTED` error. Returns `observed` with
+        the results of the effects that ran, and with that error. Raises `ClusterError`."""
         for effect in effects:
             try:
                 result = await self.effects.run(
@@ -357,13 +358,15 @@ class BrokerReconciler(Reconciler[S, D, BrokerRecord], Kind):
         return record.kafka
 
     def on_change(self, document: Document, *, gone: bool) -> Collection[Key]:
-        """Pass the change to the operator, which enqueues the objects that depend on it."""
+        """Pass the change to the operator, which enqueues this object and those that depend on it;
+        so no key is returned."""
         self.neighbours.on_change(document, gone=gone)
         return ()
 
     async def reconcile(self, document: Document) -> Mapping[str, Any] | None:
-        """Reconcile a Broker or channel, and record that it was reconciled. Then, also after an
-        error, enqueue its Triggers and Sensors if what their decisions depend on has changed."""
+        """Reconcile a Broker or channel as `Reconciler.reconcile` does, and record that it was
+        reconciled. Then, also after an error, enqueue its Triggers and Sensors if the inputs of
+        their decisions (`BrokerRecord.inputs_of_triggers`) have changed."""
         record = self.ensure_record(document)
         previous_inputs = record.inputs_of_triggers()
         try:

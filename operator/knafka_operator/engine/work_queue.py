@@ -80,14 +80,15 @@ class _Item:
     changed: bool = False
     """Whether the object was enqueued while it was being reconciled."""
     not_before: float = 0.0
-    """The earliest time of its next reconciliation, by the event loop's clock."""
+    """The earliest time of the object's next reconciliation, by the event loop's clock."""
     timer: asyncio.TimerHandle | None = None
-    """Makes the item due later; None: it is due, running or idle."""
+    """Makes the item due later; None: it is due or running."""
 
 
 def back_off_seconds(failures: int) -> float:
     """Return the seconds to wait after `failures` (at least 1) in a row, without jitter: 1, 2, 4, …
     300."""
+    # The exponent is limited as well: a huge power would overflow.
     return min(FIRST_BACK_OFF * 2.0 ** min(failures - 1, 16), MAX_BACK_OFF)
 
 
@@ -148,7 +149,7 @@ class WorkQueue:
                 place = _Place(self._places)
                 try:
                     item = await self._next_due()
-                except BaseException:  # cancelled: the place is nobody's
+                except BaseException:  # cancelled before an object took the place
                     place.leave()
                     raise
                 task = asyncio.create_task(self._reconcile(item, reconcile, place))
@@ -211,8 +212,8 @@ class WorkQueue:
             self._schedule_later(item, verdict)
 
     def _schedule_soon(self, item: _Item) -> None:
-        """Make an item due now, or, if it was just reconciled, `RECONCILE_SPACING` seconds after
-        that."""
+        """Make an item due now or, if it was just reconciled, `RECONCILE_SPACING` seconds after the
+        end of that reconciliation."""
         wait = item.not_before - asyncio.get_running_loop().time()
         if wait > 0:
             self._schedule_later(item, wait)

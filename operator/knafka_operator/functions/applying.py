@@ -86,8 +86,8 @@ class Rolls:
         return True
 
     def end_turn(self, service: Identity) -> None:
-        """End the turn or the waiting of a function that is Ready, refused or gone; the next
-        waiting function then gets a turn."""
+        """End the turn or the waiting of a function that is Ready, refused or gone. If it had a
+        turn, waiting functions are enqueued, which then request the free turn."""
         self._waiting.pop(service, None)
         was_stuck = service in self._stuck
         self._stuck.discard(service)
@@ -99,10 +99,10 @@ class Rolls:
         """Whether a function waits for its turn."""
         return service in self._waiting
 
-    def add_condition(self, conditions: ConditionSet, *services: Identity) -> None:
-        """Add the condition `RolledOut` to an object if one of its functions, `services`, waits for
-        its turn."""
-        for service in services:
+    def add_condition(self, conditions: ConditionSet, *functions: Identity) -> None:
+        """Add the condition `RolledOut` to an object's `conditions` if one of its `functions`,
+        given by their Services, waits for its turn; for the first such function."""
+        for service in functions:
             if service in self._waiting:
                 conditions.set(roll_rules.roll_waits_condition(service, self._stuck, self.at_most))
                 return
@@ -126,16 +126,16 @@ class Rolls:
 
     def _mark_stuck(self, service: Identity) -> None:
         """End the turn of a function that has rolled for too long, and mark the function as stuck.
-        Enqueue the waiting functions of its namespace, whose conditions report the stuck one. A
-        function that wasn't Ready when the operator started only loses its turn."""
+        Enqueue the waiting functions of its namespace, so that their conditions report the stuck
+        one. A function that wasn't Ready when the operator started only loses its turn."""
         del self._rolling[service]
         if service in self._inherited:
             self._inherited.discard(service)
             return
         log.warning("Knative Service %s is not Ready %g s after its roll", service, ROLL_TIMEOUT)
         self._stuck.add(service)
-        for waiting, key in self._waiting.items():
-            if waiting.namespace == service.namespace:
+        for waiting_service, key in self._waiting.items():
+            if waiting_service.namespace == service.namespace:
                 self._enqueue(key)
 
     async def _load_unfinished(self, cluster: Cluster) -> None:
@@ -188,10 +188,10 @@ async def apply_service(
     `NotReady` while that Revision isn't Ready, or if a Service of that name has another owner or is
     refused; raises `ClusterError`.
 
-    `owner` None: the Service belongs to all KafkaChannels; then `key` is required if `rolls` is
-    given. `rolls` limits how many functions roll at a time; None: the Service is applied at once. A
-    Service that must wait for its turn gets only its owner's edits now; at its turn `key` is
-    enqueued, by default the owner's.
+    `owner` None: the Service belongs to all KafkaChannels. `rolls` limits how many functions roll
+    at a time; None: the Service is applied at once. A Service that must wait for its turn gets only
+    its owner's edits now. At its turn `key` is enqueued (None: the owner's key; so `key` is
+    required with `rolls` if there is no owner).
     """
     manifest = roll_rules.with_template_digest(manifest)
     service = Identity.of(manifest)
@@ -222,8 +222,8 @@ async def apply_service(
 
 
 def _check_owner(existing: Mapping[str, Any], service: Identity, owner: Resource | None) -> None:
-    """Raise `NotReady` unless an existing Service belongs to `owner` (None: to all
-    KafkaChannels)."""
+    """Check that an existing Service belongs to `owner` (None: to all KafkaChannels). Raises
+    `NotReady`."""
     uid = receiver_services.CHANNELS_OWNER if owner is None else owner.metadata.uid
     if uid not in services.owner_uids(existing):
         required_owner = "all KafkaChannels" if owner is None else f"this {owner.kind}"
@@ -235,8 +235,8 @@ def _check_owner(existing: Mapping[str, Any], service: Identity, owner: Resource
 
 
 async def _check_rolled_out(cluster: Cluster, service: Mapping[str, Any]) -> None:
-    """Raise `NotReady` with the reason unless a stored Service is Ready with its newest Revision.
-    The error is transient unless the Service's condition `Ready` is False."""
+    """Check that a stored Service is Ready with its newest Revision. Raises `NotReady` with the
+    reason, as a transient error unless the Service's condition `Ready` is False."""
     if _is_rolled_out(service):
         return
     conditions = (service.get("status") or {}).get("conditions") or ()
@@ -249,8 +249,8 @@ async def _check_rolled_out(cluster: Cluster, service: Mapping[str, Any]) -> Non
 async def _apply_manifest(
     cluster: Cluster, manifest: Mapping[str, Any], rolls: Rolls | None
 ) -> Mapping[str, Any]:
-    """Apply a Service; returns it as stored. Raises `NotReady` if it is refused, after ending its
-    turn in `rolls`, and `ClusterError`."""
+    """Apply a Service; returns it as stored. Raises `NotReady` if the API server refuses it, after
+    ending its turn in `rolls` (None: it has no turn), and `ClusterError`."""
     try:
         return await cluster.apply(manifest)
     except (Rejected, NotAllowed) as error:
@@ -261,8 +261,9 @@ async def _apply_manifest(
 
 
 async def _explain_newest_revision(cluster: Cluster, service: Mapping[str, Any]) -> str:
-    """Return why a Service's newest Revision isn't Ready, such as `Unschedulable`. The Revision's
-    own conditions say so, and the Service doesn't repeat them. Empty: they give no reason."""
+    """Return why a Service's newest Revision isn't Ready, such as `Unschedulable`, from the
+    Revision's own conditions, which the Service doesn't repeat. Empty: they give no reason, or the
+    Revision can't be read."""
     name = (service.get("status") or {}).get("latestCreatedRevisionName")
     if not name:
         return ""
@@ -298,15 +299,15 @@ async def check_old_pods_gone(
     old_revisions = {
         pod["metadata"]["labels"].get("serving.knative.dev/revision", "")
         for pod in await cluster.list(CORE, "Pod", labels, namespace)
-        if _function_runs(pod)
+        if _runs_function(pod)
     } - {revision}
     if old_revisions:
         message = f"pods of the previous Revision still deliver: {', '.join(sorted(old_revisions))}"
         raise NotReady("OldRevisionDelivers", message, transient=True)
 
 
-def _function_runs(pod: Mapping[str, Any]) -> bool:
-    """Whether the function in a pod runs; Knative's proxy beside it runs longer."""
+def _runs_function(pod: Mapping[str, Any]) -> bool:
+    """Whether a pod still runs its function; Knative's proxy in the same pod runs longer."""
     container_statuses = (pod.get("status") or {}).get("containerStatuses") or ()
     return any(
         "running" in container["state"]

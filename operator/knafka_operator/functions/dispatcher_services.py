@@ -69,12 +69,13 @@ def replayer_name(family: Family, trigger: Identity) -> str:
 
 
 def shard_name(family: Family, broker: Identity, number: int) -> str:
-    """Return the name of the Knative Service of a Broker's shared dispatcher."""
+    """Return the name of the Knative Service of a Broker's shared dispatcher `number`."""
     return names.child(family.function_name_prefix(broker), f"-kn{family.infix}-shard-{number}")
 
 
 def shard_number(service: Mapping[str, Any]) -> int | None:
-    """Return the number in the labels of a shard's Service; None: the Service isn't a shard's."""
+    """Return the shard's number from the labels of its Service; None: the Service isn't a
+    shard's."""
     text = (service["metadata"].get("labels") or {}).get(SHARD_NUMBER_LABEL, "")
     return int(text) if text.isdecimal() else None
 
@@ -90,8 +91,8 @@ def dispatcher_service(
     replays: bool = False,
     account: str | None = None,
 ) -> Manifest:
-    """Return the manifest of the Knative Service of a Trigger's own dispatcher; `replays`: of its
-    replayer instead. There is one pod for each drain, so at most one for each of the topic's
+    """Return the manifest of the Knative Service of a Trigger's own dispatcher, or with `replays`
+    of its replayer. There is one pod for each drain, so at most one for each of the topic's
     `partitions`.
 
     `secret` is the name and version of the Secret for Kafka (None: none). `account` is the service

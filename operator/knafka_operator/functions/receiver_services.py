@@ -15,10 +15,7 @@ from typing import Any, Final
 
 from knafka.core import documents, names
 from knafka.core.contract import Receiver
-from knafka.settings import (
-    EVENT_TYPES,
-    SERVICE_URL,
-)
+from knafka.settings import EVENT_TYPES, SERVICE_URL
 from knafka_operator.functions.services import (
     BROKER_LABEL,
     KNATIVE_AUTOSCALING,
@@ -44,22 +41,15 @@ from knafka_operator.model.maxima import LARGEST_INT32, Maxima
 from knafka_operator.model.resources import KNAFKA_PREFIX, Broker, Resource, annotation_path
 
 PROBED: Final = "knafka.dev/probed"
-"""Key of `status.annotations` for what has answered the last probe: of a KafkaChannel its address,
-of any other object the Revision of its receiver. Kept there, since a probe wakes a receiver, and a
-restart of the operator should not wake them all."""
+"""Key of `status.annotations` that records the last answered probe: for a KafkaChannel the address
+that has answered, for any other object the Revision of its receiver. It is kept in the status,
+since a probe wakes a receiver, and a restart of the operator should not wake them all."""
 CHANNELS_RECEIVER: Final = "kafka-channel-receiver"
 """Name of the receiver of all KafkaChannels without a Secret."""
 CHANNELS_OWNER: Final = "kafka-channels"
 """Value of `OWNER_LABEL` on objects that belong to all KafkaChannels together."""
 DIRECT_LABEL: Final[Mapping[str, str]] = {f"{KNAFKA_PREFIX}direct": "true"}
 """Label of receivers' pods that senders reach past Knative; NetworkPolicies select by it."""
-_EVENT_TYPES_VARIABLE: Final[Mapping[bool, Mapping[str, str]]] = {
-    # Not in the contract: receivers of an earlier release, which run until they are rolled, would
-    # refuse the unknown field and serve nothing.
-    True: {EVENT_TYPES: "enabled"},
-    False: {},
-}
-"""A receiver's environment, by whether it reports new event types."""
 RECEIVER_SCALING: Final[Mapping[str, str]] = {
     "min-scale": "0",
     "max-scale": "10",
@@ -81,7 +71,8 @@ _DIRECT_SCALING: Final[Mapping[str, str]] = {
     # Requests never pass the activator.
     "target-burst-capacity": "0",
 }
-"""Knative's autoscaling of a receiver that senders reach without Knative's proxy; keys as above."""
+"""Knative's autoscaling of a receiver that senders reach without Knative's proxy; keys as in
+`RECEIVER_SCALING`."""
 
 
 def receiver_name(broker: Resource) -> str:
@@ -121,7 +112,7 @@ def receiver_service(
     environment = {
         "FUNCTION_TARGET": "receive",
         RECEIVER_VARIABLE: compact_json(documents.dump(receiver)),
-        **_EVENT_TYPES_VARIABLE[event_types],
+        **_event_types_variable(reported=event_types),
     }
     if direct:
         environment[SERVICE_URL] = service_url(
@@ -152,6 +143,14 @@ def receiver_service(
         ),
         settings,
     )
+
+
+def _event_types_variable(*, reported: bool) -> Mapping[str, str]:
+    """Return the environment variable by which a receiver reports new event types; empty if they
+    aren't `reported`."""
+    # Not in the contract: receivers of an earlier release, which run until they are rolled, would
+    # refuse the unknown field and serve nothing.
+    return {EVENT_TYPES: "enabled"} if reported else {}
 
 
 def receiver_pods_service(broker: Resource, name: str, port: Mapping[str, Any]) -> Manifest:
@@ -198,8 +197,8 @@ def _pods_service(
 
 
 def channels_receiver_name(secret: str | None) -> str:
-    """Return the name of the receiver of all KafkaChannels with the Secret of this name; None: of
-    those without one (CHN-11)."""
+    """Return the name of the receiver of all KafkaChannels that use the Secret of this name (None:
+    that use no Secret) (CHN-11)."""
     return CHANNELS_RECEIVER if secret is None else names.child(secret, f"-{CHANNELS_RECEIVER}")
 
 
@@ -224,7 +223,7 @@ def channels_receiver_service(
     environment = {
         "FUNCTION_TARGET": "receive",
         RECEIVER_VARIABLE: compact_json(documents.dump(receiver)),
-        **_EVENT_TYPES_VARIABLE[event_types],
+        **_event_types_variable(reported=event_types),
     }
     if direct:
         environment[SERVICE_URL] = service_url(name, settings.namespace, settings)
@@ -254,9 +253,9 @@ def channels_receiver_service(
 
 # The numbers of pods that a Broker's annotations may declare.
 
-_PODS: Final = frozenset({"minscale", "maxscale", "initialscale", "activationscale"})
-"""Knative's annotations that are numbers of pods, without case and dashes, as in `min-scale` and
-`minScale`."""
+_POD_COUNTS: Final = frozenset({"minscale", "maxscale", "initialscale", "activationscale"})
+"""Knative's annotations that are numbers of pods, in lower case and without dashes: `minscale`
+stands for `min-scale` and `minScale`."""
 
 
 def min_receiver_pods(annotations: Mapping[str, str], default: int) -> int:
@@ -268,12 +267,10 @@ def min_receiver_pods(annotations: Mapping[str, str], default: int) -> int:
 
 def check_receiver_scaling(annotations: Mapping[str, str], maxima: Maxima) -> None:
     """Check the numbers of pods in `autoscaling.knative.dev/...` annotations against the maxima.
-
-    Raises `InvalidDocument`. Values that are no numbers are left for Knative to refuse.
-    """
+    Raises `InvalidDocument`. Values that are no numbers are left for Knative to refuse."""
     for key, text in annotations.items():
         name = key.removeprefix(KNATIVE_AUTOSCALING).lower().replace("-", "")
-        if not key.startswith(KNATIVE_AUTOSCALING) or name not in _PODS:
+        if not key.startswith(KNATIVE_AUTOSCALING) or name not in _POD_COUNTS:
             continue
         digits = text.strip()
         if digits.isascii() and digits.isdigit():

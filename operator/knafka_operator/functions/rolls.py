@@ -38,7 +38,7 @@ ROLL_TIMEOUT: Final = 120.0
 a busy node; after that another function gets the turn."""
 
 TEMPLATE_DIGEST: Final = "knafka.dev/template"
-"""Annotation of a function's Service: the digest of its template as it was applied."""
+"""Annotation of a function's Service: the digest of the template that was applied last."""
 
 _CONTRACTS: Final[Mapping[str, type[Model]]] = {
     EGRESS: Egress,
@@ -64,8 +64,8 @@ def is_up_to_date(stored: Mapping[str, Any], manifest: Mapping[str, Any]) -> boo
 
 def is_edited(stored: Mapping[str, Any], manifest: Mapping[str, Any]) -> bool:
     """Whether the owner or its configuration has changed since the stored Service was applied: the
-    manifest has another `DECLARED_DIGEST` or another contract. A stored Service of a release
-    without that digest counts as having the same.
+    manifest has another `DECLARED_DIGEST` or another contract. For a Service stored by a release
+    that had no such digest, only the contract counts.
 
     Contracts are parsed before they are compared, so that a field that the stored one lacks counts
     as having its default. A stored contract that can't be parsed counts as unchanged.
@@ -89,9 +89,9 @@ def is_edited(stored: Mapping[str, Any], manifest: Mapping[str, Any]) -> bool:
 
 
 def with_running_image(stored: Mapping[str, Any], manifest: Mapping[str, Any]) -> Manifest:
-    """Return the manifest with the image of the stored Service, which runs now. It applies an
-    owner's edits to a function that may not roll to the new image yet, so that an image that can't
-    start delays no edits."""
+    """Return the manifest with the image of the stored Service, which runs now. With that manifest
+    a function gets its owner's edits although it may not roll to the new image yet, so that an
+    image that can't start delays no edits."""
     template = manifest["spec"]["template"]
     container = template["spec"]["containers"][0]
     image = stored["spec"]["template"]["spec"]["containers"][0]["image"]
@@ -103,8 +103,8 @@ def with_running_image(stored: Mapping[str, Any], manifest: Mapping[str, Any]) -
 def may_roll(
     service: Identity, rolling: Collection[Identity], stuck: Collection[Identity], at_most: int
 ) -> bool:
-    """Whether a function may roll now: if its roll has begun (it is in `rolling` or `stuck`), or if
-    fewer than `at_most` functions roll and none of its namespace is stuck."""
+    """Whether a function may roll now: its roll has begun (it is in `rolling` or `stuck`), or fewer
+    than `at_most` functions roll and no function in its namespace is stuck."""
     if service in rolling or service in stuck:
         return True
     return len(rolling) < at_most and not any(
@@ -114,8 +114,9 @@ def may_roll(
 
 def roll_waits_condition(service: Identity, stuck: Collection[Identity], at_most: int) -> Condition:
     """Return the informational condition of an object whose function `service` waits for its turn
-    to roll. `at_most` functions roll at a time. `stuck` are the functions whose roll takes too
-    long; those in the same namespace are what it waits for, if there are any."""
+    to roll. `stuck` are the functions whose roll takes too long: the condition names those in the
+    same namespace, for which `service` waits; if there are none, it waits because only `at_most`
+    functions roll at a time."""
     stuck_neighbours = sorted(
         stuck_service.name
         for stuck_service in stuck

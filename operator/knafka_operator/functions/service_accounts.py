@@ -89,9 +89,11 @@ def sender_account(trigger: Trigger, document: Mapping[str, Any]) -> str:
 
 
 def dispatcher_account(egress: Egress) -> str | None:
-    """Return the service account that a dispatcher of only this Egress runs as; None: it sends no
-    tokens, so it needs no account. The account may request tokens of the account that the Trigger
-    sends as. Dispatchers of KafkaChannels share one account."""
+    """Return the service account that a dispatcher of only this Egress runs as; all dispatchers of
+    KafkaChannels run as the same one. None: the dispatcher sends no tokens, so it needs no account.
+
+    That account may request tokens of another one: the account that the Trigger sends events as.
+    """
     if egress.service_account is None:
         return None
     family = family_of(egress.kind)
@@ -118,14 +120,15 @@ def account_effects(
 ) -> tuple[Effect, ...]:
     """Return the effects that create the account that a Trigger sends as, and the accounts and
     rights of the dispatchers that request its tokens. `document` is the stored Trigger; `shared`
-    True: a shard delivers it. The account that a channel's entry sends as isn't created here, but
-    by the controller that wrote the entry.
+    says whether a shard delivers it. For a channel's entry, the controller that wrote the entry
+    creates the account that it sends as.
     """
     family = family_of(trigger.kind)
     effects: list[Effect] = []
     if shared and not family.centralized:
         manifest = _account_manifest(_owned_metadata(broker, shard_account(broker)))
-        # The Broker owns this account, not the Trigger; the label records that.
+        # The Broker owns this account, not the Trigger: `Create` accepts an existing account if
+        # this label has the Broker's UID.
         labels = {**manifest["metadata"]["labels"], services.OWNER_LABEL: broker.metadata.uid}
         manifest["metadata"]["labels"] = labels
         refusal = _refusal(family.broker)
@@ -181,10 +184,9 @@ def _token_role_and_binding(
     and its Broker's shards, as the Trigger may move between them. Both objects get `metadata`."""
     account, family = egress.service_account, family_of(egress.kind)
     namespace = services.function_namespace(family, Identity(egress.namespace, ""), settings)
-    # Without duplicates: a channel's dispatchers all run as one account.
-    dispatcher_accounts = dict.fromkeys((dispatcher_account(egress), shard_account(broker)))
-    if family is SOURCES:  # no shard delivers a KafkaSource
-        dispatcher_accounts = dict.fromkeys((dispatcher_account(egress),))
+    dispatcher_accounts = [dispatcher_account(egress)]
+    if family is not SOURCES:  # no shard delivers a KafkaSource
+        dispatcher_accounts.append(shard_account(broker))
     rule = {
         "apiGroups": [""],
         "resources": ["serviceaccounts/token"],
@@ -199,7 +201,8 @@ def _token_role_and_binding(
         "roleRef": {"apiGroup": _RBAC_GROUP, "kind": "Role", "name": account},
         "subjects": [
             {"kind": "ServiceAccount", "namespace": namespace, "name": name}
-            for name in dispatcher_accounts
+            # Without duplicates: a channel's dispatchers all run as one account.
+            for name in dict.fromkeys(dispatcher_accounts)
         ],
     }
     return role, binding

@@ -1,4 +1,4 @@
-"""Services: builds the Knative Service of any function, from what distinguishes it. Pure.
+"""Services: builds the Knative Service of any function, from its `FunctionService`. Pure.
 
 A Secret is mounted as files. The owner is in the same namespace, so that Kubernetes deletes the
 Service with it.
@@ -13,18 +13,11 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from knafka.core.addresses import LOCAL_ADDRESSES
 from knafka.core.tokens.caller_tokens import CALLERS, SCRAPERS, verifiers_of
-from knafka.settings import (
-    API_FOLDER,
-    LOG_FORMAT,
-    OIDC_URL,
-    PROFILING,
-    TLS,
-    TRUST_BUNDLES,
-)
+from knafka.settings import API_FOLDER, LOG_FORMAT, OIDC_URL, PROFILING, TLS, TRUST_BUNDLES
 from knafka_operator.installation.settings import Settings
 from knafka_operator.installation.tracing import Owner
 from knafka_operator.model.family import Family
@@ -36,6 +29,7 @@ Manifest = dict[str, Any]
 SECRET_PATH: Final = "/var/run/secrets/knafka/kafka"
 """Folder where the Secret for Kafka is mounted."""
 
+# Labels of functions' objects, and the values of `ROLE_LABEL`.
 ROLE_LABEL: Final = "knafka.dev/role"
 BROKER_LABEL: Final = "knafka.dev/broker"
 TRIGGER_LABEL: Final = "knafka.dev/trigger"
@@ -75,6 +69,7 @@ STOP_SECONDS: Final = 40
 last request, which may arrive while not all proxies know of the pod's end. The function can use the
 rest."""
 GRACE_PERIOD: Final = TIMEOUT_SECONDS - STOP_SECONDS
+"""Seconds that a function has from SIGTERM to its end."""
 
 API_SERVER: Final = "https://kubernetes.default.svc"
 """The API server's URL in pods, with a host name that its certificate contains."""
@@ -100,11 +95,11 @@ OIDC_DIGEST_INPUT: Final[Mapping[str, str]] = {"oidc": "enabled"}
 on: without the keys a receiver can't accept events with tokens, and without an account a shard
 can't send tokens."""
 
-
 TRUST_BUNDLE: Final = "knafka-trust-bundle"
 """Name of the ConfigMap with trusted certificates that dispatchers mount."""
 TRUST_PATH: Final = "/var/run/secrets/knafka/trust"
 TLS_PATH: Final = "/var/run/secrets/knafka/tls"
+"""Folders where that ConfigMap, and the Secret of a function's TLS certificate, are mounted."""
 _TRUST_VOLUME: Final[Mapping[str, Any]] = {
     # Optional, so that a starting pod needn't wait for the ConfigMap, which may be added to the
     # volume later.
@@ -172,14 +167,14 @@ def owner_reference(owner: Resource) -> Manifest:
     }
 
 
-def is_owned(service: Mapping[str, Any], owner: Resource) -> bool:
+def is_owned(stored: Mapping[str, Any], owner: Resource) -> bool:
     """Whether a stored object belongs to `owner`, by UID; others' objects must not be changed."""
-    return owner.metadata.uid in owner_uids(service)
+    return owner.metadata.uid in owner_uids(stored)
 
 
-def owner_uids(service: Mapping[str, Any]) -> Sequence[str]:
+def owner_uids(stored: Mapping[str, Any]) -> Sequence[str]:
     """Return the UIDs of a stored object's owners, from owner references and `OWNER_LABEL`."""
-    metadata = service.get("metadata") or {}
+    metadata = stored.get("metadata") or {}
     uids = [owner.get("uid", "") for owner in metadata.get("ownerReferences") or ()]
     label = (metadata.get("labels") or {}).get(OWNER_LABEL)
     return uids if label is None else [*uids, label]
@@ -196,8 +191,8 @@ def owner_key(owner: Resource) -> Owner:
 
 
 def owned_metadata(owner: Resource, family: Family, settings: Settings) -> Manifest:
-    """Return the metadata of an object created for `owner`: namespace, and owner reference or
-    `OWNER_LABEL`."""
+    """Return the metadata of an object created for `owner`, without a name: its namespace, its
+    owner reference or `OWNER_LABEL`, and always `labels`."""
     namespace = function_namespace(family, identity_of(owner), settings)
     if family.centralized:
         return {"namespace": namespace, "labels": {OWNER_LABEL: owner.metadata.uid}}
@@ -206,7 +201,7 @@ def owned_metadata(owner: Resource, family: Family, settings: Settings) -> Manif
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionService:
-    """What distinguishes a function's Knative Service from that of other functions."""
+    """The parts of a function's Knative Service that differ between functions."""
 
     name: str
     ownership: Mapping[str, Any]
@@ -219,9 +214,9 @@ class FunctionService:
     environment: Mapping[str, str]
     """Names and values of its own environment variables, such as its contract."""
     secret: tuple[str, str] | None
-    """Name and version of the mounted Secret for Kafka; None: none."""
+    """Name and version of the mounted Secret for Kafka; None: Kafka needs none."""
     credentials: Mapping[str, Any] | None = None
-    """A volume to mount in place of `secret`; None: that is mounted."""
+    """A volume to mount in place of the Secret; None: the Secret itself is mounted."""
     resources: Mapping[str, Any]
     """Requests and limits of its container."""
     tracing: Mapping[str, str]
@@ -233,11 +228,20 @@ class FunctionService:
     account: str | None = None
     """The service account that its pods run as; None: the namespace's default."""
     oidc: bool = False
-    """Whether it requests tokens or their keys from the API server."""
+    """Whether the function requests tokens, or the keys of tokens, from the API server."""
     sends: bool = False
-    """Whether it sends events to destinations, and so needs the trust bundle."""
+    """Whether the function sends events to destinations, and so needs the trust bundle."""
     tls: str | None = None
-    """Name of the Secret with which it terminates TLS itself; None: it serves plain HTTP."""
+    """Name of the Secret with which the function terminates TLS; None: it serves plain HTTP."""
+
+
+class _Volume(NamedTuple):
+    """A volume of a function's pods, mounted read-only."""
+
+    name: str
+    folder: str
+    source: Mapping[str, Any]
+    """The volume as in a pod's spec, without its name."""
 
 
 def knative_service(function: FunctionService, settings: Settings) -> Manifest:
@@ -270,12 +274,14 @@ def knative_service(function: FunctionService, settings: Settings) -> Manifest:
     if function.account is not None:
         pod["serviceAccountName"] = function.account
     if function.secret is not None:
-        template_annotations[SECRET_VERSION] = function.secret[1]
+        _, secret_version = function.secret
+        template_annotations[SECRET_VERSION] = secret_version
     if volumes:
         container["volumeMounts"] = [
-            {"name": name, "mountPath": folder, "readOnly": True} for name, folder, _ in volumes
+            {"name": volume.name, "mountPath": volume.folder, "readOnly": True}
+            for volume in volumes
         ]
-        pod["volumes"] = [{"name": name, **source} for name, _, source in volumes]
+        pod["volumes"] = [{"name": volume.name, **volume.source} for volume in volumes]
     labels = with_common_labels(function.labels)
     return {
         "apiVersion": SERVING,
@@ -308,7 +314,7 @@ def _function_environment(function: FunctionService, settings: Settings) -> Mapp
         LOG_FORMAT: "json",
     }
     if settings.profiling:
-        # Only then, as a further variable creates a new Revision of every function.
+        # Not set to "disabled" otherwise: one more variable would roll every function.
         environment[PROFILING] = "enabled"
     if settings.local_addresses:
         environment[LOCAL_ADDRESSES] = "allowed"
@@ -325,23 +331,21 @@ def _function_environment(function: FunctionService, settings: Settings) -> Mapp
     return {**environment, **function.tracing}
 
 
-def _function_volumes(
-    function: FunctionService, settings: Settings
-) -> list[tuple[str, str, Mapping[str, Any]]]:
-    """Return name, folder and source of each volume of a function."""
-    volumes: list[tuple[str, str, Mapping[str, Any]]] = []
+def _function_volumes(function: FunctionService, settings: Settings) -> list[_Volume]:
+    """Return the volumes of a function's pods."""
+    volumes: list[_Volume] = []
     if function.secret is not None:
-        secret_volume: Manifest = {"secret": {"secretName": function.secret[0]}}
-        volumes.append(("kafka", SECRET_PATH, function.credentials or secret_volume))
+        secret_name, _ = function.secret
+        source = function.credentials or {"secret": {"secretName": secret_name}}
+        volumes.append(_Volume("kafka", SECRET_PATH, source))
     if function.oidc:
-        volumes.append(("api", API_FOLDER, _API_CREDENTIALS))
+        volumes.append(_Volume("api", API_FOLDER, _API_CREDENTIALS))
     if function.sends and settings.trust_bundles:
-        volumes.append(("trust", TRUST_PATH, _TRUST_VOLUME))
+        volumes.append(_Volume("trust", TRUST_PATH, _TRUST_VOLUME))
     if function.tls is not None:
         # Optional: until the Secret exists, only plain requests are answered.
-        volumes.append(
-            ("tls", TLS_PATH, {"secret": {"secretName": function.tls, "optional": True}})
-        )
+        tls_source = {"secret": {"secretName": function.tls, "optional": True}}
+        volumes.append(_Volume("tls", TLS_PATH, tls_source))
     return volumes
 
 
@@ -352,7 +356,7 @@ def mounts_trust_bundle(service: Mapping[str, Any]) -> bool:
 
 
 def with_common_labels(labels: Mapping[str, str]) -> Mapping[str, str]:
-    """Return `labels` and those that all of Knafka's objects have."""
+    """Return `labels` together with the labels that all of Knafka's objects have."""
     return {
         "app.kubernetes.io/name": "knafka",
         "app.kubernetes.io/component": labels.get(ROLE_LABEL, "config"),

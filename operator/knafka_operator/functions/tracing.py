@@ -32,11 +32,12 @@ from knafka_operator.functions import services
 
 OBSERVABILITY: Final = "config-observability"
 TRACING: Final = "config-tracing"
+"""Names of Knative's two ConfigMaps."""
 DEFAULT_RATE: Final = "0.1"
 """Default sampling rate of traces that begin in functions; Knative's default for config-tracing."""
 _OTLP_PATH: Final = "/v1/traces"
 """Path of an OTLP endpoint that is declared without a path."""
-_DECIDED: Final = frozenset(
+_TRACING_VARIABLES: Final = frozenset(
     {
         EXPORTER,
         OTLP_TRACES_ENDPOINT,
@@ -53,9 +54,12 @@ def tracing_environment(
     observability: Mapping[str, str], tracing: Mapping[str, str], namespace: str, domain: str
 ) -> Mapping[str, str]:
     """Return the tracing variables of every function; empty if tracing is off. `observability` and
-    `tracing` are the data of the two ConfigMaps, empty for a missing one. If Zipkin's endpoint
-    isn't declared, it is the Service `zipkin` of `namespace`, in the cluster's DNS `domain`
-    (DSP-13). Raises `InvalidDocument` whose path is the ConfigMap's name."""
+    `tracing` are the data of the two ConfigMaps, empty for a missing one. Raises `InvalidDocument`
+    whose path is the ConfigMap's name.
+
+    If Zipkin's endpoint isn't declared, it is the Service `zipkin` of `namespace`, in the cluster's
+    DNS `domain` (DSP-13).
+    """
     protocol = observability.get("tracing-protocol", "none").strip().lower()
     if protocol not in ("", "none"):
         try:
@@ -77,7 +81,7 @@ def tracing_variables_of(service: Mapping[str, Any]) -> Mapping[str, str]:
         name: value
         for container in containers
         for name, value in services.environment_of(container).items()
-        if name in _DECIDED
+        if name in _TRACING_VARIABLES
     }
 
 
@@ -132,8 +136,9 @@ def _sampler_variables(rate: str) -> Mapping[str, str]:
 
 
 def _parse_rate(text: str | None, where: str) -> str:
-    """Return the sampling rate in `text`, a number from 0 to 1; `DEFAULT_RATE` if it is empty or
-    None. Raises `ValueError` for any other text, which names the ConfigMap's key by `where`."""
+    """Return the sampling rate in `text`, a number from 0 to 1; `DEFAULT_RATE` if `text` is empty
+    or None. Raises `ValueError` for any other text; the error names the ConfigMap's key, `where`.
+    """
     rate = (text or "").strip() or DEFAULT_RATE
     if rate_of(rate) is None:
         raise ValueError(f"{where}: invalid value: {rate:.80}: want 0 to 1")
@@ -141,8 +146,8 @@ def _parse_rate(text: str | None, where: str) -> str:
 
 
 def _check_url(url: str, where: str) -> str:
-    """Return the URL. Raises `ValueError` unless it is an HTTP URL with a host; the error names the
-    ConfigMap's key by `where`."""
+    """Return the URL unchanged. Raises `ValueError` unless it is an HTTP URL with a host; the error
+    names the ConfigMap's key, `where`."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"{where}: invalid value: {url:.200}: want a URL")

@@ -25,9 +25,10 @@ FILE: Final = "bundle.pem"
 MAX_BUNDLE_BYTES: Final = 900_000
 """Most bytes of all certificates together: the API server refuses a ConfigMap above 1 MiB."""
 
-_CERTIFICATE = re.compile(
+_find_certificates = re.compile(
     r"-----BEGIN CERTIFICATE-----[A-Za-z0-9+/=\s]{1,100000}?-----END CERTIFICATE-----"
-)
+).findall
+"""Returns the certificates in PEM form in a text, without checking what they contain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ def merge_certificates(config_maps: Iterable[Mapping[str, Any]]) -> Bundle:
     names.
 
     Invalid certificates are left out, and so are those that would exceed `MAX_BUNDLE_BYTES`. The
-    result has the problem of each ConfigMap that holds no certificate, or of which one is left out.
+    result names the problem of each ConfigMap that has no certificate, or one that is left out.
     """
     merged = dict[str, None]()  # an ordered set
     problems, size = dict[str, str](), 0
@@ -54,7 +55,7 @@ def merge_certificates(config_maps: Iterable[Mapping[str, Any]]) -> Bundle:
         # The items of a list have no kind, so they are no parsed models, and `data` may be null.
         data = document.get("data") or {}
         found_certificates = [
-            certificate for key in sorted(data) for certificate in _CERTIFICATE.findall(data[key])
+            certificate for key in sorted(data) for certificate in _find_certificates(data[key])
         ]
         usable = [
             certificate

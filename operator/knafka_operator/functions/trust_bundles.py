@@ -37,13 +37,14 @@ class TrustBundleCopies:
     `Settings.trust_bundles`."""
 
     def __init__(self, settings: Settings, cluster: Cluster) -> None:
+        """Nothing is read before the first call of `ensure_copy`."""
         self._source = settings.trust_bundles
         """The namespace of the installation's bundles; empty: nothing is copied."""
         self._cluster = cluster
         self._bundle: Bundle | None = None
         """The merged bundle as last read; None: not read yet."""
         self._names: frozenset[str] = frozenset()
-        """Names of the ConfigMaps that were merged."""
+        """Names of the ConfigMaps that are merged in `_bundle`."""
         self._copied: dict[str, str] = {}
         """By namespace: the PEM text of its copy."""
         self._changed = asyncio.Event()

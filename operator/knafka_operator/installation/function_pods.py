@@ -26,6 +26,7 @@ POD: Final = "KNAFKA_POD"
 RECEIVER_RESOURCES: Final = "KNAFKA_RECEIVER_RESOURCES"
 DISPATCHER_RESOURCES: Final = "KNAFKA_DISPATCHER_RESOURCES"
 SHARD_RESOURCES: Final = "KNAFKA_SHARD_RESOURCES"
+"""Names of the environment variables that the module's docstring explains."""
 
 POD_FIELD_FEATURES: Final[Mapping[str, str]] = {
     "affinity": "kubernetes.podspec-affinity",
@@ -50,8 +51,8 @@ _TYPE_NAMES: Final[Mapping[type, str]] = {
     str: "a string",
 }
 """The types, as messages name them."""
-_RESOURCES: Final = ("requests", "limits")
-"""Fields of a container's resources."""
+_RESOURCE_FIELDS: Final = ("requests", "limits")
+"""The fields that a container's resources may have."""
 
 DEFAULT_RESOURCES: Final[Mapping[str, Any]] = {
     "requests": {"cpu": "25m", "memory": "64Mi"},
@@ -74,7 +75,7 @@ class FunctionPods:
     function."""
 
     spec: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the pod, as in Kubernetes."""
+    """Fields of every function's pod, as in Kubernetes; only those in `_FIELD_TYPES`."""
     receiver_resources: Mapping[str, Any] = field(default_factory=lambda: DEFAULT_RESOURCES)
     dispatcher_resources: Mapping[str, Any] = field(default_factory=lambda: DEFAULT_RESOURCES)
     shard_resources: Mapping[str, Any] = field(default_factory=lambda: DEFAULT_SHARD_RESOURCES)
@@ -131,8 +132,8 @@ def _parse_resources(
         return default
     resources = _parse_yaml_mapping(environment, name)
     for key, amounts in resources.items():
-        if key not in _RESOURCES:
-            allowed_fields = ", ".join(_RESOURCES)
+        if key not in _RESOURCE_FIELDS:
+            allowed_fields = ", ".join(_RESOURCE_FIELDS)
             raise InvalidDocument(name, f"unknown field {key!s:.80}: want {allowed_fields}")
         _check_type(f"{name}.{key}", amounts, dict)
         for resource, amount in amounts.items():

@@ -32,5 +32,5 @@ class FunctionTokens:
 
 
 def authorization(bearer: str) -> dict[str, str]:
-    """Return the `Authorization` header for a bearer token; no header for an empty token."""
+    """Return the `Authorization` header for a bearer token; an empty mapping for an empty token."""
     return {"authorization": f"Bearer {bearer}"} if bearer else {}

@@ -12,7 +12,6 @@ EVENTING_DEFINITION: Final = "channels.messaging.knative.dev"
 """A CustomResourceDefinition that only Knative Eventing installs; the one of Subscriptions may be
 Knafka's."""
 
-
 EVENTING_FINALIZER: Final = "subscriptions.messaging.knative.dev"
 """The finalizer that Knative Eventing's controller puts on every Subscription, and removes on
 deletion."""
@@ -62,9 +61,8 @@ class Handling:
 
     @property
     def reason(self) -> str:
-        """Return a sentence for users about why `handler` was chosen; empty if there was no
-        choice, as Knative Eventing isn't installed or isn't known to be, and no setting names
-        it."""
+        """Return a sentence for users about why `handler` was chosen. Empty if there was no choice:
+        the setting doesn't name Knative Eventing, which isn't installed (or not known to be)."""
         if self.declared in (Handler.AUTO, Handler.OWN) and not self.is_eventing_installed:
             return ""
         setting = f"KNAFKA_SUBSCRIPTIONS={self.declared}"

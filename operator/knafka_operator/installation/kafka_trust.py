@@ -29,14 +29,15 @@ AWS_SERVERS: Final = "KNAFKA_AWS_SERVERS"
 AWS_ROLES: Final = "KNAFKA_AWS_ROLES"
 """Environment variables with the patterns of `KafkaTrust`."""
 
-_SERVER: Final = re.compile(r"[A-Za-z0-9.-]+:[0-9]{1,5}").fullmatch
+_match_server = re.compile(r"[A-Za-z0-9.-]+:[0-9]{1,5}").fullmatch
 """Matches a plain `host:port`. Servers in another form match no pattern, since librdkafka may read
 them differently."""
-_SERVER_PATTERN: Final = re.compile(r"[A-Za-z0-9.*-]+:[0-9]{1,5}").fullmatch
-_ROLE_PATTERN: Final = re.compile(
+_match_server_pattern = re.compile(r"[A-Za-z0-9.*-]+:[0-9]{1,5}").fullmatch
+"""Matches legal patterns of servers."""
+_match_role_pattern = re.compile(
     r"arn:aws[a-z-]*:iam::[0-9]{12}:role/[A-Za-z0-9+=.@_/*-]+"
 ).fullmatch
-"""These two match legal patterns of servers and roles."""
+"""Matches legal patterns of roles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class KafkaTrust:
         """Check that these servers may get tokens of the operator's AWS identity, and that the
         Secret's role may be assumed. Raises `InvalidDocument`."""
         for server in filter(None, map(str.strip, servers.split(","))):
-            if not (_SERVER(server) and _any_matches(self.aws_servers, server.lower())):
+            if not (_match_server(server) and _any_matches(self.aws_servers, server.lower())):
                 raise InvalidDocument(
                     TOKEN_PROVIDER,
                     f"not allowed for {server:.200}: the token would be one of the operator's own "
@@ -95,8 +96,8 @@ def endpoint_host(secret: Mapping[str, str]) -> str:
 
 
 def refused_endpoint_error(why: str) -> InvalidDocument:
-    """Return the error for a token endpoint at a local address, which is refused because of `why`;
-    its text says how to allow such addresses."""
+    """Return the error for a token endpoint at a local address. `why` says, for users, why the
+    address is refused; the error's text adds how to allow such addresses."""
     return InvalidDocument(
         TOKEN_ENDPOINT,
         f"not allowed: {why}; an administrator may allow these for everybody with "
@@ -108,10 +109,10 @@ def parse_patterns(text: str, name: str) -> tuple[str, ...]:
     """Return the patterns in `text`, separated by commas or white space; those of servers in lower
     case. `name` is the variable that holds the text, `AWS_SERVERS` or `AWS_ROLES`. Raises
     `InvalidDocument` with that name for a malformed pattern."""
-    is_legal = _SERVER_PATTERN if name == AWS_SERVERS else _ROLE_PATTERN
+    match_legal = _match_server_pattern if name == AWS_SERVERS else _match_role_pattern
     patterns = tuple(text.replace(",", " ").split())
     for pattern in patterns:
-        if is_legal(pattern) is None:
+        if match_legal(pattern) is None:
             expected_form = "host:port" if name == AWS_SERVERS else "arn:aws:iam::ACCOUNT:role/NAME"
             raise InvalidDocument(
                 name, f"invalid value: {pattern:.200}: want {expected_form}, maybe with *"

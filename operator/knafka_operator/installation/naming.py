@@ -28,9 +28,9 @@ from knafka.core.errors import InvalidDocument, KnafkaError
 MAX_TEMPLATE: Final = 500
 """Most characters of a template."""
 MAX_KNOWN: Final = 100
-"""Most templates of one kind that are recorded; further ones are refused."""
+"""Most templates of one kind that are recorded; any further one is refused."""
 
-_LITERAL = re.compile(r"[A-Za-z0-9._-]*").fullmatch
+_match_literal = re.compile(r"[A-Za-z0-9._-]*").fullmatch
 """Matches the text of a template besides its placeholders."""
 
 
@@ -68,7 +68,7 @@ class NameKind(Enum):
 
     @property
     def newer_key(self) -> str:
-        """Return the key as newer releases spell it; it takes precedence if both are set."""
+        """Return the key as newer releases spell it. If both keys are set, this one counts."""
         return self.value.replace(".", "-")
 
 
@@ -101,7 +101,7 @@ def normalize_template(kind: NameKind, text: str) -> str:
             f"invalid value: {text:.200}: want no placeholders but {{{{ .Namespace }}}}, "
             "{{ .Name }} and {{ .UID }}, and no other actions of Go templates",
         )
-    if _LITERAL(literal) is None:
+    if _match_literal(literal) is None:
         raise InvalidDocument(
             key, f"invalid value: {text:.200}: want A-Z, a-z, 0-9, '.', '_' and '-' beside them"
         )
@@ -171,7 +171,7 @@ class Naming:
         """Return the name that the current template gives to a new topic or group of `owner`.
         Raises `InvalidDocument` if Kafka doesn't accept that name, or if it is reserved."""
         if kind is NameKind.CHANNEL_TOPIC and self.is_default(kind):
-            return names.channel_topic(owner.namespace, owner.name)  # a long name is shortened
+            return names.channel_topic(owner.namespace, owner.name)  # it also shortens long names
         template = self._current_templates[kind]
         name = render_name(template, owner)
         if not self.is_default(kind) and not names.is_topic(name):
@@ -188,7 +188,7 @@ class Naming:
 
     def is_own(self, kind: NameKind, name: str | None, owner: NamedObject) -> bool:
         """Whether `owner` may have got this name: by one of the known templates of this kind, or by
-        a form that upstream or Knafka's defaults have used. False if there is no name."""
+        a form that upstream or Knafka's defaults have used. False for an empty name or None."""
         if not name:
             return False
         if kind is NameKind.BROKER_TOPIC and names.is_broker_topic(
@@ -215,11 +215,11 @@ DEFAULT_NAMING: Final = Naming()
 
 
 class AsRecorded(Naming):
-    """Accepts every legal name in a status as the object's own, for read-only tools that rely on
-    what the operator has written."""
+    """A naming that accepts every legal name in a status as the object's own: for read-only tools,
+    which rely on the statuses that the operator has written."""
 
     def is_own(self, kind: NameKind, name: str | None, owner: NamedObject) -> bool:
-        """Whether the name is legal in Kafka; False if there is no name. `owner` doesn't matter."""
+        """Whether the name is legal in Kafka; False for None. `owner` doesn't matter."""
         return name is not None and names.is_topic(name)
 
 

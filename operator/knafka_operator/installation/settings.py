@@ -123,6 +123,7 @@ class Settings:
     `tracing`."""
 
     namespace: str
+    """Namespace of the operator and its ConfigMaps."""
     image: str
     """The functions' image."""
     identity: str = "knafka"
@@ -150,6 +151,7 @@ class Settings:
     cluster_domain: str = "cluster.local"
     """DNS domain of the cluster."""
     pods: FunctionPods = field(default_factory=FunctionPods)
+    """Fields and resources of functions' pods."""
     isolation: Isolation = Isolation.OWN
     """Isolation of Triggers that declare none, and whose Broker declares none."""
     shard_size: int = SHARD_SIZE
@@ -175,13 +177,14 @@ class Settings:
     """Whether destinations and endpoints may be at addresses of the pod or the node
     (`core.addresses`)."""
     aws_servers: tuple[str, ...] = ()
+    """Patterns of the servers that may get a token of the operator's AWS identity
+    (`installation.kafka_trust`)."""
     aws_roles: tuple[str, ...] = ()
-    """Patterns of the servers that may get a token of the operator's AWS identity, and of the roles
-    that it may assume for that (`installation.kafka_trust`)."""
+    """Patterns of the roles that the operator may assume for such a token."""
     trusts_statuses: bool = False
-    """Whether a topic with records may be the object's own although its id in the status is empty.
-    True only in the local mode: there only Knafka writes statuses, and data may be older than the
-    recording of ids."""
+    """Whether a topic with records counts as the object's own although the topic's id in the status
+    is empty. True only in the local mode: there only Knafka writes statuses, and data may be older
+    than the recording of ids."""
     channels: bool = False
     """Whether KafkaChannels and Subscriptions are served."""
     channel_config: str = "kafka-channel-config"
@@ -239,8 +242,8 @@ class Settings:
         variable's name."""
 
         def read_flag(name: str) -> bool:
-            """Return the value of a variable that is `true` or, by default, `false`. Raises
-            `InvalidDocument`."""
+            """Return whether a variable is `true`; by default it is `false`. Raises
+            `InvalidDocument` if it is neither."""
             text = environment.get(name, "false").strip().lower()
             if text not in ("true", "false"):
                 raise InvalidDocument(name, f"invalid value: {text:.80}: want true or false")
@@ -256,7 +259,8 @@ class Settings:
             return text == "enabled"
 
         def read_number(name: str, default: int) -> int:
-            """Return the value of a variable that is a whole number. Raises `InvalidDocument`."""
+            """Return the value of a variable that is a whole number of 0 or more; `default` if it
+            isn't set. Raises `InvalidDocument`."""
             return parse_whole_number(environment.get(name, str(default)), name, 0, 2**31 - 1)
 
         def read_required(name: str) -> str:

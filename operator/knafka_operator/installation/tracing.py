@@ -22,15 +22,15 @@ class FunctionTracing:
         self.desired: Mapping[str, str] = environment or {}
         """Names and values of the variables; empty: no traces."""
         self._previous: dict[Owner, Mapping[str, str]] = {}
-        """The variables of owners that haven't been admitted to the desired ones yet."""
+        """The variables of the owners whose turn to get the desired ones (`admit`) hasn't come."""
 
     def variables_of(self, owner: Owner) -> Mapping[str, str]:
         """Return the tracing variables that an owner's Services have now."""
         return self._previous.get(owner, self.desired)
 
     def begin_rollout(self, desired: Mapping[str, str], owners: Iterable[Owner]) -> None:
-        """Set the desired variables; these owners keep their present ones until `admit` is called
-        for each. All other owners have the desired ones at once."""
+        """Set the desired variables. Each of these `owners` keeps its present variables until
+        `admit` is called for it; all other owners have the desired ones at once."""
         previous_by_owner = {owner: self.variables_of(owner) for owner in owners}
         self._previous = {
             owner: previous for owner, previous in previous_by_owner.items() if previous != desired
