@@ -41,7 +41,7 @@ class SigningKeys(Protocol):
         """Return the key with this id; None: the keys that were read last don't include it."""
         ...
 
-    def read_again(self, issued: float) -> bool:
+    def request_read(self, issued: float) -> bool:
         """Start to read the keys again, because a token that was issued at the time `issued`
         (seconds since the Unix epoch) names an unknown key. Return True if they are being read.
         Return False if they were read since that time, so that the issuer has no such key."""

@@ -99,8 +99,9 @@ class Reachability:
             self._asking = asyncio.create_task(self._request_until_answered())
 
     async def _request_until_answered(self) -> None:
-        """Send requests until Kafka answers. After `MAX_UNANSWERED` in a row without an answer,
-        Kafka counts as away; from then on, `renew` is called every `RENEW_INTERVAL` seconds."""
+        """Send requests until Kafka answers. After `MAX_UNANSWERED` in a row without an answer, or
+        one if all connections are broken, Kafka counts as away; from then on, `renew` is called
+        every `RENEW_INTERVAL` seconds."""
         loop = asyncio.get_running_loop()
         unanswered_in_a_row = 0
         renew_at: float | None = None  # when to call `renew` next; None: not planned yet
@@ -109,7 +110,8 @@ class Reachability:
             try:
                 await self._ask(REACHABILITY_CHECK_TIMEOUT)
             except LogError as error:
-                # A refusal of this client is an answer, too; so is an acknowledgement meanwhile.
+                # If the error isn't retriable, Kafka refuses this client, which is an answer, too;
+                # so is an acknowledgement meanwhile.
                 is_unanswered = error.retriable and acknowledged_before == self._acknowledged
                 unanswered_in_a_row = unanswered_in_a_row + 1 if is_unanswered else 0
                 if unanswered_in_a_row >= (1 if self._is_all_down else MAX_UNANSWERED):
@@ -126,7 +128,8 @@ class Reachability:
                 return
 
     def _note_away(self, error: LogError) -> None:
-        """Note that Kafka counts as away, and why; call `on_away` if it didn't before."""
+        """Note that Kafka counts as away, because of `error`; call `on_away` if Kafka didn't count
+        as away before."""
         if self.away is None:
             log.warning("Kafka is away: %s", error)
             self._on_away()

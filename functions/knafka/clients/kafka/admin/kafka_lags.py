@@ -110,7 +110,7 @@ class KafkaLags:
         except LogError:
             if not self._cached_partitions:
                 raise
-            described = {}  # the ends of cached topics can still be read
+            described = {}  # the ends of the cached topics can still be read
         for topic, description in described.items():
             self._cached_partitions[topic] = _CachedPartitions(
                 now, description.id, with_offset(description.partitions, LATEST)
@@ -134,9 +134,9 @@ class KafkaLags:
         }
 
     async def lags(self, groups: Sequence[str], topic: str) -> Mapping[str, Lag]:
-        """Return the lag of each group on one topic, by group; without a request if the topic's
-        ends were read lately (`_recent_ends`) and all groups are known to have committed them.
-        Raises `LogError`."""
+        """Return the lag of each group on one topic, by group. Sends no request if the topic's ends
+        were read lately (`_recent_ends`) and all groups are known to have committed them. Raises
+        `LogError`."""
         committed: Mapping[str, Commits] = {}
         if (recent_ends := self._recent_ends(topic)) is not None:
             ends = recent_ends.by_partition
@@ -152,6 +152,8 @@ class KafkaLags:
                 }
         description = await self._requests.describe_existing(topic)
         if recent_ends is None or recent_ends.topic_id != description.id:
+            # `committed` is empty, or has the commits on an earlier topic of this name. Commits of
+            # groups that are at the ends read last may come from the cache.
             id_, cached_ranges = self._cached_ranges.get(topic, ("", {}))
             ends = (
                 {number: end for number, (_, end) in cached_ranges.items()}
@@ -170,7 +172,8 @@ class KafkaLags:
         }
 
     def _recent_ends(self, topic: str) -> _CachedEnds | None:
-        """Return the ends that were read within the last `ENDS_CACHE_SECONDS`; None: none were."""
+        """Return the topic's ends, if all of them were read within the last `ENDS_CACHE_SECONDS`;
+        else None."""
         ends = self._cached_ends.get(topic)
         return ends if ends and time.monotonic() - ends.at <= ENDS_CACHE_SECONDS else None
 
@@ -204,13 +207,13 @@ class KafkaLags:
     def note_committed(
         self, groups: Collection[str], topic: str, positions: Positions, since: float
     ) -> None:
-        """Note the offsets that a dispatcher reports as committed for these groups; it has made
-        their commits for `since` seconds. While the topic ends at these offsets, `lags` needs no
-        request."""
+        """Note the offsets (`positions`) that a dispatcher reports as committed for these groups.
+        `since`: the seconds for which the dispatcher has made the groups' commits. While the topic
+        ends at these offsets, `lags` needs no request."""
         if (cached := self._cached_partitions.get(topic)) is not None:
             self._groups.note_commits(groups, cached.id, positions, since)
 
     def forget_topic(self, topic: str) -> None:
-        """Forget all that is cached of a topic, as it is deleted."""
+        """Forget all that is cached of a topic that is being deleted."""
         for cache in (self._cached_partitions, self._cached_ends, self._cached_ranges):
             cast(dict[str, object], cache).pop(topic, None)

@@ -20,7 +20,7 @@ from knafka.core.errors import LogError
 EARLIEST: Final[int] = OffsetSpec.earliest()._value  # type: ignore[no-untyped-call]
 """Negative number that, in place of a timestamp, asks Kafka for a partition's start offset."""
 LATEST: Final[int] = OffsetSpec.latest()._value  # type: ignore[no-untyped-call]
-"""The same for a partition's end offset."""
+"""Negative number that, in place of a timestamp, asks Kafka for a partition's end offset."""
 
 NO_TOPIC_ERRORS: Final = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC})
 """Errors that say that a topic doesn't exist."""
@@ -35,12 +35,12 @@ class DescribedTopic(NamedTuple):
     id: str
     partitions: list[TopicPartition]
     replication: int
-    """Replicas of the partition that has the fewest."""
+    """Number of replicas, of the partition that has the fewest."""
 
 
 def with_offset(partitions: Sequence[TopicPartition], offset_spec: int) -> list[TopicPartition]:
     """Return the partitions with `offset_spec` (`EARLIEST`, `LATEST` or a timestamp in ms) as their
-    offset, by which `list_offsets` knows what to ask for."""
+    offset, which tells `list_offsets` what to ask for."""
     return [
         TopicPartition(partition.topic, partition.partition, offset_spec)
         for partition in partitions
@@ -116,7 +116,8 @@ class TopicRequests:
         a timestamp (ms). For a timestamp, partitions without a record since then are left out.
         Raises `LogError` for a partition without a leader."""
         results = await self._list_offsets(with_offset(partitions, offset_spec))
-        # For a timestamp, -1 means: no record since then. Else a negative offset means: no leader.
+        # For a timestamp, the offset -1 means that there is no record since then; any other
+        # negative offset means that the partition has no leader.
         lowest_offset = -1 if offset_spec >= 0 else 0
         for partition in partitions:
             if partition not in results or results[partition].offset < lowest_offset:
