@@ -155,7 +155,7 @@ class KafkaWriter:
 
     def append_all(self, topic: str, records: Sequence[Draft], reported: Reported) -> None:
         """Append records in their order. `reported` is called once, when all have a result: with
-        the first error, or None if Kafka has stored all. Never raises.
+        the first error, also one that `append` would raise, or None if Kafka has stored all.
 
         `reported` also gets an error if a later record of a key was stored before an earlier one,
         as the topic's limit of batches was too small for some of the records (CE-H11).
