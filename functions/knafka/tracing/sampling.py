@@ -40,5 +40,5 @@ SAMPLERS: Final = {
     "parentbased_always_off": (True, 0.0),
     "parentbased_traceidratio": (True, None),
 }
-"""`Sampler.follows_parent` and `Sampler.rate` by value of OTEL_TRACES_SAMPLER. The rate None: it is
-in OTEL_TRACES_SAMPLER_ARG."""
+"""`Sampler.follows_parent` and `Sampler.rate` by value of OTEL_TRACES_SAMPLER. A rate of None: the
+rate is in OTEL_TRACES_SAMPLER_ARG."""

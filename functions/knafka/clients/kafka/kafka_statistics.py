@@ -40,7 +40,7 @@ _FIND_QUEUE_LENGTHS: Final = re.compile(r'"fetchq_(cnt|size)":\s*(\d+)').findall
 (`size`, bytes), both as text."""
 
 Sample: TypeAlias = tuple[Labels, float]
-"""Labels and value."""
+"""A sample of a metric: its labels and its value."""
 
 
 def without_statistics(connection: Connection) -> Connection:
