@@ -127,8 +127,8 @@ class OffsetCommits:
         self.commit_unrecorded(consumer, commits, owned)
 
     def commit_unrecorded(self, consumer: Consumer, commits: Commits, epochs: Epochs) -> None:
-        """Commit, and wait for Kafka; unlike `commit_now`, this doesn't change what is known of
-        earlier commits. Raises `KafkaException` if Kafka refuses a commit."""
+        """Commit, and wait for Kafka. Unlike `commit_now`, this notes no last commits, and drops no
+        commits to be repeated. Raises `KafkaException` if Kafka refuses a commit."""
         offsets = self._to_topic_partitions(consumer, commits, epochs)
         for entry in consumer.commit(offsets=offsets, asynchronous=False) or ():
             if entry.error is not None:
@@ -170,8 +170,8 @@ class OffsetCommits:
         """Return these commits as confluent-kafka's objects, with leader epochs, by which the next
         reader notices that the log has lost records before its offset. A commit gets the epoch of
         the last record that was read, or the one in `epochs` if that is later."""
-        # An epoch later than that of the record at the offset does no harm, while an earlier one
-        # would look like a loss.
+        # If the epoch is later than that of the record at the offset, that does no harm; if it were
+        # earlier, the log would seem to have lost records.
         epochs, numbering = dict(epochs), self._numbering
         for entry in consumer.position(
             [topic_partition_of(numbering, number) for number in commits]

@@ -60,7 +60,8 @@ class KafkaLags:
     """Reads the lags of groups and the ends of topics; used on one event loop."""
 
     def __init__(self, requests: TopicRequests, groups: KafkaGroups) -> None:
-        """Begin with empty caches. `requests` asks for topics and offsets, `groups` for commits."""
+        """Begin with empty caches. `requests` reads topics and their offsets from Kafka, `groups`
+        reads commits."""
         self._requests = requests
         self._groups = groups
         self._cached_partitions: dict[str, _CachedPartitions] = {}
@@ -95,8 +96,9 @@ class KafkaLags:
         return ends
 
     async def _refresh_cached_partitions(self, topics: Collection[str]) -> None:
-        """Forget partitions that were cached `PARTITIONS_CACHE_SECONDS` ago, and cache those of the
-        other `topics` that can be read. Raises `LogError` if none can, and no topic is cached."""
+        """Forget partitions that were cached `PARTITIONS_CACHE_SECONDS` ago. Then cache the
+        partitions of all `topics` that aren't cached and can be read. Raises `LogError` if none can
+        be read and no topic is cached."""
         now = time.monotonic()
         self._cached_partitions = {
             topic: cached
@@ -119,13 +121,13 @@ class KafkaLags:
     def _cache_ends(
         self, topics: Collection[str], ends: Mapping[str, Positions], requested_at: float
     ) -> None:
-        """Cache the ends of each topic of which all partitions were read, and forget old ends.
-        `topics` are those of which ends were requested, at `requested_at` (`time.monotonic`)."""
+        """Cache the `ends` of each topic of which all partitions were read, and forget old ends.
+        `topics`: all topics whose ends were requested, at `requested_at` (`time.monotonic`)."""
         self._cached_ends = {
             topic: cached_ends
             for topic, cached_ends in self._cached_ends.items()
-            # All of `topics` lose their earlier ends: those that were read completely get new ones
-            # below, and the others must have none.
+            # All of `topics` lose their earlier ends. Below, the topics that were read completely
+            # get new ones; the others must have none.
             if requested_at - cached_ends.at < ENDS_CACHE_SECONDS and topic not in topics
         } | {
             topic: _CachedEnds(requested_at, self._cached_partitions[topic].id, topic_ends)
@@ -163,7 +165,7 @@ class KafkaLags:
             committed = await self._groups.commits_of_groups(
                 groups, description.id, description.partitions, ends
             )
-        # The ends are read after the groups' offsets, so that no group seems to be beyond an end.
+        # The ends are read after the groups' commits, so that no commit seems to be beyond an end.
         ranges, fresh = await self._ranges_of(topic, description)
         numbers = [partition.partition for partition in description.partitions]
         return {
@@ -180,11 +182,11 @@ class KafkaLags:
     async def _ranges_of(
         self, topic: str, description: DescribedTopic
     ) -> tuple[Mapping[int, tuple[int, int]], Collection[int]]:
-        """Return start and end of each partition, and the numbers of the partitions whose range was
-        read by this call. Raises `LogError` if no range is known.
+        """Return start and end of each partition, and the numbers of the partitions whose start and
+        end were read by this call. Raises `LogError` if none are known.
 
-        A partition that can't be read has no leader, so nothing is appended to it: the range that
-        was read last is returned, if there is one.
+        A partition that can't be read has no leader, so nothing is appended to it: its last known
+        start and end are returned, if there are any.
         """
         starts, ends = [
             await self._requests.offsets_of_partitions(

@@ -102,8 +102,8 @@ class KafkaRanges:
             )
 
     async def _existing_partitions(self, topics: Collection[str]) -> list[TopicPartition]:
-        """Return the partitions of those of the topics that exist. A topic's partitions are cached
-        for `RANGE_PARTITIONS_CACHE_SECONDS` seconds. Raises `LogError`."""
+        """Return the partitions of the topics, without topics that don't exist. A topic's
+        partitions are cached for `RANGE_PARTITIONS_CACHE_SECONDS` seconds. Raises `LogError`."""
         now = time.monotonic()
         self._cached_partitions = {
             topic: entry

@@ -192,8 +192,8 @@ class BoundedReader:
         return self._describe_topic(topic).known
 
     def _describe_topic(self, topic: str) -> _Partitions:
-        """Return a topic's partitions, and those of them that have a leader, read from Kafka.
-        Raises `LogError`, also if the topic doesn't exist."""
+        """Read from Kafka, and return, a topic's partitions, with a list of the partitions that
+        have a leader. Raises `LogError`, also if the topic doesn't exist."""
         metadata = self._ask_until_answered(
             lambda timeout: self._admin.list_topics(topic, timeout=timeout)
         )

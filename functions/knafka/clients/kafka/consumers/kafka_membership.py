@@ -88,8 +88,8 @@ class Membership(GroupConsumer):
         self.refusal: LogError | None = None
         """Why assigned partitions can't be read; every read raises it. None: they can be."""
         self.owned: dict[int, int] = {}
-        """By owned partition, the lowest leader epoch that its commits may have: the last commit's,
-        or that of the log's end at the assignment, if that is later."""
+        """By owned partition, the lowest leader epoch that its commits may have: the epoch of the
+        last commit or of the log's end at the assignment, whichever is later."""
         self.reached: dict[int, int] = {}
         """Ends that owned partitions have reached, and that no read has returned yet."""
         self.last_commits: Future[Commits] = Future()
@@ -144,8 +144,8 @@ class Membership(GroupConsumer):
             self.restart_partition(number)
 
     def restart_assigned(self, topics: Collection[str]) -> Collection[int]:
-        """Read partitions of these replaced topics from their start, unless they surely read the
-        present topic, such as those of `restart_topic`; returns their numbers."""
+        """Read owned partitions of these replaced topics from their start, unless they surely read
+        the present topic, as after `restart_topic`. Returns the numbers of those restarted."""
         unsure = self.owned.keys() - self._of_present_topic
         numbers = [number for number in unsure if self._numbering.topic(number) in topics]
         for number in numbers:

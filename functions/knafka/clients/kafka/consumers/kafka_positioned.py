@@ -148,7 +148,8 @@ class KafkaPositionedReader:
         self._active_partitions.update(positions)
 
     def _drop(self, numbers: set[int]) -> None:
-        """Stop reading those of these partitions that are being read, on the consumer's thread."""
+        """Stop reading these partitions, if they are being read; called on the consumer's
+        thread."""
         dropped = numbers & self._active_partitions
         self._active_partitions -= dropped
         for number in dropped:
@@ -158,8 +159,8 @@ class KafkaPositionedReader:
             self._consumer.incremental_unassign(self._partitions(dropped))
 
     def _set_paused(self, numbers: set[int], *, paused: bool) -> None:
-        """Pause or resume those of these partitions that are being read, on the consumer's thread.
-        If this fails, the next `_read` raises the error."""
+        """Pause or resume these partitions, without those that aren't being read; called on the
+        consumer's thread. If this fails, the next `_read` raises the error."""
         partitions = self._partitions(numbers & self._active_partitions)
         try:
             if paused:
@@ -291,7 +292,7 @@ class KafkaPositionedReader:
         return Position(BEGINNING) if cut is None else Position(cut.offset, epoch_of(cut))
 
     def _restart(self, number: int) -> None:
-        """Have the consumer read a partition from its start, even if the partition was paused.
+        """Let the consumer read a partition from its start. This ends a pause of the partition.
         Raises `KafkaException`."""
         partition = TopicPartition(self._topic, number)
         self._consumer.incremental_unassign([partition])
@@ -303,7 +304,8 @@ class KafkaPositionedReader:
 
 
 class _PositionedRead(NamedTuple):
-    """The result of one read on the thread; the fields are those of `KafkaPositionedReader`."""
+    """The result of one read on the thread. The attributes of `KafkaPositionedReader` with the same
+    names explain the last three fields."""
 
     records: list[Record]
     ends: dict[int, int]

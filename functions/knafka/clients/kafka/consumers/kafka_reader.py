@@ -255,8 +255,8 @@ class KafkaReader:
         change: Callable[[Membership, Iterable[int]], None],
         partitions: Sequence[int],
     ) -> None:
-        """Call `change` (`Membership.pause` or `resume`) with those of the partitions that this
-        member owns, on the consumer's thread."""
+        """Call `change` (`Membership.pause` or `resume`) for the partitions, without those that
+        aren't owned (any more); called on the consumer's thread."""
         membership = self._membership
         owned = membership.owned.keys() & set(partitions)
         try:

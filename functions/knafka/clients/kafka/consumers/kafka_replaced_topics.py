@@ -80,7 +80,7 @@ class TopicIds:
             self._loop.call_later(FIRST_TOPIC_ID_DELAY, self._comparison_requested.set)
 
     def hasten(self) -> None:
-        """Have the ids read and compared at once; does nothing before `start`. May be called from
+        """Let the ids be read and compared at once; does nothing before `start`. May be called from
         any thread."""
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop is closed
@@ -202,8 +202,8 @@ class ReplacedTopics:
         return mark in map(short_id, known_ids)
 
     def hasten(self) -> None:
-        """Have the ids read and compared at once. Call this when a partition has lost records: its
-        topic may have been replaced. May be called from any thread."""
+        """Let the ids be read and compared at once. Call this when a partition has lost records:
+        its topic may have been replaced. May be called from any thread."""
         if self._has_started:
             self._ids.hasten()
 
@@ -239,7 +239,7 @@ class ReplacedTopicsThread:
         await self.replaced.close()
 
     def close(self) -> None:
-        """Have the thread stop following and end; returns at once."""
+        """Let the thread stop following the topics, and end; returns at once."""
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._ended.set)
 

@@ -116,7 +116,7 @@ class StalledPartitions:
         ones included."""
         starts = list(self._starts.values())
         return [
-            start if position.offset < 0 else position  # negative: no record was read
+            start if position.offset < 0 else position  # negative: no record was read yet
             for start, position in zip(starts, _positions(consumer, starts), strict=True)
         ]
 
@@ -143,8 +143,10 @@ class StalledPartitions:
             return []
         try:
             suspects = self._select_suspects(consumer, unmoved)
-            if confirmed := suspects.keys() & previous_suspects:
-                stalled = self._confirm_by_new_consumer({key: suspects[key] for key in confirmed})
+            if suspects_again := suspects.keys() & previous_suspects:
+                stalled = self._confirm_by_new_consumer(
+                    {key: suspects[key] for key in suspects_again}
+                )
                 if not stalled:
                     self._check_less_often()
                 return stalled
@@ -181,18 +183,21 @@ class StalledPartitions:
     def _select_suspects(
         self, consumer: Consumer, positions: Mapping[PartitionKey, TopicPartition]
     ) -> dict[PartitionKey, TopicPartition]:
-        """Return those of these positions from which the consumer should have read more: Kafka
-        names another end of the partition than the consumer knows, or an earlier leader epoch, or
-        answers with an error. Raises `KafkaException`."""
+        """Return the partitions, with their `positions`, of which the consumer should have read
+        more: Kafka names another end of the partition than the consumer knows, or an earlier leader
+        epoch, or answers with an error. Raises `KafkaException`."""
         end_queries = [TopicPartition(*key, OFFSET_END) for key in positions]
-        answers = consumer.offsets_for_times(end_queries, timeout=STALL_REQUEST_TIMEOUT)
-        return {
-            key: positions[key]
-            for key, answer in ((_key(answer), answer) for answer in answers)
-            if answer.error is not None
-            or answer.offset != self._known_end(key, positions[key])
-            or NO_EPOCH < epoch_of(answer) < epoch_of(positions[key])
-        }
+        suspects: dict[PartitionKey, TopicPartition] = {}
+        for answer in consumer.offsets_for_times(end_queries, timeout=STALL_REQUEST_TIMEOUT):
+            key = _key(answer)
+            position = positions[key]
+            if (
+                answer.error is not None
+                or answer.offset != self._known_end(key, position)
+                or NO_EPOCH < epoch_of(answer) < epoch_of(position)
+            ):
+                suspects[key] = position
+        return suspects
 
     def _known_end(self, key: PartitionKey, position: TopicPartition) -> int:
         """Return the partition's end as far as the consumer knows: its position, or the last end

@@ -22,10 +22,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from knafka.clients.kafka.consumers.kafka_committed_topics import (
-    OF_ANOTHER_TOPIC,
-    CommittedTopics,
-)
+from knafka.clients.kafka.consumers.kafka_committed_topics import OF_ANOTHER_TOPIC, CommittedTopics
 from knafka.clients.kafka.consumers.kafka_cut_logs import restart_of
 from knafka.clients.kafka.consumers.kafka_elections import LeaderElection
 from knafka.clients.kafka.consumers.kafka_group_consumer import (
@@ -61,7 +58,7 @@ CONSUMER_SETTINGS: Final = {
     # only by an empty fetch, which Kafka holds open for this long (ms).
     "fetch.wait.max.ms": 50,
 }
-"""Consumer settings in which this reader differs from the others."""
+"""Settings in which this consumer differs from our other consumers."""
 
 
 class TransactionalMember(GroupConsumer):
@@ -86,7 +83,7 @@ class TransactionalMember(GroupConsumer):
         """Ends that were reached, by owned partition; the caller resets this."""
         self.is_closing = False  # whether newly assigned partitions are only paused, not owned
         self._epochs: dict[Partition, int] = {}
-        """Highest known leader epoch of each partition: its commit's, or that of later records."""
+        """Highest known leader epoch of each partition: of its commit, or of records after it."""
         self._returned_since_commit: set[Partition] = set()
         """Partitions with records that were returned since the last commit."""
         self._to_reread: set[Partition] = set()
@@ -204,7 +201,8 @@ class TransactionalMember(GroupConsumer):
                 if self._undecided.forget_commit(partition):
                     self._committed_topics.note_restart(partition, is_of_known_topic=True)
                 else:
-                    self._restart(partition, TopicPartition(*partition, OFFSET_BEGINNING), True)
+                    start = TopicPartition(*partition, OFFSET_BEGINNING)
+                    self._restart(partition, start, is_of_known_topic=True)
 
     def _restart_after_loss(self, message: Message) -> None:
         """Read a partition from where its log was cut, or from its start: `message` reports that
@@ -241,7 +239,7 @@ class TransactionalMember(GroupConsumer):
         self._call_claims(self._claims.on_assigned, {partition: None})
 
     def set_paused(self, partitions: Collection[Partition], *, paused: bool) -> None:
-        """Pause or resume those of the partitions that are owned, and remember which are paused."""
+        """Pause or resume the partitions that are owned, and remember which ones are paused."""
         owned = [partition for partition in partitions if partition in self.owned]
         self._paused = self._paused.union(owned) if paused else self._paused.difference(owned)
         self._set_consumer_paused(owned, paused=paused)
@@ -324,7 +322,8 @@ class TransactionalMember(GroupConsumer):
     # Callbacks of the group, within a poll
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """Own newly assigned partitions, and notify `Claims`; while closing, only pause them."""
+        """Own newly assigned partitions, and notify `Claims`; while closing, only pause them. If
+        their commits can't be read, all further reads fail."""
         self.joined = True
         if self.is_closing:
             assign_paused(consumer, partitions)
@@ -359,7 +358,7 @@ class TransactionalMember(GroupConsumer):
         self._undecided.drop(partitions)
         consumer.incremental_unassign(partitions)
 
-    _on_lost = _on_revoke
+    _on_lost = _on_revoke  # the same: this member commits nothing by itself
 
     def forget_owned(self, partitions: Collection[Partition]) -> list[Partition]:
         """Own these partitions no more, and drop their records; returns those that were owned."""

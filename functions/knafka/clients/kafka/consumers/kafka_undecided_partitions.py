@@ -52,8 +52,8 @@ class UndecidedPartitions:
         connection: Connection,
         not_ready: Callable[[Collection[Partition]], Collection[Partition]],
     ) -> None:
-        """Begin without partitions. `connection`: the consumer's. `not_ready` returns those of some
-        partitions whose state can't be read now (`Claims.not_ready`)."""
+        """Begin without partitions. `connection`: the consumer's. `not_ready` gets partitions, and
+        returns the ones whose state can't be read now (`Claims.not_ready`)."""
         self._connection = connection
         self._not_ready = not_ready
         self._commits: dict[Partition, TopicPartition] = {}
