@@ -81,6 +81,7 @@ class AdminCalls:
         self._connection = connection
         self._threads = ThreadPoolExecutor(MAX_BLOCKING_CALLS, thread_name_prefix="kafka-admin")
         self._errors = ConnectionErrors()
+        """What librdkafka has reported of the client's connections."""
         self._refreshing: Future[None] | None = None
         """The last reading of the cluster's metadata in a thread; None: there was none yet."""
         self._answered_at = time.monotonic()

@@ -72,7 +72,7 @@ class KafkaReader:
         Then a replaced topic is read from its start, and a commit's metadata are ignored if an
         election may have taken away the records that they describe. Raises `LogError`."""
         self._numbering = Numbering([topics] if isinstance(topics, str) else topics)
-        self._topic, self._group = ", ".join(self._numbering.topics), group
+        self._topic, self._group = ", ".join(self._numbering.topics), group  # for messages
         self._thread = CallThread(asyncio.get_running_loop(), "kafka-reader")
         self.ends: Positions = {}
         """Partitions whose end the last read has reached, with the offset of the end."""
@@ -184,7 +184,7 @@ class KafkaReader:
 
     @property
     def _pending_failure(self) -> LogError | None:
-        """The error that the next read raises; None: there is none."""
+        """The error that the next read raises unless it has records; None: there is none."""
         return self._failure or self._fatal_error or self._membership.refusal
 
     def _react_to_error(self, error: KafkaError) -> None:
@@ -206,7 +206,8 @@ class KafkaReader:
         offset = self._membership.restart_partition(number, message)
         if offset is not None:
             if offset < 0:
-                self._replaced.hasten()  # it restarts other partitions of the topic, too
+                # If the topic was replaced, its other partitions are restarted once that is known.
+                self._replaced.hasten()
             log.warning(
                 "partition %s of %s is another log than before, and is read from %s: %s",
                 message.partition(), message.topic(),

@@ -219,7 +219,7 @@ class TransactionalMember(GroupConsumer):
             "its start" if restart.offset < 0 else f"offset {restart.offset}", message.error(),
         )  # fmt: skip
         if restart.offset < 0:
-            self._replaced.hasten()  # it restarts other partitions of the topic, too
+            self._replaced.hasten()  # if the topic was replaced, all its partitions are restarted
         self._restart(partition, restart)
 
     def _restart(
