@@ -90,8 +90,7 @@ class OffsetCommits:
             self.commit(consumer, self._to_repeat, owned)
 
     def _drop_repetitions(self, commits: Commits) -> None:
-        """Drop the failed commits, to be repeated, of all partitions in `commits`, which has later
-        commits of these partitions."""
+        """Repeat failed commits no more for the partitions in `commits`: its commits are later."""
         self._to_repeat = {
             number: earlier_commit
             for number, earlier_commit in self._to_repeat.items()

@@ -125,7 +125,8 @@ class BoundedReader:
         return self._opened_admin
 
     def read_all(self, topic: str, partition: int) -> Iterator[Sequence[Record]]:
-        """Yield the records of a partition from its start to its present end, in batches. Only one
+        """Return an iterator over a partition's records from its start to its present end, in
+        batches; empty if there are none. The end is read now, the records while iterating. Only one
         partition can be read at a time. Raises `LogError`."""
         topic_partition = TopicPartition(topic, partition)
         try:
@@ -163,8 +164,8 @@ class BoundedReader:
             self._consumer.unassign()
 
     def _next_records(self, next_offset: int) -> tuple[list[Record], int]:
-        """Wait up to a second for records from `next_offset` on. Return those that have arrived,
-        and the offset at which the next call continues. Raises `LogError`."""
+        """Wait up to a second for records from `next_offset` on. Return the records that have
+        arrived, maybe none, and the offset at which the next call continues. Raises `LogError`."""
         # `consume` alone would wait for the whole batch.
         first_message = self._consumer.poll(1.0)
         messages = (
