@@ -56,7 +56,7 @@ class Reachability:
         """Whether librdkafka has reported that no broker is connected, and Kafka has neither
         answered nor acknowledged a record since."""
         self._acknowledged = 0
-        """Number of records acknowledged so far."""
+        """Number of acknowledgements noted so far; each may be of several records."""
         self._asking: asyncio.Task[None] | None = None
         """Sends requests until Kafka answers, after `doubt`; None: Kafka was never doubted."""
         self._timer: asyncio.TimerHandle | None = None
@@ -83,7 +83,7 @@ class Reachability:
             self.watch(in_flight)
 
     def note_acknowledgement(self) -> None:
-        """Note that Kafka has stored a record, so it isn't away."""
+        """Note that Kafka has stored records, so it isn't away."""
         self._acknowledged += 1
         self._are_all_brokers_down = False
         self.away = None
