@@ -32,8 +32,8 @@ from knafka.clients.kafka.admin.kafka_topic_requests import (
 )
 from knafka.clients.kafka.consumers.kafka_whole_topic import (
     UNUSED_GROUP,
-    read_last_with_key,
     read_last_records,
+    read_last_with_key,
 )
 from knafka.clients.kafka.kafka_acls import explain_denials
 from knafka.clients.kafka.kafka_client import Connection
