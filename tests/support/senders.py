@@ -60,7 +60,7 @@ class Keys:
         key = self.keys.get(key_id)
         return None if key is None else _Counted(key, self)
 
-    def read_again(self, issued: float) -> bool:
+    def request_read(self, issued: float) -> bool:
         return self.may_read
 
     def rotate(self, document: bytes) -> None:

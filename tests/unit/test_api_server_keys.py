@@ -89,13 +89,13 @@ async def test_issuer_and_keys_are_read_at_the_start(server: ApiServer) -> None:
 async def test_an_unknown_key_has_them_read_at_most_once_in_a_while(server: ApiServer) -> None:
     async with followed(server) as keys:
         await asyncio.sleep(1)
-        assert not keys.read_again(OLD), "they have just been"
+        assert not keys.request_read(OLD), "they have just been"
         await asyncio.sleep(UNKNOWN_KEY_READ_INTERVAL)
         asked = len(server.asked)
-        assert all(keys.read_again(OLD) for _ in range(1000))
+        assert all(keys.request_read(OLD) for _ in range(1000))
         await asyncio.sleep(1)
         assert len(server.asked) == asked + 2
-        assert not keys.read_again(OLD)
+        assert not keys.request_read(OLD)
 
 
 @pytest.mark.looptime
@@ -107,9 +107,9 @@ async def test_a_token_that_is_newer_than_the_keys_that_were_read_may_be_of_a_ne
     async with followed(server) as keys:
         await asyncio.sleep(1)
         read = NOW + loop.time() - 1
-        assert keys.read_again(read + 1)
-        assert keys.read_again(read - LEEWAY + 1), "by whosever clock"
-        assert not keys.read_again(read - LEEWAY - 1)
+        assert keys.request_read(read + 1)
+        assert keys.request_read(read - LEEWAY + 1), "by whosever clock"
+        assert not keys.request_read(read - LEEWAY - 1)
         asked = len(server.asked)
         await asyncio.sleep(UNKNOWN_KEY_READ_INTERVAL / 2)
         assert len(server.asked) == asked, "whoever invents tokens causes no more"
@@ -151,7 +151,7 @@ async def test_while_the_api_server_is_away_what_was_read_is_used_on(
         await asyncio.sleep(2 * KEY_READ_INTERVAL)
         assert keys.find(KEY_ID) is not None
         assert keys.issuer == ISSUER
-        assert keys.read_again(OLD), "nobody can say that there is no such key"
+        assert keys.request_read(OLD), "nobody can say that there is no such key"
         assert "the API server's keys for senders' tokens" in caplog.text
 
 
@@ -163,7 +163,7 @@ async def test_an_api_server_that_is_away_is_asked_again(server: ApiServer) -> N
     await keys.tried.wait()
     assert keys.issuer is None
     for _ in range(1000):
-        keys.read_again(OLD)
+        keys.request_read(OLD)
         await asyncio.sleep(0.01)
     assert len(server.asked) <= 10 / FAILED_READ_INTERVAL + 2, "however often it is asked for"
     server.error = None

@@ -15,7 +15,7 @@ from support.operator_world import condition, running_operator
 
 from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
 from knafka.clients.kafka.consumers import kafka_whole_topic
-from knafka.clients.kafka.consumers.kafka_whole_topic import ODD_RECORD_BYTES, read_whole
+from knafka.clients.kafka.consumers.kafka_whole_topic import ODD_RECORD_BYTES, read_last_records
 from knafka.clients.kafka.kafka_client import REQUEST_CONSUMER_SETTINGS, open_client
 from knafka.clients.kafka.producers.kafka_writer import KafkaWriter
 from knafka.core.errors import InvalidDocument, LogError
@@ -124,7 +124,7 @@ def test_a_contracts_topic_that_somebody_filled_is_not_read_to_its_end(
     filled = Filled(headers)
     monkeypatch.setattr(kafka_whole_topic, "open_client", lambda *_: filled)
     with pytest.raises(LogError, match="topic contract has more than 20000000 bytes"):
-        read_whole({}, "contract", 1_000_000, timeout=1.0, max_bytes=20 * ODD_RECORD_BYTES)
+        read_last_records({}, "contract", 1_000_000, timeout=1.0, max_bytes=20 * ODD_RECORD_BYTES)
     assert filled.polled <= 21
 
 

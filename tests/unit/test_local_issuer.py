@@ -198,7 +198,7 @@ def test_a_token_is_printed_that_its_audience_believes(
         issuer, generation, keys = issuing.ISSUER, 1, parse_keys(Issuer.load(folder).jwks)
         find = keys.get
 
-        def read_again(self, issued: float) -> bool:
+        def request_read(self, issued: float) -> bool:
             return False
 
     assert TokenVerifier(Served()).verify(output.strip().encode(), AUDIENCE) == WEB.subject

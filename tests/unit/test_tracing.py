@@ -69,7 +69,7 @@ def test_the_rate_decides_by_the_trace_id_as_opentelemetrys_sdk_does(
     trace_id: int, rate: float
 ) -> None:
     theirs = TraceIdRatioBased(rate).should_sample(None, trace_id, "span").decision
-    ours = Sampler(rate).samples(trace_id, parent=None)
+    ours = Sampler(rate).is_sampled(trace_id, parent=None)
     assert ours == (theirs is Decision.RECORD_AND_SAMPLE)
 
 
@@ -77,9 +77,9 @@ def test_the_rate_decides_by_the_trace_id_as_opentelemetrys_sdk_does(
 def test_a_parent_is_followed_unless_the_sampler_says_otherwise(
     trace_id: int, parent: bool, rate: float
 ) -> None:
-    assert Sampler(rate).samples(trace_id, parent) is parent
+    assert Sampler(rate).is_sampled(trace_id, parent) is parent
     alone = Sampler(rate, follows_parent=False)
-    assert alone.samples(trace_id, parent) == alone.samples(trace_id, None)
+    assert alone.is_sampled(trace_id, parent) == alone.is_sampled(trace_id, None)
 
 
 OTLP = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318"}

@@ -60,7 +60,7 @@ class _Keys:
     def __init__(self, keys: dict[str, SigningKey]) -> None:
         self.find = keys.get
 
-    def read_again(self) -> bool:
+    def request_read(self) -> bool:
         return False
 
 

@@ -31,7 +31,7 @@ from knafka.tracing.starting import Tracing, start_tracing
 
 METRICS_PATH: Final = "/metrics"
 MAX_REQUEST_BYTES: Final = 64 * 1024
-"""Most bytes of a request for a drain; a stop may follow the request in the same body."""
+"""Most bytes of a request for a drain. A request to stop may follow in the same body."""
 READY_TIMEOUT: Final = 5.0
 """Most seconds that a request waits until the process is ready to drain."""
 
@@ -75,14 +75,14 @@ class Side(Protocol):
         ...
 
     def note_refusal(self) -> None:
-        """Note that this process has refused a request (`refusal`): a side that drains without
-        requests waits longer before it drains again."""
+        """Note that this process has refused a request (`refusal`). A side that drains without
+        requests then waits longer before it drains again, as its process is being replaced."""
         ...
 
     async def stream(self, request: DrainRequest, caller: asyncio.Task[bool], send: Send) -> None:
-        """Answer a request for a drain with lines of progress until the request is over. `caller`
-        returns True if the caller asks for a stop, False if it disconnects; the task is cancelled
-        if another request replaces this one."""
+        """Answer a request for a drain with lines of progress until the request is over. The task
+        `caller` waits for the caller: it returns True if the caller asks for a stop, False if it
+        disconnects; it is cancelled if another request replaces this one."""
         ...
 
     def detach(self) -> None:
@@ -90,7 +90,7 @@ class Side(Protocol):
         ...
 
     def stop(self, timeout: float) -> None:
-        """Begin to end the drains, and start no other one; attempts under way get `timeout`
+        """Begin to end the drains, and start no other drain; attempts under way get `timeout`
         seconds. Returns at once, without waiting for the drains."""
         ...
 
@@ -109,7 +109,7 @@ for spans (None: no spans); raises `InvalidDocument` for bad settings."""
 
 
 class DrainingFunction:
-    """The ASGI application of a draining process; `start` opens all that it needs."""
+    """The ASGI application of a draining process; `start` opens everything that it needs."""
 
     def __init__(self, service: str, open_side: OpenSide) -> None:
         """`service`: the service name in the function's traces; `open_side` opens the draining
@@ -123,32 +123,32 @@ class DrainingFunction:
         self._is_ending = False
         """Whether `interrupt` was called, so that no drain may start."""
         self._callers = EVERYBODY
-        """Who may drain."""
+        """Who may request drains; set by `start`."""
         self._scrapers = EVERYBODY
-        """Who may read the metrics."""
+        """Who may read the metrics; set by `start`."""
         self._replaceable_request: tuple[asyncio.Task[bool], asyncio.Event] | None = None
-        """The `caller` of the request under way, and the event that is set when that request has
-        ended; None: no request is under way that another one may replace."""
+        """The `caller` task of the request under way, and the event that is set when that request
+        has ended; None: no request is under way that another one may replace."""
         self._tracing: Tracing | None = None
+        """The function's tracing, set by `start`; None: tracing is off."""
         self.statistics: ClientStatistics
         """Statistics of the function's Kafka clients; set by `start`."""
 
     async def start(self, environment: Mapping[str, str]) -> None:
         """Read the settings, and open and start the draining side, which drains at once if the
         settings say so. Raises `InvalidDocument` for settings that can't be used."""
-        drains = settings.drain_settings(environment)
-        self._stop_timeout = drains.stop_timeout
+        drain_settings = settings.drain_settings(environment)
+        self._stop_timeout = drain_settings.stop_timeout
         self._callers = settings.callers(environment)
         self._scrapers = settings.scrapers(environment)
         self.statistics = ClientStatistics(settings.statistics_interval(environment))
         self._tracing = start_tracing(environment, self._service)
         tracer = None if self._tracing is None else self._tracing.tracer
-        self._side = self._open_side(environment, drains, tracer)
-        self._side.start(drain=drains.at_start)
+        self._side = self._open_side(environment, drain_settings, tracer)
+        self._side.start(drain=drain_settings.at_start)
 
     def state(self) -> Mapping[str, Any]:
-        """Return an empty mapping: the connections of this function share nothing, unlike those of
-        the receiver."""
+        """Return what all connections to this function share: nothing, unlike in the receiver."""
         return {}
 
     def interrupt(self) -> None:
@@ -174,13 +174,14 @@ class DrainingFunction:
             await self._tracing.close()
 
     def alive(self) -> tuple[bool, str]:
-        """Return whether the process is alive, and a text: if it isn't, the error that only a
-        restart ends."""
+        """Return whether the process is alive, and a text for the probe. The process isn't alive if
+        it has an error that only a restart ends; then the text is this error."""
         failure = None if self._side is None else self._side.failure
         return (True, "alive") if failure is None else (False, str(failure))
 
     def ready(self) -> tuple[bool, str]:
-        """Return whether the process takes requests for drains, and a text: if it doesn't, why."""
+        """Return whether the process takes requests for drains, and a text for the probe: the
+        reason if it doesn't."""
         if self._is_ending:
             return False, "ending"
         problem = "" if self._side is None else self._side.problem
@@ -222,9 +223,9 @@ class DrainingFunction:
             await answer(send, 404, b"want POST /drain\n")
 
     async def _handle_drain(self, bearer: str, receive: Receive, send: Send) -> None:
-        """Answer a request for a drain with a stream of progress. Refuse the request with a reason
-        and 400 if it is invalid, 412 if it is for another process, 409 if another request is under
-        way, or 503 if the process can't drain now. `bearer`: the caller's token, with which the
+        """Answer a request for a drain with a stream of progress. Refuse it, with a reason: 400 if
+        the request is invalid, 412 if it names something else to drain, 409 if another request is
+        under way, 503 if the process can't drain now. `bearer`: the caller's token, with which the
         process renews its lease."""
         try:
             parsed_request = await _read_request(receive)
@@ -243,7 +244,8 @@ class DrainingFunction:
             return
         # A process that a request has started may not be ready yet.
         await side.wait_until_ready(READY_TIMEOUT)
-        # `can_be_stopped`: the request names what it drains.
+        # Only a request that names what it drains can be stopped. Such a request replaces one that
+        # doesn't.
         if self._replaceable_request is not None and request.can_be_stopped:
             caller, request_ended = self._replaceable_request
             caller.cancel()
@@ -268,11 +270,11 @@ class DrainingFunction:
 
 
 async def _read_request(receive: Receive) -> tuple[DrainRequest, bytes] | None:
-    """Read a drain request. Returns the request and the bytes of the body that were read after it,
-    or None if the caller has disconnected. Raises `InvalidDocument`.
+    """Read a drain request. Returns the request and the bytes of the body that were read after it;
+    None if the caller has disconnected. Raises `InvalidDocument` for an invalid request.
 
-    The request is the body's first line, if that is a valid request and more of the body follows;
-    else it is the whole body. An empty body is a request without settings.
+    The request is the body's first line if that is a valid request and more of the body follows or
+    may follow; else it is the whole body. An empty body is a request without settings.
     """
     body, has_more = b"", True
     while has_more:
@@ -293,13 +295,14 @@ async def _read_request(receive: Receive) -> tuple[DrainRequest, bytes] | None:
     return request, b""
 
 
-async def _wait_for_caller(receive: Receive, rest: bytes) -> bool:
-    """Wait until the caller asks to stop the drain, and return True, or disconnects, and return
-    False. `rest`: bytes of the body that were already read after the request."""
-    while contract.STOP.strip() not in rest:
+async def _wait_for_caller(receive: Receive, body_rest: bytes) -> bool:
+    """Wait until the caller asks to stop the drain or disconnects; return True if it asks for the
+    stop, False if it disconnects. `body_rest`: the bytes of the body after the request that were
+    read already."""
+    while contract.STOP.strip() not in body_rest:
         message = await receive()
         if message["type"] == "http.disconnect":
             return False
         # Only the end is kept, as a body may go on for as long as the request.
-        rest = (rest + message.get("body", b""))[-MAX_REQUEST_BYTES:]
+        body_rest = (body_rest + message.get("body", b""))[-MAX_REQUEST_BYTES:]
     return True

@@ -4,10 +4,10 @@
     drains from its start, was stopped, no request for BEGIN_AGAIN_SECONDS --> draining
     draining, no request for RENEWAL_PATIENCE --> sends a request to its own Service
 
-A drain goes on between requests. A lack of requests means that the operator is away. As Knative
-soon removes a pod without requests, a dispatcher with work then sends requests to its own Service,
-which keep the pod that gets them. The dispatcher does so until another caller sends requests, or
-until another dispatcher takes partitions, which shows that somebody starts dispatchers.
+A drain goes on between requests. If no requests come, the operator is away. As Knative soon removes
+a pod without requests, a dispatcher with work then sends requests to its own Service: Knative keeps
+the pod that gets them. The dispatcher does so until another caller sends requests, or until another
+dispatcher takes partitions, which shows that somebody starts dispatchers.
 """
 
 from __future__ import annotations
@@ -44,17 +44,16 @@ started that member."""
 
 
 class AnotherEgress(KnafkaError):
-    """Raised if the Service's newest Revision drains something else, so that this process has been
-    replaced."""
+    """Raised if the own Service drains something else by now: its newest Revision has replaced this
+    process."""
 
 
 class Renewal(Protocol):
-    """Sends a request for a drain to the dispatcher's own Service, and returns when the request is
-    over. Raises `AnotherEgress` if the Service drains something else, and another `KnafkaError` for
-    any other answer than progress."""
+    """Sends a request for a drain to the dispatcher's own Service."""
 
     def __call__(self, request: DrainRequest) -> Awaitable[None]:
-        """Send the request; the result is done when the request is over."""
+        """Send the request, and wait until it is over. Raises `AnotherEgress` if the Service drains
+        something else, and another `KnafkaError` for any other answer than progress."""
         ...
 
 
@@ -63,7 +62,7 @@ P_co = TypeVar("P_co", bound=DrainProgress | ShardProgress, covariant=True)
 
 
 class Leased(Protocol[P_co]):
-    """A drain of one Egress, a shard or a Sensor, as a `DrainLease` uses it."""
+    """A drain of an Egress, a shard or a Sensor, as a `DrainLease` uses it."""
 
     idle: float | None
     """Seconds without work after which the drain ends; None: never."""
@@ -80,12 +79,12 @@ class Leased(Protocol[P_co]):
         ...
 
     async def run(self) -> P_co:
-        """Drain until idle or stopped; returns the last progress, whose `ended` says why. An
-        exception counts as a failed drain."""
+        """Drain until idle or stopped; returns the last progress, whose `ended` says why the drain
+        has ended. A drain that raises an exception has failed."""
         ...
 
     def stop(self, timeout: float = DRAIN_STOP_TIMEOUT) -> None:
-        """End the drain; attempts under way get `timeout` seconds."""
+        """Begin to end the drain; attempts under way get `timeout` seconds. Returns at once."""
         ...
 
     def progress(self, ended: Ended | None = None, error: str | None = None) -> P_co:
@@ -103,21 +102,21 @@ class DrainLease(Generic[P]):
     """Starts, keeps and ends the drains of one dispatcher or Sensor, one at a time."""
 
     def __init__(self, new_drain: Callable[[], Leased[P]], renewal: Renewal | None) -> None:
-        """Begin without a drain; `new_drain` creates each one, to be run once. `renewal` sends the
-        requests to the own Service; None: this process never renews its lease, as no operator
+        """Begin without a drain. `new_drain` creates each drain, which is then run once. `renewal`
+        sends requests to the own Service; None: this process never renews its lease, as no operator
         scales it."""
         self._new_drain = new_drain
         self._renewal = renewal
         self._drain: Leased[P] | None = None
-        """The drain that runs; None: none does."""
+        """The drain that is running; None: there is none."""
         self._running: asyncio.Task[P] | None = None
-        """The task of `_drain`, which returns its last progress."""
+        """The task that runs `_drain` and returns its last progress; None: there is none."""
         self._request = DrainRequest()
         """The last request for a drain; before the first one, a request without settings."""
         self.is_attached = False
         """Whether a request for a drain is under way, a renewal's included."""
         self._drains_from_start = False
-        """Whether drains run without requests (`drain_from_start`)."""
+        """Whether the process drains without requests, too (`drain_from_start`)."""
         self._is_ending = False
         """Whether the process ends, so that no other drain may start."""
         self._failures = 0
@@ -129,7 +128,7 @@ class DrainLease(Generic[P]):
         self._loop = asyncio.get_running_loop()
 
     def drain_from_start(self) -> None:
-        """Drain without a request, for as long as the process lives."""
+        """Start to drain now, without a request, and do so for as long as the process lives."""
         self._drains_from_start = True
         self._begin_drain()
 
@@ -162,8 +161,8 @@ class DrainLease(Generic[P]):
         self._plan_renewal()
 
     def stop(self, timeout: float) -> None:
-        """Begin to end the drain, and start no other one; attempts under way get `timeout`
-        seconds."""
+        """Begin to end the drain, and start no other drain; attempts under way get `timeout`
+        seconds. Returns at once."""
         self._is_ending = True
         self._end_renewal()
         self._cancel_timer()
@@ -176,52 +175,52 @@ class DrainLease(Generic[P]):
             await asyncio.wait({self._running})
 
     def _begin_drain(self) -> None:
-        """Start a drain, which ends after as many idle seconds as the last request says; if the
-        process drains from its start, the drain doesn't end when it is idle."""
+        """Start a drain. It ends after as many idle seconds as the last request says; but if the
+        process drains from its start, it doesn't end when it is idle."""
         drain = self._drain = self._new_drain()
         drain.idle = None if self._drains_from_start else self._request.idle
         self._running = asyncio.create_task(drain.run())
         self._running.add_done_callback(self._on_drain_ended)
 
     def _on_drain_ended(self, running: asyncio.Task[P]) -> None:
-        """Note that the drain has ended, and plan the next one: soon after a failure, and after
-        `BEGIN_AGAIN_SECONDS` if the process drains from its start."""
+        """Note that the drain, whose task is `running`, has ended, and plan the next one: soon
+        after a failure; else after `BEGIN_AGAIN_SECONDS`, if the process drains from its start."""
         self._drain = self._running = None
         self._cancel_timer()
-        has_failed = running.cancelled() or running.exception() is not None
-        if has_failed or running.result().ended is Ended.FAILED:
+        has_no_result = running.cancelled() or running.exception() is not None
+        if has_no_result or running.result().ended is Ended.FAILED:
             if not running.cancelled() and (error := running.exception()) is not None:
                 log.error("the drain failed", exc_info=error)
-            self._restart_after_failure()
+            self._plan_drain_after_failure()
         else:
             self._failures = 0
-            self._begin_again_after_stop()
+            self._plan_drain_after_stop()
 
-    def _restart_after_failure(self) -> None:
-        """Plan another drain after a failed one; the more failures in a row, the later. None is
-        planned if a request is under way in a process that doesn't drain from its start: the caller
-        learns of the failure and asks again."""
+    def _plan_drain_after_failure(self) -> None:
+        """Plan another drain after a failed one; the more failures in a row, the later. Plan none
+        if a request is under way in a process that doesn't drain from its start: the caller learns
+        of the failure and sends another request."""
         if self._is_ending or (self.is_attached and not self._drains_from_start):
             return
         seconds = restart_after(self._failures)
         self._failures += 1
         self._timer = self._loop.call_later(seconds, self._begin_planned_drain)
 
-    def _begin_again_after_stop(self) -> None:
+    def _plan_drain_after_stop(self) -> None:
         """Plan another drain in `BEGIN_AGAIN_SECONDS`, if the process drains from its start."""
         if self._drains_from_start and not self._is_ending:
             self._timer = self._loop.call_later(BEGIN_AGAIN_SECONDS, self._begin_planned_drain)
 
     def note_refusal(self) -> None:
-        """Note that this process has refused a request for something that it doesn't drain. This
-        shows that the process is being replaced, so postpone its planned drain to
-        `BEGIN_AGAIN_SECONDS` from now."""
+        """Note that this process has refused a request for something that it doesn't drain. The
+        refusal shows that the process is being replaced, so its planned drain, if there is one, is
+        postponed to `BEGIN_AGAIN_SECONDS` from now."""
         if self._running is None and self._timer is not None and self._drains_from_start:
             self._cancel_timer()
-            self._begin_again_after_stop()
+            self._plan_drain_after_stop()
 
     def _begin_planned_drain(self) -> None:
-        """Start the planned drain, unless one is running or the process ends; called by the
+        """Start the planned drain, unless a drain is running or the process ends; called by the
         timer."""
         self._timer = None
         if self._running is None and not self._is_ending:
@@ -231,8 +230,8 @@ class DrainLease(Generic[P]):
     # Renewal
 
     def _plan_renewal(self) -> None:
-        """Plan to renew the lease in `RENEWAL_PATIENCE` seconds, if a drain runs that needs
-        renewals, and no request or renewal is under way."""
+        """Plan to renew the lease in `RENEWAL_PATIENCE` seconds. Do nothing if no drain is running,
+        if it needs no renewals, or if a request or a renewal is under way."""
         if self._renewal is None or self._is_ending:
             return
         if self._drains_from_start or self._running is None:
@@ -263,9 +262,9 @@ class DrainLease(Generic[P]):
 
     async def _renew_until_drain_ends(self) -> None:
         """Send requests for a drain to this dispatcher's Service, one after the other, until the
-        drain is over or is being stopped; `attach` cancels this task when another caller's request
-        comes. No request is sent for `HANDOVER_SECONDS` after partitions went to another
-        dispatcher. If the Service drains something else by now, the drain is stopped."""
+        drain is over or is being stopped. `attach` cancels this task when another caller's request
+        comes. For `HANDOVER_SECONDS` after partitions went to another dispatcher, no request is
+        sent. If the Service drains something else by now, the drain is stopped."""
         assert self._renewal is not None
         while (drain := self._drain) is not None and not drain.is_stopping:
             if drain.shrunk_at is not None:  # somebody has started another dispatcher

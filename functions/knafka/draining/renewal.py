@@ -1,5 +1,5 @@
 """Renewal: the requests for a drain that a dispatcher sends to its own Service while no other
-caller sends any (`lease` says when)."""
+caller sends one (`lease` decides when)."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ RENEWAL_GRACE: Final = 30.0
 
 
 class RenewalFailed(KnafkaError):
-    """Raised if the Service could not be reached, or did not answer with progress."""
+    """Raised if the Service could not be reached, or did not answer with 200 and progress."""
 
 
 class OwnService:
     """A `lease.Renewal` over HTTP: sends requests for a drain to the dispatcher's own Service."""
 
     def __init__(self, url: str, fields: Mapping[str, str | None], subscriber: Subscriber) -> None:
-        """`url`: the Service's URL. `fields`: fields of `DrainRequest`, with values, that are set
-        in each request to name what must be drained. `subscriber` sends the requests. Raises
+        """`url`: the Service's URL. `fields`: the values by field of `DrainRequest` that each
+        request gets, so that it names what must be drained. `subscriber` sends the requests. Raises
         `InvalidDocument` for a URL that can't be used."""
         self._target = Target.parse(url.rstrip("/") + drain.PATH)
         self._fields = fields
@@ -46,7 +46,7 @@ class OwnService:
             )
         except DeliveryError as error:
             raise RenewalFailed(f"{self._target.url}: {error}") from error
-        if response.status == 412:  # `DrainingFunction` refuses a request for something else so
+        if response.status == 412:  # so `DrainingFunction` refuses what it doesn't drain
             raise AnotherEgress(f"{self._target.url} drains something else")
         if response.status != 200:
             raise RenewalFailed(f"{self._target.url} answered {response.status}")

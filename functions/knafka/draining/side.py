@@ -27,11 +27,11 @@ class LeasedSide:
         return self._lease.is_attached
 
     async def wait_until_ready(self, timeout: float) -> None:
-        """Return at once, as this side is ready from the start."""
+        """Return at once, as this side is ready from the start; `timeout` is ignored."""
 
     def note_refusal(self) -> None:
-        """Note that this process has refused a request, as it drains something else than the
-        request names."""
+        """Note that this process has refused a request, which names something else than what this
+        process drains."""
         self._lease.note_refusal()
 
     def start(self, *, drain: bool) -> None:
@@ -40,9 +40,9 @@ class LeasedSide:
             self._lease.drain_from_start()
 
     async def stream(self, request: DrainRequest, caller: asyncio.Task[bool], send: Send) -> None:
-        """Answer a request for a drain with lines of progress until the request is over. `caller`
-        returns True if the caller asks for a stop, False if it disconnects; the task is cancelled
-        if another request replaces this one."""
+        """Answer a request for a drain with lines of progress until the request is over. The task
+        `caller` waits for the caller: it returns True if the caller asks for a stop, False if it
+        disconnects; it is cancelled if another request replaces this one."""
         await stream(self._lease, request, caller, send)
 
     def detach(self) -> None:
@@ -50,8 +50,8 @@ class LeasedSide:
         self._lease.detach()
 
     def stop(self, timeout: float) -> None:
-        """Begin to end the drain, and start no other one; attempts under way get `timeout`
-        seconds."""
+        """Begin to end the drain, and start no other drain; attempts under way get `timeout`
+        seconds. Returns at once."""
         self._lease.stop(timeout)
 
     async def wait_until_drained(self) -> None:

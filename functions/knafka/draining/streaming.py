@@ -32,22 +32,23 @@ async def stream(
     line_of: Callable[[P], P] = lambda progress: progress,
     news: asyncio.Event | None = None,
 ) -> None:
-    """Answer a request for a drain: send lines of the drain's progress, each second and at once
-    when `news` is set, until the drain ends, the request's budget is spent or the caller
-    disconnects. The drain itself goes on, unless the caller asks for a stop.
+    """Answer a request for a drain: send lines of the drain's progress, one each second, until the
+    drain ends, the request's budget is spent or the caller disconnects. The drain itself goes on,
+    unless the caller asks for a stop.
 
-    `caller` returns True if the caller asks for a stop, False if it disconnects; the task is
-    cancelled if another request replaces this one. `line_of` returns the part of a progress that is
-    sent; by default all of it. `news`: None if lines are sent each second only.
+    The task `caller` waits for the caller: it returns True if the caller asks for a stop, False if
+    it disconnects; it is cancelled if another request replaces this one. `line_of` returns the part
+    of a progress that is sent; by default all of it. `news`: an event; when it is set, the next
+    line is sent at once.
     """
     loop = asyncio.get_running_loop()
     drain, running = await lease.attach(request)
     deadline = loop.time() + request.budget
-    error = None
+    error = None  # why this request has ended before the drain and before its budget was spent
     await start(send, 200, b"application/x-ndjson")
     while not running.done() and (seconds_left := deadline - loop.time()) > 0:
         if news is not None:
-            news.clear()
+            news.clear()  # before `progress`, so that no later news are missed
         await _send_line(send, line_of(drain.progress()))
         tasks: set[asyncio.Task[Any]] = {running} if caller.done() else {running, caller}
         await _wait(tasks, news, min(seconds_left, contract.PROGRESS_INTERVAL))
@@ -93,7 +94,7 @@ def _last_progress_of(running: asyncio.Task[P], drain: Leased[P]) -> P:
 
 
 async def refuse_caller(send: Send, reason: str = REFUSED) -> None:
-    """Send 401 with this `reason`, as the caller shows no valid token."""
+    """Send 401 with this `reason` as its text, as the caller shows no valid token."""
     text = f"{reason}\n".encode()
     await start(send, 401, b"text/plain; charset=utf-8", (b"www-authenticate", b"Bearer"))
     await send({"type": "http.response.body", "body": text})
@@ -102,7 +103,7 @@ async def refuse_caller(send: Send, reason: str = REFUSED) -> None:
 async def start(
     send: Send, status: int, content_type: bytes, *headers: tuple[bytes, bytes]
 ) -> None:
-    """Send the status and the headers of a response; the body must be sent after it."""
+    """Send the status and the headers of a response. The caller must then send the body."""
     headers = ((b"content-type", content_type), *headers)
     await send({"type": "http.response.start", "status": status, "headers": headers})
 

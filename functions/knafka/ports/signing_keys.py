@@ -41,7 +41,7 @@ class SigningKeys(Protocol):
         """Return the key with this id; None: it isn't among the keys that were read last."""
         ...
 
-    def read_again(self, issued: float) -> bool:
+    def request_read(self, issued: float) -> bool:
         """Start to read the keys again, because a token that was issued at the time `issued`
         (seconds since the Unix epoch) names an unknown key. Return True if the key may still be
         found, False if the keys were read after `issued`, so that the issuer has no such key."""

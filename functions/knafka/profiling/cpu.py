@@ -1,13 +1,13 @@
 """A sampling profiler: another thread samples every thread's stack a hundred times a second.
 
-Each sample adds the time since the previous one to a thread's stack: by the clock (`wall`), and by
-the part of it that the thread ran on a CPU, as the kernel reports (`cpu`). So a thread that waits
-shows in `wall` and not in `cpu`. librdkafka's threads have no Python stack to sample: their CPU
-time is shown as one frame with the thread's name.
+Each sample adds the time since the previous sample to a thread's stack: the time by the clock
+(`wall`), and the part of it in which the thread ran on a CPU, as the kernel reports (`cpu`). So a
+thread that waits shows in `wall` and not in `cpu`. librdkafka's threads have no Python stack to
+sample: their CPU time is shown as one frame with the thread's name.
 
 For `cpu` the event loop's thread is sampled by a timer of CPU time instead. That thread works in
-bursts of microseconds, and another thread could sample it only when it releases the interpreter,
-which is when it waits again: it would seem to spend all of its time waiting.
+bursts of microseconds. Another thread could sample it only when it releases the interpreter, which
+it does when it waits again: it would seem to spend all of its time waiting.
 
 The process goes on meanwhile: one sample of all threads holds the interpreter for some tens of
 microseconds. Sampling takes at most `MAX_SAMPLING_SHARE` of one core; with many threads or deep
@@ -51,7 +51,7 @@ _TYPES: Final = (
 _COUNT, _WALL, _CPU = range(3)
 
 _Stack = tuple[tuple[CodeType, int], ...]
-"""Code and line number of each call, the innermost first."""
+"""A thread's stack: code and line number of each call, the innermost first."""
 
 
 def profile(
@@ -65,8 +65,8 @@ def profile(
     started; None: the main thread is sampled like the others. `sleep` is called to wait between
     samples.
     """
-    began, started = time.time(), time.monotonic()
-    earlier_run_times = _cpu_time_by_thread()
+    began, started = time.time(), time.monotonic()  # for the profile; to measure its duration
+    earlier_cpu_times = _cpu_time_by_thread()
     sums = _SampleSums()
     with _main_thread_timer(loop, sums) as is_timed:
         sampler = _ThreadSampler(sums, threading.main_thread().ident if is_timed else None)
@@ -75,8 +75,8 @@ def profile(
             sleep(min(remaining, sampler.interval * random.uniform(0.5, 1.5)))
             sampler.sample_threads()
     samples = sums.samples()
-    for stack, ran in _time_without_python(earlier_run_times).items():
-        samples[stack] = (0, 0, ran)
+    for stack, cpu_time in _cpu_time_without_python(earlier_cpu_times).items():
+        samples[stack] = (0, 0, cpu_time)
     return Profile(
         types=_TYPES,
         samples=samples,
@@ -93,10 +93,11 @@ def profile(
 
 
 class _SampleSums(dict[_Stack, list[int]]):
-    """Number of samples, wall-clock nanoseconds and CPU nanoseconds (`_TYPES`), by stack."""
+    """By stack: number of samples, wall-clock nanoseconds and CPU nanoseconds (`_TYPES`)."""
 
     def __missing__(self, stack: _Stack) -> list[int]:
-        """Add a stack that wasn't sampled yet, and return its zeros."""
+        """Add a stack that wasn't sampled yet, with zeros, and return these; `dict` calls this for
+        a missing key."""
         values = self[stack] = [0, 0, 0]
         return values
 
@@ -123,7 +124,7 @@ class _ThreadSampler:
         self.count = 0
         """Number of samples of all threads."""
         self.cost = 0.0
-        """Seconds of CPU that sampling took so far."""
+        """CPU time that sampling has taken so far, in seconds."""
         self.interval = SAMPLE_INTERVAL
         """Seconds to wait for the next sample, on average, so that `MAX_SAMPLING_SHARE` holds."""
         self._sums = sums
@@ -136,8 +137,8 @@ class _ThreadSampler:
             self._cpu_time_since_last(thread)
 
     def sample_threads(self) -> None:
-        """Add one sample of all other threads to `sums`: for each stack a count, the time since the
-        previous sample, and the CPU time of its thread since then."""
+        """Add one sample of all other threads to `sums`: for each thread's stack a count, the time
+        since the previous sample, and the thread's CPU time since then."""
         cost_before = time.thread_time()
         now = time.monotonic_ns()
         elapsed, self._sampled_at = now - self._sampled_at, now
@@ -161,13 +162,13 @@ class _ThreadSampler:
         self.interval = max(SAMPLE_INTERVAL, self.cost / self.count / MAX_SAMPLING_SHARE)
 
     def _cpu_time_since_last(self, thread: int | None) -> int:
-        """Return the nanoseconds that a thread (the kernel's id) ran since the last call for it. 0
-        at the first call, or if nothing is known of the thread."""
-        if thread is None or (ran := _cpu_time(thread)) is None:
+        """Return the nanoseconds that a thread ran on a CPU since the last call for this thread; 0
+        at the first call, or if that isn't known. `thread`: the kernel's id; None: not known."""
+        if thread is None or (cpu_time := _cpu_time(thread)) is None:
             return 0
-        newly_run = ran - self._cpu_times.get(thread, ran)
-        self._cpu_times[thread] = ran
-        return newly_run
+        time_since_last = cpu_time - self._cpu_times.get(thread, cpu_time)
+        self._cpu_times[thread] = cpu_time
+        return time_since_last
 
 
 class _MainThreadTimer:
@@ -182,7 +183,7 @@ class _MainThreadTimer:
     def start(self) -> None:
         """Start the timer of CPU time; must be called in the main thread."""
         self._sampled_at = time.thread_time_ns()
-        signal.signal(signal.SIGPROF, self._charge_stack)
+        signal.signal(signal.SIGPROF, self._on_signal)
         # The signal may come during a system call of C code, which would fail without this.
         signal.siginterrupt(signal.SIGPROF, False)
         signal.setitimer(signal.ITIMER_PROF, SAMPLE_INTERVAL, SAMPLE_INTERVAL)
@@ -193,7 +194,7 @@ class _MainThreadTimer:
         # Ignore the signal: the default handler would kill the process if one is still pending.
         signal.signal(signal.SIGPROF, signal.SIG_IGN)
 
-    def _charge_stack(self, _: int, frame: FrameType | None) -> None:
+    def _on_signal(self, _: int, frame: FrameType | None) -> None:
         """Handle SIGPROF: add the thread's CPU time since the last signal to the stack that was
         interrupted (`frame` and its callers)."""
         now = time.thread_time_ns()
@@ -211,14 +212,15 @@ def _main_thread_timer(loop: asyncio.AbstractEventLoop | None, sums: _SampleSums
     is_cancelled, started, ended = False, threading.Event(), threading.Event()
 
     def start() -> None:
-        """Start the timer on the event loop, if this is the main thread; not once cancelled."""
-        # A loop that was stuck until now must not start the timer after the profile has ended.
+        """Start the timer; the event loop calls this. Do nothing if its thread isn't the main
+        thread, or if the profile goes on without the timer by now."""
+        # A loop that was stuck until now must not start a timer that nobody stops.
         if not is_cancelled and threading.current_thread() is threading.main_thread():
             timer.start()
             started.set()
 
     def stop() -> None:
-        """Stop the timer on the event loop, and report that it has ended."""
+        """Stop the timer, and report that it has ended; the event loop calls this."""
         timer.stop()
         ended.set()
 
@@ -226,7 +228,7 @@ def _main_thread_timer(loop: asyncio.AbstractEventLoop | None, sums: _SampleSums
         loop.call_soon_threadsafe(start)
         started.wait(TIMER_TIMEOUT)
     is_running = started.is_set()
-    is_cancelled = not is_running
+    is_cancelled = not is_running  # seen by `start`, if the loop calls it only now
     try:
         yield is_running
     finally:
@@ -254,8 +256,8 @@ def _native_ids_by_ident() -> dict[int | None, int | None]:
 
 
 def _cpu_time(thread: int) -> int | None:
-    """Return the nanoseconds that a thread (the kernel's id) has run on a CPU. None: the thread has
-    ended, or the kernel doesn't report this."""
+    """Return the nanoseconds that a thread has run on a CPU. None: the thread has ended, or the
+    kernel doesn't report this. `thread`: the kernel's id."""
     try:
         with open(f"{_TASKS}/{thread}/schedstat", "rb", buffering=0) as file:
             return int(file.read(100).split()[0])
@@ -270,21 +272,24 @@ def _cpu_time_by_thread() -> dict[int, int]:
         threads = [int(name) for name in os.listdir(_TASKS)]
     except OSError:
         return {}
-    return {thread: ran for thread in threads if (ran := _cpu_time(thread)) is not None}
+    cpu_times = {thread: _cpu_time(thread) for thread in threads}
+    return {thread: ran for thread, ran in cpu_times.items() if ran is not None}
 
 
-def _time_without_python(earlier_run_times: dict[int, int]) -> dict[tuple[Frame, ...], int]:
-    """Return the nanoseconds that threads without Python ran since `earlier_run_times` was taken
-    (`_cpu_time_by_thread`). Each is shown as a stack of one frame with the thread's name."""
+def _cpu_time_without_python(earlier_cpu_times: dict[int, int]) -> dict[tuple[Frame, ...], int]:
+    """Return the nanoseconds that threads without Python ran since `earlier_cpu_times` was taken
+    (`_cpu_time_by_thread`), by stack: one frame with the thread's name. Threads of one name are
+    added up."""
     python_threads = set(_native_ids_by_ident().values())
-    run_times: dict[tuple[Frame, ...], int] = {}
-    for thread, ran in _cpu_time_by_thread().items():
-        if thread in python_threads or not (newly_run := ran - earlier_run_times.get(thread, 0)):
+    cpu_times: dict[tuple[Frame, ...], int] = {}
+    for thread, cpu_time in _cpu_time_by_thread().items():
+        time_since_then = cpu_time - earlier_cpu_times.get(thread, 0)
+        if thread in python_threads or not time_since_then:
             continue
         try:
             name = (_TASKS / str(thread) / "comm").read_text().strip()
         except OSError:
-            continue
+            continue  # the thread has ended meanwhile
         stack = (Frame(f"{name} (a thread without Python)", "", 0),)
-        run_times[stack] = run_times.get(stack, 0) + newly_run
-    return run_times
+        cpu_times[stack] = cpu_times.get(stack, 0) + time_since_then
+    return cpu_times

@@ -15,7 +15,8 @@ from typing import Final, NamedTuple
 VARINT: Final = 0
 """Protobuf's wire type of numbers."""
 BYTES: Final = 2
-"""Protobuf's wire type of bytes, strings, embedded messages and packed numbers."""
+"""Protobuf's wire type of everything that begins with its length: bytes, strings, embedded messages
+and packed numbers."""
 
 
 class Frame(NamedTuple):
@@ -30,10 +31,12 @@ class Frame(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ValueType:
-    """Kind and unit of a sample's value, such as ("cpu", "nanoseconds")."""
+    """Kind and unit of a sample's value."""
 
     type: str
+    """Such as "cpu"."""
     unit: str
+    """Such as "nanoseconds"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,7 @@ class Profile:
 
 
 def encode(profile: Profile) -> bytes:
-    """Encode a profile as pprof's gzipped format."""
+    """Encode a profile in pprof's format, and compress it by gzip."""
     return gzip.compress(_Encoder().encode_profile(profile), compresslevel=6)
 
 
@@ -68,6 +71,7 @@ class _Encoder:
     are tables. Their entries are numbered in the order in which they are first used."""
 
     def __init__(self) -> None:
+        """Begin with empty tables."""
         self._strings: dict[str, int] = {"": 0}
         """Number of each string: its index in the profile's table. The empty one must be 0."""
         self._functions: dict[tuple[str, str], int] = {}
@@ -77,8 +81,9 @@ class _Encoder:
 
     def encode_profile(self, profile: Profile) -> bytes:
         """Encode a whole profile: the message `Profile`."""
-        # The order matters: samples number the locations, locations the functions, and all of them
-        # the strings.
+        # The order matters: encoding the samples fills the table of locations, encoding the
+        # locations that of functions, and encoding anything that of strings. The numbers are the
+        # fields of `Profile`.
         parts = [
             _bytes_field(1, self._encode_value_type(value_type)) for value_type in profile.types
         ]
@@ -105,6 +110,7 @@ class _Encoder:
 
     def _encode_value_type(self, value_type: ValueType) -> bytes:
         """Encode the type and the unit of a profile's values: the message `ValueType`."""
+        # `type` (1) and `unit` (2).
         return _number_field(1, self._string(value_type.type)) + _number_field(
             2, self._string(value_type.unit)
         )
@@ -137,7 +143,8 @@ class _Encoder:
         )
 
     def _string(self, text: str) -> int:
-        """Return the number of a string in the profile's table of strings; a new one is added."""
+        """Return the number of a string in the profile's table of strings; a new string is added
+        to the table."""
         return self._strings.setdefault(text, len(self._strings))
 
 

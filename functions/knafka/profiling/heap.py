@@ -2,8 +2,8 @@
 
 Tracing costs time and memory, so it runs only while a profile is taken. The profile then shows the
 memory that was allocated meanwhile and is still held. A process that was started with
-PYTHONTRACEMALLOC=8 traces all its life: its profile is taken at once, and has all memory. Memory of
-C libraries is in neither.
+PYTHONTRACEMALLOC=8 traces all its life: its profile is taken at once, and shows all memory that
+Python holds. No profile shows memory of C libraries.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _one_at_a_time = threading.Lock()
 
 def profile(seconds: float, sleep: Callable[[float], None] = time.sleep) -> Profile:
     """Return a profile of the memory that is allocated in the next `seconds` and still held at
-    their end. If tracing is on already, return that of the memory allocated since the process's
-    start, at once. Blocks the calling thread by `sleep`."""
+    their end. If tracing is on already, return at once, with the memory that was allocated since
+    the process's start and is still held. Blocks the calling thread by `sleep`."""
     began = time.time()
     with _one_at_a_time:
         was_traced = tracemalloc.is_tracing()
@@ -65,13 +65,18 @@ def profile(seconds: float, sleep: Callable[[float], None] = time.sleep) -> Prof
         default="inuse_space",
         time=began,
         duration=time.time() - began,
-        comments=["since the process began" if was_traced else "allocated while it was looked at"],
+        comments=[
+            "allocated since the process began"
+            if was_traced
+            else "allocated while the profile was taken"
+        ],
     )
 
 
 def _functions_by_line(files: Collection[str]) -> dict[tuple[str, int], str]:
-    """Return the name of the function by file and line, for the imported modules whose file is in
-    `files`. (`tracemalloc` knows only files and lines.)"""
+    """Return the names of functions by file and line, for the imported modules whose file is in
+    `files`: `tracemalloc` knows only files and lines. Modules without readable code are left
+    out."""
     names: dict[tuple[str, int], str] = {}
     for module in list(sys.modules.values()):
         spec = getattr(module, "__spec__", None)
@@ -83,7 +88,7 @@ def _functions_by_line(files: Collection[str]) -> dict[tuple[str, int], str]:
         except (ImportError, OSError, SyntaxError):
             continue
         if code is not None:
-            names.update(_lines_with_functions(code))
+            names.update(_lines_with_functions(code))  # the innermost function of a line comes last
     return names
 
 

@@ -21,8 +21,10 @@ from knafka.profiling import cpu, heap, threads
 from knafka.profiling.format import Profile, encode
 
 PORT: Final = 8008
+"""Port of the server, unless it is taken."""
 ADDRESS: Final = "127.0.0.1"
 PREFIX: Final = "/debug/pprof/"
+"""Beginning of all paths; those of Go's profiling server begin so, too."""
 MAX_SECONDS: Final = 600.0
 """Longest duration of a profile, in seconds."""
 
@@ -83,6 +85,7 @@ class _RefusedProfile(Exception):
     """Raised for a request that is refused; `status` is that of the response."""
 
     def __init__(self, status: HTTPStatus, reason: str) -> None:
+        """`reason` becomes the response's body."""
         super().__init__(reason)
         self.status = status
 
@@ -108,14 +111,15 @@ class _Handler(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         parameters = {name: values[-1] for name, values in parse_qs(url.query).items()}
         plain = "text/plain; charset=utf-8"
-        path = f"{url.path}/"
-        match path.removeprefix(PREFIX).strip("/") if path.startswith(PREFIX) else None:
+        path = f"{url.path}/"  # so that `PREFIX` without its last slash is the index, too
+        profile_name = path.removeprefix(PREFIX).strip("/") if path.startswith(PREFIX) else None
+        match profile_name:
             case "":
                 return plain, INDEX.encode()
             case "profile":
                 return _pprof_file(
                     self._profile_exclusively(
-                        lambda time: cpu.profile(time, self.server.loop), parameters
+                        lambda seconds: cpu.profile(seconds, self.server.loop), parameters
                     )
                 )
             case "heap":
@@ -131,9 +135,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _profile_exclusively(
         self, profile: Callable[[float], Profile], parameters: dict[str, str]
     ) -> Profile:
-        """Take a profile by calling `profile` with the seconds that the URL's `parameters` ask for.
-        Raises `_RefusedProfile` for an invalid duration, or while another profile is being taken,
-        as the two would measure each other."""
+        """Take and return a profile, by calling `profile` with the seconds that the URL's
+        `parameters` ask for. Raises `_RefusedProfile` for an invalid duration, or while another
+        profile is being taken, as the two would measure each other."""
         seconds = _requested_seconds(parameters)
         if not self.server.profiling.acquire(blocking=False):
             raise _RefusedProfile(HTTPStatus.CONFLICT, "another profile is being taken: ask again")
@@ -157,13 +161,13 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _requested_seconds(parameters: dict[str, str]) -> float:
-    """Return the duration in seconds that the URL's parameters ask for, or the default. Raises
-    `_RefusedProfile` unless it is a number above 0, and at most `MAX_SECONDS`."""
+    """Return the duration in seconds that the URL's parameters ask for, or the default if they name
+    none. Raises `_RefusedProfile` unless it is a number above 0 and at most `MAX_SECONDS`."""
     text = parameters.get("seconds", str(DEFAULT_PROFILE_SECONDS))
     try:
         seconds = float(text)
     except ValueError:
-        seconds = math.nan
+        seconds = math.nan  # which is in no range, so it is refused below
     if not 0 < seconds <= MAX_SECONDS:
         reason = f"seconds: invalid value: {text:.80}: want a number up to {MAX_SECONDS:.0f}"
         raise _RefusedProfile(HTTPStatus.BAD_REQUEST, reason)

@@ -34,7 +34,7 @@ def thread_profile() -> Profile:
 
 def describe_threads_and_tasks(loop: asyncio.AbstractEventLoop | None) -> str:
     """Return as text the stacks of all threads but the calling one, and where each task of the
-    event loop waits. `loop` None: no tasks are shown."""
+    event loop `loop` waits. `loop` None: no tasks are shown."""
     threads_by_ident = {thread.ident: thread for thread in threading.enumerate()}
     parts = []
     for ident, frame in sys._current_frames().items():
@@ -54,6 +54,8 @@ def _stack_of(task: asyncio.Task[object]) -> list[traceback.FrameSummary]:
     """Return a task's stack, the outermost coroutine first, through everything that it awaits;
     `Task.get_stack` returns only the outermost one."""
     frames = []
+    # A coroutine has `cr_frame` and `cr_await`, a generator that is used as one has `gi_frame` and
+    # `gi_yieldfrom`; anything else that is awaited has neither and ends the stack.
     awaited: object = task.get_coro()
     while awaited is not None:
         frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "gi_frame", None)

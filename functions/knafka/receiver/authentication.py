@@ -119,7 +119,7 @@ class TokenVerifier:
         key = self._keys.find(parts.key_id)
         if key is None:
             # The token may be signed with a key that is newer than the last read.
-            if self._keys.read_again(verified.issued):
+            if self._keys.request_read(verified.issued):
                 raise Undecided
             raise InvalidToken("its key is not the issuer's")
         if parts.algorithm not in key.algorithms:

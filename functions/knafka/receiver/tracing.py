@@ -44,7 +44,7 @@ class IngestTracing:
         parent = header_context or decode(sent.get(EXTENSION))
         if parent is None:
             context = tracer.begin_trace()
-        elif tracer.samples(parent):
+        elif tracer.is_sampled(parent):
             context = tracer.child_context(parent)
         else:
             # No span of ours is recorded, so the sender's span stays the parent of the next one.

@@ -32,7 +32,7 @@ class SensorTracing:
         for name, value in envelope.passed:
             if name == TRACEPARENT:
                 context = decode(value)
-                return value if context is not None and self.tracer.samples(context) else b""
+                return value if context is not None and self.tracer.is_sampled(context) else b""
         return b""
 
     def start_span(self, key: str, identity: str, firing: Firing) -> Span | None:

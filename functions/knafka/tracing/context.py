@@ -12,10 +12,13 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 TRACEPARENT: Final = "traceparent"
+"""Name of the header with the previous span's context."""
 TRACESTATE: Final = "tracestate"
+"""Name of the header that accompanies `TRACEPARENT`, with vendors' data."""
 EXTENSION: Final = "ce_traceparent"
-"""The record header of the CloudEvents extension."""
+"""Name of the record header of the CloudEvents extension."""
 
+# Version, trace id, span id, flags and further fields; returns None for any other text.
 _match_traceparent = re.compile(
     rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.DOTALL
 ).fullmatch
@@ -29,7 +32,7 @@ class SpanContext(NamedTuple):
     span_id: int
     """64 bits, not 0."""
     sampled: bool
-    """Whether the trace is recorded."""
+    """Whether the trace is recorded where this span began."""
 
     def encode(self) -> bytes:
         """Return the context as the value of a `traceparent` header."""

@@ -19,10 +19,14 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode,
 from knafka.tracing import context, settings, spans
 
 _KINDS: Final = {kind: SpanKind[kind.value] for kind in spans.SpanKind}
+"""OpenTelemetry's kind of span for each of ours."""
 _SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
+"""Flags of all spans: only spans of sampled traces are exported."""
 _OK: Final = Status(StatusCode.UNSET)
+"""Status of a span without an error, by OpenTelemetry's rules."""
 # Without a version Zipkin's exporter writes null, and Zipkin refuses the batch.
 _SCOPE: Final = InstrumentationScope("knafka", "")
+"""The library that all spans name as their origin, with an empty version."""
 
 
 class OpenTelemetryExporter:
@@ -36,7 +40,7 @@ class OpenTelemetryExporter:
         self._resource = Resource.create({SERVICE_NAME: service}).merge(
             OTELResourceDetector().detect()
         )
-        self._exporter = _exporter(exporter)
+        self._exporter = _open_exporter(exporter)
         self._processor = BatchSpanProcessor(self._exporter)
 
     def export(self, span: spans.Span) -> None:
@@ -44,11 +48,11 @@ class OpenTelemetryExporter:
         self._processor.on_end(
             ReadableSpan(
                 name=span.name,
-                context=_context(span.context, is_remote=False),
-                parent=None if span.parent is None else _context(span.parent, is_remote=True),
+                context=_sdk_context(span.context, is_remote=False),
+                parent=None if span.parent is None else _sdk_context(span.parent, is_remote=True),
                 resource=self._resource,
                 attributes=span.attributes,
-                links=[Link(_context(link, is_remote=True)) for link in span.links],
+                links=[Link(_sdk_context(link, is_remote=True)) for link in span.links],
                 kind=_KINDS[span.kind],
                 status=_OK if span.error is None else Status(StatusCode.ERROR, span.error),
                 start_time=span.start,
@@ -68,9 +72,9 @@ class OpenTelemetryExporter:
             self._exporter.shutdown()  # so that a failed export isn't retried
 
 
-def _exporter(name: settings.Exporter) -> SpanExporter:
-    """Return the SDK's exporter for the protocol `name`. Raises `ImportError` if it isn't
-    installed."""
+def _open_exporter(name: settings.Exporter) -> SpanExporter:
+    """Create and return the SDK's exporter for the protocol `name`. Raises `ImportError` if the
+    protocol's package isn't installed."""
     if name == "zipkin":
         from opentelemetry.exporter.zipkin.json import ZipkinExporter
 
@@ -84,7 +88,7 @@ def _exporter(name: settings.Exporter) -> SpanExporter:
     return OTLPSpanExporter()
 
 
-def _context(span_context: context.SpanContext, *, is_remote: bool) -> SpanContext:
-    """Return OpenTelemetry's context of a sampled span. `is_remote`: whether another process may
-    have begun the span."""
+def _sdk_context(span_context: context.SpanContext, *, is_remote: bool) -> SpanContext:
+    """Return the SDK's context of a sampled span. `is_remote`: whether another process may have
+    begun the span."""
     return SpanContext(span_context.trace_id, span_context.span_id, is_remote, _SAMPLED)

@@ -20,19 +20,19 @@ class Sampler:
     rate: float = 1.0
     """Share of the traces that are recorded, 0 to 1."""
     follows_parent: bool = True
-    """Whether a trace that began elsewhere is recorded if and only if it is recorded there,
-    whatever the rate."""
+    """Whether a trace that began elsewhere is recorded if and only if it is recorded there. The
+    rate then decides only about traces that begin here."""
 
-    def samples(self, trace_id: int, parent: bool | None) -> bool:
+    def is_sampled(self, trace_id: int, parent: bool | None) -> bool:
         """Whether this trace is recorded. `parent`: whether the parent span was recorded; None: the
-        trace begins here. Unless the sampler follows the parent, a trace is recorded if the lower
-        64 bits of its id are below `rate` * 2**64."""
+        trace begins here. If the parent doesn't decide (`follows_parent`), the trace is recorded if
+        the lower 64 bits of its id are below `rate` * 2**64."""
         if parent is not None and self.follows_parent:
             return parent
         return trace_id & _DECIDING_BITS < round(self.rate * (_DECIDING_BITS + 1))
 
 
-NAMES: Final = {
+SAMPLERS: Final = {
     "always_on": (False, 1.0),
     "always_off": (False, 0.0),
     "traceidratio": (False, None),
@@ -40,5 +40,5 @@ NAMES: Final = {
     "parentbased_always_off": (True, 0.0),
     "parentbased_traceidratio": (True, None),
 }
-"""Values of OTEL_TRACES_SAMPLER: for each, whether a parent is followed, and the rate; None: the
+"""`Sampler.follows_parent` and `Sampler.rate` by value of OTEL_TRACES_SAMPLER. A rate of None: the
 rate is in OTEL_TRACES_SAMPLER_ARG."""

@@ -22,8 +22,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
-from knafka.tracing.sampling import NAMES, Sampler
+from knafka.tracing.sampling import SAMPLERS, Sampler
 
+# Names of environment variables, which the module's docstring explains.
 EXPORTER: Final = "OTEL_TRACES_EXPORTER"
 OTLP_ENDPOINT: Final = "OTEL_EXPORTER_OTLP_ENDPOINT"
 OTLP_TRACES_ENDPOINT: Final = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
@@ -35,9 +36,11 @@ SAMPLER_ARG: Final = "OTEL_TRACES_SAMPLER_ARG"
 DISABLED: Final = "OTEL_SDK_DISABLED"
 
 DEFAULT_SAMPLER: Final = "parentbased_always_on"
+"""Value of OTEL_TRACES_SAMPLER if it isn't set, or invalid."""
 PROTOCOL: Final = "http/protobuf"
 """Default protocol of OTLP."""
 GRPC: Final = "grpc"
+"""The other protocol of OTLP."""
 
 Exporter: TypeAlias = Literal["otlp", "otlp-grpc", "zipkin"]
 """How spans are exported: by OTLP over HTTP, by OTLP over gRPC, or to Zipkin."""
@@ -51,12 +54,12 @@ class TracingSettings:
     """How spans are exported; None: tracing is off."""
     sampler: Sampler = field(default_factory=Sampler)
     problems: tuple[str, ...] = ()
-    """Sentences about ignored settings."""
+    """Sentences about invalid settings, for the log."""
 
 
 def tracing_settings(environment: Mapping[str, str]) -> TracingSettings:
     """Return the settings of tracing in an environment. Never raises: an invalid value is described
-    in `TracingSettings.problems`, and tracing is off, or the default is used."""
+    in `TracingSettings.problems`. Then tracing is off, or the default is used."""
     variables = {name: value.strip() for name, value in environment.items() if value.strip()}
     if variables.get(DISABLED, "").lower() == "true":
         return TracingSettings()
@@ -78,7 +81,8 @@ def tracing_settings(environment: Mapping[str, str]) -> TracingSettings:
 
 def _declared_exporter(variables: Mapping[str, str], problems: list[str]) -> Exporter | None:
     """Return the exporter that the environment's `variables` declare, by name or by an endpoint;
-    None: tracing is off. For an invalid name, a sentence is added to `problems`."""
+    for OTLP "otlp", whatever its protocol. None: tracing is off. For an invalid name, a sentence is
+    added to `problems`."""
     name = variables.get(EXPORTER, "").lower()
     if not name:
         if variables.get(OTLP_ENDPOINT) or variables.get(OTLP_TRACES_ENDPOINT):
@@ -99,13 +103,13 @@ def _declared_sampler(variables: Mapping[str, str], problems: list[str]) -> Samp
     """Return the sampler that the environment's `variables` declare. For an invalid value, a
     sentence is added to `problems`, and the default is used."""
     name = variables.get(SAMPLER, DEFAULT_SAMPLER).lower()
-    if name not in NAMES:
+    if name not in SAMPLERS:
         problems.append(
-            f"{SAMPLER}: invalid value: {name:.80}: want one of {', '.join(NAMES)}, so it is "
+            f"{SAMPLER}: invalid value: {name:.80}: want one of {', '.join(SAMPLERS)}, so it is "
             f"{DEFAULT_SAMPLER}"
         )
         name = DEFAULT_SAMPLER
-    follows_parent, rate = NAMES[name]
+    follows_parent, rate = SAMPLERS[name]
     if rate is None:
         rate = rate_of(variables.get(SAMPLER_ARG, "1"))
         if rate is None:
@@ -118,7 +122,7 @@ def _declared_sampler(variables: Mapping[str, str], problems: list[str]) -> Samp
 
 
 def rate_of(text: str) -> float | None:
-    """Parse a sampling rate; None if it isn't a number from 0 to 1."""
+    """Parse a sampling rate and return it; None if the text isn't a number from 0 to 1."""
     try:
         rate = float(text)
     except ValueError:

@@ -17,7 +17,8 @@ Attributes: TypeAlias = dict[str, str | int | bool]
 """A span's attributes by name."""
 
 KNATIVE: Final = "knative"
-"""`messaging.system` of a Broker's, Channel's, Trigger's or Subscription's spans (KN-DP-16)."""
+"""Value of the attribute `messaging.system` in spans of Brokers, Channels, Triggers and
+Subscriptions (KN-DP-16)."""
 
 
 class SpanKind(Enum):
@@ -39,9 +40,10 @@ class Span:
     parent: SpanContext | None
     """The span that this one is part of; None: it is the trace's first one."""
     start: int
+    """When the span began."""
     attributes: Attributes = field(default_factory=dict)
     end: int = 0
-    """0: the span isn't finished."""
+    """When the span ended; 0: it isn't finished."""
     error: str | None = None
     """Why the span's operation failed; None: it succeeded, or isn't finished."""
     links: Sequence[SpanContext] = ()
@@ -62,26 +64,25 @@ class Tracer:
         not block. `now` returns nanoseconds since the Unix epoch. `random_bits` returns a random
         number of as many bits as its argument says."""
         self.now = now
-        self._samples = sampler.samples  # decides by a trace's id and its parent's flag
+        self._sampler = sampler
         self._export = export
         self._random_bits = random_bits
 
-    def samples(self, context: SpanContext) -> bool:
-        """Whether to record spans of a trace that another process began; `context` came with the
-        event."""
-        return self._samples(context.trace_id, context.sampled)
+    def is_sampled(self, context: SpanContext) -> bool:
+        """Whether to record spans of a trace that another process began. `context`: the context
+        that came with the event."""
+        return self._sampler.is_sampled(context.trace_id, context.sampled)
 
     def begin_trace(self) -> SpanContext:
-        """Return the context of a new trace's first span, with random ids; the sampler decides
-        whether it is recorded."""
+        """Return the context of a new trace's first span, with random ids. The sampler decides
+        whether the trace is recorded."""
         trace_id = self._random_bits(128) or 1  # ids must not be 0
-        return SpanContext(
-            trace_id, self._random_bits(64) or 1, self._samples(trace_id, parent=None)
-        )
+        span_id = self._random_bits(64) or 1
+        return SpanContext(trace_id, span_id, self._sampler.is_sampled(trace_id, parent=None))
 
     def child_context(self, parent: SpanContext) -> SpanContext:
-        """Return the context of a new span whose parent is `parent`, in the same trace, which is
-        recorded."""
+        """Return the context of a new span in the trace of its `parent`. Call this only for a
+        recorded trace."""
         return SpanContext(parent.trace_id, self._random_bits(64) or 1, True)
 
     def start(

@@ -56,8 +56,9 @@ class Tracing:
 
 
 def start_tracing(environment: Mapping[str, str], service: str) -> Tracing | None:
-    """Start the export of traces, as the environment declares it. None: tracing is off, or can't
-    start, which is logged. `service`: the spans' `service.name` unless the environment sets one."""
+    """Start the export of traces as the environment declares it, and return the tracer with its
+    exporter. None: tracing is off, or can't start, which is logged. `service`: the spans'
+    `service.name` unless the environment sets one."""
     settings = tracing_settings(environment)
     for problem in settings.problems:
         log.warning("tracing: %s", problem)

@@ -38,8 +38,8 @@ USER_TIMEOUT: Final = 30_000
 
 MAX_BODY_FACTOR: Final = 16
 """A body up to this many times `max_response_bytes` is read to its end, so that the connection can
-be used again. If a body is longer, its connection is closed, and the response counts by its
-status."""
+be used again. If a body is longer, its connection is closed, and only the response's status
+counts."""
 
 MAX_FRAMING_FACTOR: Final = 16
 """Bytes that may be received for each byte of a body; even chunks of one byte take fewer."""
@@ -150,15 +150,16 @@ class Connection(asyncio.Protocol):
     def send(
         self, first_part: bytes, body_rest: bytes, deadline: float
     ) -> asyncio.Future[Response]:
-        """Send one request: the bytes of `first_part`, then those of `body_rest`. The returned
-        future gets a response or a `DeliveryError`, at the latest at `deadline` (the event loop's
-        clock). Then call `end_exchange`.
+        """Send one request. `first_part`: its head, and as much of its body as is sent with the
+        head; `body_rest`: the rest of the body, or empty. The returned future gets a response or a
+        `DeliveryError`, at the latest at `deadline` (the event loop's clock). Then call
+        `end_exchange`.
 
         The connection must be new or just taken from the idle ones. Raises `Unanswered` if it is
         closed.
         """
         if self._transport.is_closing():
-            # The connection was closed already, so its end would not fail this exchange.
+            # The connection's end may have been reported already: the future would never be done.
             raise Unanswered("broken", f"{self._pool.origin} closed the connection")
         waiter: asyncio.Future[Response] = self._pool.loop.create_future()
         self._exchange = waiter
@@ -199,23 +200,23 @@ class Connection(asyncio.Protocol):
             self._timer = self._pool.loop.call_at(deadline, self._wake)
 
     def _wake(self) -> None:
-        """Drop the connection, and fail its exchange, if the deadline has passed; else set the
-        timer anew."""
+        """If the deadline has passed, drop the connection and fail its exchange; else set the timer
+        anew. The timer calls this."""
         self._timer, self._wakes_at = None, math.inf
         if self._pool.loop.time() + _CLOCK_STEP < self._deadline:
             self._set_deadline(self._deadline)
             return
         has_begun = self._exchange and self._received_bytes
-        missing = "only a part of a response" if has_begun else "no response"
-        self.fail(DeliveryError("timeout", f"{missing} from {self._pool.origin} in time"))
+        received = "only a part of a response" if has_begun else "no response"
+        self.fail(DeliveryError("timeout", f"{received} from {self._pool.origin} in time"))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Set the socket's options, and add the connection to those of its pool."""
         self._transport = cast(asyncio.Transport, transport)
-        if (connected := transport.get_extra_info("socket")) is not None:
+        if (connected_socket := transport.get_extra_info("socket")) is not None:
             with suppress(OSError):  # the socket is closed already, which the next step reports
                 for option in _SOCKET_OPTIONS:
-                    connected.setsockopt(*option)
+                    connected_socket.setsockopt(*option)
         self._pool.connections.add(self)
 
     def data_received(self, data: bytes) -> None:
@@ -241,8 +242,9 @@ class Connection(asyncio.Protocol):
                 self._connection_error(f"sent a response head longer than {MAX_HEAD_BYTES} bytes")
             )
         elif self._body_bytes > MAX_BODY_FACTOR * self._pool.max_response_bytes:
+            # The rest of the body isn't read: the response ends here.
             self._keep_alive = False
-            self._finish(self._complete())
+            self._finish(self._received_response())
         elif self._received_bytes > MAX_HEAD_BYTES + MAX_FRAMING_FACTOR * max(
             self._body_bytes, MAX_HEAD_BYTES
         ):
@@ -293,11 +295,11 @@ class Connection(asyncio.Protocol):
             self._headers = []
             return
         self._keep_alive = self._parser.should_keep_alive()
-        self._response = self._complete()
+        self._response = self._received_response()
 
     # The end of an exchange and of the connection
 
-    def _complete(self) -> Response:
+    def _received_response(self) -> Response:
         """Return the `Response` with the status, headers and body that have arrived."""
         body = bytes(self._body)
         # The last field says whether the body was cut at `max_response_bytes`.
@@ -325,7 +327,8 @@ class Connection(asyncio.Protocol):
             waiter.set_result(response)
 
     def eof_received(self) -> None:
-        """End the exchange, as the server sends nothing more."""
+        """End the exchange, as the server sends nothing more. Returns None, by which asyncio closes
+        the connection."""
         self._on_end(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -340,30 +343,33 @@ class Connection(asyncio.Protocol):
         self.lost.set_result(None)
 
     def _on_end(self, error: Exception | None) -> None:
-        """Handle the connection's end; `error`: why it was lost, None: the server or we have
-        closed it. An idle connection leaves the pool. The exchange under way gets its response if
-        the closing marks the response's end; else it fails."""
+        """Handle the connection's end. `error`: why it was lost; None: the server or we have closed
+        it. An idle connection leaves the pool. The exchange under way gets its response if the
+        connection's end is also the response's end; else the exchange fails."""
         if self._exchange is None:
             self._pool.forget(self)
         elif error is None and self._status and not self._is_framed():
             self._keep_alive = False
-            self._finish(self._complete())
+            self._finish(self._received_response())
         else:
             problem = f"{self._pool.origin} closed the connection before its response ended"
-            kind = DeliveryError if self._received_bytes else Unanswered
-            self.fail(kind("broken", f"{problem}: {error}" if error is not None else problem))
+            error_class = DeliveryError if self._received_bytes else Unanswered
+            reason = problem if error is None else f"{problem}: {error}"
+            self.fail(error_class("broken", reason))
 
     def _is_framed(self) -> bool:
         """Whether the response says where it ends; otherwise it ends with the connection."""
         return any(name in (b"content-length", b"transfer-encoding") for name, _ in self._headers)
 
     def _invalid_response_error(self, error: Exception) -> DeliveryError:
-        """Return the error of a response that is no valid HTTP: the `DeliveryError` that a callback
-        has raised, if that caused `error`, the parser's; else one with the text of `error`."""
+        """Return the error of a response that is no valid HTTP. `error`: the parser's error. If a
+        callback above has caused it by a `DeliveryError`, that is returned; else a new one with the
+        text of `error`."""
         if isinstance(error.__context__, DeliveryError):
             return error.__context__
         return self._connection_error(f"sent no valid HTTP response: {error}")
 
     def _connection_error(self, problem: str) -> DeliveryError:
-        """Return the error of a peer that breaks HTTP; `problem` follows the origin."""
+        """Return the error of a server that breaks HTTP. `problem`: a phrase whose subject is the
+        origin, such as "sent no valid HTTP response"."""
         return DeliveryError("broken", f"{self._pool.origin} {problem}")

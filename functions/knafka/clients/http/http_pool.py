@@ -23,7 +23,7 @@ CONNECT_TIMEOUT: Final = 10.0
 noticed early, however long a subscriber may take to answer."""
 
 Refusal: TypeAlias = Callable[[str], str | None]
-"""Returns why nothing may be sent to an address; None: it is allowed."""
+"""Returns the reason why nothing may be sent to an IP address; None: the address is allowed."""
 
 
 def client_closed_error() -> DeliveryError:
@@ -70,8 +70,8 @@ class Pool:
 
     async def wait_for_slot(self, deadline: float) -> None:
         """Wait for a slot that another post releases, and take it. Call this only if `free_slots`
-        is 0, else lower that number. Raises `DeliveryError` if no slot is released by `deadline`
-        (the event loop's clock)."""
+        is 0; otherwise take a slot by subtracting 1 from `free_slots`. Raises `DeliveryError` if
+        this post gets no slot by `deadline` (the event loop's clock)."""
         waiter = self.loop.create_future()
         self._waiters.append(waiter)
         try:
@@ -122,8 +122,8 @@ class Pool:
         no address is allowed."""
         host, port = self.origin.host, self.origin.port
         context = None if self._tls is None else self._tls_context(self._tls)
-        # If addresses are checked, the name is resolved only here, so that no other address is
-        # connected to than a checked one.
+        # Checked addresses are connected to by number: if the name were resolved once more, it
+        # could lead to an address that wasn't checked.
         candidates = (
             [host] if self._refusal is None else await self._allowed_addresses(self._refusal)
         )
@@ -141,7 +141,7 @@ class Pool:
             except OSError:
                 if number == len(candidates):
                     raise
-        raise AssertionError("a host has an address")
+        raise AssertionError("there is at least one candidate")
 
     def _tls_context(self, tls: TlsContext) -> ssl.SSLContext:
         """Return the TLS context with the certificates that are trusted now. Raises `DeliveryError`

@@ -33,9 +33,9 @@ MAX_CONNECTION_AGE: Final = 60.0
 Service gets its share of requests after a minute. The age varies, so that not all connections end
 at once."""
 
-_JOINED_BYTES: Final = 65_536
-"""Most bytes of a body that is copied behind the request's head: that is cheaper than a second
-write."""
+_MAX_JOINED_BYTES: Final = 65_536
+"""Most bytes of a body that is copied behind the request's head and sent with it: up to this size,
+the copy is cheaper than a second write."""
 
 
 def random_max_age() -> float:
@@ -74,14 +74,15 @@ class HttpSubscriber:
         self._closed = False
 
     async def post(self, target: Target, head: bytes, body: bytes, timeout: float) -> Response:
-        """POST `body` to `target` within `timeout` seconds, and return the whole response. `head`:
-        header lines, each with its CRLF, without content-length. Raises `DeliveryError`."""
+        """POST `body` to `target` within `timeout` seconds, and return the response, whose body may
+        be cut at `max_response_bytes`. `head`: header lines, each with its CRLF, without
+        content-length. Raises `DeliveryError`."""
         if target.problem:
             raise DeliveryError("refused", target.problem)
         pool = self._pools.get(target.origin) or self._open_pool(target.origin)
         deadline = pool.loop.time() + timeout
         size = len(body)
-        if size <= _JOINED_BYTES:
+        if size <= _MAX_JOINED_BYTES:
             first_part = b"%b%bcontent-length: %d\r\n\r\n%b" % (target.start, head, size, body)
             body = b""
         else:
@@ -91,7 +92,7 @@ class HttpSubscriber:
         else:
             await pool.wait_for_slot(deadline)
         try:
-            is_new = False
+            is_new = False  # whether the connection was opened for this post
             while True:  # a second time only if the server has closed an idle connection
                 if not pool.idle:
                     is_new = True
@@ -129,7 +130,7 @@ class HttpSubscriber:
         return pool
 
     def _tls_context(self, origin: HttpOrigin) -> TlsContext | None:
-        """Return the TLS context of an origin; None: it is http."""
+        """Return the TLS context for an https origin; None for an http one."""
         return TlsContext(self._tls, origin.ca_certs, self._bundles) if origin.tls else None
 
     async def close(self) -> None:

@@ -7,7 +7,7 @@ A new https connection reads the folder if that has changed, at most once in
 `FOLDER_CHECK_INTERVAL`; open connections stay until they are too old. So a changed bundle restarts
 nothing, and no attempt waits for it.
 
-Not here: which ConfigMaps those are (`knafka_operator.functions.trust_bundles`).
+Not here: which ConfigMaps are trust bundles (`knafka_operator.functions.trust_bundles`).
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ class TrustBundles:
         """The result of the last `read`."""
 
     def read(self) -> str:
-        """Return the PEM of all files that hold certificates; empty if no file does. The files are
-        read again if they have changed; if they can't be read, the last PEM is returned."""
+        """Return the PEM of all files that hold certificates; empty if no file does, or the folder
+        is missing. The files are read again if they have changed. If they can't be read, which is
+        logged, the last PEM is returned."""
         if self._now() < self._next_check_at:
             return self._pem
         self._next_check_at = self._now() + FOLDER_CHECK_INTERVAL

@@ -25,12 +25,12 @@ class CallThread:
         Thread(target=self._run, name=name, daemon=True).start()
 
     def call(self, function: Callable[[], Any]) -> asyncio.Future[Any]:
-        """Call `function` on the thread, after all earlier calls; the future gets its result or
-        exception."""
+        """Call `function` on the thread, after all earlier calls; returns at once. The returned
+        future gets the function's result or exception."""
         answer: asyncio.Future[Any] = self._loop.create_future()
 
         def resolve(result: Any, error: BaseException | None) -> None:
-            """Give the call's result or error to the future, unless that was cancelled."""
+            """Give the call's result or error to the future, unless the future was cancelled."""
             if answer.done():
                 return
             if error is None:
@@ -38,8 +38,8 @@ class CallThread:
             else:
                 answer.set_exception(error)
 
-        def call() -> None:
-            """Call `function` on the thread, and pass its result or error to the event loop."""
+        def run_on_thread() -> None:
+            """Call `function`, and pass its result or error to the event loop."""
             result, error = None, None
             try:
                 result = function()
@@ -49,7 +49,7 @@ class CallThread:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(resolve, result, error)
 
-        self._calls.put(call)
+        self._calls.put(run_on_thread)
         return answer
 
     def end(self) -> None:

@@ -20,7 +20,8 @@ from typing import Final, TypeAlias
 from knafka.core.errors import LogError
 
 Need: TypeAlias = tuple[str, str]
-"""An operation, as `kafka-acls` names it, and the name of the resource."""
+"""A right that a request needs: an operation, as `kafka-acls` names it, such as "Create", and the
+name of the resource."""
 
 _CLUSTER: Final = "kafka-cluster"
 """Kafka's name of the cluster as a resource."""
@@ -34,10 +35,10 @@ def explain_denials(
     transaction: Need | None = None,
     cluster: str = "",
 ) -> Iterator[None]:
-    """Context manager that makes a `LogError` of a refused request name the missing right. The
-    parameters are the rights that the requests in the body need: on a topic, a group, a
-    transactional id, and the cluster, for which only the operation is given. None, or an empty
-    operation: no right of that kind."""
+    """Context manager whose body sends requests. If Kafka refuses one for want of a right, the
+    `LogError` names the right. The parameters are the rights that the requests need: on a topic, a
+    group, a transactional id, and the cluster, for which only the operation is given. None, or an
+    empty operation: no right of that kind."""
     try:
         yield
     except LogError as error:
@@ -56,7 +57,7 @@ def name_missing_right(
 ) -> LogError:
     """Return an error that names the missing right and its ACL, if `error` is a refusal that
     doesn't name them yet; else return `error`. The other parameters are those of `explain_denials`;
-    `error.denied` says which of these rights is missing."""
+    `error.denied` is the kind of the resource for which a right is missing."""
     needs = {
         "topic": topic,
         "group": group,
@@ -64,7 +65,8 @@ def name_missing_right(
         "cluster": (cluster, _CLUSTER) if cluster else None,
     }
     need = needs.get(error.denied)
-    if need is None or "--operation" in str(error):  # the text of an ACL: it is named already
+    is_named_already = "--operation" in str(error)  # a part of the text below
+    if need is None or is_named_already:
         return error
     operation, name = need
     resource = "--cluster" if error.denied == "cluster" else f"--{error.denied} {name}"

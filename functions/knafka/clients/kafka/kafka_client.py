@@ -74,7 +74,8 @@ TRANSIENT_ERRORS: Final = frozenset(
 )
 """Errors from which librdkafka recovers by itself; consumers get them only as information."""
 LOST_OFFSET_ERRORS: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError._LOG_TRUNCATION})
-"""Errors that say that the log has no such offset, as it was created anew or has lost its end."""
+"""Errors that say that the log doesn't have the consumer's offset: the log was created anew or has
+lost its end."""
 
 
 def open_client(client_class: Callable[[dict[str, Any]], C], configuration: Mapping[str, Any]) -> C:
@@ -84,18 +85,17 @@ def open_client(client_class: Callable[[dict[str, Any]], C], configuration: Mapp
     Raises `LogError` for a configuration that librdkafka can't use, as with a broken certificate,
     and the errors of `knafka.tokens`.
     """
-    with_callback = with_tokens(configuration)
+    settings = with_tokens(configuration)
     try:
-        return client_class({"error_cb": log_error, "logger": _librdkafka, **with_callback})
+        return client_class({"error_cb": log_error, "logger": _librdkafka, **settings})
     except KafkaException as error:
         raise log_error_of(error.args[0]) from error
 
 
 def open_admin(connection: Connection, on_error: Callable[[KafkaError], None]) -> AdminClient:
-    """Open and return an admin client, which logs nothing, as each request returns its errors.
+    """Open and return an admin client. It logs nothing, as each request returns its own errors.
     `on_error` is called with errors of connections, within the client's `poll`. Raises `LogError`
-    for a configuration that librdkafka can't use, and the errors of `knafka.tokens`.
-    """
+    for a configuration that librdkafka can't use, and the errors of `knafka.tokens`."""
     from confluent_kafka.admin import AdminClient  # takes 10 ms, so not at start
 
     configuration = {**with_tokens(connection), "log_level": 0, "error_cb": on_error}
@@ -152,6 +152,6 @@ def raising_log_errors() -> Iterator[None]:
 
 
 def log_error(error: KafkaError) -> None:
-    """Log an error of librdkafka; the error callback of clients that have no other."""
+    """Log an error of librdkafka. This is the error callback of clients that have no other."""
     level = logging.INFO if error.code() in TRANSIENT_ERRORS else logging.WARNING
     log.log(level, "Kafka: %s", shown_text(error.str()))

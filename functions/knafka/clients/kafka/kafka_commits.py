@@ -49,16 +49,16 @@ Epochs = Mapping[int, int]
 this type that is called `owned` also says, by its keys, which partitions may be committed."""
 
 Mark: TypeAlias = Callable[[PartitionKey, str], str]
-"""Adds to the metadata of a commit the mark of its topic (`core.commit_metadata`), for a topic and
-partition."""
+"""Gets a partition and the metadata of its commit; returns the metadata with the mark of the
+partition's topic (`core.commit_metadata`)."""
 
 
 class OffsetCommits:
     """Makes the commits of one reader, whose partitions are identified by their numbers."""
 
     def __init__(self, numbering: Numbering, mark: Mark) -> None:
-        """Begin without commits; `numbering` converts numbers to topics and partitions, and `mark`
-        adds a partition's topic to a commit's metadata."""
+        """Begin without commits. `numbering` converts numbers to topics and partitions; `mark` adds
+        the mark of a partition's topic to a commit's metadata."""
         self._numbering = numbering
         self._mark = mark
         self._last_commits: dict[int, OffsetAndMetadata] = {}
@@ -71,7 +71,8 @@ class OffsetCommits:
 
     def commit(self, consumer: Consumer, commits: Commits, owned: Epochs) -> None:
         """Make the commits of partitions that are still `owned`, without waiting for Kafka; the
-        others are dropped. Never raises: the result must be passed to `note_result`."""
+        other commits are dropped. Never raises: the consumer's `on_commit` gets the result, and
+        must pass it to `note_result`."""
         owned_commits = {number: commit for number, commit in commits.items() if number in owned}
         self._drop_repetitions(commits)
         if owned_commits:
@@ -84,13 +85,12 @@ class OffsetCommits:
 
     def repeat(self, consumer: Consumer, owned: Epochs) -> None:
         """Make the commits again that have failed during a rebalance, if `COMMIT_RETRY_INTERVAL`
-        seconds have passed since."""
+        seconds have passed since the last failure."""
         if self._to_repeat and time.monotonic() > self._repeat_at:
             self.commit(consumer, self._to_repeat, owned)
 
     def _drop_repetitions(self, commits: Commits) -> None:
-        """Repeat no more failed commits of the partitions in `commits`, as these commits are
-        later."""
+        """Repeat failed commits no more for the partitions in `commits`: its commits are later."""
         self._to_repeat = {
             number: earlier_commit
             for number, earlier_commit in self._to_repeat.items()
@@ -100,10 +100,10 @@ class OffsetCommits:
     def note_result(
         self, error: KafkaError | None, partitions: list[TopicPartition], owned: Epochs
     ) -> None:
-        """Note the result of a commit made without waiting. `error` is the error of the whole
-        request, and each of `partitions` has an error of its own; None: no error. A commit that has
-        failed during a rebalance is repeated if its partition is still `owned`, and it is the
-        partition's last one."""
+        """Note the result of a commit made without waiting. `error`: the error of the whole
+        request; None: there is none. Each of `partitions` may have an error of its own. If a commit
+        has failed during a rebalance, is its partition's last one, and the partition is still
+        `owned`, the commit is repeated later (`repeat`)."""
         for entry in partitions:
             entry_error = entry.error or error
             number = self._numbering.number(entry.topic, entry.partition)
@@ -126,8 +126,8 @@ class OffsetCommits:
         self.commit_unrecorded(consumer, commits, owned)
 
     def commit_unrecorded(self, consumer: Consumer, commits: Commits, epochs: Epochs) -> None:
-        """Commit, and wait for Kafka; unlike `commit_now`, this doesn't change what is known of
-        earlier commits. Raises `KafkaException` if Kafka refuses a commit."""
+        """Commit, and wait for Kafka. Unlike `commit_now`, this notes no last commits, and drops no
+        commits to be repeated. Raises `KafkaException` if Kafka refuses a commit."""
         offsets = self._to_topic_partitions(consumer, commits, epochs)
         for entry in consumer.commit(offsets=offsets, asynchronous=False) or ():
             if entry.error is not None:
@@ -169,8 +169,8 @@ class OffsetCommits:
         """Return these commits as confluent-kafka's objects, with leader epochs, by which the next
         reader notices that the log has lost records before its offset. A commit gets the epoch of
         the last record that was read, or the one in `epochs` if that is later."""
-        # An epoch later than that of the record at the offset does no harm, while an earlier one
-        # would look like a loss.
+        # If the epoch is later than that of the record at the offset, that does no harm; if it were
+        # earlier, the log would seem to have lost records.
         epochs, numbering = dict(epochs), self._numbering
         for entry in consumer.position(
             [topic_partition_of(numbering, number) for number in commits]
@@ -216,12 +216,13 @@ def end_epochs(
     consumer: Consumer, partitions: Sequence[TopicPartition], timeout: float
 ) -> dict[PartitionKey, int]:
     """Return the leader epochs in which the logs of these partitions end now, by topic and
-    partition. Partitions for which Kafka doesn't answer within `timeout` seconds are left out;
-    until then, failed requests are repeated. Blocks. Never raises."""
+    partition. Failed requests are repeated for `timeout` seconds; partitions without an answer by
+    then are left out. Blocks. Never raises."""
     deadline = time.monotonic() + timeout
     epochs: dict[PartitionKey, int] = {}
     missing = [TopicPartition(entry.topic, entry.partition, OFFSET_END) for entry in partitions]
     requests = [missing]
+    # One request for several partitions may fail as a whole: half of the time is kept for more.
     request_timeout = timeout if len(missing) < 2 else timeout / 2
     while True:
         for request in requests:

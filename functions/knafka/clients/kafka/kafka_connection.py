@@ -46,8 +46,8 @@ def producer_configuration(kafka: Kafka) -> dict[str, Any]:
 
 
 def side_settings(kafka: Kafka, side: Literal["consumer", "producer"]) -> dict[str, str]:
-    """Return the declared settings of consumers or producers, as `side` says, under librdkafka's
-    names. Raises `InvalidDocument` for a setting that isn't allowed."""
+    """Return the settings that are declared for consumers or for producers (`side`), under
+    librdkafka's names. Raises `InvalidDocument` for a setting that isn't allowed."""
     declared = kafka.consumer if side == "consumer" else kafka.producer
     return settings_for_librdkafka(
         {

@@ -57,7 +57,7 @@ class Liveness:
                 raise LogError("the Kafka client has lost its brokers: it is opened anew")
 
     def _other_client_gets_answer(self) -> bool:
-        """Whether Kafka answers a new client, whose errors are ignored."""
+        """Whether Kafka answers a new client; the errors that it reports are not logged."""
         return self._gets_answer(open_admin(self._connection, lambda error: None))
 
     def _gets_answer(self, client: Consumer | AdminClient) -> bool:

@@ -33,9 +33,10 @@ METADATA_REFRESH_INTERVAL: Final = 1.0
 """Seconds without an answer after which librdkafka must read the cluster's metadata again. By
 itself (2.16.1) it waits for minutes for a controller or leader that is gone."""
 LONGEST_TIMEOUT: Final = 3600.0
-"""The longest timeout (seconds) of a request that librdkafka accepts; stands for none."""
+"""The longest timeout (seconds) of a request that librdkafka accepts, for a request that must have
+no timeout."""
 MAX_BLOCKING_CALLS: Final = 8
-"""Number of blocking calls at a time; own threads, so that they don't use up asyncio's."""
+"""Most blocking calls at a time. They have threads of their own, so as not to use up asyncio's."""
 
 MOVING_LEADER_ERRORS: Final = frozenset(
     {
@@ -70,9 +71,9 @@ T = TypeVar("T")
 class AdminCalls:
     """Sends requests to one Kafka; used on one event loop.
 
-    All requests raise `LogError` if they fail, or with the reason that librdkafka reports if Kafka
-    doesn't answer within `timeout` seconds. Until then, they are repeated while a coordinator or
-    leader is moving.
+    A request that fails raises `LogError`. So does a request that Kafka doesn't answer within
+    `timeout` seconds, with the reason that librdkafka reports. Until then, requests are repeated
+    while a coordinator or leader is moving.
     """
 
     def __init__(self, connection: Connection, timeout: float) -> None:
@@ -83,6 +84,7 @@ class AdminCalls:
         self._connection = connection
         self._threads = ThreadPoolExecutor(MAX_BLOCKING_CALLS, thread_name_prefix="kafka-admin")
         self._errors = ConnectionErrors()
+        """What librdkafka has reported of the client's connections."""
         self._refreshing: Future[None] | None = None
         """The last reading of the cluster's metadata in a thread; None: there was none yet."""
         self._answered_at = time.monotonic()
@@ -108,7 +110,7 @@ class AdminCalls:
         """Send a request that has a future for each key, and return the results by key.
 
         Keys whose error has one of `omitted_codes` are left out. `allow_failures`: also leave out
-        keys with any other error, unless all keys fail. `send_request` sends the request with the
+        keys with any other error, unless no key succeeds. `send_request` sends the request with the
         given timeout in seconds. Raises `LogError`.
         """
 
@@ -130,8 +132,9 @@ class AdminCalls:
         `LogError`.
 
         librdkafka (2.16.1) aborts the process if its own timeout for such a request expires and a
-        broker comes up afterwards (librdkafka 4605). So `send_request` gets `LONGEST_TIMEOUT`. If
-        we stop waiting earlier, the client is replaced, so that the request is not sent late.
+        broker comes up afterwards (librdkafka 4605). So `send_request` gets `LONGEST_TIMEOUT` as
+        its timeout. If we stop waiting earlier, the client is replaced, so that the request is not
+        sent late.
         """
 
         async def request(timeout: float) -> dict[K, T]:
@@ -142,9 +145,8 @@ class AdminCalls:
             try:
                 return await self._wait_for_results(futures, timeout, omitted_codes)
             finally:
-                if client_number == self._opened_clients and not all(
-                    future.done() for future in futures.values()
-                ):
+                is_present_client = client_number == self._opened_clients
+                if is_present_client and not all(future.done() for future in futures.values()):
                     with suppress(LogError):
                         self._release(self._replace())
 
@@ -218,7 +220,8 @@ class AdminCalls:
 
     async def run_in_thread(self, call: Callable[[float], T]) -> T:
         """Run a blocking call in a thread and return its result. `call` gets the seconds that it
-        may take, and may raise `KafkaException`. Raises `LogError`."""
+        may take, and may raise `KafkaException`. The call is repeated while a coordinator or leader
+        is moving. Raises `LogError`."""
 
         def run(timeout: float) -> Awaitable[T]:
             """Run `call` in one of the threads, with this timeout (seconds)."""
@@ -255,19 +258,20 @@ class AdminCalls:
     def _refresh_metadata(self) -> None:
         """Make librdkafka read the cluster's metadata, in a thread, unless that is under way."""
 
-        def ask() -> None:
+        def read_metadata() -> None:
             """Read all metadata with the present client; errors are ignored."""
             with suppress(KafkaException):
                 self.admin.list_topics(timeout=self.timeout)
 
         if self._refreshing is None or self._refreshing.done():
-            with suppress(RuntimeError):  # it is being closed
-                self._refreshing = self._threads.submit(ask)
+            with suppress(RuntimeError):  # the threads are stopped already
+                self._refreshing = self._threads.submit(read_metadata)
 
     async def _repeat_until_answered(self, send_request: Callable[[float], Awaitable[T]]) -> T:
-        """Send a request, which raises `KafkaException`, and repeat it while a coordinator or
-        leader moves, for at most `timeout` seconds. Returns its result; raises `LogError`."""
-        self.admin.poll(0)
+        """Send a request by `send_request`, which gets a timeout in seconds and raises
+        `KafkaException`. Repeat that while a coordinator or leader moves, for at most `timeout`
+        seconds. Returns the request's result; raises `LogError`."""
+        self.admin.poll(0)  # records what librdkafka has reported so far, for `forget`
         self._errors.forget()
         deadline = time.monotonic() + self.timeout
         while True:
@@ -281,7 +285,7 @@ class AdminCalls:
             except KafkaException as error:
                 code = error.args[0].code()
                 if code in NO_ANSWER_ERRORS:
-                    # Before the client may be replaced, as it has the reason.
+                    # This comes before `reopen`, as the present client knows the reason.
                     no_answer = self._no_answer_error()
                     if time.monotonic() - self._answered_at >= self.timeout:
                         # The client may have lost its brokers (`kafka_liveness`).
@@ -311,9 +315,9 @@ class AdminCalls:
         return former
 
     def _release(self, former: AdminClient) -> None:
-        """Release a client in a thread, where a last call holds it: its destructor waits for
-        librdkafka's threads, and would block the event loop."""
-        with suppress(RuntimeError):  # it is being closed
+        """Release a client in a thread: its destructor waits for librdkafka's threads, and would
+        block the event loop. The thread's call holds the last reference to the client."""
+        with suppress(RuntimeError):  # the threads are stopped already
             self._threads.submit(former.poll, 0)
 
     def _no_answer_error(self) -> LogError:
@@ -327,11 +331,11 @@ class AdminCalls:
 def read_watermarks(
     consumer: Consumer, topic: str, partitions: Iterable[int], timeout: float
 ) -> dict[int, tuple[int, int]]:
-    """Return the first offset and the end offset of each partition, by number, with one request for
-    each, which blocks for at most `timeout` seconds.
+    """Return the first offset and the end offset of each partition, by number. Sends one request
+    for each partition, which blocks for at most `timeout` seconds.
 
-    While a partition's leader is moving, as after a topic's creation, requests are repeated, for
-    `timeout` seconds over all partitions. Raises `KafkaException`.
+    While a partition's leader is moving, as after a topic's creation, its request is repeated; all
+    repetitions end `timeout` seconds after this call. Raises `KafkaException`.
     """
     deadline = time.monotonic() + timeout
     bounds: dict[int, tuple[int, int]] = {}

@@ -27,11 +27,11 @@ STALE_INTERVALS: Final = 2.5
 PERCENTILES: Final = ("p50", "p99")
 """Percentiles of librdkafka's histograms that become metrics."""
 
-_REPORTING: Final = frozenset({"statistics.interval.ms", "stats_cb"})
-"""The configuration that makes a client report."""
-_TOPICS: Final = '"topics":'
-"""Text at which a report's topics begin, behind all other fields that are used; no topic's name
-contains it."""
+_REPORT_SETTINGS: Final = frozenset({"statistics.interval.ms", "stats_cb"})
+"""Names of the settings that make a client report."""
+_TOPICS_FIELD: Final = '"topics":'
+"""Text at which a report's topics begin. All other fields that are used come before it, and no
+topic's name contains it."""
 _MATCH_PRODUCER_REPORT: Final = re.compile(r'\{[^{}]*?"type":\s*"producer"').match
 """Matches the beginning of a producer's report, whose first fields include `type`; returns None for
 a consumer's."""
@@ -40,13 +40,13 @@ _FIND_QUEUE_LENGTHS: Final = re.compile(r'"fetchq_(cnt|size)":\s*(\d+)').findall
 (`size`, bytes), both as text."""
 
 Sample: TypeAlias = tuple[Labels, float]
-"""Labels and value."""
+"""A sample of a metric: its labels and its value."""
 
 
 def without_statistics(connection: Connection) -> Connection:
     """Return the connection without the settings of `ClientStatistics.connection`, for a client
     that must not report."""
-    return {name: value for name, value in connection.items() if name not in _REPORTING}
+    return {name: value for name, value in connection.items() if name not in _REPORT_SETTINGS}
 
 
 class ClientStatistics:
@@ -63,8 +63,8 @@ class ClientStatistics:
 
     @property
     def connection(self) -> Connection:
-        """Configuration that makes a client report its statistics to this object; empty if clients
-        don't report."""
+        """Configuration that makes a client report its statistics to this object; empty if the
+        interval is 0, so that clients don't report."""
         if not self._interval:
             return {}
         return {
@@ -79,7 +79,7 @@ class ClientStatistics:
         name = report[: report.find(",")]
         if _MATCH_PRODUCER_REPORT(report):
             # A producer's report has an unused kilobyte for each of maybe thousands of partitions.
-            report = report[: report.find(_TOPICS)]
+            report = report[: report.find(_TOPICS_FIELD)]
         with self._lock:
             self._reports[name] = self._clock(), report
             self._drop_stale_reports()
@@ -98,13 +98,14 @@ class ClientStatistics:
         with self._lock:
             self._drop_stale_reports()
             reports = _Reports([report for _, report in self._reports.values()])
-        for name, help_text, samples in _GAUGES:
-            yield Metric(name, help_text, _Samples(reports, samples), "gauge")
+        for name, help_text, compute_samples in _GAUGES:
+            yield Metric(name, help_text, _Samples(reports, compute_samples), "gauge")
 
 
 @dataclass(slots=True)
 class _CombinedReports:
-    """The combined reports of all clients of one kind: longest times, and sums of queues."""
+    """The reports of all clients of one kind (producers or consumers), combined: the longest time
+    of any client, and the sum of all queues."""
 
     rtt: dict[tuple[str, str], float] = field(default_factory=dict)
     """Round-trip times in seconds, by node and percentile."""
@@ -119,8 +120,8 @@ class _Reports:
     """The reports of some clients, parsed once, at their first use."""
 
     def __init__(self, texts: Sequence[str]) -> None:
-        """`texts`: the reports, as librdkafka's JSON; those of producers end before their
-        topics."""
+        """`texts`: the reports, as librdkafka's JSON; a producer's report ends before its topics
+        (`ClientStatistics.keep`)."""
         self._texts = texts
         self._combined: dict[str, _CombinedReports] | None = None
         """The result of `combined`; None: the reports aren't parsed yet."""
@@ -133,7 +134,7 @@ class _Reports:
             for text in self._texts:
                 # Parsing all of a report on a thousand partitions takes 6 to 17 ms, in which no
                 # other thread runs; parsing it without its topics takes one or two.
-                head, _, topics = text.partition(_TOPICS)
+                head, _, topics = text.partition(_TOPICS_FIELD)
                 # `head` breaks off within the object, behind a comma: close the object there.
                 report = json.loads(head.rstrip(" ,") + "}")
                 _add_report(
@@ -148,31 +149,31 @@ class _Samples:
     def __init__(
         self,
         reports: _Reports,
-        samples: Callable[[Mapping[str, _CombinedReports]], Iterator[Sample]],
+        compute_samples: Callable[[Mapping[str, _CombinedReports]], Iterator[Sample]],
     ) -> None:
-        """`samples` yields the metric's samples from the combined reports of each kind of
+        """`compute_samples` yields the metric's samples from the combined reports of each kind of
         client."""
         self._reports = reports
-        self._samples = samples
+        self._compute_samples = compute_samples
 
     def __iter__(self) -> Iterator[Sample]:
         """Compute the samples; the first iteration parses the reports."""
-        return self._samples(self._reports.combined)
+        return self._compute_samples(self._reports.combined)
 
 
 def _add_report(combined: _CombinedReports, report: Mapping[str, Any], topics: str) -> None:
-    """Add a client's report to `combined`, the combined reports of its kind. `report` is parsed but
-    has no topics; `topics` is their unparsed text. librdkafka's times are in us (`rtt`) and ms
-    (`throttle`)."""
+    """Add a client's report to `combined`, the combined reports of its kind. `report`: the parsed
+    report without its topics; `topics`: their unparsed text. librdkafka's times are in us (`rtt`)
+    and ms (`throttle`)."""
     for broker in report["brokers"].values():
         # Bootstrap addresses and the group's coordinator are connections to the same nodes.
         if broker["nodeid"] < 0 or broker["source"] not in ("learned", "configured"):
             continue
         node, rtt, throttle = broker["nodename"], broker["rtt"], broker["throttle"]
         if rtt["cnt"]:
-            for name in PERCENTILES:
-                longest_rtt = max(combined.rtt.get((node, name), 0.0), rtt[name] / 1e6)
-                combined.rtt[node, name] = longest_rtt
+            for percentile in PERCENTILES:
+                longest_rtt = max(combined.rtt.get((node, percentile), 0.0), rtt[percentile] / 1e6)
+                combined.rtt[node, percentile] = longest_rtt
         combined.throttle[node] = max(combined.throttle.get(node, 0.0), throttle["max"] / 1e3)
     if report["type"] == "producer":
         combined.queued += report["msg_cnt"]
@@ -188,8 +189,9 @@ def _add_report(combined: _CombinedReports, report: Mapping[str, Any], topics: s
 def _rtt_samples(combined_by_client: Mapping[str, _CombinedReports]) -> Iterator[Sample]:
     """Yield the samples of round-trip times, in seconds, of each kind of client."""
     for client, combined in sorted(combined_by_client.items()):
-        for (node, name), seconds in sorted(combined.rtt.items()):
-            yield {"client": client, "node": node, "percentile": name.removeprefix("p")}, seconds
+        for (node, percentile), seconds in sorted(combined.rtt.items()):
+            number = percentile.removeprefix("p")
+            yield {"client": client, "node": node, "percentile": number}, seconds
 
 
 def _throttle_samples(combined_by_client: Mapping[str, _CombinedReports]) -> Iterator[Sample]:
@@ -211,7 +213,7 @@ def _queued_bytes_samples(combined_by_client: Mapping[str, _CombinedReports]) ->
         yield {"client": client}, combined.queued_bytes
 
 
-# Name, help and samples of each metric.
+# Name and help of each metric, and the function that computes its samples.
 _GAUGES: Final[
     Sequence[tuple[str, str, Callable[[Mapping[str, _CombinedReports]], Iterator[Sample]]]]
 ] = (

@@ -52,11 +52,11 @@ class Reachability:
         self._ask = ask
         self._on_away = on_away
         self._renew = renew
-        self._is_all_down = False
+        self._are_all_brokers_down = False
         """Whether librdkafka has reported that no broker is connected, and Kafka has neither
         answered nor acknowledged a record since."""
         self._acknowledged = 0
-        """Number of acknowledgements so far."""
+        """Number of acknowledgements noted so far; each may be of several records."""
         self._asking: asyncio.Task[None] | None = None
         """Sends requests until Kafka answers, after `doubt`; None: Kafka was never doubted."""
         self._timer: asyncio.TimerHandle | None = None
@@ -83,24 +83,25 @@ class Reachability:
             self.watch(in_flight)
 
     def note_acknowledgement(self) -> None:
-        """Note that Kafka has stored a record, so it isn't away."""
+        """Note that Kafka has stored records, so it isn't away."""
         self._acknowledged += 1
-        self._is_all_down = False
+        self._are_all_brokers_down = False
         self.away = None
 
     def note_all_down(self) -> None:
-        """Note that no broker is connected, and doubt Kafka."""
-        self._is_all_down = True
+        """Note that no broker is connected, as librdkafka reports, and doubt Kafka."""
+        self._are_all_brokers_down = True
         self.doubt()
 
     def doubt(self) -> None:
-        """Start to send requests until Kafka answers, unless that is under way."""
+        """Start to send requests, until Kafka answers, unless that is under way already."""
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._request_until_answered())
 
     async def _request_until_answered(self) -> None:
-        """Send requests until Kafka answers. After `MAX_UNANSWERED` in a row without an answer,
-        Kafka counts as away; from then on, `renew` is called every `RENEW_INTERVAL` seconds."""
+        """Send requests until Kafka answers. After `MAX_UNANSWERED` in a row without an answer, or
+        one if all connections are broken, Kafka counts as away; from then on, `renew` is called
+        every `RENEW_INTERVAL` seconds."""
         loop = asyncio.get_running_loop()
         unanswered_in_a_row = 0
         renew_at: float | None = None  # when to call `renew` next; None: not planned yet
@@ -109,10 +110,12 @@ class Reachability:
             try:
                 await self._ask(REACHABILITY_CHECK_TIMEOUT)
             except LogError as error:
-                # A refusal of this client is an answer, too; so is an acknowledgement meanwhile.
+                # If the error isn't retriable, Kafka refuses this client, which is an answer, too;
+                # so is an acknowledgement meanwhile.
                 is_unanswered = error.retriable and acknowledged_before == self._acknowledged
                 unanswered_in_a_row = unanswered_in_a_row + 1 if is_unanswered else 0
-                if unanswered_in_a_row >= (1 if self._is_all_down else MAX_UNANSWERED):
+                max_unanswered = 1 if self._are_all_brokers_down else MAX_UNANSWERED
+                if unanswered_in_a_row >= max_unanswered:
                     self._note_away(error)
                     if renew_at is None:
                         renew_at = loop.time() + RENEW_INTERVAL
@@ -121,12 +124,13 @@ class Reachability:
                     renew_at = None
                 await asyncio.sleep(REACHABILITY_CHECK_INTERVAL)
             else:
-                self._is_all_down = False
+                self._are_all_brokers_down = False
                 self.away = None
                 return
 
     def _note_away(self, error: LogError) -> None:
-        """Note that Kafka counts as away, and why; call `on_away` if it didn't before."""
+        """Note that Kafka counts as away, because of `error`; call `on_away` if Kafka didn't count
+        as away before."""
         if self.away is None:
             log.warning("Kafka is away: %s", error)
             self._on_away()

@@ -28,8 +28,8 @@ API_SERVER_TIMEOUT: Final = 5.0
 MAX_RESPONSE_BYTES: Final = 256 * 1024
 """Most bytes of a response's body; a longer one is refused."""
 ACCEPT: Final = "application/json, application/jwk-set+json"
-"""`Accept` header of a request; the keys are served only as the second type, and requests that
-don't accept it get 406."""
+"""`Accept` header of all requests. The API server serves its keys only as
+`application/jwk-set+json`, and answers 406 to a request for them that doesn't accept this type."""
 
 Ask: TypeAlias = Callable[[str, "bytes | None"], bytes]
 """Sends a request to a path, and returns the response's body: a POST with this JSON document, or a
@@ -70,12 +70,13 @@ def ask_with_credentials(url: str, folder: Path) -> Ask:
 
 
 def own_audiences(folder: Path) -> Set[str]:
-    """Return the audiences in this pod's own token, which are those that the API server accepts.
-    Raises `OSError` if the token can't be read or has no `aud`."""
+    """Return the audiences in this pod's own token, whose file is in `folder`. The API server
+    accepts tokens with these audiences. Raises `OSError` if the token can't be read or has no
+    `aud`."""
     try:
-        claims = (folder / TOKEN).read_text().strip().split(".")[1]
+        encoded_claims = (folder / TOKEN).read_text().strip().split(".")[1]
         # JWT leaves the padding out; more padding than needed does no harm.
-        audiences = json.loads(base64.urlsafe_b64decode(claims + "=="))["aud"]
+        audiences = json.loads(base64.urlsafe_b64decode(encoded_claims + "=="))["aud"]
         return {audiences} if isinstance(audiences, str) else frozenset(audiences)
     except (IndexError, ValueError, KeyError, TypeError, RecursionError):
         # The cause is left out, as its text may contain a part of the token.
@@ -83,14 +84,15 @@ def own_audiences(folder: Path) -> Set[str]:
 
 
 def describe_request_error(error: Exception) -> str:
-    """Return why a request to the API server failed, without any text of its response."""
+    """Return as text why a request to the API server failed, without any text of its response,
+    which may hold a part of a token."""
     if isinstance(error, urllib.error.HTTPError):
         return f"it answered {error.code}"
     return str(error) or type(error).__name__
 
 
 class _NoRedirection(urllib.request.HTTPRedirectHandler):
-    """Refuses redirections, as the server redirected to would get this pod's token."""
+    """Refuses redirections, as the server that they lead to would get this pod's token."""
 
     def redirect_request(self, *args: Any, **options: Any) -> None:
         """Return None, so that urllib raises the redirection as an `HTTPError`."""

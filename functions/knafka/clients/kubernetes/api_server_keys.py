@@ -44,14 +44,15 @@ cause more reads."""
 FAILED_READ_INTERVAL: Final = 2.0
 """Seconds from a failed read to the next."""
 MAX_KEYS: Final = 64
-"""Most keys of the key set that are looked at."""
+"""Keys of the key set beyond this number are ignored."""
 MIN_RSA_BITS: Final = 2048
 """Bits of the shortest RSA key that is trusted."""
 MIN_EC_BITS: Final = 256
 """Bits of the shortest EC key that is trusted."""
 
 Fetch = Callable[[str], bytes]
-"""Returns the body at a path of the API server; blocks. Raises `OSError`."""
+"""Sends a GET to a path of the API server, and returns the response's body; blocks. Raises
+`OSError`."""
 
 
 class KeysUnreadable(KnafkaError):
@@ -79,8 +80,8 @@ class JwkKey:
         self.algorithms: Set[str] = frozenset({key.algorithm_name})
 
     def verify(self, algorithm: str, signed: bytes, signature: bytes) -> bool:
-        """Whether `signature` is this key's signature of `signed`; False if it is malformed.
-        `algorithm` must be the key's own, the only one in `algorithms`; it isn't looked at."""
+        """Whether `signature` is this key's signature of `signed`; False also for a malformed one.
+        `algorithm` must be the key's own, the only one in `algorithms`; it is ignored here."""
         try:
             return bool(self._key.Algorithm.verify(signed, self._key.key, signature))
         except Exception:  # a signature at which the library fails isn't this key's
@@ -136,10 +137,10 @@ class ApiServerKeys:
         self._read_at: float | None = None
         """When the keys were last read, by `clock`; None: not yet."""
         self._complete_until = 0.0
-        """Unix time at which the keys that were read were surely all that existed; a token that was
-        issued later may have a newer key."""
+        """Unix time of the last read, less a leeway for clocks: the key of a token that was issued
+        until then must be in `_keys`; a later token may have a newer key."""
         self._read_requested = asyncio.Event()
-        """Set by `read_again`; wakes `follow`."""
+        """Set by `request_read`; wakes `follow`."""
         self.tried = asyncio.Event()
         """Set after the first read, whether it succeeded or not."""
 
@@ -147,11 +148,11 @@ class ApiServerKeys:
         """Return the key with this id, as last read; None: there is none."""
         return self._keys.get(key_id)
 
-    def read_again(self, issued: float) -> bool:
-        """Have the keys read again, as a token that was issued at `issued` (Unix time) names an
-        unknown key; but not within `UNKNOWN_KEY_READ_INTERVAL` of the last read. Returns whether
-        the key may still be found later; False: the keys were read after `issued`, so it doesn't
-        exist."""
+    def request_read(self, issued: float) -> bool:
+        """Have `follow` read the keys soon, as a token that was issued at `issued` (Unix time)
+        names an unknown key; but not within `UNKNOWN_KEY_READ_INTERVAL` of the last read. Returns
+        True if the key may still turn up: a read was requested, or the token is newer than the last
+        read. False: the last read was after `issued`, so the issuer has no such key."""
         if self._read_at is not None and self._clock() - self._read_at < UNKNOWN_KEY_READ_INTERVAL:
             # The sender of a newer token tries again, and another read is allowed by then.
             return issued > self._complete_until
@@ -159,7 +160,8 @@ class ApiServerKeys:
         return True
 
     async def follow(self) -> None:
-        """Read the keys regularly, and when `read_again` requests it, until cancelled."""
+        """Read the keys regularly, and when `request_read` was called, until cancelled. A read that
+        fails is logged and repeated."""
         while True:
             self._read_requested.clear()
             try:
@@ -184,7 +186,7 @@ class ApiServerKeys:
     async def _read(self) -> None:
         """Read the issuer and its keys from the API server. Raises `OSError` and `KeysUnreadable`;
         then the keys that were read before stay in use."""
-        began_at = self._wall_clock()
+        began_at = self._wall_clock()  # a key that is created during the requests may be missing
         discovery = await asyncio.to_thread(self._fetch, DISCOVERY)
         jwks = await asyncio.to_thread(self._fetch, JWKS)
         try:

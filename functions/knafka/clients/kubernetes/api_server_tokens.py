@@ -23,7 +23,7 @@ from knafka.clients.kubernetes.api_server import Ask, describe_request_error
 from knafka.core.tokens.sink_tokens import EXPIRATION, Account, IssuedToken
 from knafka.ports.account_tokens import TokenUnavailable
 
-# These two return None for a text that is no name of a namespace, or of a service account.
+# The patterns of a namespace's name and of a service account's; they return None for another text.
 _match_namespace: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?").fullmatch
 _match_name: Final = re.compile(r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?").fullmatch
 
@@ -42,8 +42,8 @@ class _Metadata(msgspec.Struct, rename="camel"):
 
 
 class _Spec(msgspec.Struct, rename="camel"):
-    """Spec of a TokenRequest in the API server's answer: seconds for which the token is valid,
-    which may differ from the requested ones."""
+    """Spec of a TokenRequest in the API server's answer: the seconds for which the token is valid,
+    which may be more or fewer than were requested."""
 
     expiration_seconds: float = EXPIRATION
 
@@ -69,7 +69,7 @@ class ApiServerTokens:
     def __init__(self, ask: Ask, own_audiences: Callable[[], Set[str]]) -> None:
         """`ask` sends requests to the API server. `own_audiences` returns the API server's
         audiences, or raises `OSError`. No token is requested for these audiences, as a destination
-        that got it could use it at the API server."""
+        that got such a token could use it at the API server."""
         self._ask = ask
         self._own_audiences = own_audiences
 
@@ -117,8 +117,8 @@ def _failure_text(error: OSError) -> str:
 
 
 def _lifetime_seconds(answer: _Answer) -> float:
-    """Return the token's lifetime in seconds: from its creation to its expiration, if the answer
-    has both times, else as its spec says."""
+    """Return the token's lifetime in seconds: from its creation to its expiration if the answer has
+    both times, else the seconds that its spec names."""
     created, expires = answer.metadata.creation_timestamp, answer.status.expiration_timestamp
     if created is not None and expires is not None:
         try:

@@ -76,7 +76,7 @@ class EgressTracing:
         for name, value in envelope.passed:
             if name == TRACEPARENT:
                 parent = decode(value)
-                if parent is None or not self.tracer.samples(parent):
+                if parent is None or not self.tracer.is_sampled(parent):
                     return None
                 return parent, value
         return None

@@ -32,8 +32,8 @@ from knafka.clients.kafka.admin.kafka_topic_requests import (
 )
 from knafka.clients.kafka.consumers.kafka_whole_topic import (
     UNUSED_GROUP,
+    read_last_records,
     read_last_with_key,
-    read_whole,
 )
 from knafka.clients.kafka.kafka_acls import explain_denials
 from knafka.clients.kafka.kafka_client import Connection
@@ -92,8 +92,8 @@ class KafkaAdmin:
                     topic
                 ],
             )
-        # The controller knows the topic; the broker of the next request may learn of it a moment
-        # later.
+        # The cluster's controller knows the topic. The broker that gets the next request may learn
+        # of it a moment later.
         deadline = time.monotonic() + self._calls.timeout
         while was_created:
             if topic in await self._requests.describe([topic]) or time.monotonic() > deadline:
@@ -115,11 +115,11 @@ class KafkaAdmin:
             )
         if not entries:  # the topic was deleted between the two requests
             return None
-        topics_own = ConfigSource.DYNAMIC_TOPIC_CONFIG.value
+        topic_source = ConfigSource.DYNAMIC_TOPIC_CONFIG.value  # not a default of the cluster
         config = {
             name: str(entry.value)
             for name, entry in entries[resource].items()
-            if entry.source == topics_own
+            if entry.source == topic_source
         }
         return TopicDescription(
             description.id, len(description.partitions), description.replication, config
@@ -149,9 +149,9 @@ class KafkaAdmin:
         return {number: end.offset for number, end in ends.items()}
 
     async def end_offsets_of_all(self, topics: Collection[str]) -> Mapping[str, Positions]:
-        """Return the end offsets of many topics, by topic; with one request if their partitions are
-        cached. Topics and partitions that can't be read are left out. Raises `LogError` if none can
-        be read."""
+        """Return the end offsets of many topics, by topic. Sends one request if the topics'
+        partitions are cached. Topics and partitions that can't be read are left out. Raises
+        `LogError` if none can be read."""
         return await self._lags.end_offsets_of_all(topics)
 
     async def ranges_of_all(self, topics: Collection[str]) -> Mapping[str, Range]:
@@ -170,8 +170,8 @@ class KafkaAdmin:
         await self._topic_ranges.set_config(topic, config)
 
     async def ensure_committed(self, group: str, topic: str, start: Start = "latest") -> None:
-        """Commit the topic's offsets at `start` for the group, unless it has commits on the topic.
-        Raises `LogError`."""
+        """Commit the topic's offsets at `start` ("earliest", "latest" or a time in Unix ms) for the
+        group, unless the group has commits on the topic. Raises `LogError`."""
         partitions = (await self._requests.describe_existing(topic)).partitions
         if await self._groups.committed(group, partitions):
             return
@@ -195,8 +195,8 @@ class KafkaAdmin:
         return ends | await self._requests.list_positions(partitions, start)
 
     async def lags(self, groups: Sequence[str], topic: str) -> Mapping[str, Lag]:
-        """Return the lag of each group on one topic, by group; without a request if the topic's
-        ends were read lately and all groups are known to have committed them. Raises `LogError`."""
+        """Return the lag of each group on one topic, by group. Sends no request if the topic's ends
+        were read lately and all groups are known to have committed them. Raises `LogError`."""
         return await self._lags.lags(groups, topic)
 
     async def has_group(self, group: str) -> bool:
@@ -227,16 +227,18 @@ class KafkaAdmin:
     def note_committed(
         self, groups: Collection[str], topic: str, positions: Positions, since: float
     ) -> None:
-        """Note the offsets that a dispatcher reports as committed for these groups; it has made
-        their commits for `since` seconds. While the topic ends at these offsets, `lags` needs no
-        request."""
+        """Note the offsets (`positions`) that a dispatcher reports as committed for these groups.
+        `since`: the seconds for which the dispatcher has made the groups' commits. While the topic
+        ends at these offsets, `lags` needs no request."""
         self._lags.note_committed(groups, topic, positions, since)
 
     async def read_last(self, topic: str, limit: int) -> Sequence[Record]:
         """Return the last `limit` records of a topic, oldest first. Raises `LogError`, also if they
         take more than `max_read_bytes`."""
         await self._requests.describe_existing(topic)  # its errors are clearer than a consumer's
-        read = partial(read_whole, self._connection, topic, limit, max_bytes=self._max_read_bytes)
+        read = partial(
+            read_last_records, self._connection, topic, limit, max_bytes=self._max_read_bytes
+        )
         with explain_denials(topic=("Read", topic), group=("Read", UNUSED_GROUP)):
             return await self._calls.run_in_thread(lambda timeout: read(timeout=timeout))
 
@@ -248,16 +250,16 @@ class KafkaAdmin:
             return await self._calls.run_in_thread(lambda timeout: read(timeout=timeout))
 
     async def close(self) -> None:
-        """Stop the threads; librdkafka closes its connections when the client is
+        """Stop the threads. librdkafka closes the client's connections when the client is
         garbage-collected."""
         self._calls.close()
 
     async def _request_unless_done(
-        self, done_before: int, ask: Callable[[float], Future[Any]]
+        self, done_code: int, ask: Callable[[float], Future[Any]]
     ) -> bool:
-        """Send a request by `ask`, which gets a timeout in seconds. Returns True if it succeeded,
-        False if it failed with the code `done_before`, as there was nothing left to do. Raises
-        `LogError` for any other failure."""
-        # `request_each` leaves out an answer with the code `done_before`: then there is none.
-        answers = self._calls.request_each(lambda timeout: {True: ask(timeout)}, {done_before})
-        return bool(await answers)
+        """Send a request by `ask`, which gets a timeout in seconds. Returns True if the request
+        succeeded. Returns False if it failed with Kafka's error code `done_code`: there was nothing
+        left to do. Raises `LogError` for any other failure."""
+        # Of a request that failed with `done_code`, `request_each` returns no answer.
+        answers = await self._calls.request_each(lambda timeout: {None: ask(timeout)}, {done_code})
+        return None in answers

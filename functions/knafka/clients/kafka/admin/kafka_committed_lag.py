@@ -15,7 +15,8 @@ def partitions_beyond_end(
     commits: Commits, ranges: Mapping[int, tuple[int, int]]
 ) -> frozenset[int]:
     """Return the partitions whose committed offset is higher than their end. `ranges`: start and
-    end of each partition, as far as known; other partitions are left out."""
+    end of each partition; partitions that it doesn't have are left out, as their ends are
+    unknown."""
     return frozenset(
         number
         for number, commit in commits.items()
@@ -26,9 +27,9 @@ def partitions_beyond_end(
 def limit_to_ends(
     commits: Commits, ranges: Mapping[int, tuple[int, int]], fresh: Collection[int]
 ) -> Commits:
-    """Return the commits; offsets beyond an end that was read earlier are lowered to that end, as
-    the present end is unknown while the partition has no leader. `ranges`: start and end of each
-    partition; `fresh`: the partitions whose ends were read now."""
+    """Return the commits; but where a partition isn't in `fresh`, an offset beyond the partition's
+    end is lowered to that end. `ranges`: start and end of each partition. `fresh`: the partitions
+    whose ends were read now; another one has no leader, so its present end is unknown."""
     beyond_old_end = partitions_beyond_end(commits, ranges) - set(fresh)
     return {
         number: commit._replace(offset=ranges[number][1]) if number in beyond_old_end else commit
@@ -39,8 +40,8 @@ def limit_to_ends(
 def lag_on(
     partitions: Iterable[int], ranges: Mapping[int, tuple[int, int]], commits: Commits
 ) -> Lag:
-    """Return the lag of a group with these commits on a topic with these `partitions`; 0 in those
-    without a known range. `ranges`: start and end by partition."""
+    """Return the lag of a group with these commits on a topic with these `partitions`. `ranges`:
+    start and end by partition; a partition without a range counts as having no lag."""
     no_lag = dict.fromkeys(partitions, 0)
     lags = {
         number: lag_of(commits.get(number), start, end) for number, (start, end) in ranges.items()

@@ -77,13 +77,13 @@ class _CachedCommits:
 
     def is_at(self, ends: Positions, now: float) -> bool:
         """Whether the entry hasn't expired at `now` (`time.monotonic`) and the group has committed
-        these ends; False if `ends` is empty."""
+        all of these `ends` of partitions; False if `ends` is empty."""
         return now < self.until and bool(ends) and ends.items() <= self.positions.items()
 
 
 def cache_seconds(groups: int) -> float:
-    """Return the most seconds for which a group's commits stay cached, while those of `groups`
-    groups are cached."""
+    """Return the most seconds for which a group's commits stay cached, while the cache has `groups`
+    groups."""
     return min(max(CACHE_SECONDS_PER_GROUP * groups, MIN_CACHE_SECONDS), MAX_CACHE_SECONDS)
 
 
@@ -130,9 +130,9 @@ class KafkaGroups:
     async def committed(
         self, group: str, partitions: Sequence[TopicPartition], topic_id: str = ""
     ) -> Commits:
-        """Return the group's commits by partition, read from Kafka now. `topic_id`: the id of the
-        present topic; commits whose mark is of another topic are left out. An empty id leaves none
-        out. Raises `LogError`."""
+        """Return the group's commits by partition, read from Kafka now. Commits whose mark is of
+        another topic than the one with the id `topic_id` are left out; if the id is empty, none
+        are. Raises `LogError`."""
         return {
             committed_partition.partition: OffsetAndMetadata(
                 committed_partition.offset, metadata_of(committed_partition)
@@ -156,16 +156,16 @@ class KafkaGroups:
     async def committed_since(
         self, group: str, partitions: Sequence[TopicPartition]
     ) -> tuple[Sequence[TopicPartition], Mapping[PartitionKey, LeaderElection]]:
-        """Return the group's commits of these partitions, and what `elections_since` says of them;
-        partitions without a commit are left out. Raises `LogError`."""
+        """Return the group's commits of these partitions, and the result of `elections_since` for
+        these commits. Partitions without a commit are left out. Raises `LogError`."""
         requested = list(partitions)
         elections: dict[PartitionKey, LeaderElection] = {}
 
         def read(consumer: Consumer, timeout: float) -> list[TopicPartition]:
-            """Read the commits within `timeout` seconds, and store in `elections` what
-            `elections_since` says of them. Raises `KafkaException`."""
+            """Read the commits within `timeout` seconds, and store in `elections` the result of
+            `elections_since` for them. Raises `KafkaException`."""
             answers = consumer.committed(requested, timeout=timeout)
-            elections.clear()
+            elections.clear()  # an earlier try may have stored some
             elections.update(elections_since(consumer, self._connection, answers))
             return answers
 
@@ -210,20 +210,20 @@ class KafkaGroups:
         present_group, copied_group = described.get(group), described.get(copy)
         if present_group is not None and present_group.members:
             raise LogError(f"the group {group} has {len(present_group.members)} members")
-        had_members = present_group is not None and _had_classic_members(present_group)
-        if had_members:
+        if present_group is not None and _had_classic_members(present_group):
             offsets = await self.committed_partitions(group, partitions)
             if not offsets:
                 return
             await self.commit(copy, offsets)
             await self.delete(group)
+            await self.commit(group, offsets)
         elif copied_group is None or _is_gone(copied_group):
             return
         else:
             # An earlier call died in between: use its copy, unless the group exists again.
             offsets = await self.committed_partitions(copy, partitions)
-        if (had_members or present_group is None or _is_gone(present_group)) and offsets:
-            await self.commit(group, offsets)
+            if offsets and (present_group is None or _is_gone(present_group)):
+                await self.commit(group, offsets)
         await self.delete(copy)
 
     async def commits_of_groups(
@@ -233,8 +233,9 @@ class KafkaGroups:
         partitions: Sequence[TopicPartition],
         ends: Positions,
     ) -> Mapping[str, Commits]:
-        """Return the commits of each group on the topic with this id and these partitions: from the
-        cache if the group is at the topic's `ends` there, else from Kafka. Raises `LogError`."""
+        """Return the commits of each group on the topic with this id and these partitions. They
+        come from the cache if the cached commits are the topic's `ends`, else from Kafka. Raises
+        `LogError`."""
         now = time.monotonic()
         if now >= self._clean_up_at:
             self._clean_up(now)
@@ -287,8 +288,8 @@ class KafkaGroups:
         self._clean_up_at = now + MAX_CACHE_SECONDS / 6
 
     def have_committed(self, groups: Sequence[str], topic_id: str, ends: Positions) -> bool:
-        """Whether, as far as is cached, all these groups have committed these ends; False if that
-        isn't known of a group."""
+        """Whether all of these groups have committed these ends, by the cache; False if the cache
+        has no commits of one of them."""
         now = time.monotonic()
         entries = [self._cached.get(group, {}).get(topic_id) for group in groups]
         return all(entry is not None and entry.is_at(ends, now) for entry in entries)
@@ -296,12 +297,12 @@ class KafkaGroups:
     def note_commits(
         self, groups: Collection[str], topic_id: str, positions: Positions, since: float
     ) -> None:
-        """Cache the offsets that a dispatcher has committed for these groups; it has made their
-        commits for `since` seconds. While the topic ends at these offsets, `commits_of_groups`
-        needs no request.
+        """Cache the offsets (`positions`) that a dispatcher has committed for these groups.
+        `since`: the seconds for which the dispatcher has made the groups' commits. While the topic
+        ends at these offsets, `commits_of_groups` needs no request.
 
-        A group for which `forget` was called within these seconds is left out: somebody else may
-        have reset its offsets.
+        A group is left out if `forget` was called for it within these seconds: somebody else may
+        have reset its offsets. All are left out if `since` is longer than `MAX_REPORT_SECONDS`.
         """
         now = time.monotonic()
         committed = {number: OffsetAndMetadata(offset) for number, offset in positions.items()}
@@ -324,19 +325,19 @@ class KafkaGroups:
         description = (await self._describe(group)).get(group)
         return [] if description is None else [member.client_id for member in description.members]
 
-    async def _describe(self, group: str, *more: str) -> dict[str, ConsumerGroupDescription]:
+    async def _describe(self, group: str, *more_groups: str) -> dict[str, ConsumerGroupDescription]:
         """Return Kafka's descriptions of these groups by name; unknown groups may be missing.
         Raises `LogError`."""
         with explain_denials(group=("Describe", group)):
             return await self._calls.ask_coordinator(
                 lambda timeout: self._calls.admin.describe_consumer_groups(
-                    [group, *more], request_timeout=timeout
+                    [group, *more_groups], request_timeout=timeout
                 ),
                 omitted_codes=_NO_GROUP_ERRORS,
             )
 
     def forget(self, group: str) -> None:
-        """Remove the group from the cache, as its offsets were or may have been changed."""
+        """Remove the group from the cache, as its offsets were changed, or may have been."""
         self._cached.pop(group, None)
         self._forgotten_at[group] = time.monotonic()
 
@@ -350,7 +351,7 @@ class KafkaGroups:
         def open_and_call(timeout: float) -> list[TopicPartition]:
             """Open the group's consumer, pass it to `call` and close it; returns the answers of
             `call`. Raises `KafkaException`, also for the first answer that holds an error."""
-            # A commit has no timeout parameter.
+            # A setting, as the consumer's `commit` has no timeout parameter.
             request_timeout = {"socket.timeout.ms": int(timeout * 1000)}
             settings = {**self._connection, **REQUEST_CONSUMER_SETTINGS, **request_timeout}
             consumer = open_client(Consumer, {**settings, "group.id": group})

@@ -60,7 +60,8 @@ class KafkaLags:
     """Reads the lags of groups and the ends of topics; used on one event loop."""
 
     def __init__(self, requests: TopicRequests, groups: KafkaGroups) -> None:
-        """Begin with empty caches. `requests` asks for topics and offsets, `groups` for commits."""
+        """Begin with empty caches. `requests` reads topics and their offsets from Kafka, `groups`
+        reads commits."""
         self._requests = requests
         self._groups = groups
         self._cached_partitions: dict[str, _CachedPartitions] = {}
@@ -95,8 +96,9 @@ class KafkaLags:
         return ends
 
     async def _refresh_cached_partitions(self, topics: Collection[str]) -> None:
-        """Forget partitions that were cached `PARTITIONS_CACHE_SECONDS` ago, and cache those of the
-        other `topics` that can be read. Raises `LogError` if none can, and no topic is cached."""
+        """Forget partitions that were cached `PARTITIONS_CACHE_SECONDS` ago. Then cache the
+        partitions of all `topics` that aren't cached and can be read. Raises `LogError` if none can
+        be read and no topic is cached."""
         now = time.monotonic()
         self._cached_partitions = {
             topic: cached
@@ -110,7 +112,7 @@ class KafkaLags:
         except LogError:
             if not self._cached_partitions:
                 raise
-            described = {}  # the ends of cached topics can still be read
+            described = {}  # the ends of the cached topics can still be read
         for topic, description in described.items():
             self._cached_partitions[topic] = _CachedPartitions(
                 now, description.id, with_offset(description.partitions, LATEST)
@@ -119,13 +121,13 @@ class KafkaLags:
     def _cache_ends(
         self, topics: Collection[str], ends: Mapping[str, Positions], requested_at: float
     ) -> None:
-        """Cache the ends of each topic of which all partitions were read, and forget old ends.
-        `topics` are those of which ends were requested, at `requested_at` (`time.monotonic`)."""
+        """Cache the `ends` of each topic of which all partitions were read, and forget old ends.
+        `topics`: all topics whose ends were requested, at `requested_at` (`time.monotonic`)."""
         self._cached_ends = {
             topic: cached_ends
             for topic, cached_ends in self._cached_ends.items()
-            # All of `topics` lose their earlier ends: those that were read completely get new ones
-            # below, and the others must have none.
+            # All of `topics` lose their earlier ends. Below, the topics that were read completely
+            # get new ones; the others must have none.
             if requested_at - cached_ends.at < ENDS_CACHE_SECONDS and topic not in topics
         } | {
             topic: _CachedEnds(requested_at, self._cached_partitions[topic].id, topic_ends)
@@ -134,9 +136,9 @@ class KafkaLags:
         }
 
     async def lags(self, groups: Sequence[str], topic: str) -> Mapping[str, Lag]:
-        """Return the lag of each group on one topic, by group; without a request if the topic's
-        ends were read lately (`_recent_ends`) and all groups are known to have committed them.
-        Raises `LogError`."""
+        """Return the lag of each group on one topic, by group. Sends no request if the topic's ends
+        were read lately (`_recent_ends`) and all groups are known to have committed them. Raises
+        `LogError`."""
         committed: Mapping[str, Commits] = {}
         if (recent_ends := self._recent_ends(topic)) is not None:
             ends = recent_ends.by_partition
@@ -152,6 +154,8 @@ class KafkaLags:
                 }
         description = await self._requests.describe_existing(topic)
         if recent_ends is None or recent_ends.topic_id != description.id:
+            # `committed` is empty, or has the commits on an earlier topic of this name. Commits of
+            # groups that are at the ends read last may come from the cache.
             id_, cached_ranges = self._cached_ranges.get(topic, ("", {}))
             ends = (
                 {number: end for number, (_, end) in cached_ranges.items()}
@@ -161,7 +165,7 @@ class KafkaLags:
             committed = await self._groups.commits_of_groups(
                 groups, description.id, description.partitions, ends
             )
-        # The ends are read after the groups' offsets, so that no group seems to be beyond an end.
+        # The ends are read after the groups' commits, so that no commit seems to be beyond an end.
         ranges, fresh = await self._ranges_of(topic, description)
         numbers = [partition.partition for partition in description.partitions]
         return {
@@ -170,18 +174,19 @@ class KafkaLags:
         }
 
     def _recent_ends(self, topic: str) -> _CachedEnds | None:
-        """Return the ends that were read within the last `ENDS_CACHE_SECONDS`; None: none were."""
+        """Return the topic's ends, if all of them were read within the last `ENDS_CACHE_SECONDS`;
+        else None."""
         ends = self._cached_ends.get(topic)
         return ends if ends and time.monotonic() - ends.at <= ENDS_CACHE_SECONDS else None
 
     async def _ranges_of(
         self, topic: str, description: DescribedTopic
     ) -> tuple[Mapping[int, tuple[int, int]], Collection[int]]:
-        """Return start and end of each partition, and the numbers of the partitions whose range was
-        read by this call. Raises `LogError` if no range is known.
+        """Return start and end of each partition, and the numbers of the partitions whose start and
+        end were read by this call. Raises `LogError` if none are known.
 
-        A partition that can't be read has no leader, so nothing is appended to it: the range that
-        was read last is returned, if there is one.
+        A partition that can't be read has no leader, so nothing is appended to it: its last known
+        start and end are returned, if there are any.
         """
         starts, ends = [
             await self._requests.offsets_of_partitions(
@@ -204,13 +209,13 @@ class KafkaLags:
     def note_committed(
         self, groups: Collection[str], topic: str, positions: Positions, since: float
     ) -> None:
-        """Note the offsets that a dispatcher reports as committed for these groups; it has made
-        their commits for `since` seconds. While the topic ends at these offsets, `lags` needs no
-        request."""
+        """Note the offsets (`positions`) that a dispatcher reports as committed for these groups.
+        `since`: the seconds for which the dispatcher has made the groups' commits. While the topic
+        ends at these offsets, `lags` needs no request."""
         if (cached := self._cached_partitions.get(topic)) is not None:
             self._groups.note_commits(groups, cached.id, positions, since)
 
     def forget_topic(self, topic: str) -> None:
-        """Forget all that is cached of a topic, as it is deleted."""
+        """Forget all that is cached of a topic that is being deleted."""
         for cache in (self._cached_partitions, self._cached_ends, self._cached_ranges):
             cast(dict[str, object], cache).pop(topic, None)

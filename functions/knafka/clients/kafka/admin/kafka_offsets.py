@@ -31,7 +31,8 @@ from knafka.core.commit_metadata import mark, short_id
 from knafka.ports.shared_log import Commit, GroupHasMembers
 
 COMMIT_REQUEST_TIMEOUT: Final = 10.0
-"""Most seconds for a commit, enough for a coordinator to move meanwhile."""
+"""Seconds for which a commit is repeated, and most seconds for one request: enough for a
+coordinator to move meanwhile."""
 REOPEN_INTERVAL: Final = 1.0
 """Least seconds between two replacements of the admin client."""
 _MEMBER_ERRORS: Final = frozenset(
@@ -67,10 +68,13 @@ class KafkaOffsets:
     async def committed(
         self, group: str, topic: str, partitions: Collection[int]
     ) -> Mapping[int, Commit]:
-        """Return the group's commits by partition; partitions without a commit are left out. A
-        commit's metadata describe records above its offset: they are replaced by "" if a leader was
-        elected since the commit, so that those records may be gone. Raises `GroupHasMembers` and
-        `LogError`."""
+        """Return the group's commits by partition; partitions without a commit are left out. If
+        Kafka would soon delete the group's offsets, make Kafka keep them (`KafkaGroups.detach`).
+
+        A commit's metadata describe records above its offset. The metadata are replaced by "" if an
+        election of a leader since the commit may have removed these records. Raises
+        `GroupHasMembers` and `LogError`.
+        """
         calls = self._calls
         answers = await calls.ask_coordinator(
             lambda timeout: calls.admin.describe_consumer_groups([group], request_timeout=timeout)
@@ -116,9 +120,9 @@ class KafkaOffsets:
         return [TopicPartition(topic, number) for number in metadata.topics[topic].partitions]
 
     async def commit(self, group: str, topic: str, commits: Mapping[int, Commit]) -> None:
-        """Make these commits, which are by partition, and wait for Kafka; repeats the request for
-        `COMMIT_REQUEST_TIMEOUT` while a coordinator moves. Raises `GroupHasMembers`, and `LogError`
-        for any other failure."""
+        """Make these commits, given by partition, and wait for Kafka. The request is repeated for
+        `COMMIT_REQUEST_TIMEOUT` seconds while a coordinator moves. Raises `GroupHasMembers`, and
+        `LogError` for any other failure."""
         deadline = time.monotonic() + COMMIT_REQUEST_TIMEOUT
         offsets = [
             TopicPartition(

@@ -25,8 +25,8 @@ from knafka.clients.kafka.kafka_requests import AdminCalls
 from knafka.ports.log import Range
 
 FIRST_RECORD_TIME: Final = 0
-"""The earliest timestamp: for it, Kafka returns the offset and timestamp of a partition's first
-record."""
+"""The earliest timestamp (ms). Asked for the first record since that time, Kafka returns offset and
+timestamp of a partition's first record."""
 
 RANGE_PARTITIONS_CACHE_SECONDS: Final = 300.0
 """Seconds for which a topic's partitions are cached."""
@@ -41,17 +41,17 @@ class KafkaRanges:
         calls: AdminCalls,
         partitions: Callable[[Collection[str]], Awaitable[Mapping[str, Sequence[TopicPartition]]]],
     ) -> None:
-        """`calls` sends the requests; `partitions` returns the partitions of given topics, by
-        topic, without topics that don't exist."""
+        """`calls` sends the requests. `partitions` reads the partitions of some topics from Kafka,
+        and returns them by topic, without topics that don't exist."""
         self._calls = calls
         self._partitions = partitions
         self._cached_partitions: dict[str, tuple[float, Sequence[TopicPartition]]] = {}
         """Cached partitions by topic, each with the monotonic time when they were read."""
 
     async def ranges(self, topics: Collection[str]) -> Mapping[str, Range]:
-        """Return the start and end offsets of the topics' partitions, by topic; with two requests
-        if the partitions are cached. Topics that don't exist and partitions without a leader are
-        left out. Raises `LogError` if no partition can be read."""
+        """Return the start and end offsets of the topics' partitions, by topic. Sends two requests,
+        and more only if the topics' partitions aren't cached. Topics that don't exist and
+        partitions without a leader are left out. Raises `LogError` if no partition can be read."""
         partitions = await self._existing_partitions(topics)
         # The starts are read first, so that records deleted or written meanwhile make no range
         # negative.
@@ -69,14 +69,14 @@ class KafkaRanges:
                 topic_starts[partition.partition] = start
                 topic_ends[partition.partition] = end
         for topic in topics:
-            if topic not in starts_and_ends:  # its cached partitions may be those of a deleted one
+            if topic not in starts_and_ends:  # it may be deleted, or created anew since
                 self._cached_partitions.pop(topic, None)
         return {topic: Range(*topic_offsets) for topic, topic_offsets in starts_and_ends.items()}
 
     async def first_timestamps(self, topics: Collection[str]) -> Mapping[str, float]:
-        """Return the Unix time (seconds) of each topic's first record, by topic; with one request
-        if the partitions are cached. Topics without records are left out. Raises `LogError` if no
-        partition can be read."""
+        """Return the Unix time (seconds) of each topic's first record, by topic. Sends one request,
+        and more only if the topics' partitions aren't cached. Topics without records are left out.
+        Raises `LogError` if no partition can be read."""
         partitions = with_offset(await self._existing_partitions(topics), FIRST_RECORD_TIME)
         timestamps: dict[str, float] = {}
         for partition, record in (
@@ -102,8 +102,8 @@ class KafkaRanges:
             )
 
     async def _existing_partitions(self, topics: Collection[str]) -> list[TopicPartition]:
-        """Return the partitions of the topics that exist; they are cached for
-        `RANGE_PARTITIONS_CACHE_SECONDS` seconds. Raises `LogError`."""
+        """Return the partitions of the topics, without topics that don't exist. A topic's
+        partitions are cached for `RANGE_PARTITIONS_CACHE_SECONDS` seconds. Raises `LogError`."""
         now = time.monotonic()
         self._cached_partitions = {
             topic: entry

@@ -20,7 +20,7 @@ from knafka.core.errors import LogError
 EARLIEST: Final[int] = OffsetSpec.earliest()._value  # type: ignore[no-untyped-call]
 """Negative number that, in place of a timestamp, asks Kafka for a partition's start offset."""
 LATEST: Final[int] = OffsetSpec.latest()._value  # type: ignore[no-untyped-call]
-"""The same for a partition's end offset."""
+"""Negative number that, in place of a timestamp, asks Kafka for a partition's end offset."""
 
 NO_TOPIC_ERRORS: Final = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC})
 """Errors that say that a topic doesn't exist."""
@@ -35,12 +35,12 @@ class DescribedTopic(NamedTuple):
     id: str
     partitions: list[TopicPartition]
     replication: int
-    """Replicas of the partition that has the fewest."""
+    """Number of replicas, of the partition that has the fewest."""
 
 
 def with_offset(partitions: Sequence[TopicPartition], offset_spec: int) -> list[TopicPartition]:
     """Return the partitions with `offset_spec` (`EARLIEST`, `LATEST` or a timestamp in ms) as their
-    offset, by which `list_offsets` knows what to ask for."""
+    offset, which tells `list_offsets` what to ask for."""
     return [
         TopicPartition(partition.topic, partition.partition, offset_spec)
         for partition in partitions
@@ -115,8 +115,9 @@ class TopicRequests:
         """Return each partition's offset and leader epoch at `offset_spec`: `EARLIEST`, `LATEST` or
         a timestamp (ms). For a timestamp, partitions without a record since then are left out.
         Raises `LogError` for a partition without a leader."""
-        results = await self._list_offsets(with_offset(partitions, offset_spec))
-        # For a timestamp, -1 means: no record since then. Else a negative offset means: no leader.
+        results = await self._request_offsets(with_offset(partitions, offset_spec))
+        # For a timestamp, the offset -1 means that there is no record since then; any other
+        # negative offset means that the partition has no leader.
         lowest_offset = -1 if offset_spec >= 0 else 0
         for partition in partitions:
             if partition not in results or results[partition].offset < lowest_offset:
@@ -142,21 +143,21 @@ class TopicRequests:
         A partition whose leader has just gone is left out. `allow_failures`: leave out other
         partitions that can't be read now, too. Raises `LogError` if none can be read.
         """
-        results = await self._list_offsets(partitions, allow_failures=allow_failures)
+        results = await self._request_offsets(partitions, allow_failures=allow_failures)
         # librdkafka (2.16.1) answers -1001 if a leader has just gone.
         return {
             partition: result.offset for partition, result in results.items() if result.offset >= 0
         }
 
-    async def _list_offsets(
+    async def _request_offsets(
         self, partitions: list[TopicPartition], *, allow_failures: bool = False
     ) -> dict[TopicPartition, Any]:
-        """Ask Kafka for the offset that each partition's own `offset` selects (`with_offset`).
+        """Call `list_offsets`, and name the missing ACL in the error if Kafka denies access.
         Returns confluent-kafka's `ListOffsetsResultInfo` by partition, with `offset` and
         `leader_epoch`.
 
-        `allow_failures`: leave out partitions that can't be read. Raises `LogError` if one can't
-        (with `allow_failures`: if none can); if Kafka denies access, it names the missing ACL.
+        `allow_failures`: leave out partitions that can't be read. Raises `LogError` if one can't be
+        read; with `allow_failures`, if none can be.
         """
         topics = {partition.topic for partition in partitions}
         with explain_denials(topic=("Describe", _first_by_name(topics))):

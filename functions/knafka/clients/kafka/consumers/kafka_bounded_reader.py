@@ -1,9 +1,9 @@
 """Reads partitions from their start to their present end, and finds the end offsets of topics.
 
-It also reads a group's committed offsets, without joining the group, so it waits for no rebalance:
-Kafka answers no request of a member whose JoinGroup waits for other members. A process uses this
-reader for state that the process needs before it goes on. Every call blocks, and all calls must
-come from one thread.
+It also reads a group's committed offsets, without joining the group, so that no rebalance delays
+it: Kafka answers no request of a member whose JoinGroup waits for other members. A process uses
+this reader for state that it needs before it goes on. Every call blocks, and all calls must come
+from one thread.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ OTHER_MARK_VALID_SECONDS: Final = 1.0
 """Seconds for which a topic's mark is cached if a commit's mark differs from it; while they agree,
 it is cached for `PARTITIONS_VALID_SECONDS`."""
 QUICK_REQUEST_TIMEOUT: Final = 1.0
-"""Most seconds for a request that the caller soon makes again."""
+"""Most seconds for the request of `reachable_ends`, which the caller soon makes again."""
 READ_BATCH_RECORDS: Final = 5_000
 """Most records that `read_all` yields at a time."""
 
@@ -72,7 +72,7 @@ _BOUNDED_READ_SETTINGS: Final = {
     "queued.min.messages": 100_000,
     "queued.max.messages.kbytes": 64 * 1024,
 }
-"""Settings of the consumers."""
+"""Settings of all consumers of a `BoundedReader`."""
 
 T = TypeVar("T")
 
@@ -87,8 +87,8 @@ class _Partitions(NamedTuple):
 
 
 class BoundedReader:
-    """Reads topics up to their present ends, and offsets, with consumers and an admin client that
-    are opened at their first use and then kept."""
+    """Reads topics up to their present ends, and committed offsets. Its consumers and its admin
+    client are opened at their first use, and then kept."""
 
     def __init__(self, connection: Connection, group: str) -> None:
         """Store the connection; clients are opened at their first use. `group`: the consumer group
@@ -97,8 +97,8 @@ class BoundedReader:
         self._group = group
         self._errors = ConnectionErrors()
         """What librdkafka has reported of its connections, for the text of a `LogError`."""
-        self._opened_consumer: Consumer | None = None
-        self._opened_admin: AdminClient | None = None
+        self._opened_consumer: Consumer | None = None  # None: it isn't opened yet
+        self._opened_admin: AdminClient | None = None  # None: it isn't opened yet
         self._opened_uncommitted_consumer: Consumer | None = None
         """The consumer of `committed_now`; None: it isn't opened yet."""
         self._cached_partitions: dict[str, tuple[_Partitions, float]] = {}
@@ -125,21 +125,24 @@ class BoundedReader:
         return self._opened_admin
 
     def read_all(self, topic: str, partition: int) -> Iterator[Sequence[Record]]:
-        """Yield the records of a partition from its start to its present end, in batches. Only one
+        """Return an iterator over a partition's records from its start to its present end, in
+        batches; empty if there are none. The end is read now, the records while iterating. Only one
         partition can be read at a time. Raises `LogError`."""
         topic_partition = TopicPartition(topic, partition)
         try:
             end = self._read_ends([topic_partition])[partition]
         except LogError:
-            self.partitions(topic)  # its errors are clearer than those of a request for offsets
+            # If this raises, too, its error is clearer than that of a request for offsets.
+            self.partitions(topic)
             raise
         return self._read_to(end, topic_partition) if end else iter(())
 
     def _read_to(self, end: int, topic_partition: TopicPartition) -> Iterator[Sequence[Record]]:
         """Yield the records of a partition in batches, up to the offset `end`. Raises `LogError`,
         also after `STALLED_READ_TIMEOUT` seconds without progress."""
-        # The offset is 0, not OFFSET_BEGINNING, for which librdkafka would wait half a second with
-        # a request of its own. If offset 0 is gone from the log, it requests the beginning at once.
+        # The offset is 0, not OFFSET_BEGINNING: for that, librdkafka sends a request of its own,
+        # but only after half a second. If the log no longer has the offset 0, librdkafka requests
+        # the beginning at once.
         self._consumer.assign([TopicPartition(topic_partition.topic, topic_partition.partition, 0)])
         next_offset = 0
         give_up_at = time.monotonic() + STALLED_READ_TIMEOUT
@@ -161,8 +164,8 @@ class BoundedReader:
             self._consumer.unassign()
 
     def _next_records(self, next_offset: int) -> tuple[list[Record], int]:
-        """Wait up to a second for records from `next_offset` on. Return those that have arrived,
-        and the offset at which the next call continues. Raises `LogError`."""
+        """Wait up to a second for records from `next_offset` on. Return the records that have
+        arrived, maybe none, and the offset at which the next call continues. Raises `LogError`."""
         # `consume` alone would wait for the whole batch.
         first_message = self._consumer.poll(1.0)
         messages = (
@@ -190,8 +193,8 @@ class BoundedReader:
         return self._describe_topic(topic).known
 
     def _describe_topic(self, topic: str) -> _Partitions:
-        """Return a topic's partitions, and those of them that have a leader, read from Kafka.
-        Raises `LogError`, also if the topic doesn't exist."""
+        """Read from Kafka, and return, a topic's partitions, with a list of the partitions that
+        have a leader. Raises `LogError`, also if the topic doesn't exist."""
         metadata = self._ask_until_answered(
             lambda timeout: self._admin.list_topics(topic, timeout=timeout)
         )
@@ -258,12 +261,13 @@ class BoundedReader:
 
     def reachable_ends(self, topic: str) -> Mapping[int, int | None]:
         """Return the end offset of each partition of a topic, by number; None for a partition whose
-        end can't be read now. Raises `LogError` if the topic's partitions can't be read."""
+        end can't be read now. Sends one quick request (`QUICK_REQUEST_TIMEOUT`), and more only if
+        the partitions aren't cached. Raises `LogError` if the partitions can't be read."""
         from confluent_kafka.admin._listoffsets import OffsetSpec
 
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
         partitions, led = self._cached_topic_partitions(topic)
-        # Only partitions with a leader are requested, as one without would delay all others.
+        # Only partitions with a leader are requested: one without a leader would delay the others.
         ends: dict[int, int | None] = dict.fromkeys(partition.partition for partition in partitions)
         if not led:
             return ends
@@ -307,8 +311,8 @@ class BoundedReader:
         }
 
     def _is_of_earlier_topic(self, committed: TopicPartition) -> bool:
-        """Whether a commit was made on an earlier topic of the same name, by its mark. Raises
-        `LogError`."""
+        """Whether a commit's mark shows that it was made on an earlier topic of the same name. The
+        present topic's mark is read from Kafka if it isn't cached. Raises `LogError`."""
         topic, mark = committed.topic, topic_mark_of(committed)
         present, read_at = self._cached_marks.get(topic, ("", -PARTITIONS_VALID_SECONDS))
         valid_seconds = PARTITIONS_VALID_SECONDS if mark == present else OTHER_MARK_VALID_SECONDS
@@ -320,8 +324,8 @@ class BoundedReader:
         return is_of_another_topic(mark, present)
 
     def _read_ends(self, partitions: Sequence[TopicPartition]) -> Positions:
-        """Read the end offset of each partition, and return the ends by number; they lie behind the
-        records of open transactions, too. Raises `LogError`."""
+        """Read the end offset of each partition, and return the ends by number. The end is behind
+        all records, those of open transactions included. Raises `LogError`."""
         from confluent_kafka.admin._listoffsets import OffsetSpec
 
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
@@ -342,9 +346,9 @@ class BoundedReader:
         return self._ask_until_answered(ask) if specs else {}
 
     def _ask_until_answered(self, ask: Callable[[float], T]) -> T:
-        """Call `ask` with a timeout (seconds), and return its result; `ask` raises
-        `KafkaException`. While a leader moves or Kafka doesn't answer, repeat the call for at most
-        `BOUNDED_READ_REQUEST_TIMEOUT`. Raises `LogError`."""
+        """Call `ask` with a timeout (seconds), and return its result. `ask` raises `KafkaException`
+        if it fails; while a leader moves or Kafka doesn't answer, the call is repeated for at most
+        `BOUNDED_READ_REQUEST_TIMEOUT` seconds. Raises `LogError`."""
         deadline = time.monotonic() + BOUNDED_READ_REQUEST_TIMEOUT
         while True:
             try:

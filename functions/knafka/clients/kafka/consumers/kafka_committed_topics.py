@@ -5,13 +5,14 @@
 
 Kafka deletes a group's commits with their topic. But a reader that doesn't know yet that the topic
 was deleted and created again goes on at its old position, and commits that: the new topic's first
-records would never be read. So each commit's metadata has a mark: the start of the id of the topic
-that its reader knew (`core.commit_metadata`). A topic's id is often read later than the commit, as
-a start doesn't wait for the id: a partition that began at a commit of another topic is read from
-its start once the id is known. Until then, the partition's commits keep the mark of the commit at
-which it began.
+records would never be read. So each commit's metadata has a mark: the first characters of the id of
+the topic that its reader knew (`core.commit_metadata`).
 
-All of it is used on the thread that polls the consumer.
+Reading begins before the topic's id is known. If the id then shows that the commit was of another
+topic, the partition is read again, from its start. Until the id is known, the partition's commits
+keep the mark of the commit at which it began.
+
+All of this is used on the thread that polls the consumer.
 """
 
 from __future__ import annotations
@@ -46,11 +47,11 @@ OF_ANOTHER_TOPIC: Final = (
 
 
 class CommittedTopics:
-    """Knows, of each partition of one consumer, the mark of the topic whose log it reads."""
+    """Remembers, for each partition of one consumer, the mark of the topic whose log it reads."""
 
     def __init__(self, replaced: ReplacedTopics | None) -> None:
-        """Begin without partitions. `replaced` knows the present topics; None: all commits are
-        trusted, and get no marks."""
+        """Begin without partitions. `replaced` knows the ids of the present topics; None: commits
+        count as of the present topic, and get no marks."""
         self._replaced = replaced
         self._marks = commit_metadata.CommitMarks[PartitionKey](
             lambda key, since: self._present_mark(key[0], since)
@@ -59,10 +60,10 @@ class CommittedTopics:
     def start(
         self, consumer: Consumer, partitions: list[TopicPartition], timeout: float
     ) -> list[TopicPartition]:
-        """Start to read newly assigned partitions at the group's commits. Returns the commits; the
-        offset is negative if the group has committed nothing, or only in another topic. Raises
-        `LogError` if the commits can't be read within `timeout` seconds, or the partitions can't be
-        started; then all of them are assigned but paused."""
+        """Start to read newly assigned partitions at the group's commits. Returns each partition's
+        commit; its offset is negative if the group has committed nothing, or only in another topic.
+        Raises `LogError` if the commits can't be read within `timeout` seconds, or the partitions
+        can't be started; then all of them are assigned but paused."""
         # librdkafka would read the commits too, but not return their metadata, without which
         # partitions must not be read: the next commit would replace it.
         try:
@@ -79,8 +80,8 @@ class CommittedTopics:
         return committed
 
     def _note_commit(self, committed: TopicPartition) -> TopicPartition:
-        """Note the commit of an assigned partition, and return it; if it is of another topic, with
-        the offset `OFFSET_INVALID`."""
+        """Note the commit of an assigned partition, and return it. If it is of another topic, which
+        is logged, return it with the offset `OFFSET_INVALID` instead."""
         key = committed.topic, committed.partition
         present, mark = self._present_mark(committed.topic), topic_mark_of(committed)
         self._marks.begin(key, mark, present)
@@ -98,21 +99,23 @@ class CommittedTopics:
             return ""
         return commit_metadata.short_id(self._replaced.topic_id(topic, since))
 
-    def find_others(self) -> Sequence[PartitionKey]:
-        """Return partitions that began at a commit of another topic, if that has become known since
-        the last call. The caller must read those that it owns from their start, and call
-        `note_restart`."""
+    def pop_partitions_of_another_topic(self) -> Sequence[PartitionKey]:
+        """Return the partitions that began at a commit of another topic, as has become known since
+        the last call; each is returned only once. The caller must read those that it owns from
+        their start, and call `note_restart`."""
         return self._marks.find_others()
 
-    def is_sure(self, committed: TopicPartition) -> bool:
-        """Whether a commit is surely of the present topic: it has that topic's mark."""
+    def is_of_present_topic(self, committed: TopicPartition) -> bool:
+        """Whether a commit has the mark of the present topic. False if it has another mark or none,
+        or if the present topic's id isn't known."""
         mark = topic_mark_of(committed)
         return bool(mark) and mark == self._present_mark(committed.topic)
 
-    def note_restart(self, key: PartitionKey, is_of_present: bool = False) -> None:
-        """Note that a partition is read from its start now. `is_of_present`: whether it surely
-        belongs to the topic whose id is known; False: to a topic whose id may not be read yet."""
-        self._marks.restart(key, time.monotonic(), is_of_present=is_of_present)
+    def note_restart(self, key: PartitionKey, is_of_known_topic: bool = False) -> None:
+        """Note that a partition is read from its start now. `is_of_known_topic`: True if its log is
+        surely that of the topic whose id was read last; False if the topic may have been created
+        anew since, so that its id must be read first."""
+        self._marks.restart(key, time.monotonic(), is_of_present=is_of_known_topic)
 
     def mark(self, key: PartitionKey, metadata: str) -> str:
         """Return the metadata of a commit for a partition, with the mark of the topic whose log was

@@ -42,8 +42,8 @@ EPOCH_TIMEOUT: Final = 5.0
 milliseconds."""
 
 _EPOCH_END: Final = re.compile(r"broker end offset is (\d+) \(offset leader epoch (\d+)\)")
-"""Finds in librdkafka's text the end offset, and the number, of the position's leader epoch; if the
-log has lost that epoch, of the last one before it that the log still has."""
+"""Finds in the text of librdkafka's error the end offset and the number of a leader epoch: the
+position's epoch or, if the log has lost that, the last epoch before it."""
 
 
 def assign_checked(consumer: Consumer, starts: Sequence[TopicPartition]) -> None:
@@ -54,9 +54,9 @@ def assign_checked(consumer: Consumer, starts: Sequence[TopicPartition]) -> None
     assigned = [TopicPartition(start.topic, start.partition) for start in starts]
     checked = [start for start in starts if start.offset > 0 and epoch_of(start) != NO_EPOCH]
     try:
-        # Paused first. Else librdkafka would send a fetch before the seek: its answer is thrown
-        # away and may take `fetch.wait.max.ms`, or it says that nothing is at the start, as the
-        # seek does.
+        # Paused first: else librdkafka would send a fetch before the seek. The fetch may take
+        # `fetch.wait.max.ms`, for an answer that is thrown away; or its answer reports the lost
+        # offset, which the seek reports, too.
         sought = [TopicPartition(start.topic, start.partition) for start in checked]
         for partition in sought:
             # librdkafka can't pause a partition that it doesn't know; this makes it known.
@@ -89,9 +89,9 @@ def _seek(consumer: Consumer, start: TopicPartition) -> None:
 
 def cut_of(consumer: Consumer, message: Message) -> TopicPartition | None:
     """Return the offset at which a partition's log was cut, with the leader epoch that ends there;
-    below that offset, the log is still the one that was read. None: the offset isn't known, or no
-    leader was elected since, so the topic was created anew instead. `message` reports an error of
-    `LOST_OFFSET_ERRORS`. May block for `EPOCH_TIMEOUT` seconds."""
+    below that offset, the log is still the one that was read. None: the offset isn't known, or the
+    log has no later leader epoch, so its topic was created anew instead. `message` reports an error
+    of `LOST_OFFSET_ERRORS`. May block for `EPOCH_TIMEOUT` seconds."""
     topic, number, error = message.topic(), message.partition(), message.error()
     if topic is None or number is None or error is None:
         return None
@@ -104,8 +104,8 @@ def cut_of(consumer: Consumer, message: Message) -> TopicPartition | None:
 
 def restart_of(consumer: Consumer, message: Message, settled: int | None) -> TopicPartition:
     """Return the position from which a partition must be read again after its log was cut or
-    created anew: the cut (`cut_of`) or `settled`, whichever is lower; the start of the log if one
-    of them is unknown. `settled`: offset below which all records are settled; None: unknown.
+    created anew: the cut (`cut_of`) or `settled`, whichever is lower; the log's start if one of
+    them is unknown. `settled`: the offset below which all records are settled; None: unknown.
     `message` reports an error of `LOST_OFFSET_ERRORS`. May block for `EPOCH_TIMEOUT` seconds."""
     cut = None if settled is None else cut_of(consumer, message)
     if cut is None or settled is None:

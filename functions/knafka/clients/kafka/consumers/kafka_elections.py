@@ -1,4 +1,4 @@
-"""Finds out whether what a commit's metadata say still holds after a leader was elected.
+"""Finds out whether a commit's metadata still hold after a leader was elected.
 
     commit: offset 3, epoch 0, "9 to 19 are settled"       log: 0 ... 4 | 5 ... 99
                                                                 epoch 0 | epoch 1
@@ -45,18 +45,18 @@ class LeaderElection(NamedTuple):
     """Whether the commit's metadata describe only records that are still there; None: Kafka doesn't
     say."""
     is_answered: bool = True
-    """Whether Kafka has answered; False: not in time, so it may say more when it is asked again."""
+    """Whether Kafka has answered in time. False: ask again, as a later answer may say more."""
 
     def commit_of(self, committed: TopicPartition) -> OffsetAndMetadata | None:
-        """Return the partition's commit, `committed`, as an `OffsetAndMetadata`, with empty
-        metadata unless they hold; None: the group has committed nothing."""
+        """Return the partition's commit, `committed`, as an `OffsetAndMetadata`; its metadata are
+        empty unless they hold. None: the group has committed nothing."""
         if committed.offset < 0:
             return None
         return OffsetAndMetadata(committed.offset, metadata_of(committed) if self.holds else "")
 
 
 NO_ELECTION: Final = LeaderElection(NO_EPOCH, True)
-"""Use this for a partition that `elections_since` leaves out: its commit's metadata hold."""
+"""Stands for each partition that `elections_since` leaves out: its commit's metadata hold."""
 
 
 def elections_since(
@@ -65,11 +65,13 @@ def elections_since(
     committed: Sequence[TopicPartition],
     reach_timeout: float = REACH_TIMEOUT,
 ) -> Mapping[PartitionKey, LeaderElection]:
-    """Return where a leader was, or may have been, elected since these commits of a group, by topic
-    and partition. Left out are commits without a leader epoch, and commits whose metadata describe
-    no records above their offsets. `consumer` has read the commits; `connection` opens a new
-    consumer. Blocks for `ELECTION_TIMEOUT` + `reach_timeout` seconds at most. Never raises."""
-    # The offset up to which each commit's metadata describe records; None: that can't be read.
+    """Return, by topic and partition, the partitions in which a leader was, or may have been,
+    elected since these commits of a group. Left out are commits without a leader epoch, and commits
+    whose metadata describe no records above their offsets. `consumer` has read the commits;
+    `connection` opens a new consumer. Blocks for `ELECTION_TIMEOUT` + `reach_timeout` seconds at
+    most. Never raises."""
+    # The offset up to which each commit's metadata describe records; None: the metadata aren't
+    # ours.
     reaches: dict[PartitionKey, int | None] = {}
     asked: list[TopicPartition] = []
     for entry in committed:
@@ -83,11 +85,13 @@ def elections_since(
     probes: list[TopicPartition] = []
     for entry in asked:
         key, epoch = (entry.topic, entry.partition), epoch_of(entry)
-        end, reach = ends.get(key, NO_EPOCH), reaches[entry.topic, entry.partition]
-        if end == epoch:
-            continue
-        elections[key] = LeaderElection(end, None if end == NO_EPOCH else False, key in ends)
-        if end > epoch and reach is not None:
+        end_epoch, reach = ends.get(key, NO_EPOCH), reaches[key]
+        if end_epoch == epoch:
+            continue  # no leader was elected since the commit
+        # The metadata don't hold, unless a probe shows below that they do.
+        holds = None if end_epoch == NO_EPOCH else False
+        elections[key] = LeaderElection(end_epoch, holds, key in ends)
+        if end_epoch > epoch and reach is not None:
             # The epoch has ended: its log may end below the records that the metadata describe.
             probes.append(TopicPartition(*key, reach, "", epoch))
     if probes:
@@ -101,9 +105,10 @@ def elections_since(
 def _find_reached(
     connection: Connection, probes: Sequence[TopicPartition], timeout: float
 ) -> dict[PartitionKey, bool]:
-    """Return, by topic and partition, whether the leader epoch of each position in `probes` ends at
-    the position's offset or later, so that all records below it are still there. Positions of which
-    a new consumer doesn't learn that within `timeout` seconds are left out. Never raises."""
+    """Return for each position in `probes`, by topic and partition, whether the position's leader
+    epoch ends at the position's offset or later; if so, all records below the offset are still
+    there. Positions for which a new consumer doesn't find that out within `timeout` seconds are
+    left out. Never raises."""
     positions = {(probe.topic, probe.partition): probe for probe in probes}
     with suppress(LogError, KafkaException):
         return ask_new_consumer(connection, positions, timeout, assign_checked, _reach_answer)
@@ -111,9 +116,9 @@ def _find_reached(
 
 
 def _reach_answer(key: PartitionKey, message: Message) -> bool | None:
-    """Return what a message to a new consumer says of the position at which the consumer began:
-    True (a record, or the partition's end) if the position's leader epoch reaches up to it, False
-    (the error of a cut log) if not. None: another error, which says nothing."""
+    """Return whether the leader epoch of the position at which a new consumer began reaches up to
+    that position, by a message that the consumer got: True for a record or the partition's end,
+    False for the error of a cut log, None for another error, by which this isn't known."""
     error = message.error()
     if error is None or error.code() == KafkaError._PARTITION_EOF:
         return True

@@ -49,7 +49,8 @@ HEARTBEAT_INTERVAL: Final = 1.0
 """Seconds between heartbeats. Only by a heartbeat does a member learn of a rebalance, so a
 partition that moves isn't read for so long."""
 JOIN_TIMEOUT: Final = 10.0
-"""Seconds to join a group in spite of failing connections, as during a broker's restart."""
+"""Seconds within which a consumer must join its group, in spite of failing connections, such as
+during a broker's restart."""
 COMMITTED_TIMEOUT: Final = 15.0
 """Seconds to read the commits of new partitions, enough for a coordinator to move meanwhile."""
 SINGLE_COMMITTED_TIMEOUT: Final = 5.0
@@ -72,7 +73,7 @@ class GroupProtocol(StrEnum):
     """Each change takes a round of all members; every broker has this protocol."""
 
 
-_BY_PROTOCOL: Final[Mapping[GroupProtocol, Mapping[str, Any]]] = {
+_PROTOCOL_SETTINGS: Final[Mapping[GroupProtocol, Mapping[str, Any]]] = {
     GroupProtocol.CLASSIC: {
         "group.protocol": "classic",
         "partition.assignment.strategy": "cooperative-sticky",
@@ -82,6 +83,7 @@ _BY_PROTOCOL: Final[Mapping[GroupProtocol, Mapping[str, Any]]] = {
     # With this protocol the broker decides the other three settings, and librdkafka refuses them.
     GroupProtocol.CONSUMER: {"group.protocol": "consumer"},
 }
+"""librdkafka's settings for each protocol."""
 
 
 class _UnknownProtocolFilter(logging.Filter):
@@ -131,6 +133,7 @@ class GroupConsumer(ABC):
 
     def _open(self) -> Consumer:
         """Open a consumer of the group, not subscribed yet. Raises `LogError`."""
+        # Later settings override earlier ones.
         return open_client(
             Consumer,
             {
@@ -139,13 +142,13 @@ class GroupConsumer(ABC):
                 **self._callbacks,
                 **CONSUMER_DEFAULTS,
                 **self._connection,
-                **_BY_PROTOCOL[self.protocol],
+                **_PROTOCOL_SETTINGS[self.protocol],
                 "group.id": self._group,
             },
         )
 
     def _subscribe(self) -> None:
-        """Subscribe to the topics: this joins the group, and a member sends a heartbeat by it."""
+        """Subscribe to the topics, which joins the group; a member only sends a heartbeat by it."""
         self._heartbeat_at = time.monotonic() + HEARTBEAT_INTERVAL
         self.consumer.subscribe(
             self._topics,
@@ -177,8 +180,8 @@ class GroupConsumer(ABC):
         """Send a heartbeat if one is due; only the consumer protocol needs it. Raises
         `KafkaException`."""
         if self.protocol is GroupProtocol.CONSUMER and time.monotonic() > self._heartbeat_at:
-            # By itself, librdkafka sends one every 5 s, as the broker asks, and a partition that
-            # moves would not be read for so long. Subscribing again only sends a heartbeat now.
+            # By itself, librdkafka sends one every 5 s, as the broker demands, and a partition that
+            # moves would not be read for so long.
             try:
                 self._subscribe()
             except KafkaException as error:
@@ -187,15 +190,15 @@ class GroupConsumer(ABC):
                     raise
 
     def fall_back_to_classic(self, error: KafkaError) -> None:
-        """Close the consumer, and join with a new one by the classic protocol. `error`, which is
-        logged, says that the broker has no other protocol. Raises `LogError`."""
+        """Close the consumer, and join by the classic protocol with a new one. `error`: the error,
+        to be logged, by which the broker shows that it has no other protocol. Raises `LogError`."""
         log.info("the group %s has the classic protocol: %s", self._group, error.str())
         self.protocol = GroupProtocol.CLASSIC
         self.join_again()
 
     def join_again(self) -> None:
-        """Leave the group, and join it with a new consumer. Raises `LogError` if no consumer can be
-        opened; then the former one is still a member."""
+        """Leave the group, and join it with a new consumer. Raises `LogError` if none can be
+        opened; then the present consumer is still a member."""
         new_consumer = self._open()
         self.consumer.close()
         self._errors.forget_all()  # those of the former consumer
@@ -224,9 +227,9 @@ class GroupConsumer(ABC):
 def committed_of(
     consumer: Consumer, partitions: list[TopicPartition], timeout: float
 ) -> list[TopicPartition]:
-    """Return the group's commit of each partition, with metadata; the offset is negative if there
-    is no commit. Requests that fail are repeated; blocks. Raises `LogError` once `timeout` seconds
-    have passed."""
+    """Return the group's commit of each partition, with metadata; its offset is negative if there
+    is no commit. Blocks, and repeats requests that fail. Raises `LogError` if a request fails when
+    `timeout` seconds have passed."""
     deadline = time.monotonic() + timeout
     while True:
         try:
@@ -243,8 +246,8 @@ def committed_of(
 
 
 def start_position_of(committed: TopicPartition) -> TopicPartition:
-    """Return the position at which to start reading a partition: its commit, `committed`, which
-    comes from `committed_of`, or the partition's start if there is no commit."""
+    """Return the position at which to start reading a partition: that of its commit, `committed`
+    (from `committed_of`), or the partition's start if there is no commit."""
     if committed.offset < 0:
         return TopicPartition(committed.topic, committed.partition, OFFSET_BEGINNING)
     return TopicPartition(
@@ -253,7 +256,7 @@ def start_position_of(committed: TopicPartition) -> TopicPartition:
 
 
 def assign_paused(consumer: Consumer, partitions: list[TopicPartition]) -> None:
-    """Accept the assigned partitions, as a member has to, but pause them, so that none is read."""
+    """Accept assigned partitions, as a member must, but pause them, so that they aren't read."""
     consumer.incremental_assign(
         [
             TopicPartition(partition.topic, partition.partition, OFFSET_BEGINNING)

@@ -1,5 +1,5 @@
-"""A reader that fails when its topic was deleted and created again: what was read from the old
-topic, such as a contract, is void then.
+"""A reader that fails when its topic was deleted and created again: everything that was read from
+the old topic, such as a contract, is void then.
 
 `kafka_replaced_topics` notices the new topic by its id.
 """
@@ -16,5 +16,5 @@ class KafkaIdentifiedReader(KafkaPositionedReader):
     by another topic of the same name; the reader must be closed then."""
 
     def _react_to_replacement(self) -> dict[int, Position]:
-        """Raise `LogError`, where the base class reads the new topic from its start."""
+        """Raise `LogError`; the base class would read the new topic from its start."""
         raise LogError(f"the topic {self._topic} was deleted and created again")

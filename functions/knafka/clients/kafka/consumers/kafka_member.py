@@ -31,8 +31,9 @@ class KafkaMember(KafkaReader):
         await self.read(1, timeout)
 
     async def confirm(self, positions: Positions) -> bool:
-        """Commit these offsets, by partition, for the process's own group. Returns whether Kafka
-        accepts the commit, which it does only while this process is a member."""
+        """Commit these offsets, given by partition, for the group that this member has joined.
+        Returns whether Kafka accepts the commit, which it does only while this process is a member;
+        False also if the member owns none of the partitions."""
         commits = {number: OffsetAndMetadata(offset) for number, offset in positions.items()}
         answer: bool = await self._thread.call(partial(self._membership.confirm, commits))
         return answer

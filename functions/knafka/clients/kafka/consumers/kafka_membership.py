@@ -86,17 +86,17 @@ class Membership(GroupConsumer):
         self._trusts_metadata = trusts_metadata
         self._loop = asyncio.get_running_loop()
         self.refusal: LogError | None = None
-        """The error for which assigned partitions can't be read; every read raises it."""
+        """Why assigned partitions can't be read; every read raises it. None: they can be."""
         self.owned: dict[int, int] = {}
-        """By owned partition, the lowest leader epoch that its commits may have: the last commit's,
-        or that of the log's end at the assignment, if that is later."""
+        """By owned partition, the lowest leader epoch that its commits may have: the epoch of the
+        last commit or of the log's end at the assignment, whichever is later."""
         self.reached: dict[int, int] = {}
-        """Ends of owned partitions that no read has returned yet."""
+        """Ends that owned partitions have reached, and that no read has returned yet."""
         self.last_commits: Future[Commits] = Future()
         """The last commits to make, which `finish` requests from `Assignment`."""
         self._finishing: dict[int, int] = {}
-        """After `finish`: the partitions whose last commits aren't made yet, with leader epochs."""
-        self._is_finishing = self._closed = False
+        """After `finish`: what `owned` had, of partitions whose last commits aren't made yet."""
+        self._is_finishing = self._closed = False  # whether `finish`, `close` were called
         self._restarts: dict[int, int] = {}
         """How often each partition was restarted."""
         self._of_present_topic: set[int] = set()
@@ -113,9 +113,9 @@ class Membership(GroupConsumer):
     # While the consumer is a member
 
     def restart_partition(self, number: int, message: Message | None = None) -> int | None:
-        """Read a partition again from its start; or from the cut, if the error in `message` says
-        that the log was cut. Returns that offset, negative for the start; None if the partition
-        isn't owned. `Assignment` learns that the partition was lost and assigned without commit."""
+        """Read an owned partition again: without `message` from its start, else from the position
+        of `restart_of`. Returns the offset, negative for the start; None: it isn't owned.
+        `Assignment` is told that the partition was lost, and then assigned without a commit."""
         if number not in self.owned:
             return None
         if message is None:
@@ -135,7 +135,7 @@ class Membership(GroupConsumer):
             self._committed_topics.note_restart((restart.topic, restart.partition), message is None)
         self._of_present_topic.add(number)
         self._restarts[number] = restarts = self._restarts.get(number, 0) + 1
-        self._loop.call_soon_threadsafe(self._begin_new_log, number, restarts)
+        self._loop.call_soon_threadsafe(self._report_restart, number, restarts)
         return restart.offset
 
     def restart_topic(self, topic: str) -> None:
@@ -144,17 +144,17 @@ class Membership(GroupConsumer):
             self.restart_partition(number)
 
     def restart_assigned(self, topics: Collection[str]) -> Collection[int]:
-        """Read partitions of these replaced topics from their start, unless they surely read the
-        present topic, such as those of `restart_topic`; returns their numbers."""
+        """Read owned partitions of these replaced topics from their start, unless they surely read
+        the present topic, as after `restart_topic`. Returns the numbers of those restarted."""
         unsure = self.owned.keys() - self._of_present_topic
         numbers = [number for number in unsure if self._numbering.topic(number) in topics]
         for number in numbers:
             self.restart_partition(number)
         return numbers
 
-    def _begin_new_log(self, number: int, restarts: int) -> None:
-        """Report to `Assignment`, on the event loop, that a partition was restarted for the
-        `restarts`th time."""
+    def _report_restart(self, number: int, restarts: int) -> None:
+        """Report to `Assignment`, on the event loop, that a partition was restarted. `restarts`:
+        how often that has happened by now."""
         self.known_restarts = {**self.known_restarts, number: restarts}
         self._assignment.on_lost([number])
         self._assignment.on_assigned({number: None})
@@ -169,19 +169,19 @@ class Membership(GroupConsumer):
             "the consumer of group %s has stalled in %s, where a new one would go on: it rejoins",
             self._group, names_of(stalled),
         )  # fmt: skip
-        # Not revoked: their offsets may be of a log that is gone, and would hide records of the
-        # new one.
+        # Reported as lost, not revoked, so that nothing is committed for them: their offsets may be
+        # of a log that is gone, and would hide records of the new one.
         self._loop.call_soon_threadsafe(self._assignment.on_lost, self._forget_owned(stalled))
         self.join_again()
 
     def pause(self, numbers: Iterable[int]) -> None:
-        """Pause partitions that are owned."""
+        """Pause these partitions, which must be owned. Raises `KafkaException`."""
         partitions = self.partitions_of(numbers)
         self.consumer.pause(partitions)
         self.stalled.pause(partitions)
 
     def resume(self, numbers: Iterable[int]) -> None:
-        """Resume partitions that are owned."""
+        """Resume these partitions, which must be owned. Raises `KafkaException`."""
         partitions = self.partitions_of(numbers)
         self.consumer.resume(partitions)
         self.stalled.resume(partitions)
@@ -195,9 +195,9 @@ class Membership(GroupConsumer):
         return self._numbering.number(partition.topic, partition.partition)
 
     def commit(self, commits: Commits, known_restarts: Mapping[int, int]) -> None:
-        """Make the commits of partitions that are still owned, without waiting for Kafka.
-        `known_restarts`: the attribute's value when the commits were requested; commits of
-        partitions that were restarted since are dropped."""
+        """Make the commits of partitions that are still owned, without waiting for Kafka. Commits
+        of partitions that were restarted since they were requested are dropped; `known_restarts`:
+        the value of that attribute then."""
         if self._restarts:
             commits = {
                 number: commit
@@ -207,8 +207,8 @@ class Membership(GroupConsumer):
         self._commits.commit(self.consumer, commits, self.owned)
 
     def _was_restarted(self, number: int, known_restarts: Mapping[int, int]) -> bool:
-        """Whether a partition was restarted since a commit was requested: the commit is of the
-        former log, and would hide records of the new one."""
+        """Whether a partition was restarted after a commit was requested (`known_restarts` as in
+        `commit`): then the commit is of the former log, and would hide records of the new one."""
         return self._restarts.get(number, 0) != known_restarts.get(number, 0)
 
     def repeat_commit(self) -> None:
@@ -229,7 +229,7 @@ class Membership(GroupConsumer):
 
     def confirm(self, commits: Commits) -> bool:
         """Commit the offsets of owned partitions, and return whether Kafka accepts them, which
-        proves that this is still a member; False if no partition is owned."""
+        proves that this is still a member; False also if none of the partitions is owned."""
         owned_commits = {
             number: commit for number, commit in commits.items() if number in self.owned
         }
@@ -278,8 +278,8 @@ class Membership(GroupConsumer):
         self.consumer.poll(FINISHING_POLL_TIMEOUT)
 
     def commit_last(self, deadline: float) -> bool:
-        """Make the last commits of partitions that still belong to this member, up to `deadline`
-        (monotonic time). Returns False if they must be tried again after a rebalance."""
+        """Make the last commits of partitions that still belong to this member. Returns False if
+        this must be called again, because of a rebalance. `deadline`: by `time.monotonic`."""
         commits = self.last_commits.result()
         owned_commits = {
             number: commit for number, commit in commits.items() if number in self._finishing
@@ -301,7 +301,7 @@ class Membership(GroupConsumer):
         return True
 
     def close(self) -> None:
-        """Leave the group, even if last commits are missing; further calls do nothing."""
+        """Leave the group, whether or not the last commits were made; further calls do nothing."""
         if not self._closed:
             self._closed = True
             self.consumer.close()
@@ -336,7 +336,7 @@ class Membership(GroupConsumer):
             election = elections.get((entry.topic, entry.partition), NO_ELECTION)
             # With the end's epoch, the next commits' metadata hold until a leader is elected again.
             self.owned[number] = max(epoch_of(entry), election.end_epoch)
-            if topics.is_sure(entry):
+            if topics.is_of_present_topic(entry):
                 self._of_present_topic.add(number)
             commit = commits[number] = election.commit_of(entry)
             if commit is not None:
@@ -359,8 +359,8 @@ class Membership(GroupConsumer):
             consumer.incremental_unassign(partitions)
 
     def _last_commits_of(self, numbers: Sequence[int], finishing: Collection[int]) -> Commits:
-        """Wait until the attempts of revoked partitions have finished, and return the last commits.
-        For the partitions `finishing`, `finish` has requested these already."""
+        """Wait until the attempts of revoked partitions have finished, and return their last
+        commits. `finishing`: revoked partitions whose last commits `finish` has requested."""
         commits: dict[int, OffsetAndMetadata] = {}
         if numbers:
             revoked: Any = self._assignment.on_revoked(numbers)
@@ -375,15 +375,15 @@ class Membership(GroupConsumer):
         return commits
 
     def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """Forget partitions that belong to another member."""
+        """Forget partitions that already belong to another member; notify `Assignment`."""
         for entry in partitions:
             self._finishing.pop(self.number_of(entry), None)
         self._loop.call_soon_threadsafe(self._assignment.on_lost, self._forget_owned(partitions))
         consumer.incremental_unassign(partitions)
 
     def _forget_owned(self, partitions: list[TopicPartition]) -> list[int]:
-        """Own these partitions no more. Returns the numbers of those that were owned, the only ones
-        that `Assignment` knows."""
+        """Own these partitions no more. Returns the numbers of those that were owned; `Assignment`
+        knows only these."""
         numbers = [number for number in map(self.number_of, partitions) if number in self.owned]
         for number in numbers:
             del self.owned[number]
@@ -395,6 +395,6 @@ class Membership(GroupConsumer):
 
 
 def _log_failed_commit(error: Exception) -> None:
-    """Log that the last commit of revoked partitions failed."""
-    # The group goes back to its last commit: duplicates, no loss.
+    """Log that the last commit of revoked partitions failed. The next member goes back to the
+    commit before, so events are delivered twice, but none is lost."""
     log.warning("the last commit of a revoked partition failed: %r", error)

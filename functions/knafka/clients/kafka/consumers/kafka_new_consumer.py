@@ -1,8 +1,8 @@
-"""Opens a new consumer for a moment, to learn what it gets of partitions.
+"""Opens a new consumer for a moment, to learn which messages it gets of some partitions.
 
-This is for questions that the consumer that reads the partitions can't answer: if it has stalled,
-it returns nothing, and a seek, to which Kafka answers with a message, would end its reading. The
-new consumer belongs to no group.
+The consumer that reads the partitions can't be asked: if it has stalled, it returns nothing; and to
+make Kafka answer, it would have to seek, which ends its reading. The new consumer belongs to no
+group.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from typing import Final, TypeVar
+from typing import Final, TypeVar, cast
 
 from confluent_kafka import Consumer, Message, TopicPartition
 
@@ -36,13 +36,13 @@ def ask_new_consumer(
     assign: Callable[[Consumer, list[TopicPartition]], None],
     answer_of: Callable[[PartitionKey, Message], T | None],
 ) -> dict[PartitionKey, T]:
-    """Have a new consumer begin at these positions, which `assign` assigns, and return an answer by
-    partition. `answer_of` returns the answer that a message gives, or None if it gives none; the
-    first answer of a partition counts. Partitions without one within `timeout` seconds are left
-    out. Blocks. Raises `LogError` and `KafkaException`."""
+    """Start a new consumer at these positions, by `assign`, and return the first answer of each
+    partition. `answer_of` gets the partition of a message and the message; it returns the answer
+    that the message gives, or None if it gives none. Partitions without an answer within `timeout`
+    seconds are left out. Blocks. Raises `LogError` and `KafkaException`."""
     group = f"{PROBE_GROUP_PREFIX}-{uuid.uuid4().hex[:8]}"
-    own = {"group.id": group, "log_level": 0}
-    configuration = {**CONSUMER_DEFAULTS, **without_statistics(connection), **own}
+    own_settings = {"group.id": group, "log_level": 0}
+    configuration = {**CONSUMER_DEFAULTS, **without_statistics(connection), **own_settings}
     answers: dict[PartitionKey, T] = {}
     deadline = time.monotonic() + timeout
     with closing(open_client(Consumer, configuration)) as consumer:
@@ -50,10 +50,12 @@ def ask_new_consumer(
         while len(answers) < len(positions) and (seconds_left := deadline - time.monotonic()) > 0:
             if (message := consumer.poll(seconds_left)) is None:
                 break
-            # The message's partition, unless it is answered or the message has none.
-            for key in positions.keys() - answers.keys() & {(message.topic(), message.partition())}:
-                if (answer := answer_of(key, message)) is not None:
-                    answers[key] = answer
-                    # Its further records would keep the other partitions waiting.
-                    consumer.pause([TopicPartition(*key)])
+            # An error that concerns no partition has neither topic nor number.
+            key = cast(PartitionKey, (message.topic(), message.partition()))
+            if key not in positions or key in answers:
+                continue
+            if (answer := answer_of(key, message)) is not None:
+                answers[key] = answer
+                # Its further records would keep the other partitions waiting.
+                consumer.pause([TopicPartition(*key)])
     return answers

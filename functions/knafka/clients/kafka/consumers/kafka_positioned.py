@@ -58,8 +58,8 @@ class KafkaPositionedReader:
 
     def __init__(self, connection: Connection, topic: str, ids: TopicIds | None = None) -> None:
         """Open the consumer and its thread; nothing is read until `begin`. `ids` reads the topic's
-        id; several readers can share this object, and so its admin client. None: this reader
-        creates its own. Raises `LogError`."""
+        id; several readers can share one `TopicIds`, and so its admin client. None: this reader
+        creates one of its own. Raises `LogError`."""
         self._topic = topic
         self._thread = CallThread(asyncio.get_running_loop(), "kafka-positioned")
         self.ends: Positions = {}
@@ -68,7 +68,8 @@ class KafkaPositionedReader:
         """Leader epochs that begin in the records of the last read, by partition."""
         self.restarted: Mapping[int, Position] = {}
         """Partitions that the last read began anew from their start, each with the position up to
-        which its log is the one that was read before; `BEGINNING`: all of it is another log."""
+        which its log is still the one that was read before; `BEGINNING`: none of it is known to
+        be."""
         self._connection = connection
         # Used only on the thread:
         self._consumer = self._open()
@@ -147,23 +148,27 @@ class KafkaPositionedReader:
         self._active_partitions.update(positions)
 
     def _drop(self, numbers: set[int]) -> None:
-        """Stop reading partitions, on the consumer's thread."""
-        begun = numbers & self._active_partitions
-        self._active_partitions -= begun
-        for number in begun:
+        """Stop reading these partitions, if they are being read; called on the consumer's
+        thread."""
+        dropped = numbers & self._active_partitions
+        self._active_partitions -= dropped
+        for number in dropped:
             self._epochs.pop(number, None)
-        if begun:
-            self._stalled.drop(self._partitions(begun))
-            self._consumer.incremental_unassign(self._partitions(begun))
+        if dropped:
+            self._stalled.drop(self._partitions(dropped))
+            self._consumer.incremental_unassign(self._partitions(dropped))
 
     def _set_paused(self, numbers: set[int], *, paused: bool) -> None:
-        """Pause or resume those of these partitions that are being read, on the consumer's thread.
-        If this fails, the next `_read` raises the error."""
+        """Pause or resume these partitions, without those that aren't being read; called on the
+        consumer's thread. If this fails, the next `_read` raises the error."""
         partitions = self._partitions(numbers & self._active_partitions)
-        consumer, stalled = self._consumer, self._stalled
         try:
-            (consumer.pause if paused else consumer.resume)(partitions)
-            (stalled.pause if paused else stalled.resume)(partitions)
+            if paused:
+                self._consumer.pause(partitions)
+                self._stalled.pause(partitions)
+            else:
+                self._consumer.resume(partitions)
+                self._stalled.resume(partitions)
         except KafkaException as error:
             self._failure = log_error_of(error.args[0])
 
@@ -193,14 +198,14 @@ class KafkaPositionedReader:
         for message in messages:
             error, number = message.error(), cast(int, message.partition())
             if number not in self._active_partitions:
-                continue
+                continue  # dropped after librdkafka has queued the message
             if error is None:
                 records.append(cast(Record, message))
                 last_messages[number] = message
                 ends.pop(number, None)
             elif error.code() in LOST_OFFSET_ERRORS:
                 position = self._restart_partition(message, number)
-                # If the topic was replaced as well, all of the log is another one.
+                # If the topic was replaced as well, `BEGINNING` is stored already, and must stay.
                 restarted[number] = min(position, restarted.get(number, position))
                 ends.pop(number, None)
                 last_messages.pop(number, None)
@@ -224,7 +229,7 @@ class KafkaPositionedReader:
 
     def _react_to_replacement(self) -> dict[int, Position]:
         """Read all partitions from their start, as the topic was deleted and created again. Returns
-        what `restarted` must say of them. `KafkaIdentifiedReader` overrides this to raise an
+        these partitions' entries of `restarted`. `KafkaIdentifiedReader` overrides this to raise an
         error."""
         log.warning("%s was deleted and created again: it is read from its start", self._topic)
         for number in self._active_partitions:
@@ -275,7 +280,7 @@ class KafkaPositionedReader:
 
     def _restart_partition(self, message: Message, number: int) -> Position:
         """Read a partition from its start, as its log no longer has the next offset, which
-        `message` reports. Returns the position up to which the log is the one that was read."""
+        `message` reports. Returns the partition's entry of `restarted`."""
         cut = cut_of(self._consumer, message)
         log.warning(
             "partition %d of %s is another log than before, and is read again: %s",
@@ -287,7 +292,7 @@ class KafkaPositionedReader:
         return Position(BEGINNING) if cut is None else Position(cut.offset, epoch_of(cut))
 
     def _restart(self, number: int) -> None:
-        """Have the consumer read a partition from its start, even if the partition was paused.
+        """Let the consumer read a partition from its start. This ends a pause of the partition.
         Raises `KafkaException`."""
         partition = TopicPartition(self._topic, number)
         self._consumer.incremental_unassign([partition])
@@ -299,7 +304,8 @@ class KafkaPositionedReader:
 
 
 class _PositionedRead(NamedTuple):
-    """The result of one read on the thread; the fields are those of `KafkaPositionedReader`."""
+    """The result of one read on the thread. The attributes of `KafkaPositionedReader` with the same
+    names explain the last three fields."""
 
     records: list[Record]
     ends: dict[int, int]
@@ -317,8 +323,8 @@ def _epoch_starts(
     records: Sequence[Record], number: int, epoch: int | None
 ) -> Sequence[EpochStart]:
     """Return the leader epochs that begin in the partition `number` within these records; records
-    of other partitions are ignored. `epoch`: that of the partition's last record before these;
-    None: it isn't known, so the first record's epoch counts as beginning there."""
+    of other partitions are ignored. `epoch`: the leader epoch of the partition's record before
+    these; None: not known, so an epoch counts as beginning at the partition's first record."""
     starts: list[EpochStart] = []
     for record in records:
         if record.partition() != number:

@@ -37,19 +37,20 @@ from knafka.ports.log import Assignment, Commits, Positions, Record
 log = logging.getLogger(__name__)
 
 LEAVE_TIME: Final = 2.0
-"""Seconds of a close's timeout that are kept for the last commit and for leaving; at most a quarter
-of the timeout."""
+"""Seconds of the timeout of `close` that are kept for the last commit and for leaving, or a quarter
+of the timeout if that is less."""
 REPLACEMENT_TIME: Final = 60.0
-"""Seconds for which assigned partitions of a replaced topic may have commits of the former one:
-other members notice the replacement within `TOPIC_ID_INTERVAL`, and one that died before loses its
-partitions after a session, usually 45 s."""
+"""Seconds after a topic's replacement in which a newly assigned partition may have a commit of the
+former topic: other members notice the replacement within `TOPIC_ID_INTERVAL`, and a member that has
+died loses its partitions after a session, usually 45 s."""
 
 
 class KafkaReader:
     """`LogReader` on one consumer.
 
-    Only the reader's own thread calls the consumer. Another thread's call would wait until the poll
-    under way ends, with a rebalance that waits for the event loop (docs/decisions/0004).
+    Only the reader's own thread calls the consumer. A call from the event loop's thread would wait
+    for the poll under way, and a rebalance within that poll waits for the event loop
+    (docs/decisions/0004).
     """
 
     pause_is_free: Final = False
@@ -66,12 +67,12 @@ class KafkaReader:
         reads: bool = True,
         may_repeat: bool = True,
     ) -> None:
-        """Open the consumer and its thread, and subscribe to the topics. `reads`: whether records
-        are read; False: only join the group. `may_repeat`: whether a replaced topic is read from
-        its start, and a commit's metadata are ignored if an election may have taken away the
-        records that they describe; False for delivery at most once. Raises `LogError`."""
+        """Open the consumer and its thread, and subscribe to the topics. `reads`: True to read
+        records, False to only join the group. `may_repeat`: True if events may be delivered twice.
+        Then a replaced topic is read from its start, and a commit's metadata are ignored if an
+        election may have taken away the records that they describe. Raises `LogError`."""
         self._numbering = Numbering([topics] if isinstance(topics, str) else topics)
-        self._topic, self._group = ", ".join(self._numbering.topics), group
+        self._topic, self._group = ", ".join(self._numbering.topics), group  # for messages
         self._thread = CallThread(asyncio.get_running_loop(), "kafka-reader")
         self.ends: Positions = {}
         """Partitions whose end the last read has reached, with the offset of the end."""
@@ -125,7 +126,7 @@ class KafkaReader:
             log.warning("%s was deleted and created again: it is read from its start", topic)
             membership.restart_topic(topic)
             self._replaced_until[topic] = time.monotonic() + REPLACEMENT_TIME
-        self._restart_of_another_topic()
+        self._restart_partitions_of_another_topic()
         records: list[Record] = []
         messages = self._poll_messages(limit, timeout) if self._pending_failure is None else []
         for message in messages:
@@ -138,9 +139,9 @@ class KafkaReader:
                 records = [record for record in records if self.number_of(record) != number]
             elif not self._note_end(message):
                 self._react_to_error(error)
-        if self._replaced_until and (restarted := self._restart_assigned()):
+        if self._replaced_until and (restarted := self._restart_newly_assigned()):
             records = [record for record in records if self.number_of(record) not in restarted]
-        # Without this check a refused consumer would look as if there were nothing to read.
+        # Without this check, a consumer that Kafka refuses would look as if it had nothing to read.
         membership.check(heard=bool(records or membership.reached))
         if len(messages) < limit and self._pending_failure is None:
             membership.rejoin_if_stalled()
@@ -159,14 +160,15 @@ class KafkaReader:
             }
         return records, ends
 
-    def _restart_of_another_topic(self) -> None:
-        """Read partitions from their start whose commits turn out to be of another topic."""
-        for topic, partition in self._committed_topics.find_others():
+    def _restart_partitions_of_another_topic(self) -> None:
+        """Read partitions from their start if they began at commits that turn out to be of another
+        topic."""
+        for topic, partition in self._committed_topics.pop_partitions_of_another_topic():
             number = self._numbering.number(topic, partition)
             if self._membership.restart_partition(number) is not None:
                 log.warning(OF_ANOTHER_TOPIC, partition, topic)
 
-    def _restart_assigned(self) -> Collection[int]:
+    def _restart_newly_assigned(self) -> Collection[int]:
         """Read newly assigned partitions of lately replaced topics (`_replaced_until`) from their
         start, as their commits may be of the former topic. Returns the partitions' numbers."""
         now = time.monotonic()
@@ -176,18 +178,18 @@ class KafkaReader:
         return self._membership.restart_assigned(self._replaced_until)
 
     def number_of(self, record: Record) -> int:
-        """Return the number of a record's partition; with a single topic, Kafka's own
-        (`Numbering`)."""
+        """Return the number of a record's partition (`Numbering`); with a single topic, this is
+        Kafka's number of the partition."""
         return self._numbering.number(record.topic(), record.partition())
 
     @property
     def _pending_failure(self) -> LogError | None:
-        """The error that the next read raises; None: there is none."""
+        """The error that the next read raises unless it has records; None: there is none."""
         return self._failure or self._fatal_error or self._membership.refusal
 
     def _react_to_error(self, error: KafkaError) -> None:
-        """React to the error of a poll: fall back to the classic protocol, have later reads fail,
-        or ignore an error that passes by itself."""
+        """React to the error of a poll: fall back to the classic protocol, let later reads raise
+        the error, or ignore an error that passes by itself."""
         if error.code() == KafkaError._FATAL:
             if self._membership.joined or self.protocol is GroupProtocol.CLASSIC:
                 self._fatal_error = log_error_of(error)
@@ -204,7 +206,8 @@ class KafkaReader:
         offset = self._membership.restart_partition(number, message)
         if offset is not None:
             if offset < 0:
-                self._replaced.hasten()  # it restarts other partitions of the topic, too
+                # If the topic was replaced, its other partitions are restarted once that is known.
+                self._replaced.hasten()
             log.warning(
                 "partition %s of %s is another log than before, and is read from %s: %s",
                 message.partition(), message.topic(),
@@ -253,8 +256,8 @@ class KafkaReader:
         change: Callable[[Membership, Iterable[int]], None],
         partitions: Sequence[int],
     ) -> None:
-        """Call `change` (`Membership.pause` or `resume`) with those of the partitions that this
-        member owns, on the consumer's thread."""
+        """Call `change` (`Membership.pause` or `resume`) for the partitions, without those that
+        aren't owned (any more); called on the consumer's thread."""
         membership = self._membership
         owned = membership.owned.keys() & set(partitions)
         try:
@@ -263,20 +266,22 @@ class KafkaReader:
             self._failure = log_error_of(error.args[0])  # the next read raises it
 
     def commit(self, commits: Commits) -> None:
-        """Commit these offsets of partitions that are still owned, without waiting for Kafka."""
+        """Commit these offsets, without waiting for Kafka. Offsets of partitions that are no longer
+        owned, or were restarted meanwhile, are dropped."""
         membership = self._membership
         self._thread.call(partial(membership.commit, commits, membership.known_restarts))
 
     async def commit_now(self, commits: Commits) -> None:
         """Commit these offsets and return when Kafka has confirmed all. Raises `LogError`, also if
-        a partition isn't owned."""
+        a partition isn't owned, or was restarted meanwhile."""
         membership = self._membership
         await self._thread.call(partial(membership.commit_now, commits, membership.known_restarts))
 
     # Closing
 
     async def close(self, timeout: float) -> None:
-        """Make the last commits and leave the group, within `timeout` seconds."""
+        """Make the last commits and leave the group, within `timeout` seconds. If that takes
+        longer, which is logged, the consumer is closed without waiting."""
         leaving = asyncio.create_task(self._leave(timeout))
         try:
             await asyncio.wait({leaving}, timeout=timeout)
@@ -296,8 +301,8 @@ class KafkaReader:
     async def _leave(self, timeout: float) -> None:
         """Commit for the last time and leave the group, within `timeout` seconds.
 
-        Until the last attempts have finished, the consumer goes on polling: a rebalance would wait
-        for it, and its last commit would fail if it missed a rebalance.
+        The consumer goes on polling until the last commit is made: a rebalance would wait for it,
+        and the commit would fail if the consumer missed a rebalance.
         """
         membership, thread = self._membership, self._thread
         deadline = time.monotonic() + timeout

@@ -1,8 +1,8 @@
 """Notices that topics were deleted and created again while they are read.
 
 librdkafka goes on in the new topic at its old position and reports nothing, unless the position is
-beyond the new topic's end: records below the position would never be read. Kafka's clients show a
-topic's id to administrators only, so this has an admin client.
+beyond the new topic's end: records below the position would never be read. Of confluent-kafka's
+clients, only the admin client returns a topic's id, so an admin client reads the ids.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ log = logging.getLogger(__name__)
 
 FIRST_TOPIC_ID_DELAY: Final = 1.0
 """Seconds until a topic's id is first read, so that a cold start isn't slowed down. If the topic is
-replaced in these seconds, that may go unnoticed by a reader that began without a marked commit."""
+replaced in these seconds, a reader that began without a marked commit may not notice that."""
 TOPIC_ID_INTERVAL: Final = 15.0
 """Seconds between two readings of a topic's id, unless `hasten` is called; each is one request."""
 TOPIC_ID_TIMEOUT: Final = 15.0
 """Seconds without an answer after which a request for a topic's id fails."""
 UNKNOWN_TOPIC_ID: Final = str(Uuid(0, 0))
-"""The id that librdkafka returns if a node of Kafka sends none."""
+"""The id that librdkafka returns if a node of Kafka sends no id."""
 
 
 class TopicIds:
-    """Reads the ids of its followers' topics, with one admin client. Used on one event loop;
-    `known_id` and `hasten` may be called from any thread."""
+    """Reads the ids of the topics of its followers (`ReplacedTopics`), with one admin client. Used
+    on one event loop; `known_id` and `hasten` may be called from any thread."""
 
     def __init__(self, connection: Connection, calls: AdminCalls | None = None) -> None:
         """Begin without ids; no request is sent before a follower starts, or `read` is called.
@@ -51,22 +51,23 @@ class TopicIds:
         self._connection = without_statistics(connection)
         self._shared_calls = calls
         self._own_calls: AdminCalls | None = None
+        """The client that was opened here; None: there is none."""
         self.known: dict[str, set[str]] = {}
         """All ids that were read, by topic. Earlier ids are kept: a node of Kafka that lags behind
         may return one again, which is no replacement."""
         self.current: dict[str, str] = {}
-        """The newest id of each topic: of all its ids, the one that was first read last."""
+        """The present id of each topic: of all its ids, the one that was new most recently."""
         self._read_at: dict[str, float] = {}
         """When the last request that returned the id in `current` was sent, by topic
         (`time.monotonic`)."""
         self.followers: list[ReplacedTopics] = []
-        """The consumers' objects that note each replacement of their topics."""
+        """Each of them notes replacements of one consumer's topics."""
         self._comparison: asyncio.Task[None] | None = None
         """Reads the ids regularly; None: no follower has started."""
         self._loop: asyncio.AbstractEventLoop | None = None
         """The event loop of `start`; None before."""
         self._comparison_requested = asyncio.Event()
-        """Set to compare the ids at once."""
+        """Set to have `_comparison` read and compare the ids at once."""
 
     def start(self, topics: Sequence[str]) -> None:
         """Compare the ids of all followers' topics from now on, every `TOPIC_ID_INTERVAL`; for the
@@ -79,7 +80,8 @@ class TopicIds:
             self._loop.call_later(FIRST_TOPIC_ID_DELAY, self._comparison_requested.set)
 
     def hasten(self) -> None:
-        """Have the ids compared at once; does nothing before `start`. From any thread."""
+        """Let the ids be read and compared at once; does nothing before `start`. May be called from
+        any thread."""
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._comparison_requested.set)
@@ -127,7 +129,7 @@ class TopicIds:
 
     def known_id(self, topic: str, since: float = -math.inf) -> str:
         """Return the topic's present id, without a request; empty if no request that was sent at
-        `since` (`time.monotonic`) or later has returned it. From any thread."""
+        `since` (`time.monotonic`) or later has returned it. May be called from any thread."""
         is_known = self._read_at.get(topic, -math.inf) >= since
         return self.current.get(topic, "") if is_known else ""
 
@@ -160,7 +162,8 @@ class ReplacedTopics:
     event loop; `pop`, `topic_id`, `was_read` and `hasten` may be called from any thread."""
 
     def __init__(self, ids: TopicIds, topics: Sequence[str]) -> None:
-        """Follow these topics; no request is sent before `start`, and never if there are none."""
+        """Follow these topics. No request is sent before `start`, and none at all if there are no
+        topics."""
         self._ids = ids
         self.topics = topics
         self._replaced: deque[str] = deque()
@@ -180,7 +183,8 @@ class ReplacedTopics:
             self._replaced.append(topic)
 
     def pop(self) -> Sequence[str]:
-        """Return the topics that were replaced since the last call; from any thread."""
+        """Return the topics that were replaced since the last call. May be called from any
+        thread."""
         replaced: list[str] = []
         while self._replaced:
             replaced.append(self._replaced.popleft())
@@ -188,18 +192,18 @@ class ReplacedTopics:
 
     def topic_id(self, topic: str, since: float = -math.inf) -> str:
         """Return the id of the topic that has this name now; empty if no request that was sent at
-        `since` (`time.monotonic`) or later has returned it. From any thread."""
+        `since` (`time.monotonic`) or later has returned it. May be called from any thread."""
         return self._ids.known_id(topic, since)
 
     def was_read(self, topic: str, mark: str) -> bool:
-        """Whether the topic's present id, or an earlier one that was read, has this mark. From any
-        thread."""
+        """Whether an id that was read of a topic of this name, the present or an earlier one, has
+        this mark. May be called from any thread."""
         known_ids = tuple(self._ids.known.get(topic, ()))  # the set may grow meanwhile
         return mark in map(short_id, known_ids)
 
     def hasten(self) -> None:
-        """Have the ids compared at once. Call this when a partition has lost records: its topic may
-        have been replaced. From any thread."""
+        """Let the ids be read and compared at once. Call this when a partition has lost records:
+        its topic may have been replaced. May be called from any thread."""
         if self._has_started:
             self._ids.hasten()
 
@@ -220,10 +224,11 @@ class ReplacedTopicsThread:
         self.replaced = ReplacedTopics(TopicIds(connection), topics)
         self._loop = asyncio.new_event_loop()
         self._ended = asyncio.Event()
+        """Set by `close`, on the thread's loop."""
         Thread(target=self._run, name="kafka-topic-ids", daemon=True).start()
 
     def _run(self) -> None:
-        """Compare the ids until `close`."""
+        """Run the event loop until `close`; the thread runs this."""
         self._loop.run_until_complete(self._follow())
         self._loop.close()
 
@@ -234,15 +239,15 @@ class ReplacedTopicsThread:
         await self.replaced.close()
 
     def close(self) -> None:
-        """Have the thread stop following and end; returns at once."""
+        """Let the thread stop following the topics, and end; returns at once."""
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._ended.set)
 
 
 async def read_topic_id(calls: AdminCalls, topic: str) -> str:
-    """Return the id of the topic that has this name now, read by a request within the timeout of
-    `calls`; an earlier topic of the name had another id. Raises `LogError`, also if the topic
-    doesn't exist."""
+    """Read and return the id of the topic that has this name now; an earlier topic of the name had
+    another id. Raises `LogError`, also if the topic doesn't exist, or Kafka doesn't answer within
+    the timeout of `calls`."""
     names = TopicCollection([topic])
     description: TopicDescription = await calls.request_one(
         lambda timeout: calls.admin.describe_topics(names, request_timeout=timeout)[topic]

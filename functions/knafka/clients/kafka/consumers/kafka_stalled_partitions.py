@@ -1,11 +1,11 @@
-"""Finds partitions of which a consumer gets nothing although a new one would.
+"""Finds partitions of which a consumer gets nothing although a new consumer would.
 
 librdkafka keeps the leader epoch that it saw of a partition. If the topic is deleted and created
 again, the new topic's epochs begin at 0, and librdkafka asks with the old epoch for ever, without
 an error (confluentinc/librdkafka#4898, in 2.16.0). Even a new assignment doesn't help, only a new
 consumer does. A position that stands still proves nothing: the partition may have no new record, or
-one of an open transaction. So a partition counts as stalled only if a new consumer, which begins at
-the same position, gets something of it.
+only records of an open transaction. So a partition counts as stalled only if a new consumer, which
+begins at the same position, gets something of it.
 
 Not here: replacing the consumer (`kafka_membership`, `kafka_positioned`).
 """
@@ -35,7 +35,7 @@ STALL_CHECK_INTERVAL: Final = 15.0
 """Seconds from one check of all positions to the next. Kafka is asked only for the ends of
 partitions whose positions haven't moved meanwhile."""
 SUSPECT_CHECK_INTERVAL: Final = 5.0
-"""Seconds to the next check after a partition was assigned, or became a suspect: by then, a
+"""Seconds to the next check after a partition was assigned, or was found suspect: by then, a
 consumer that works has long read on."""
 MAX_STALL_CHECK_INTERVAL: Final = 60.0
 """Most seconds to the next check, after checks that blocked and found nothing, as with a partition
@@ -46,15 +46,16 @@ NEW_CONSUMER_TIMEOUT: Final = 3.0
 """Seconds in which a new consumer must get something of a partition that counts as stalled."""
 
 _State: TypeAlias = tuple[int, int | None]
-"""A partition's position, and the end that the consumer has reported last; None: it has reported
-none."""
+"""The consumer's position in a partition, and the end of the partition that it has reported last;
+None: it has reported none."""
 
 
 class StalledPartitions:
     """Watches the partitions of one consumer; used on the consumer's thread."""
 
     def __init__(self, connection: Connection) -> None:
-        """Begin without partitions; `connection`: the consumer's, which also opens new ones."""
+        """Begin without partitions. `connection`: the consumer's; it also opens the new
+        consumers."""
         self._connection = connection
         self._starts: dict[PartitionKey, TopicPartition] = {}
         """The position at which the consumer began in each partition that it reads."""
@@ -65,7 +66,7 @@ class StalledPartitions:
         self._states: dict[PartitionKey, _State] = {}
         """State of each partition at the last check."""
         self._suspects: set[PartitionKey] = set()
-        """Partitions of which the consumer should have read more by the last check."""
+        """Partitions of which the consumer should have read more before the last check."""
         self._interval = STALL_CHECK_INTERVAL
         """Seconds between two checks at present."""
         self._check_at = time.monotonic() + STALL_CHECK_INTERVAL
@@ -77,7 +78,8 @@ class StalledPartitions:
             self.drop([partition])
             key = _key(partition)
             self._starts[key] = partition
-            self._states[key] = (OFFSET_INVALID, None)  # neither a record nor an end yet
+            # What `_unmoved_positions` finds if the consumer gets neither a record nor an end.
+            self._states[key] = (OFFSET_INVALID, None)
         self._interval = STALL_CHECK_INTERVAL
         self._check_at = min(self._check_at, time.monotonic() + SUSPECT_CHECK_INTERVAL)
 
@@ -110,11 +112,11 @@ class StalledPartitions:
             self._ends[topic, number] = offset
 
     def positions(self, consumer: Consumer) -> list[TopicPartition]:
-        """Return the position at which the consumer continues in each partition, paused ones
-        included."""
+        """Return the position at which the consumer goes on in each partition that it reads, paused
+        ones included."""
         starts = list(self._starts.values())
         return [
-            start if position.offset < 0 else position  # negative: no record was read
+            start if position.offset < 0 else position  # negative: no record was read yet
             for start, position in zip(starts, _positions(consumer, starts), strict=True)
         ]
 
@@ -141,13 +143,15 @@ class StalledPartitions:
             return []
         try:
             suspects = self._select_suspects(consumer, unmoved)
-            if confirmed := suspects.keys() & previous_suspects:
-                stalled = self._confirm_by_new_consumer({key: suspects[key] for key in confirmed})
+            if suspects_again := suspects.keys() & previous_suspects:
+                stalled = self._confirm_by_new_consumer(
+                    {key: suspects[key] for key in suspects_again}
+                )
                 if not stalled:
-                    self._look_less_often()
+                    self._check_less_often()
                 return stalled
         except (KafkaException, LogError):  # Kafka doesn't answer, or refuses new clients
-            self._look_less_often()
+            self._check_less_often()
             return []
         if suspects:
             self._suspects = set(suspects)
@@ -156,15 +160,16 @@ class StalledPartitions:
             self._interval = STALL_CHECK_INTERVAL
         return []
 
-    def _look_less_often(self) -> None:
+    def _check_less_often(self) -> None:
         """Double the interval of checks, as the last check has blocked, found nothing, and delayed
         the reading of all partitions."""
         self._interval = min(2 * self._interval, MAX_STALL_CHECK_INTERVAL)
         self._check_at = time.monotonic() + self._interval
 
     def _unmoved_positions(self, consumer: Consumer) -> dict[PartitionKey, TopicPartition]:
-        """Return the positions of the partitions of which the consumer has got neither a record nor
-        another end since the last check; store all states for the next check."""
+        """Return the positions of partitions of which the consumer has got neither a record nor
+        another end since the last check, without paused partitions. Also store the states of all
+        watched partitions for the next check."""
         watched = [start for key, start in self._starts.items() if key not in self._paused]
         unmoved: dict[PartitionKey, TopicPartition] = {}
         for start, position in zip(watched, _positions(consumer, watched), strict=True):
@@ -178,23 +183,26 @@ class StalledPartitions:
     def _select_suspects(
         self, consumer: Consumer, positions: Mapping[PartitionKey, TopicPartition]
     ) -> dict[PartitionKey, TopicPartition]:
-        """Return the positions from which the consumer should have read more: Kafka names another
-        end of the partition than the consumer knows, or an earlier leader epoch, or answers with an
-        error. Raises `KafkaException`."""
+        """Return the partitions, with their `positions`, of which the consumer should have read
+        more: Kafka names another end of the partition than the consumer knows, or an earlier leader
+        epoch, or answers with an error. Raises `KafkaException`."""
         end_queries = [TopicPartition(*key, OFFSET_END) for key in positions]
-        answers = consumer.offsets_for_times(end_queries, timeout=STALL_REQUEST_TIMEOUT)
-        return {
-            key: positions[key]
-            for key, answer in ((_key(answer), answer) for answer in answers)
-            if answer.error is not None
-            or answer.offset != self._known_end(key, positions[key])
-            or NO_EPOCH < epoch_of(answer) < epoch_of(positions[key])
-        }
+        suspects: dict[PartitionKey, TopicPartition] = {}
+        for answer in consumer.offsets_for_times(end_queries, timeout=STALL_REQUEST_TIMEOUT):
+            key = _key(answer)
+            position = positions[key]
+            if (
+                answer.error is not None
+                or answer.offset != self._known_end(key, position)
+                or NO_EPOCH < epoch_of(answer) < epoch_of(position)
+            ):
+                suspects[key] = position
+        return suspects
 
     def _known_end(self, key: PartitionKey, position: TopicPartition) -> int:
-        """Return the partition's end as far as the consumer knows. The end may be higher than the
-        position, as markers of transactions are no records. Negative if the consumer began at the
-        partition's start and has got neither a record nor an end."""
+        """Return the partition's end as far as the consumer knows: its position, or the last end
+        that it got if that is higher, as markers of transactions are no records. Negative if the
+        consumer began at the partition's start and has got neither a record nor an end."""
         return max(position.offset, self._ends.get(key, position.offset))
 
     def _confirm_by_new_consumer(
@@ -208,15 +216,15 @@ class StalledPartitions:
             positions,
             NEW_CONSUMER_TIMEOUT,
             lambda consumer, starts: consumer.assign(starts),
-            # None instead of False: only news are an answer.
+            # None instead of False, so that only news count as an answer.
             lambda key, message: self._is_news(message, key, positions[key]) or None,
         )
         return [TopicPartition(*key) for key in stalled]
 
     def _is_news(self, message: Message, key: PartitionKey, position: TopicPartition) -> bool:
-        """Whether this message to the new consumer is one that the watched consumer should have
-        got, too: a record, a lost offset, or an end of the partition `key` that the watched
-        consumer doesn't know. `position`: the watched consumer's."""
+        """Whether the watched consumer, at its `position` in the partition `key`, should have got
+        this message to the new consumer, too: a record, a lost offset, or an end of the partition
+        that the watched consumer doesn't know."""
         error = message.error()
         if error is not None and error.code() == KafkaError._PARTITION_EOF:
             return message.offset() != self._known_end(key, position)

@@ -32,7 +32,7 @@ TAIL_GROUP_PREFIX: Final = "knafka-topic-tail"
 """Prefix of the group id that librdkafka requires; Kafka never sees it, as nothing subscribes or
 commits."""
 TAIL_REQUEST_TIMEOUT: Final = 10.0
-"""Most seconds for each request, and for fetching records."""
+"""Most seconds for each request, and for fetching the records of one read."""
 TAIL_POLL_TIMEOUT: Final = 0.1
 """Most seconds of one poll, after which `TAIL_REQUEST_TIMEOUT` is checked."""
 
@@ -60,19 +60,20 @@ class KafkaTail:
         """The consumer's thread; None: it isn't started."""
         # Used only on the thread:
         self._opened: Consumer | None = None
+        """The consumer; None: it isn't opened yet."""
         self._since = 0
         """Milliseconds since the Unix epoch: partitions without a position begin at this time."""
         self._positions: dict[int, int] = {}
         """The next offset to read, by partition."""
 
     def begin(self, since: int) -> None:
-        """Have the next read begin at the topic's first record since a time (milliseconds since the
-        Unix epoch)."""
+        """Let the next read begin at the topic's first record since a time, `since` (milliseconds
+        since the Unix epoch)."""
         self._call(partial(self._begin, since))
 
     async def read_on(self, limit: int) -> Sequence[Record]:
-        """Return the next records, at most `limit`; empty once all records that the topic had at
-        the call are read. Raises `LogError`."""
+        """Return the next records, at most `limit`; empty if all records that the topic has at this
+        call were returned before. Raises `LogError`."""
         records: Sequence[Record] = await self._call(partial(self._read_on, limit))
         return records
 
@@ -95,8 +96,8 @@ class KafkaTail:
     # On the thread
 
     def _begin(self, since: int) -> None:
-        """Forget all positions, and read from the first records since this time (ms, Unix epoch)
-        on."""
+        """Forget all positions, so that the next read begins at the first records since this time
+        (milliseconds since the Unix epoch)."""
         self._since = since
         self._positions.clear()
 
@@ -105,8 +106,8 @@ class KafkaTail:
         try:
             with explain_denials(topic=("Read", self._topic)):
                 ends = self._read_ends()
-                behind = {number for number, end in ends.items() if self._positions[number] < end}
-                return self._fetch(ends, behind, limit) if behind else []
+                unread = {number for number, end in ends.items() if self._positions[number] < end}
+                return self._fetch(ends, unread, limit) if unread else []
         except KafkaException as error:
             raise log_error_of(error.args[0]) from error
 
@@ -121,9 +122,9 @@ class KafkaTail:
         return self._opened
 
     def _read_ends(self) -> dict[int, int]:
-        """Read the current end of each partition, and return the ends by number; empty if the topic
-        doesn't exist. Also set `_positions` of partitions that have none, or none any more.
-        Raises `LogError` and `KafkaException`."""
+        """Read the present end of each partition, and return the ends by number; empty if the topic
+        doesn't exist. Also set `_positions` of partitions that have no position yet, or one that no
+        longer exists. Raises `LogError` and `KafkaException`."""
         consumer = self._consumer
         described = consumer.list_topics(self._topic, timeout=TAIL_REQUEST_TIMEOUT).topics[
             self._topic
@@ -136,8 +137,8 @@ class KafkaTail:
             with explain_denials(topic=("Describe", self._topic)):
                 raise error
         bounds = read_watermarks(consumer, self._topic, described.partitions, TAIL_REQUEST_TIMEOUT)
-        # Partitions without a next offset, or with one beyond the end: then the topic was created
-        # anew under this name.
+        # Partitions without a position, or with one beyond the end, as their topic was created anew
+        # under this name.
         new_partitions = {
             number
             for number, (_, end) in bounds.items()
@@ -157,8 +158,8 @@ class KafkaTail:
             self._positions[number] = max(self._positions[number], first_offset)
         return {number: end for number, (_, end) in bounds.items()}
 
-    def _fetch(self, ends: Mapping[int, int], behind: set[int], limit: int) -> list[Record]:
-        """Return up to `limit` next records of the partitions `behind`, which are not yet read to
+    def _fetch(self, ends: Mapping[int, int], unread: set[int], limit: int) -> list[Record]:
+        """Return up to `limit` next records of the partitions `unread`, which are not yet read to
         their `ends`; empty if these ends are reached without a record. Raises `LogError` if neither
         happens within `TAIL_REQUEST_TIMEOUT` seconds."""
         consumer = self._consumer
@@ -166,23 +167,22 @@ class KafkaTail:
         consumer.assign(
             [
                 TopicPartition(self._topic, number, self._positions[number])
-                for number in sorted(behind)
+                for number in sorted(unread)
             ]
         )
         try:
             give_up_at = time.monotonic() + TAIL_REQUEST_TIMEOUT
-            while behind and not records:
+            while unread and not records:
                 if time.monotonic() > give_up_at:
                     raise LogError(f"{self._topic} can't be read to its end: no answer from Kafka")
                 # `consume` alone would wait for `limit` records.
                 first_message = consumer.poll(TAIL_POLL_TIMEOUT)
                 if first_message is None:
                     continue
-                for message in (
-                    [first_message, *consumer.consume(limit - 1, 0)]
-                    if limit > 1
-                    else [first_message]
-                ):
+                messages = [first_message]
+                if limit > 1:
+                    messages += consumer.consume(limit - 1, 0)
+                for message in messages:
                     error, number = message.error(), cast(int, message.partition())
                     if error is None:
                         records.append(cast(Record, message))
@@ -193,7 +193,7 @@ class KafkaTail:
                         )
                     elif not error.retriable() and error.code() not in TRANSIENT_ERRORS:
                         raise log_error_of(error)
-                behind = {number for number in behind if self._positions[number] < ends[number]}
+                unread = {number for number in unread if self._positions[number] < ends[number]}
         finally:
             consumer.unassign()
         return records

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 def read_topic_mark(admin: AdminClient, topic: str, timeout: float) -> str:
-    """Return the mark of the topic that has this name now, which new commits must have; empty if
-    Kafka sends no id. Blocks for `timeout` seconds at most. Raises `KafkaException`, also if there
-    is no such topic."""
+    """Return the mark of the topic that has this name now; new commits must have this mark. Empty
+    if Kafka sends no id of the topic. Blocks for `timeout` seconds at most. Raises
+    `KafkaException`, also if there is no such topic."""
     names = TopicCollection([topic])
     description = admin.describe_topics(names, request_timeout=timeout)[topic].result()
     return short_id(str(description.topic_id))

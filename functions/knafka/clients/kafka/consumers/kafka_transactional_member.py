@@ -22,10 +22,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from knafka.clients.kafka.consumers.kafka_committed_topics import (
-    OF_ANOTHER_TOPIC,
-    CommittedTopics,
-)
+from knafka.clients.kafka.consumers.kafka_committed_topics import OF_ANOTHER_TOPIC, CommittedTopics
 from knafka.clients.kafka.consumers.kafka_cut_logs import restart_of
 from knafka.clients.kafka.consumers.kafka_elections import LeaderElection
 from knafka.clients.kafka.consumers.kafka_group_consumer import (
@@ -61,7 +58,7 @@ CONSUMER_SETTINGS: Final = {
     # only by an empty fetch, which Kafka holds open for this long (ms).
     "fetch.wait.max.ms": 50,
 }
-"""Consumer settings in which this reader differs from the others."""
+"""Settings in which this consumer differs from our other consumers."""
 
 
 class TransactionalMember(GroupConsumer):
@@ -79,22 +76,21 @@ class TransactionalMember(GroupConsumer):
         Raises `LogError`."""
         self._claims = claims
         self.owned: dict[Partition, OffsetAndMetadata | None] = {}
-        """The group's commits, by owned partition; None: it has none."""
+        """The group's commit of each owned partition; None: it has none."""
         self.identity: Any = None
-        """librdkafka's description of the membership at the last read; None: no member."""
+        """`identity_of` the consumer at the last read; None: it was no member then."""
         self.reached: dict[Partition, int] = {}
-        """Ends that were reached and not taken by the caller yet, by owned partition."""
+        """Ends that were reached, by owned partition; the caller resets this."""
         self.is_closing = False  # whether newly assigned partitions are only paused, not owned
         self._epochs: dict[Partition, int] = {}
-        """Highest known leader epoch of each partition: its commit's, or that of later records."""
+        """Highest known leader epoch of each partition: of its commit, or of records after it."""
         self._returned_since_commit: set[Partition] = set()
         """Partitions with records that were returned since the last commit."""
         self._to_reread: set[Partition] = set()
         """Partitions to read again from their commit, where the seek hasn't succeeded yet."""
-        self._gathered_records: list[Record] = []  # those that `read` hasn't returned yet
+        self._gathered_records: list[Record] = []  # records that `read` hasn't returned yet
         self._paused: set[Partition] = set()
-        self._revoked: set[Partition] = set()
-        """Partitions that were revoked in the current poll."""
+        self._revoked: set[Partition] = set()  # those that were revoked in the current poll
         self._claims_error: BaseException | None = None
         """The error that `Claims` raised in the current poll."""
         self._failure: LogError | None = None
@@ -168,23 +164,23 @@ class TransactionalMember(GroupConsumer):
         self._to_reread |= self._revoked & self.owned.keys()
 
     def _keep_record(self, message: Message) -> None:
-        """Keep a record that was read, if its partition's records are kept. An end that was reached
-        before the record is no end any more."""
+        """Keep a record that was read, if its partition's records are kept. The partition's end, if
+        it was reached before, is no longer the end."""
         partition = _partition(message)
         if self._keeps_records_of(partition):
             self._gathered_records.append(cast(Record, message))
             self.reached.pop(partition, None)
 
     def _note_end(self, message: Message) -> None:
-        """Note that an owned partition was read to its end."""
+        """Note that an owned partition was read to its end, as `message` reports."""
         partition = _partition(message)
         if self._keeps_records_of(partition):
             self.reached[partition] = cast(int, message.offset())
             self._stalled.note_end(message)
 
-    def _keeps_records_of(self, entry: Partition) -> bool:
+    def _keeps_records_of(self, key: Partition) -> bool:
         """Whether records of a partition are kept: it is owned, and they won't be read again."""
-        return entry in self.owned and entry not in self._to_reread and entry not in self._revoked
+        return key in self.owned and key not in self._to_reread and key not in self._revoked
 
     def _handle_fatal_error(self, error: KafkaError) -> None:
         """Refuse all further reads; or, if the group was never joined with the newer protocol, fall
@@ -195,16 +191,18 @@ class TransactionalMember(GroupConsumer):
             self.fall_back_to_classic(error)
 
     def _restart_replaced(self) -> None:
-        """Read from their start: partitions of replaced topics, and partitions whose commit turns
-        out to be of another topic. Those that are held back begin there once they are decided."""
-        replaced, of_another_topic = self._replaced.pop(), self._committed_topics.find_others()
+        """Read partitions of replaced topics, and partitions whose commit turns out to be of
+        another topic, from their start. If they are held back, they begin there once decided."""
+        replaced = self._replaced.pop()
+        of_another_topic = self._committed_topics.pop_partitions_of_another_topic()
         for partition in [*self.owned, *self._undecided.partitions]:
             if partition.topic in replaced or partition in of_another_topic:
                 log.warning(OF_ANOTHER_TOPIC, partition.number, partition.topic)
                 if self._undecided.forget_commit(partition):
-                    self._committed_topics.note_restart(partition, is_of_present=True)
+                    self._committed_topics.note_restart(partition, is_of_known_topic=True)
                 else:
-                    self._restart(partition, TopicPartition(*partition, OFFSET_BEGINNING), True)
+                    start = TopicPartition(*partition, OFFSET_BEGINNING)
+                    self._restart(partition, start, is_of_known_topic=True)
 
     def _restart_after_loss(self, message: Message) -> None:
         """Read a partition from where its log was cut, or from its start: `message` reports that
@@ -221,34 +219,34 @@ class TransactionalMember(GroupConsumer):
             "its start" if restart.offset < 0 else f"offset {restart.offset}", message.error(),
         )  # fmt: skip
         if restart.offset < 0:
-            self._replaced.hasten()  # it restarts other partitions of the topic, too
+            self._replaced.hasten()  # if the topic was replaced, all its partitions are restarted
         self._restart(partition, restart)
 
     def _restart(
-        self, partition: Partition, restart: TopicPartition, is_of_present: bool = False
+        self, partition: Partition, restart: TopicPartition, is_of_known_topic: bool = False
     ) -> None:
         """Read an owned partition from the position `restart`, and report to `Claims` that it was
-        revoked and assigned anew. `is_of_present`: see `CommittedTopics.note_restart`."""
+        revoked and assigned anew. `is_of_known_topic`: see `CommittedTopics.note_restart`."""
         self.consumer.incremental_unassign([restart])
         self.consumer.incremental_assign([restart])
         self._call_claims(self._claims.on_revoked, self.forget_owned([partition]))
         self._stalled.begin([restart])
-        # The group's commit is of records that are gone; `Claims` gets none at all.
+        # The group's commit is of records that are gone, so `Claims` gets None as the commit.
         self.owned[partition] = None if restart.offset < 0 else OffsetAndMetadata(restart.offset)
         if restart.offset < 0:
-            self._committed_topics.note_restart(partition, is_of_present)
+            self._committed_topics.note_restart(partition, is_of_known_topic)
         self._epochs[partition] = epoch_of(restart)
         self._call_claims(self._claims.on_assigned, {partition: None})
 
     def set_paused(self, partitions: Collection[Partition], *, paused: bool) -> None:
-        """Pause or resume owned partitions, and remember which are paused."""
+        """Pause or resume the partitions that are owned, and remember which ones are paused."""
         owned = [partition for partition in partitions if partition in self.owned]
-        (self._paused.update if paused else self._paused.difference_update)(owned)
+        self._paused = self._paused.union(owned) if paused else self._paused.difference(owned)
         self._set_consumer_paused(owned, paused=paused)
 
     def _set_consumer_paused(self, partitions: Collection[Partition], *, paused: bool) -> None:
         """Pause or resume these partitions in librdkafka's consumer; after a resume, also seek to
-        where each had paused. Skip partitions that the consumer doesn't read, with a log line."""
+        where each had paused. Log and skip partitions that the consumer doesn't read."""
         change = self.consumer.pause if paused else self.consumer.resume
         watch = self._stalled.pause if paused else self._stalled.resume
         for partition in partitions:
@@ -257,7 +255,7 @@ class TransactionalMember(GroupConsumer):
                 change(entries)
                 watch(entries)
                 if not paused:
-                    # It may resume elsewhere. A seek loses the epochs, so note them first.
+                    # librdkafka may resume elsewhere. A seek loses the epochs, so note them first.
                     self._note_epochs([partition])
                     (position,) = self.consumer.position([TopicPartition(*partition)])
                     if position.offset >= 0:
@@ -276,7 +274,7 @@ class TransactionalMember(GroupConsumer):
 
     def offsets_of(self, offsets: Offsets) -> list[TopicPartition]:
         """Return these offsets as confluent-kafka's objects, with the leader epochs of the records
-        read last, and with their topics' marks in the metadata (`core.commit_metadata`)."""
+        read last, and with the marks of their topics (`core.commit_metadata`) in the metadata."""
         self._note_epochs(offsets)
         return [
             TopicPartition(
@@ -298,8 +296,8 @@ class TransactionalMember(GroupConsumer):
                 self._epochs[partition] = epoch
 
     def go_back(self) -> None:
-        """Read the records again that were returned, or should have been, since the last commit, as
-        their transaction was aborted or `read` failed."""
+        """Read the records again that were returned since the last commit, or would have been if
+        `read` hadn't failed: their transaction was aborted, or `read` has raised an error."""
         self._to_reread |= self._returned_since_commit & self.owned.keys()
         self._returned_since_commit.clear()
         self._seek_back()
@@ -324,7 +322,8 @@ class TransactionalMember(GroupConsumer):
     # Callbacks of the group, within a poll
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """Add newly assigned partitions, read their commits, and report them to `Claims`."""
+        """Own newly assigned partitions, and notify `Claims`; while closing, only pause them. If
+        their commits can't be read, all further reads fail."""
         self.joined = True
         if self.is_closing:
             assign_paused(consumer, partitions)
@@ -337,7 +336,7 @@ class TransactionalMember(GroupConsumer):
         self._add_owned(self._undecided.begin(consumer, committed))
 
     def _add_owned(self, decided: Sequence[tuple[TopicPartition, LeaderElection]]) -> None:
-        """Own the partitions of these commits, which were started; report them to `Claims`."""
+        """Own the partitions of these commits, which are being read now; notify `Claims`."""
         if not decided:
             return
         self._stalled.begin(start_position_of(entry) for entry, _ in decided)
@@ -350,7 +349,7 @@ class TransactionalMember(GroupConsumer):
         self._call_claims(self._claims.on_assigned, commits)
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """Forget revoked or lost partitions, and report them to `Claims`."""
+        """Forget revoked or lost partitions, and notify `Claims` of those that were owned."""
         disowned = self.forget_owned(
             [Partition(entry.topic, entry.partition) for entry in partitions]
         )
@@ -359,7 +358,7 @@ class TransactionalMember(GroupConsumer):
         self._undecided.drop(partitions)
         consumer.incremental_unassign(partitions)
 
-    _on_lost = _on_revoke
+    _on_lost = _on_revoke  # the same: this member commits nothing by itself
 
     def forget_owned(self, partitions: Collection[Partition]) -> list[Partition]:
         """Own these partitions no more, and drop their records; returns those that were owned."""

@@ -40,7 +40,8 @@ MAX_REACH_TIMEOUT: Final = 15.0
 over a slow connection. Other partitions aren't read meanwhile."""
 
 _Decided: TypeAlias = Sequence[tuple[TopicPartition, LeaderElection]]
-"""Commits of which it is known whether their metadata hold (`LeaderElection.holds`)."""
+"""Commits whose partitions may be read, as it is known whether the commits' metadata hold
+(`LeaderElection.holds`)."""
 
 
 class UndecidedPartitions:
@@ -51,14 +52,14 @@ class UndecidedPartitions:
         connection: Connection,
         not_ready: Callable[[Collection[Partition]], Collection[Partition]],
     ) -> None:
-        """Begin without partitions. `connection`: the consumer's; `not_ready`:
-        `Claims.not_ready`."""
+        """Begin without partitions. `connection`: the consumer's. `not_ready` gets partitions, and
+        returns the ones whose state can't be read now (`Claims.not_ready`)."""
         self._connection = connection
         self._not_ready = not_ready
         self._commits: dict[Partition, TopicPartition] = {}
         """The commit of each partition that is held back."""
         self._interval = MIN_ASK_INTERVAL
-        """Seconds until Kafka is asked once more, after it is asked the next time."""
+        """Seconds from the next request at `_ask_at` to the one after it."""
         self._ask_at = 0.0
         """When Kafka is asked the next time (`time.monotonic`)."""
 
@@ -78,7 +79,8 @@ class UndecidedPartitions:
             log.warning(
                 "partition %d of %s isn't read yet: Kafka doesn't say whether its log has lost its "
                 "end, or what is held for it can't be read; Kafka is asked again",
-                *(entry.partition, entry.topic),
+                entry.partition,
+                entry.topic,
             )
         if undecided:
             consumer.pause([TopicPartition(*_partition_of(entry)) for entry in undecided])
@@ -87,9 +89,10 @@ class UndecidedPartitions:
         return decided
 
     def begin_decided(self, consumer: Consumer) -> _Decided:
-        """If it is time to, ask Kafka again, start the partitions that are decided now, and return
-        their commits; empty if there are none. Blocks as `elections_since`. Raises `LogError` if
-        one of the decided partitions can't be started; then all of them stay held back."""
+        """If a request is due, ask Kafka again about the partitions that are held back. Start those
+        that are decided now, and return their commits; empty if there are none. Blocks as
+        `elections_since`. Raises `LogError` if one of the decided partitions can't be started; then
+        all of them stay held back."""
         if not self._commits or time.monotonic() < self._ask_at:
             return []
         # The longer Kafka hasn't answered, the longer and the rarer the requests get.
@@ -112,8 +115,8 @@ class UndecidedPartitions:
 
     def forget_commit(self, partition: Partition) -> bool:
         """Forget the commit of a partition that is held back, as that commit is of another topic:
-        the partition will begin at its start, and `begin_decided` asks about it at once. Returns
-        False, and does nothing, if the partition isn't held back."""
+        the partition will begin at its start, and the next `begin_decided` asks about it. Returns
+        True; or, if the partition isn't held back, does nothing and returns False."""
         if partition not in self._commits:
             return False
         self._commits[partition] = TopicPartition(*partition, OFFSET_INVALID)
@@ -122,7 +125,7 @@ class UndecidedPartitions:
         return True
 
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
-        """Hold these partitions back no more. librdkafka keeps their pause until they are
+        """Hold these partitions back no more. They stay paused in librdkafka until they are
         resumed."""
         for partition in partitions:
             self._commits.pop(_partition_of(partition), None)
@@ -131,7 +134,8 @@ class UndecidedPartitions:
         self, consumer: Consumer, committed: Sequence[TopicPartition], reach_timeout: float
     ) -> _Decided:
         """Ask Kafka whether a leader was elected since each commit (`elections_since`, with
-        `reach_timeout`). Return the decided commits, and store the others in `_commits`."""
+        `reach_timeout`), and `Claims` whether it is ready. Return the decided commits, and store
+        the others in `_commits`."""
         elections = elections_since(consumer, self._connection, committed, reach_timeout)
         not_ready = self._not_ready([_partition_of(entry) for entry in committed])
         decided: list[tuple[TopicPartition, LeaderElection]] = []

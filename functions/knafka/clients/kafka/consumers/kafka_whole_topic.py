@@ -21,7 +21,7 @@ from knafka.core.errors import LogError
 from knafka.ports.log import Record
 
 RECORD_BYTES: Final = 500
-"""Bytes of memory that a record takes besides its key, value and headers."""
+"""Approximate bytes of memory that a record takes besides its key, value and headers."""
 ODD_RECORD_BYTES: Final = 1_000_000
 """Bytes of memory assumed for a record whose headers can't be read."""
 
@@ -32,7 +32,7 @@ UNUSED_GROUP: Final = "knafka-unused"
 """Group id of this consumer, which never joins a group: librdkafka requires one."""
 
 
-def read_whole(
+def read_last_records(
     connection: Connection, topic: str, limit: int, *, timeout: float, max_bytes: int | None = None
 ) -> list[Record]:
     """Return the last `limit` records of a topic, oldest first. Blocks; gives up if Kafka sends
@@ -46,7 +46,7 @@ def read_whole(
     """
     consumer = _open_consumer(connection)
     records: list[Record] = []
-    size = 0
+    memory_bytes = 0
     try:
         unfinished = set()  # numbers of the partitions that aren't read to their ends
         assigned = []
@@ -65,9 +65,9 @@ def read_whole(
             if error is None:
                 records.append(cast(Record, message))
                 if max_bytes is not None:
-                    size += _memory_bytes(message)
-                    if size > max_bytes:
-                        limit_text = f"{max_bytes} bytes, which is all that is read"
+                    memory_bytes += _memory_bytes_of(message)
+                    if memory_bytes > max_bytes:
+                        limit_text = f"{max_bytes} bytes, the most that may be read of it"
                         raise LogError(f"topic {topic} has more than {limit_text}")
             elif error.code() == KafkaError._PARTITION_EOF:
                 unfinished.discard(message.partition())
@@ -76,30 +76,31 @@ def read_whole(
     finally:
         consumer.close()
     records.sort(key=lambda record: (record.timestamp()[1], record.offset()))
-    return records[-limit:]
+    return records[-limit:]  # up to `limit` records of each partition were read
 
 
 def read_last_with_key(
     connection: Connection, topic: str, key: bytes, *, timeout: float
 ) -> Record | None:
-    """Return the last record of a topic that has this key; None: there is none. Blocks; gives up if
-    Kafka sends nothing for `timeout` seconds. Raises `LogError` or `KafkaException`.
+    """Return the last record of a topic that has this key: of all partitions, the one with the
+    latest timestamp. None: there is none. Blocks; gives up if Kafka sends nothing for `timeout`
+    seconds. Raises `LogError` or `KafkaException`.
 
     Each partition is read in blocks, backwards from its end, until a block has a record with the
-    key; so memory holds one record. A block is a range of offsets, some of which may have no
-    record, because of compaction and transactions.
+    key, so that only one record is kept in memory. A block is a range of offsets, some of which may
+    have no record, because of compaction and transactions.
     """
     consumer = _open_consumer(connection)
     newest: Message | None = None
     try:
         for number, (first, end) in _read_bounds(consumer, topic, timeout).items():
-            size = 1
+            block_size = 1  # in offsets
             last: Message | None = None
             while end > first and last is None:
-                start = max(first, end - size)
-                block = TopicPartition(topic, number, start)
-                last = _last_in_block(consumer, block, end, key, timeout)
-                end, size = start, size * BLOCK_GROWTH
+                start = max(first, end - block_size)
+                block_start = TopicPartition(topic, number, start)
+                last = _last_in_block(consumer, block_start, end, key, timeout)
+                end, block_size = start, block_size * BLOCK_GROWTH
             if last is not None and (newest is None or _time_of(newest) <= _time_of(last)):
                 newest = last
     finally:
@@ -110,9 +111,9 @@ def read_last_with_key(
 def _last_in_block(
     consumer: Consumer, start: TopicPartition, end: int, key: bytes, timeout: float
 ) -> Message | None:
-    """Return the last record with this key from the position `start` on and before the offset
-    `end`; None: there is none. Raises `LogError`, also if Kafka doesn't answer within `timeout`
-    seconds."""
+    """Return the last record with this key in a block: from the position `start` up to the offset
+    `end`, exclusive. None: there is none. Raises `LogError`, also if Kafka doesn't answer within
+    `timeout` seconds."""
     consumer.assign([start])
     last = None
     while True:
@@ -161,7 +162,7 @@ def _read_bounds(consumer: Consumer, topic: str, timeout: float) -> Mapping[int,
     return read_watermarks(consumer, topic, metadata.partitions, timeout)
 
 
-def _memory_bytes(record: Message) -> int:
+def _memory_bytes_of(record: Message) -> int:
     """Return the approximate bytes of memory that a record takes. Reads the record's headers, which
     confluent-kafka returns only once."""
     try:

@@ -1,5 +1,4 @@
-"""A writer's records in flight: the producer of each key, and groups of records that get one
-report.
+"""A writer's records in flight: the producer of each key, and groups of records with one report.
 
 Not here: producers (`kafka_writer_producers`), and the handling of reports (`kafka_writer`).
 """
@@ -15,8 +14,8 @@ Producer = TypeVar("Producer")
 
 
 class KeysInFlight(Generic[Producer]):
-    """Remembers which producer has the records of a key in flight, as these could overtake each
-    other in two producers."""
+    """Remembers which producer has the records of a key in flight. The key's next record must
+    follow them there: in two producers, records could overtake each other."""
 
     __slots__ = ("_more_records", "producer_of")
 
@@ -29,16 +28,16 @@ class KeysInFlight(Generic[Producer]):
         entry."""
 
     def hold(self, key: bytes, producer: Producer) -> None:
-        """Count a record of the key as in flight. `producer` has got the record, and is remembered
-        for the key if no other record of the key is in flight."""
+        """Count a record of the key, which `producer` has got, as in flight. The producer is
+        remembered for the key if no other record of the key is in flight."""
         if key in self.producer_of:
             self._more_records[key] = self._more_records.get(key, 0) + 1
         else:
             self.producer_of[key] = producer
 
     def release(self, key: bytes) -> None:
-        """Count off a record of the key that is no longer in flight; forget the key's producer
-        after the last one."""
+        """Count off a record of the key that is no longer in flight. If it was the key's last one,
+        forget the key's producer."""
         if not (more_records := self._more_records.get(key)):
             del self.producer_of[key]
         elif more_records == 1:
@@ -52,7 +51,7 @@ class KeysInFlight(Generic[Producer]):
 
 
 class RecordGroup:
-    """Records that were appended together and get one report, after the last one's result."""
+    """Records that were appended together, and get one report once all of them have a result."""
 
     __slots__ = ("_error", "_overtaken", "_refused_keys", "_report", "left")
 
@@ -67,17 +66,18 @@ class RecordGroup:
         self._refused_keys: set[bytes] = set()
         """Keys of records that are sent again, as their batch was too large."""
         self._overtaken = False
-        """Whether a later record of one of `_refused_keys` was stored at the first try, before
-        them."""
+        """Whether a later record of one of `_refused_keys` was stored at the first try, and so
+        before the refused one."""
 
     def refuse(self, key: bytes | None) -> None:
-        """Note that a record of the key was refused in a batch that was too large, and is sent
-        again; None: it has no key."""
+        """Note that a record was refused in a batch that was too large, and is sent again. `key`:
+        the record's key; None: it has none."""
         if key is not None:
             self._refused_keys.add(key)
 
     def store(self, key: bytes | None) -> None:
-        """Note that Kafka has stored a record of the key (None: without a key) at the first try."""
+        """Note that Kafka has stored a record at the first try. `key`: the record's key; None: it
+        has none."""
         if key in self._refused_keys:
             self._overtaken = True
 

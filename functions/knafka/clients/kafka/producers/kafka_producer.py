@@ -46,8 +46,8 @@ class ReplaceableProducer:
         on_error: Callable[[KafkaError], None],
     ) -> None:
         """Open the producer. `linger_ms`: milliseconds for which it gathers records before it sends
-        them; `on_error` is called on the polling thread with errors of librdkafka. Raises
-        `LogError`."""
+        them. `on_error` is called with errors of librdkafka, on the thread that calls `poll`.
+        Raises `LogError`."""
         self._connection = connection
         self._linger_ms = linger_ms
         self._on_error = on_error
@@ -110,8 +110,8 @@ class ReplaceableProducer:
         `LogFull` if the buffer is full, and `LogError` if no record can be sent."""
         if self._is_retired:
             raise LogError(
-                "this producer is retired: its successor takes records once the earlier ones with "
-                "this key are reported"
+                "this producer takes no more records: its successor takes records of this key once "
+                "the earlier ones are reported"
             )
         if self.failure is not None:
             raise LogError(str(self.failure))
@@ -139,7 +139,7 @@ class ReplaceableProducer:
         producer if it has failed, or if `renew` was called. Never raises."""
         try:
             if self._is_retired:
-                pass
+                pass  # a retired producer isn't replaced, whatever happens
             elif self.failure is not None:
                 self._replace(str(self.failure))
             elif self._must_renew:
@@ -161,8 +161,8 @@ class ReplaceableProducer:
         self._replaced = [producer for producer in self._replaced if len(producer)]
 
     def _replace(self, reason: str) -> None:
-        """Replace the producer by a new one, and log `reason`; if none can be opened, set
-        `failure`."""
+        """Replace the producer by a new one, and log `reason`; the records that the former one
+        still has are reported as failed. If no producer can be opened, only set `failure`."""
         try:
             producer = self._open()
         except LogError as error:
@@ -172,7 +172,7 @@ class ReplaceableProducer:
         former, self._producer = self._producer, producer
         self._replaced.append(former)
         self.failure, self._must_renew = None, False
-        former.purge(blocking=False)  # its records are reported as failed
+        former.purge(blocking=False)
 
     def renew(self) -> None:
         """Replace the producer at the next `poll`, as Kafka doesn't answer it."""
@@ -184,8 +184,8 @@ class ReplaceableProducer:
         self._is_retired = True
 
     def purge(self, *, in_flight: bool) -> None:
-        """Have all buffered records reported as failed; `in_flight`: also those that were sent and
-        aren't acknowledged."""
+        """Let all buffered records be reported as failed by the next `poll`. `in_flight`: whether
+        that includes records that were sent and aren't acknowledged."""
         self._producer.purge(in_flight=in_flight, blocking=False)
 
     def ask(self, timeout: float) -> None:

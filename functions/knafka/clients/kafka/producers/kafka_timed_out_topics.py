@@ -50,11 +50,11 @@ class TimedOutTopics:
         self._timed_out: set[PartitionKey] = set()
         """Partitions whose records have timed out since the last check."""
         self._replacements: dict[str, tuple[str, int]] = {}
-        """By topic: its id, and how often the producers were replaced for this id."""
+        """By topic: its last known id, and how often the producers were replaced for this id."""
         self._next_replacement_at = 0.0
         """Monotonic time before which the producers aren't replaced again."""
         self._task: asyncio.Task[None] | None = None
-        """The last check; None: there was none."""
+        """The last check, planned, running or done; None: there was none."""
 
     def note_timeout(self, topic: str, partition: int) -> None:
         """Note that a record of the partition has timed out, and start a check unless one is under
@@ -64,14 +64,15 @@ class TimedOutTopics:
             self._task = asyncio.create_task(self._replace_if_recreated())
 
     async def _replace_if_recreated(self) -> None:
-        """Wait for more topics whose records time out, then ask Kafka for their ids. Replace the
-        producers if one of the topics has an id for which they were replaced fewer than
-        `MAX_REPLACEMENTS` times."""
+        """Wait for more topics whose records time out, then ask Kafka for the topics' ids. Replace
+        the producers if one of the topics has an id for which the producers were replaced fewer
+        than `MAX_REPLACEMENTS` times."""
         await asyncio.sleep(max(DESCRIBE_DELAY, self._next_replacement_at - time.monotonic()))
         timed_out, self._timed_out = self._timed_out, set()
         # If Kafka doesn't answer, the next record that times out starts another attempt.
         with suppress(LogError):
             ids = await asyncio.to_thread(ids_of_topics_with_leader, self._connection, timed_out)
+            # The topics because of which the producers are replaced, all of them counted.
             new_topics = [
                 topic
                 for topic, id_ in ids.items()
@@ -110,8 +111,8 @@ class TimedOutTopics:
 def ids_of_topics_with_leader(
     connection: Connection, partitions: Collection[PartitionKey]
 ) -> Mapping[str, str]:
-    """Return the ids of topics, by name: of those that have a leader for one of these partitions.
-    Blocks. Raises `LogError` if Kafka doesn't answer."""
+    """Return the id of each topic, by name, that has a leader for one of these partitions. Blocks.
+    Raises `LogError` if Kafka doesn't answer."""
     admin = open_admin(connection, lambda error: None)
     try:
         # A new client's `describe_topics` waits until it knows the controller, beyond its timeout.
@@ -128,12 +129,12 @@ def ids_of_topics_with_leader(
         except KafkaException as error:
             if error.args[0].retriable():
                 raise log_error_of(error.args[0]) from error
-            continue  # such as a topic that is gone
-        led = {
+            continue  # such as for a topic that is gone
+        partitions_with_leader = {
             (topic, partition.id)
             for partition in description.partitions
             if partition.leader is not None
         }
-        if led & set(partitions):
+        if partitions_with_leader & set(partitions):
             ids[topic] = str(description.topic_id)
     return ids

@@ -44,7 +44,7 @@ MIN_FENCE_TIMEOUT: Final = 1.0
 ANY_PARTITION: Final = -1
 """librdkafka's value that makes the partitioner choose a partition."""
 PRESENT_TIME: Final = 0
-"""librdkafka's value that stands for the present time as a record's timestamp."""
+"""librdkafka's value of a record's timestamp that stands for the present time."""
 
 _PURGED: Final = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
 """Errors reported for a transaction's remaining records when it is aborted."""
@@ -56,7 +56,7 @@ class _UnstoredRecord(NamedTuple):
     error: KafkaError
     topic: str
     partition: int | None
-    """The partition; None: the record was refused before one was chosen."""
+    """None: the record was refused before a partition was chosen."""
     key: bytes | None
 
 
@@ -124,9 +124,9 @@ class TransactionalProducer:
 
     def fence(self, timeout: float) -> bool:
         """Take over the transactional id, so that a process that had it can't commit any more and
-        its open transaction is aborted; do nothing if that is done already. Returns False if it
+        its open transaction is aborted. Returns True if that is done, now or before; False if it
         isn't done within about `timeout` seconds: then call this again. Raises `LogError` once
-        calls have failed for `FENCE_TIMEOUT`, or if repeating is useless."""
+        calls have failed for `FENCE_TIMEOUT` seconds, or if repeating is useless."""
         if self._fenced:
             return True
         now = time.monotonic()
@@ -153,10 +153,10 @@ class TransactionalProducer:
 
     def commit(self, outputs: Sequence[Output], offsets: list[TopicPartition], member: Any) -> None:
         """Store the records `outputs`, and these offsets as the group's commits, in one
-        transaction. `member`: the group's member (`Consumer.consumer_group_metadata`). Raises
-        `TransactionAborted` if nothing was stored (`RecordTooLarge` because of one record). Raises
-        another `LogError` if it isn't known whether anything was stored, or if the producer can't
-        go on."""
+        transaction. `member`: the member of the group (`kafka_group_consumer.identity_of`). Raises
+        `TransactionAborted` if nothing was stored; its subclass `RecordTooLarge` if one record is
+        to blame. Raises another `LogError` if it isn't known whether anything was stored, or if the
+        producer can't go on."""
         self._unstored.clear()
         deadline = time.monotonic() + SEND_TIMEOUT
         try:
@@ -211,16 +211,14 @@ class TransactionalProducer:
     def _flush(self, deadline: float) -> None:
         """Wait until all records are stored, at most until `deadline` (monotonic time). Raises
         `KafkaException` if a record could not be stored, or at the deadline."""
-        # `flush` returns the number of records that have no report yet.
-        while self._producer.flush(max(0.0, min(1.0, deadline - time.monotonic()))):
-            if self._unstored or time.monotonic() > deadline:
-                break
-        else:
-            if not self._unstored:
+        while True:
+            unreported = self._producer.flush(max(0.0, min(1.0, deadline - time.monotonic())))
+            if self._unstored:
+                raise KafkaException(self._unstored[0].error)
+            if not unreported:
                 return
-        if self._unstored:
-            raise KafkaException(self._unstored[0].error)
-        raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"Kafka: {self.trouble}"))
+            if time.monotonic() > deadline:
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"Kafka: {self.trouble}"))
 
     def _retry_until(self, request: Callable[[float], object], deadline: float) -> None:
         """Repeat `request`, which gets the seconds that it may take, until it succeeds, at most
@@ -237,8 +235,8 @@ class TransactionalProducer:
 
     def _abort(self, reason: KafkaError) -> LogError:
         """Abort the transaction because of `reason`, and return the error that the caller must
-        raise: `TransactionAborted`, or another `LogError` if the abort fails or `reason` is
-        fatal."""
+        raise: `TransactionAborted`, or another `LogError` if the abort fails, or if `reason` is
+        fatal so that no abort is possible."""
         if reason.fatal():
             return log_error_of(reason)
         try:
@@ -250,8 +248,8 @@ class TransactionalProducer:
             )
         aborted_error = self._aborted_error(reason)
         # After a refused record, and sometimes after an unsent one (librdkafka 2.16.0), the next
-        # records of this producer would be out of sequence. Opened after `_aborted_error`, which
-        # decides on batches.
+        # records of this producer would be out of sequence, so another one is opened. That comes
+        # after `_aborted_error`, which may set `_is_batching`.
         self._producer, self._fenced = self._open(), False
         return aborted_error
 
@@ -287,7 +285,7 @@ class TransactionalProducer:
         return RecordTooLarge(topic, key)
 
     def close(self) -> None:
-        """Close the producer; blocks while Kafka hangs. The next producer with this id aborts a
-        transaction that could not be ended."""
+        """Close the producer; blocks while Kafka hangs. A transaction that could not be ended is
+        aborted by the next producer with this transactional id."""
         with suppress(KafkaException):  # a fenced producer reports that once more
             self._producer.close()

@@ -17,16 +17,12 @@ from contextlib import ExitStack
 from threading import Thread
 
 from knafka.clients.kafka.consumers.kafka_bounded_reader import BoundedReader
-from knafka.clients.kafka.consumers.kafka_group_consumer import (
-    GroupProtocol,
-)
+from knafka.clients.kafka.consumers.kafka_group_consumer import GroupProtocol
 from knafka.clients.kafka.consumers.kafka_transactional_member import (
     STABLE_TIMEOUT,
     TransactionalMember,
 )
-from knafka.clients.kafka.kafka_client import (
-    Connection,
-)
+from knafka.clients.kafka.kafka_client import Connection
 from knafka.clients.kafka.producers.kafka_transactional_producer import (
     FENCE_TIMEOUT,
     TransactionalProducer,
@@ -61,17 +57,17 @@ class KafkaTransactions:
         `connection`. Raises `LogError`."""
         self.reached = {}
         self._claims = claims
-        with ExitStack() as opened:
+        with ExitStack() as opened:  # if a later client can't be opened, it closes the earlier ones
             self._producer = TransactionalProducer(writing or connection, transactional_id)
             opened.callback(self._producer.close)
-            # The client id is the transactional id, so that other members see from the group's
-            # members which ids are taken.
+            # The client id is the transactional id, so that other processes see in the list of the
+            # group's members which transactional ids are taken.
             member_connection = {**connection, "client.id": transactional_id}
             self._member = TransactionalMember(member_connection, group, topics, claims, protocol)
             opened.callback(self._member.close)
-            # Reads up to a point, without the group's rebalances.
+            # A reader of its own, as the group's rebalances must not delay it.
             self._bounded = BoundedReader(connection, group)
-            opened.pop_all()
+            opened.pop_all()  # all are open: close none of them here
         self._final_error: LogError | None = None
         """The error that all further calls raise; None: there is none."""
 
@@ -93,7 +89,8 @@ class KafkaTransactions:
         member = self._member
         if not outputs and not offsets:
             return
-        # Without an offset, Kafka would not check the generation: so a commit is made again.
+        # Without an offset, Kafka would not check whether this is still a member: so the last
+        # commit of a partition is made again.
         committed_offsets = offsets or member.last_committed()
         if member.identity is None or not committed_offsets.keys() <= member.owned.keys():
             member.go_back()
@@ -109,8 +106,8 @@ class KafkaTransactions:
         member.owned.update(committed_offsets)
 
     def _wait_until_fenced(self) -> None:
-        """Wait until earlier transactions of this id are fenced off, so that none of them can be
-        committed any more. Raises `LogError`."""
+        """Wait until this process has taken over the transactional id, so that no earlier
+        transaction with the id can be committed any more. Raises `LogError`."""
         self._check_usable()
         while not self._producer.fence(FENCE_TIMEOUT):
             pass
@@ -151,8 +148,8 @@ class KafkaTransactions:
         return self._bounded.reachable_ends(topic)
 
     def committed_now(self, topic: str) -> Mapping[int, OffsetAndMetadata]:
-        """Return the group's commits by partition, without those of transactions under way. Raises
-        `LogError`."""
+        """Return the group's commits of the present topic, by partition, without those of
+        transactions under way. Raises `LogError`."""
         return self._bounded.committed_now(topic)
 
     def set_paused(self, partitions: Collection[Partition], *, paused: bool) -> None:

@@ -38,19 +38,18 @@ MANY_IN_FLIGHT: Final = 24
 """Number of records in flight from which on records are gathered: a request costs Kafka and us as
 much as several records."""
 GATHERING_TIME: Final = 0.02
-"""Seconds for which records are gathered after there were many: when a batch is acknowledged, few
-are in flight for a moment."""
+"""Seconds for which records are still gathered after many were in flight: when a batch is
+acknowledged, few are in flight for a moment."""
 PURGE_TIMEOUT: Final = 0.5
-"""Seconds to wait for the reports of records that are purged at the end, which librdkafka's threads
-make."""
+"""Seconds that `close` waits for the reports of purged records, which librdkafka's threads make."""
 
 _Counts: TypeAlias = defaultdict[Any, int]
-"""Number of records by partition. Not a `Counter`, to which adding takes three times as long, as
-its `__delitem__` is in Python."""
+"""Number of stored records by partition. Not a `Counter`: adding to one takes three times as long,
+as its `__delitem__` is in Python."""
 _Report: TypeAlias = tuple[
     Reported, KafkaError | None, Message, RecordHeaders, bytes | None, _Counts
 ]
-"""A record's callback, its result (None: it is stored), the reported message, the record's headers
+"""A record's callback, its error (None: it is stored), the reported message, the record's headers
 and key, and the counts of its topic."""
 
 
@@ -101,7 +100,8 @@ class KafkaWriter:
 
     @property
     def failure(self) -> LogError | None:
-        """Why one of the producers can send no more records; None: all producers work."""
+        """The error because of which a producer can send no more records; None: all producers
+        work."""
         return self._producers.failure
 
     @property
@@ -117,10 +117,11 @@ class KafkaWriter:
         headers: RecordHeaders,
         reported: Reported,
     ) -> None:
-        """Append a record; `reported` is called later with its error, or with None. A producer that
-        has records of its key in flight gets the record, so that none overtakes another. Raises
-        `LogError`, such as `LogFull`."""
-        # Looked up here, as a report creates a new string each time that its topic is read.
+        """Append a record. `reported` is called later, on the event loop, with the record's error,
+        or with None if Kafka has stored it. If a producer has records of its key in flight, that
+        producer gets the record, so that none overtakes another. Raises `LogError`; its subclass
+        `LogFull` if the buffer is full."""
+        # Looked up here: each time that a report's topic is read, a new string is created.
         if (counts := self._stored.get(topic)) is None:
             counts = self._stored[topic] = defaultdict(int)
 
@@ -153,10 +154,11 @@ class KafkaWriter:
             self._reachability.watch(lambda: self._in_flight)
 
     def append_all(self, topic: str, records: Sequence[Draft], reported: Reported) -> None:
-        """Append records in their order; `reported` is called once, with the first error or None.
+        """Append records in their order. `reported` is called once, when all have a result: with
+        the first error, also one that `append` would raise, or None if Kafka has stored all.
 
-        It also gets an error if a later record of a key was stored before an earlier one, as the
-        topic's limit of batches was too small for some of them (CE-H11).
+        `reported` also gets an error if a later record of a key was stored before an earlier one,
+        as the topic's limit of batches was too small for some of the records (CE-H11).
         """
         if (counts := self._stored.get(topic)) is None:
             counts = self._stored[topic] = defaultdict(int)
@@ -173,8 +175,8 @@ class KafkaWriter:
 
         def on_gathered(record: Draft, error: KafkaError | None, message: Message) -> None:
             """Count a record that the gathering producer has stored, and queue its group if that
-            was the last one; pass an error on to `on_report`."""
-            # Always called on the loop, so most reports are handled at once.
+            was the group's last record; pass an error on to `on_report`."""
+            # The gathering producer is polled on the loop, so this report is handled at once.
             if error is not None:
                 on_report(record, error, message)
                 return
@@ -217,14 +219,15 @@ class KafkaWriter:
             self._reachability.watch(lambda: self._in_flight)
 
     def _release(self, key: bytes | None) -> None:
-        """Count off a record with this key that is no longer in flight."""
+        """Count off a record with this key (None: without one) that is no longer in flight."""
         self._in_flight -= 1
         if key is not None:
             self._keys.release(key)
 
     def _must_gather(self, new_records: int = 0) -> bool:
-        """Whether records must be gathered: `MANY_IN_FLIGHT` or more, `new_records` included, are
-        in flight now, or were within the last `GATHERING_TIME` seconds."""
+        """Return whether records must be gathered: `MANY_IN_FLIGHT` or more, `new_records`
+        included, are in flight now, or were at a call in the last `GATHERING_TIME` seconds. Notes
+        the time if they are."""
         now = self._loop.time()
         if self._in_flight + new_records >= MANY_IN_FLIGHT:
             self._gather_until = now + GATHERING_TIME
@@ -268,10 +271,10 @@ class KafkaWriter:
         counts: _Counts,
     ) -> None:
         """Send a record again alone, to find out whether the record or only its batch was too
-        large.
+        large. `message`: the report of the refused record.
 
-        Records of one batch are sent again in their order, and later records of their keys follow
-        them. Only records that are in flight already may overtake them; none of these is
+        The records of one batch are sent again in their order, and later records of their keys
+        follow them. Only records that are in flight already may overtake them; none of those is
         acknowledged yet.
         """
 
@@ -295,8 +298,8 @@ class KafkaWriter:
             reported(error)
 
     def _on_error(self, error: KafkaError) -> None:
-        """Log and remember an error of librdkafka, on the polling thread; if all brokers are down,
-        tell `Reachability`."""
+        """Log and remember an error of librdkafka; if it says that all brokers are down, notify
+        `Reachability`. Called on the thread that polls the producer."""
         log_error(error)
         self._errors.record(error)
         if error.code() == KafkaError._ALL_BROKERS_DOWN:
@@ -309,12 +312,13 @@ class KafkaWriter:
             self._reachability.note_all_down()
 
     def _purge_queues(self) -> None:
-        """Have all unsent records reported as failed, as Kafka is away: their senders try again."""
+        """Let all unsent records be reported as failed, as Kafka is away: their senders try
+        again."""
         self._producers.purge(in_flight=False)
 
     async def reach(self, timeout: float) -> None:
-        """Send a request and wait for Kafka's answer, at most `timeout` seconds. Raises `LogError`;
-        if the cause may pass, `Reachability` goes on asking."""
+        """Send a request and wait for Kafka's answer, at most `timeout` seconds. Raises `LogError`
+        if there is none; if the cause may pass, `Reachability` goes on sending requests."""
         self._errors.forget()
         try:
             await self._ask(timeout)
@@ -330,6 +334,7 @@ class KafkaWriter:
             await asyncio.to_thread(self._producers.prompt.ask, timeout)
         except KafkaException as error:
             errors = self._errors
+            # Before Kafka has ever answered, only an unreachable server counts as a passing cause.
             may_pass = errors.refusal is None if self._answered else errors.is_unreachable
             raise LogError(str(errors) or error.args[0].str(), retriable=may_pass) from error
         self._answered = True
@@ -344,7 +349,7 @@ class KafkaWriter:
         self._producers.stop_timers()
         await self._flush(timeout)
         if self._in_flight:
-            # Unacknowledged records were not answered with success, so their senders try again.
+            # The senders of unacknowledged records were told of no success, so they try again.
             self._producers.purge(in_flight=True)
             await self._flush(PURGE_TIMEOUT)
         self._producers.end_polling()

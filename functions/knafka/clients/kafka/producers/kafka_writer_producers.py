@@ -3,8 +3,7 @@
     prompt      sends each record at once
     gathering   gathers records for a millisecond, which saves most of the requests
     unbatched   sends each record in a batch of its own
-    retired     are replaced, take no more records, and have still some to report
-
+    retired     former producers that take no more records, and still have some to report
 A thread waits for the prompt producer's reports, and wakes the event loop once for many; the other
 producers are polled on the loop.
 
@@ -30,17 +29,18 @@ from knafka.core.kafka_settings.kafka_oauth import MSK_REGION
 log = logging.getLogger(__name__)
 
 LINGER_MS: Final = 1
-"""Milliseconds for which the second producer gathers records by default: the shortest time that
+"""Milliseconds for which the gathering producer gathers records by default: the shortest time that
 librdkafka can wait."""
 POLL_BUSY: Final = 0.001
 """Seconds between polls for reports of gathered records; a poll costs a microsecond."""
 POLL_IDLE: Final = 1.0
-"""Most seconds that the thread waits for a report, and between polls on the loop."""
+"""Most seconds for which the thread waits for a report, and seconds between two polls on the loop
+while the producers polled there have no records."""
 SINGLE_RECORD_BATCHES: Final = {"batch.num.messages": 1}
 """Configuration that makes a producer send each record in its own batch."""
 RETIREMENT_TIME: Final = 5.0
-"""Seconds for which a replaced producer may go on to send records of topics that it can reach: what
-it hasn't sent then waits for a leader that it won't find."""
+"""Seconds for which a retired producer may still send records, of topics that it can reach. The
+records that it hasn't sent by then wait for a leader that it won't find."""
 
 
 class WriterProducers:
@@ -71,8 +71,8 @@ class WriterProducers:
         self.gathering: ReplaceableProducer | None = None
         """Gathers records for `_linger_ms` before it sends them; None: it isn't open yet."""
         if MSK_REGION in connection:
-            # Opened at the start, not in the first burst: it blocks the loop for a second while it
-            # waits for its token (confluent-kafka 2.16.1 sleeps that long).
+            # Opened at the start, not in the first burst of records: opening blocks the loop for a
+            # second, in which confluent-kafka (2.16.1) sleeps to wait for its token.
             self.gathering = self._open(self._linger_ms)
         self._unbatched: ReplaceableProducer | None = None
         """Sends each record in a batch of its own; None: it isn't open yet."""
@@ -86,13 +86,15 @@ class WriterProducers:
         self._is_stopped = False  # whether `stop_timers` was called
         self._ended = threading.Event()
 
-    def _open(self, linger_ms: float, **more: Any) -> ReplaceableProducer:
+    def _open(self, linger_ms: float, **more_settings: Any) -> ReplaceableProducer:
         """Open a producer with this linger time and these further settings. Raises `LogError`."""
-        return ReplaceableProducer({**self._connection, **more}, linger_ms, self._on_error)
+        settings = {**self._connection, **more_settings}
+        return ReplaceableProducer(settings, linger_ms, self._on_error)
 
     @property
     def failure(self) -> LogError | None:
-        """Why one of the producers can send no more records; None: all producers work."""
+        """The error because of which a producer can send no more records, the prompt one's first;
+        None: all producers work."""
         failures = (producer.failure for producer in self._active())
         return next((failure for failure in failures if failure is not None), None)
 
@@ -137,7 +139,7 @@ class WriterProducers:
                 log.exception("looking for Kafka's reports failed")
                 self._ended.wait(POLL_IDLE)
             if self.prompt.failure is not None:
-                self._ended.wait(POLL_IDLE)  # its polls don't wait any more
+                self._ended.wait(POLL_IDLE)  # polls of a failed producer return at once
             if self._reports and not self._is_wake_scheduled:
                 self._is_wake_scheduled = True
                 with contextlib.suppress(RuntimeError):  # the loop is closed
@@ -149,8 +151,8 @@ class WriterProducers:
         self._deliver_reports()
 
     def _poll_soon(self) -> None:
-        """Plan a poll of the producers without a thread in `POLL_BUSY` seconds, unless one is
-        planned so soon."""
+        """Plan a poll of the producers without a thread in `POLL_BUSY` seconds, unless such a poll
+        is planned already."""
         if not self._is_polling_often:
             self._poll_after(POLL_BUSY)
 
@@ -168,60 +170,66 @@ class WriterProducers:
             self._deliver_reports()
 
     def poll_unthreaded(self) -> int:
-        """Poll the producers that have no thread; returns the number of records without a
-        report."""
+        """Poll the producers that have no thread: all but the prompt one. Returns the number of
+        their records without a report."""
         _, *polled = self._all()
         for producer in polled:
             producer.poll(0)
         return sum(map(len, polled))
 
     def stop_timers(self) -> None:
-        """Poll the producers without a thread only when `poll_unthreaded` is called."""
+        """Plan no more polls: from now on, the producers without a thread are polled only when
+        `poll_unthreaded` is called."""
         self._is_stopped = True
 
     def end_polling(self) -> None:
-        """End the thread."""
+        """Let the thread of `start_polling` end, after the poll under way; returns at once."""
         self._ended.set()
 
     # Replacement
 
     def purge(self, *, in_flight: bool) -> None:
-        """Have all unsent records reported as failed; `in_flight`: also those that were sent and
-        aren't acknowledged."""
+        """Let all unsent records be reported as failed. `in_flight`: whether that includes records
+        that were sent and aren't acknowledged."""
         for producer in self._all():
             producer.purge(in_flight=in_flight)
 
     def renew(self) -> None:
-        """Have all producers open new clients at their next poll, as Kafka doesn't answer."""
+        """Let all producers open new clients at their next poll, as Kafka doesn't answer."""
         for producer in self._all():
             producer.renew()
         self._poll_soon()
 
     async def replace(self) -> None:
-        """Replace all producers by new ones. The former ones are retired: until their records of a
-        key are reported, further records of the key are refused, as they could overtake those.
-        Raises `LogError` if no new producer can be opened; then nothing is replaced."""
+        """Replace all producers by new ones, and retire the former ones. Further records of a key
+        are refused until the former producer's records of the key are reported, as they could
+        overtake these. Raises `LogError` if no new producer can be opened; then nothing is
+        replaced."""
         linger_times = [0.0] if self.gathering is None else [0.0, self._linger_ms]
         # On a thread, as waiting for a token blocks (see `__init__`).
-        new = [await asyncio.to_thread(self._open, linger_ms) for linger_ms in linger_times]
+        new_producers = [
+            await asyncio.to_thread(self._open, linger_ms) for linger_ms in linger_times
+        ]
         for producer in self._active():
             producer.retire()
             self._retired.append(producer)
-        self.prompt, *gathering = new
+        self.prompt, *gathering = new_producers
         self.gathering = gathering[0] if gathering else None
         self._unbatched = None
         self._poll_soon()
         self._loop.call_later(RETIREMENT_TIME, self._end_retirement)
 
     def _end_retirement(self) -> None:
-        """Have the unsent records of retired producers reported as failed, and drop the producers
-        that have no record in flight; repeat that until none is left."""
+        """Let the unsent records of retired producers be reported as failed, and drop the retired
+        producers that have nothing to report. Repeats itself every `RETIREMENT_TIME` seconds until
+        none is left."""
         ended = [producer for producer in self._retired if not len(producer)]
         self._retired = [producer for producer in self._retired if len(producer)]
         for producer in self._retired:
             producer.purge(in_flight=False)
         if ended:
-            # On a thread, as the end of a producer waits for librdkafka's threads.
+            # `clear` drops the last references. On a thread, as the end of a producer waits for
+            # librdkafka's threads.
             self._loop.run_in_executor(None, ended.clear)
         if self._retired and not self._is_stopped:
             self._poll_soon()
