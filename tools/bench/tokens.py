@@ -60,7 +60,7 @@ class _Keys:
     def __init__(self, keys: dict[str, SigningKey]) -> None:
         self.find = keys.get
 
-    def request_read(self) -> bool:
+    def request_read(self, issued: float) -> bool:
         return False
 
 
