@@ -147,9 +147,12 @@ def _is_adopted(seen: SeenChannel) -> bool:
 
 
 def _adoption_steps(seen: SeenChannel, topic: str, is_adopted: bool) -> Iterator[Step]:
-    """Yield the steps that adopt a channel: write what its status lacks of the topic, its id and
-    the entries' promises, then remove eventing-kafka-broker's finalizer. `topic` is the name of the
-    channel's topic."""
+    """Yield the steps that adopt a channel: write the topic's name and id and the entries' promises
+    into the status, unless they are there, then remove eventing-kafka-broker's finalizer.
+
+    `topic` is the name of the channel's topic. `is_adopted` says whether the channel is Knafka's
+    already; then its status isn't written.
+    """
     if seen.topic is not None and not is_adopted:
         # A promise is JSON with an entry's annotations; an empty one promises only the group.
         promises = {PROMISE + uid: "{}" for uid in seen.entries if _needs_promise(seen, uid)}
@@ -160,16 +163,17 @@ def _adoption_steps(seen: SeenChannel, topic: str, is_adopted: bool) -> Iterator
         # While the channel is eventing-kafka-broker's, so is the list `status.subscribers`, which
         # has to be emptied too.
         if is_incomplete or (_is_peers(seen) and _reported_entries(seen)):
-            yield WriteAnnotations(KAFKA_CHANNEL, seen.identity, recorded, ["subscribers"])
+            yield WriteAnnotations(KAFKA_CHANNEL, seen.identity, recorded, clears=["subscribers"])
     if PEERS_CHANNEL_FINALIZER in finalizers_of(seen.stored):
         yield SetFinalizers(KAFKA_CHANNEL, seen.identity, drop=[PEERS_CHANNEL_FINALIZER])
 
 
 def _plan_entry(seen: SeenChannel, uid: str, is_adopted: bool) -> Plan:
-    """Return what the entry of a Subscription (the one with this UID in `spec.subscribers`) adds to
-    the plan to adopt its channel, apart from its promise.
+    """Return a plan for one Subscription, whose parts are added to the plan to adopt its channel.
+    The promise to the Subscription is written by a step of `_adoption_steps`.
 
-    `is_adopted` says whether the channel is Knafka's already.
+    `uid` is the UID of the Subscription's entry in `spec.subscribers`. `is_adopted` says whether
+    the channel is Knafka's already.
     """
     about = f"Subscription {_entry_name(uid, seen.entries[uid])}"
     group = entries.entry_group(seen.identity, uid)
@@ -253,8 +257,8 @@ def _adoption_problems(seen: SeenChannel, topic: str) -> Iterator[str]:
 
 
 def _other_kafka_problems(seen: SeenChannel) -> Iterator[str]:
-    """Yield a sentence if eventing-kafka-broker keeps its channels in another Kafka than Knafka,
-    as far as both are known."""
+    """Yield a sentence if eventing-kafka-broker keeps its channels in another Kafka than Knafka;
+    none if either Kafka isn't known."""
     peers_servers = seen.peers_config.get(BOOTSTRAP_SERVERS, "")
     if peers_servers and seen.servers and servers_of(peers_servers) != servers_of(seen.servers):
         yield (

@@ -44,7 +44,7 @@ class SeenSource:
     stored: Document
     """The KafkaSource's object."""
     source: KafkaSource
-    """The parsed `stored`."""
+    """The object `stored`, parsed."""
     group: SeenGroup = field(default_factory=SeenGroup)
     """The source's consumer group."""
     missing: Sequence[str] = ()
@@ -63,7 +63,8 @@ class SeenSource:
 
 
 def plan_source_adoption(seen: SeenSource) -> Plan:
-    """Return the plan by which Knafka takes a KafkaSource over; without steps if it has done so."""
+    """Return the plan by which Knafka takes a KafkaSource over. The plan has no steps if the source
+    is Knafka's already."""
     spec, group = seen.source.spec, consumer_group_of(seen.source)
     is_peers = is_claimed_by_peer(seen.stored, PEERS_SOURCE_FINALIZER)
     if is_peers:
@@ -100,7 +101,7 @@ def plan_source_adoption(seen: SeenSource) -> Plan:
     then = ["Knafka's operator takes it: a dispatcher of its own; then it is Ready"]
     return Plan(
         about,
-        stays=_stays(seen),
+        stays=_topic_and_group_lines(seen),
         differs=differs,
         problems=problems,
         waits=waits,
@@ -119,10 +120,11 @@ def plan_source_release(seen: SeenSource) -> Plan:
         START_PEER,
     ]
     problems = list(running_peer_problems(seen.peers, "this KafkaSource", dispatchers=False))
-    return Plan(about, stays=_stays(seen), problems=problems, steps=steps, then=then)
+    stays = _topic_and_group_lines(seen)
+    return Plan(about, stays=stays, problems=problems, steps=steps, then=then)
 
 
-def _stays(seen: SeenSource) -> list[str]:
+def _topic_and_group_lines(seen: SeenSource) -> list[str]:
     """Return lines for users about the source's topics and group, which stay as they are."""
     waiting = f"{count_text(seen.group.waiting, 'event')} waiting"
     topics = ", ".join(seen.source.spec.topics)

@@ -37,7 +37,7 @@ from knafka_cli.shared.counts import count_text
 from knafka_cli.shared.job_options import JobArguments, run_job, takes_job_options
 from knafka_cli.shared.options import (
     DataDir,
-    add,
+    add_command,
     egress_of,
     ingress_of,
     print_error,
@@ -78,13 +78,13 @@ OneBroker = Annotated[
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the commands to `knafka dead-letters`."""
-    add(app, "list", list_letters, "knafka dead-letters list orders")
-    add(app, "show", show_letters, "knafka dead-letters show orders --limit 3 --json")
-    add(app, "compact", compact, "knafka dead-letters compact")
-    add(app, "report", report, "knafka dead-letters report --open")
-    add(app, "replay", replay, "knafka dead-letters replay --id payment-1 --dry-run")
-    add(app, "purge", purge, "knafka dead-letters purge --until 2026-01-31 --dry-run")
+    """Add these commands of `knafka dead-letters` to its `app`."""
+    add_command(app, "list", list_letters, "knafka dead-letters list orders")
+    add_command(app, "show", show_letters, "knafka dead-letters show orders --limit 3 --json")
+    add_command(app, "compact", compact, "knafka dead-letters compact")
+    add_command(app, "report", report, "knafka dead-letters report --open")
+    add_command(app, "replay", replay, "knafka dead-letters replay --id payment-1 --dry-run")
+    add_command(app, "purge", purge, "knafka dead-letters purge --until 2026-01-31 --dry-run")
 
 
 @on_cluster(ListTarget, archive_commands.list_letters)

@@ -16,7 +16,7 @@ from knafka_cli.dead_letters.archive_tables import TablesSource, on_tables
 from knafka_cli.dead_letters.group_commands import OneGroup, find_members
 from knafka_cli.shared import sending
 from knafka_cli.shared.counts import count_text
-from knafka_cli.shared.options import EXIT_FAILED, add, exit_on_bad_input, refuse
+from knafka_cli.shared.options import EXIT_FAILED, add_command, exit_on_bad_input, refuse
 
 if TYPE_CHECKING:
     from knafka.core.events.event import Event
@@ -26,9 +26,9 @@ SHOWN_REFUSALS: Final = 20
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the command to `knafka dead-letters`."""
+    """Add the command `forward` to the `app` of `knafka dead-letters`."""
     example = "knafka dead-letters forward 0f3c5a9e77b1 --to http://localhost:9000/ --dry-run"
-    add(app, "forward", forward, example)
+    add_command(app, "forward", forward, example)
 
 
 @on_tables

@@ -21,7 +21,7 @@ from knafka_cli.dead_letters.archive_tables import TablesSource, on_tables
 from knafka_cli.shared.counts import count_text
 from knafka_cli.shared.event_input import BadInput
 from knafka_cli.shared.moments import parse_end
-from knafka_cli.shared.options import add, exit_on_bad_input, refuse
+from knafka_cli.shared.options import add_command, exit_on_bad_input, refuse
 from knafka_jobs.acknowledgements import (
     MAX_NAME_CHARACTERS,
     MAX_NOTE_CHARACTERS,
@@ -53,11 +53,11 @@ HOW_TO_LIST: Final = "knafka dead-letters list --groups shows those with unresol
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the commands to `knafka dead-letters`."""
-    add(app, "acknowledge", acknowledge, "knafka dead-letters acknowledge 0f3c5a9e77b1 --until 3d")
-    add(app, "unacknowledge", unacknowledge, "knafka dead-letters unacknowledge 0f3c5a9e77b1")
-    add(app, "events", show_events, "knafka dead-letters events 0f3c5a9e77b1 --page 2")
-    add(app, "export", export, "knafka dead-letters export 0f3c5a9e77b1 -o failed.ndjson")
+    """Add these commands of `knafka dead-letters` to its `app`."""
+    add_command(app, "acknowledge", acknowledge, "knafka dead-letters acknowledge 0f3c5a9e77b1 --until 3d")
+    add_command(app, "unacknowledge", unacknowledge, "knafka dead-letters unacknowledge 0f3c5a9e77b1")
+    add_command(app, "events", show_events, "knafka dead-letters events 0f3c5a9e77b1 --page 2")
+    add_command(app, "export", export, "knafka dead-letters export 0f3c5a9e77b1 -o failed.ndjson")
 
 
 @on_tables

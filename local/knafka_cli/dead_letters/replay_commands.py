@@ -31,7 +31,7 @@ from knafka_cli.shared.job_options import JobArguments, run_job, takes_job_optio
 from knafka_cli.shared.options import (
     EXIT_FAILED,
     DataDir,
-    add,
+    add_command,
     arguments_of,
     kafka_configuration,
     print_error,
@@ -68,9 +68,10 @@ REPLAY_COLUMNS: Final = (
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the commands `replays` and `cancel` to `knafka dead-letters`."""
-    add(app, "replays", list_replays, "knafka dead-letters replays --limit 5")
-    add(app, "cancel", cancel, "knafka dead-letters cancel 20260131-120000-3fa4c1")
+    """Add the commands `replays` and `cancel` to the `app` of `knafka dead-letters`;
+    `dead_letter_commands` adds `replay`."""
+    add_command(app, "replays", list_replays, "knafka dead-letters replays --limit 5")
+    add_command(app, "cancel", cancel, "knafka dead-letters cancel 20260131-120000-3fa4c1")
 
 
 @on_tables

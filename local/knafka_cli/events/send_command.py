@@ -18,7 +18,7 @@ from knafka_cli.shared.options import (
     BrokerName,
     DataDir,
     account_of,
-    add,
+    add_command,
     audience_of,
     exit_on_bad_input,
     ingress_of,
@@ -30,9 +30,9 @@ SHOWN_ANSWERS: Final = 20
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add `knafka send`."""
+    """Add the command `knafka send` to `app`."""
     example = "knafka send --type com.example.order.placed --data '{\"amount\": 40}'"
-    add(app, "send", send, example)
+    add_command(app, "send", send, example)
 
 
 def send(

@@ -23,7 +23,7 @@ from knafka_cli.shared import moments
 from knafka_cli.shared.options import (
     EXIT_FAILED,
     DataDir,
-    add,
+    add_command,
     ask_kafka,
     exit_on_bad_input,
     print_error,
@@ -51,8 +51,8 @@ from knafka_client.topics.ranges import leaderless_text
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add `knafka trace`."""
-    add(app, "trace", trace, "knafka trace payment-1 --since 2h")
+    """Add the command `knafka trace` to `app`."""
+    add_command(app, "trace", trace, "knafka trace payment-1 --since 2h")
 
 
 def trace(

@@ -15,7 +15,7 @@ from knafka_cli.shared.options import (
     EXIT_FAILED,
     DataDir,
     Files,
-    add,
+    add_command,
     exit_on_bad_input,
     print_table,
     read_declared,
@@ -27,10 +27,10 @@ from knafka_operator.model.resources import Broker, Trigger
 
 
 def add_to(app: typer.Typer, broker_app: typer.Typer) -> None:
-    """Add `knafka status`, `knafka logs` and `knafka broker list`."""
-    add(app, "status", show_status, "knafka status --json")
-    add(app, "logs", show_logs, "knafka logs orders -f")
-    add(broker_app, "list", list_brokers, "knafka broker list")
+    """Add `knafka status` and `knafka logs` to `app`, and `knafka broker list` to `broker_app`."""
+    add_command(app, "status", show_status, "knafka status --json")
+    add_command(app, "logs", show_logs, "knafka logs orders -f")
+    add_command(broker_app, "list", list_brokers, "knafka broker list")
 
 
 def show_status(

@@ -23,7 +23,7 @@ from knafka.core.events import json_format
 from knafka.core.times import moment, rfc3339
 from knafka_cli.shared import event_input, moments
 from knafka_cli.shared.job_options import JobArguments, run_job, takes_job_options
-from knafka_cli.shared.options import EXIT_FAILED, DataDir, add, exit_on_bad_input, refuse
+from knafka_cli.shared.options import EXIT_FAILED, DataDir, add_command, exit_on_bad_input, refuse
 from knafka_cli.shared.source_options import ContextName, Kubeconfig, NamespaceName
 from knafka_client.declared.declared_source import namespace_in
 from knafka_client.state import snapshot_file
@@ -44,9 +44,9 @@ SHOWN_WAITING: Final = 20
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the commands to `knafka sensor`."""
-    add(app, "test", backtest_sensor, "knafka sensor test sensor.yaml --events events.ndjson")
-    add(app, "status", show_status, "knafka sensor status")
+    """Add these commands of `knafka sensor` to its `app`."""
+    add_command(app, "test", backtest_sensor, "knafka sensor test sensor.yaml --events events.ndjson")
+    add_command(app, "status", show_status, "knafka sensor status")
 
 
 def show_status(

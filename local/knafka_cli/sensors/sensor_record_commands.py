@@ -11,7 +11,7 @@ import typer
 from knafka.core import names
 from knafka_cli.shared.options import (
     DataDir,
-    add,
+    add_command,
     ask_kafka,
     exit_on_bad_input,
     kafka_configuration,
@@ -38,10 +38,10 @@ SensorName = Annotated[str, typer.Argument(help="The Sensor: [NAMESPACE/]NAME.")
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the commands to `knafka sensor`."""
-    add(app, "next", show_next, "knafka sensor next fulfilment")
-    add(app, "skip", skip, "knafka sensor skip fulfilment knative-broker-default-default/0/12")
-    add(app, "dead-letters", show_letters, "knafka sensor dead-letters fulfilment --limit 3")
+    """Add these commands of `knafka sensor` to its `app`."""
+    add_command(app, "next", show_next, "knafka sensor next fulfilment")
+    add_command(app, "skip", skip, "knafka sensor skip fulfilment knative-broker-default-default/0/12")
+    add_command(app, "dead-letters", show_letters, "knafka sensor dead-letters fulfilment --limit 3")
 
 
 def show_next(

@@ -66,9 +66,9 @@ BrokerName = Annotated[
 ]
 
 
-def add(app: typer.Typer, name: str, command: Callable[..., None], example: str) -> None:
-    """Add the function `command` to `app` as the command `name`, whose help ends with the
-    `example`."""
+def add_command(app: typer.Typer, name: str, command: Callable[..., None], example: str) -> None:
+    """Add the function `command` to `app` as the command `name`. Its help is the function's
+    docstring, and ends with the `example`, a command line."""
     app.command(name, epilog=f"Example: {example}")(command)
 
 

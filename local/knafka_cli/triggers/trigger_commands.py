@@ -16,7 +16,7 @@ from knafka_cli.shared.options import (
     DataDir,
     Files,
     TriggerName,
-    add,
+    add_command,
     egress_of,
     exit_on_bad_input,
     kafka_configuration,
@@ -38,13 +38,13 @@ EventArgument = Annotated[
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the commands to `knafka trigger`."""
-    add(app, "list", list_triggers, "knafka trigger list -f examples/quickstart")
-    add(app, "test", match_trigger, "knafka trigger test orders event.json -f examples/quickstart")
-    add(app, "match", match_all_triggers, "knafka trigger match event.json --broker default")
-    add(app, "pause", pause, "knafka trigger pause orders")
-    add(app, "resume", resume, "knafka trigger resume orders")
-    add(app, "rewind", rewind, "knafka trigger rewind orders --to 2h --dry-run")
+    """Add the commands of `knafka trigger` to its `app`."""
+    add_command(app, "list", list_triggers, "knafka trigger list -f examples/quickstart")
+    add_command(app, "test", match_trigger, "knafka trigger test orders event.json -f examples/quickstart")
+    add_command(app, "match", match_all_triggers, "knafka trigger match event.json --broker default")
+    add_command(app, "pause", pause, "knafka trigger pause orders")
+    add_command(app, "resume", resume, "knafka trigger resume orders")
+    add_command(app, "rewind", rewind, "knafka trigger rewind orders --to 2h --dry-run")
 
 
 def match_trigger(
