@@ -145,9 +145,8 @@ def list_letters(
 
 
 def _list_groups(files: TableFiles | None, conditions: Sequence[FailureCondition]) -> None:
-    """Print the groups of compacted dead letters that match all these conditions; `files` None,
-    which means that there are no tables: print that there are none. A group is a set of dead
-    letters that failed alike."""
+    """Print the groups of compacted dead letters that match all these conditions. A group is a set
+    of dead letters that failed alike. `files` None: there are no tables, and so no groups."""
     rows = [] if files is None else dead_letter_tables.group_rows(files, conditions)
     print_table(dead_letter_tables.GROUP_COLUMNS, rows, "no unresolved dead letters are compacted")
 
@@ -192,11 +191,12 @@ def show_letters(
 def _open_sources(
     tables: str | None, data_dir: Path
 ) -> tuple[RunningState | None, TableFiles | None]:
-    """Return the state of the `knafka up` on `data_dir`, None if nothing runs, and the tables'
-    files, None if there are none.
+    """Return the state of the `knafka up` on `data_dir` (None if nothing runs), and the tables'
+    files (None if there are no tables).
 
-    With `tables` (a folder or URI), the state is always None, and the command exits with code 2 if
-    there are no tables. Otherwise raises `NotRunning` if nothing runs and there are no tables.
+    If the user names `tables` (a folder or URI), only these are used: the state is None, and the
+    command exits with code 2 if there are no tables. Otherwise raises `NotRunning` if nothing runs
+    and there are no tables.
     """
     files = dead_letter_tables.open_tables(tables_option(data_dir, tables)["tables"], print_error)
     if tables is not None:
@@ -232,6 +232,7 @@ def _failure_conditions(
     if running is not None:
         key = dead_letters.dead_letter_key(_dead_letter_egress(running, trigger, broker))
         fields = dict(zip(TRIGGER, key, strict=True))
+    # Nothing runs, so nothing is known about the object but its name.
     elif trigger is not None:
         identity = triggers.parse_name(trigger, "Trigger")
         fields = {"namespace": identity.namespace, "trigger": identity.name}
@@ -259,13 +260,14 @@ def _offsets_in_tables(files: TableFiles | None) -> dead_letters.OffsetsInTables
 def compact(
     job_options: JobArguments, tables: Tables = None, data_dir: DataDir = DEFAULT_DATA
 ) -> None:
-    """Take dead letters from their topics into compacted tables."""
+    """Copy new dead letters into the tables, one row per event, and delete old ones from their
+    topics."""
     result = run_job(
         "compact", tables_option(data_dir, tables), kafka_option(data_dir), job_options
     )
     typer.echo(
         f"{result['records']} new dead letters in {result['topics']} topics; "
-        f"{result['deleted']} deleted"
+        f"{result['deleted']} deleted from the topics"
     )
     if result["missed"]:
         typer.echo(f"{result['missed']} were deleted by somebody else before they were read")

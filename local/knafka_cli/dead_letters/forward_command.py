@@ -57,7 +57,7 @@ def forward(
     with exit_on_bad_input():
         sending.target_of(to)  # a dry run must refuse what the real one would refuse
     files = tables.open()
-    count, predicate = find_members(files, group, not every)
+    count, predicate = find_members(files, group, unresolved=not every)
     if dry_run:
         typer.echo(f"{count_text(count, 'event')} would be posted to {to}")
         return
@@ -65,7 +65,7 @@ def forward(
 
     refused, left_out = 0, 0
 
-    def whole_events() -> Iterator[Event]:
+    def read_whole_events() -> Iterator[Event]:
         """Yield the group's events that the tables have whole, and count the others in
         `left_out`."""
         nonlocal left_out
@@ -86,7 +86,7 @@ def forward(
 
     with exit_on_bad_input():
         # With one connection, each event waits for the answer to the one before: order is kept.
-        summary = asyncio.run(sending.send(whole_events(), to, show, rate=rate, connections=1))
+        summary = asyncio.run(sending.send(read_whole_events(), to, show, rate=rate, connections=1))
     accepted = sum(number for status, number in summary.statuses.items() if _is_success(status))
     typer.echo(f"{count_text(accepted, 'event')} accepted by {to}")
     if refused:

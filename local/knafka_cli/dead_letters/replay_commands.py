@@ -49,7 +49,7 @@ from knafka_jobs.failure_selection import FailureCondition, conditions
 FIELD_OPTIONS: Final = ("destination", "reason", "code", "type", "source")
 """Options that select by a field of a dead letter in its topic."""
 JOB_OPTIONS: Final = ("summary", "since", "until", "where", "replay-id", "rate")
-"""Options that can't be applied to dead letters in their topics, only by the Spark job."""
+"""Options that only the Spark job applies: it reads the tables, not the topics."""
 EDIT_OPTIONS: Final = ("set-attribute", "remove-attribute", "set-data")
 """Names of the options that edit events, in the order of the parameters of `EventEdits.parse`."""
 
@@ -166,7 +166,7 @@ def replay(
     edits = _edit_options(set_attribute, remove_attribute, set_data)
     dry_run = job_options["dry-run"]
     needs_tables = tables is not None or any(job_options[name] is not None for name in JOB_OPTIONS)
-    # The events that may also be sent straight from their topics.
+    # Ids of the events that may also be sent straight from their topics; empty: none.
     direct_ids = [] if needs_tables or any(edits.values()) else ids or []
     place = tables_option(data_dir, tables)
     if tables is not None and "://" not in tables and not Path(tables).exists():
@@ -257,8 +257,8 @@ def _preview_from_tables(
 
 def _id_predicate(ids: Sequence[str], where: str | None) -> str:
     """Return a predicate in Spark SQL for events that have one of these ids and match the predicate
-    `where`, if that isn't None. It is used for several ids, since the job's own option takes only
-    one."""
+    `where`; None: any events with these ids. It is needed for several ids, since the job's option
+    `id` takes only one."""
     quoted = ["'" + id_.replace("\\", "\\\\").replace("'", "\\'") + "'" for id_ in ids]
     one_of = f"id IN ({', '.join(quoted)})"
     return one_of if where is None else f"({where}) AND {one_of}"

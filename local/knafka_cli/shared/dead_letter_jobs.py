@@ -126,7 +126,7 @@ def spark_environment(progress: Callable[[str], None], *, s3: bool = False) -> d
     """Return the environment variables that make PySpark's launcher start a local Spark with our
     jars.
 
-    With `s3`, this Spark can open tables at `s3a://`: AWS_ENDPOINT_URL and AWS_REGION of this
+    `s3` True: this Spark can open tables at `s3a://`. AWS_ENDPOINT_URL and AWS_REGION of this
     process name the S3 store, and Spark takes the keys from its own environment. `progress` is
     called with each message about a download. Raises `LocalKafkaError` if Java or a jar can't be
     obtained.
@@ -142,25 +142,26 @@ def spark_environment(progress: Callable[[str], None], *, s3: bool = False) -> d
         "spark.driver.host": "127.0.0.1",
     }
     if s3:
-        s3_location = (os.environ.get(name, "") for name in ("AWS_ENDPOINT_URL", "AWS_REGION"))
-        settings |= s3_settings(*s3_location)
+        endpoint = os.environ.get("AWS_ENDPOINT_URL", "")
+        region = os.environ.get("AWS_REGION", "")
+        settings |= s3_settings(endpoint, region)
     words = ["--master", f"local[{SPARK_CORES}]", "--driver-memory", DRIVER_MEMORY, "--jars", jars]
     words += ["--driver-java-options", " ".join(SPARK_JVM_FLAGS)]
     for key, value in settings.items():
         words += ["--conf", f"{key}={value}"]
     return {
-        "JAVA_HOME": str(java_home(find_java(), cache / "java")),
+        "JAVA_HOME": str(prepare_java_home(find_java(), cache / "java")),
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_SUBMIT_ARGS": shlex.join([*words, "pyspark-shell"]),
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
 
 
-def java_home(java: Path, folder: Path) -> Path:
-    """Return a folder that PySpark can use as JAVA_HOME.
+def prepare_java_home(java: Path, folder: Path) -> Path:
+    """Return a folder that PySpark can use as JAVA_HOME to run the program `java`.
 
-    If `java` has the module that PySpark requests, it is the home of `java`. Otherwise it is
-    `folder`, in which this function writes a script that calls `java` without the request. Raises
+    If `java` has the module that PySpark requests, return the home of `java`. Otherwise write a
+    script into `folder` that calls `java` without the request, and return `folder`. Raises
     `OSError` or `subprocess.CalledProcessError` if `java` can't be run.
     """
     modules = subprocess.run([java, "--list-modules"], capture_output=True, text=True, check=True)

@@ -79,8 +79,8 @@ def print_error(sentence: str) -> None:
 
 @contextlib.contextmanager
 def exit_on_bad_input() -> Iterator[None]:
-    """Print an error about the user's input that is raised inside, and exit with code 2; other
-    errors pass, and end the command with code 1."""
+    """Print an error about the user's input that is raised while the context is open, and exit with
+    code 2. Other errors pass, and end the command with code 1."""
     try:
         yield
     except (event_input.BadInput, triggers.UnknownObject, InvalidDocument, InvalidEvent) as error:
@@ -148,8 +148,8 @@ def ingress_of(running: RunningState, broker: str | None) -> Ingress:
 
 
 def audience_of(ingress: Ingress) -> str:
-    """Return the audience of tokens for this Broker or KafkaChannel; exits with code 2 if it
-    requires none."""
+    """Return the audience that tokens for this Broker or KafkaChannel must have; exits with code 2
+    if it requires no tokens."""
     if ingress.audience is None:
         receiving_object = f"{ingress.kind} {ingress.namespace}/{ingress.broker}"
         raise refuse(
@@ -179,12 +179,11 @@ def egress_of(running: RunningState, trigger: str) -> Egress:
 
     `subscription/[NAMESPACE/]NAME` names a Subscription only. Exits with code 2 if neither runs.
     """
-    subscription = triggers.parse_name(trigger.removeprefix(SUBSCRIPTION_PREFIX), "Subscription")
     if trigger.startswith(SUBSCRIPTION_PREFIX):
-        candidates = [subscription]
-    else:
-        candidates = [triggers.parse_name(trigger, "Trigger"), subscription]
-    # The first candidate that runs is the result; an error names the first candidate.
+        name = trigger.removeprefix(SUBSCRIPTION_PREFIX)
+        candidates = [triggers.parse_name(name, "Subscription")]
+    else:  # a Trigger has precedence, also in the error message
+        candidates = [triggers.parse_name(trigger, kind) for kind in ("Trigger", "Subscription")]
     by_name = {
         ObjectIdentity(egress.kind, egress.namespace, egress.trigger): egress
         for egress in running.egresses
