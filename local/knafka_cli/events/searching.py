@@ -23,7 +23,7 @@ SEARCH_QUEUE_KILOBYTES: Final = 8192
 
 @dataclass
 class TopicSearch:
-    """The search of one topic; an interrupted search keeps what it has found."""
+    """The search of one topic, and its results so far, which an interrupted search keeps."""
 
     topic: str
     matching_records: list[Record] = field(default_factory=list)
@@ -67,8 +67,8 @@ def holds_event_with(id_: str, source: str | None) -> Callable[[Record], bool]:
 
 
 def is_traceable(record: Record) -> bool:
-    """Whether a record holds a valid event: a search also finds records that have only an event's
-    id."""
+    """Whether a record holds a valid event, so that it can be traced. A search also finds records
+    that have an event's id but are no valid event."""
     try:
         read(record.headers(), record.value())
     except InvalidEvent:
@@ -106,6 +106,7 @@ def run_search(
             search.covers_topic = not search.leaderless and all(
                 start == spans[number][0] for number, start in starts.items()
             )
+            # Read a chunk of each partition at a time, from the end to the start.
             while any(ends[number] > start for number, start in starts.items()):
                 chunk_starts = {
                     number: max(starts[number], end - SEARCH_CHUNK_OFFSETS)

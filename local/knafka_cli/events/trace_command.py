@@ -134,7 +134,8 @@ def trace(
 
 
 def _is_complete(searches: Sequence[TopicSearch], traces: Sequence[Trace]) -> bool:
-    """Whether everything was searched, and the state of every delivery is known."""
+    """Whether every record since the given time was searched, and every delivery's state is
+    known."""
     for search in searches:
         if not search.ended or search.leaderless:
             return False
@@ -208,8 +209,9 @@ def _search_topic(
 
 
 def _with_zipkin_steps(view: DeclaredView, record_trace: Trace, zipkin: str) -> Trace:
-    """Return the trace with the steps that the Zipkin at the URL `zipkin` recorded. Return the same
-    trace if it isn't sampled, or if Zipkin doesn't answer, which is printed on stderr."""
+    """Return the trace with the steps that the Zipkin at the URL `zipkin` recorded added. If the
+    trace isn't sampled, or if Zipkin doesn't answer, return it unchanged; the latter is printed on
+    stderr."""
     # Imported here, since the HTTP client that it needs takes longer than a whole command.
     from knafka_cli.events.zipkin import ZipkinError, fetch_spans, steps_of
 

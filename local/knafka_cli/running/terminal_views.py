@@ -131,6 +131,7 @@ class _Change:
     """A change of one Trigger, Subscription or Sensor, in words."""
 
     row: TriggerRow
+    """The object's row in the newer snapshot; of an object that is gone, in the older one."""
     text: str
     """The text after the object's name: ` is ready`."""
     text_of_several: str
@@ -178,7 +179,8 @@ def _row_changes(previous: TriggerRow | None, row: TriggerRow) -> Iterator[_Chan
             yield _Change(row, " is not ready", " are not ready", f": {row.refused}")
         else:
             yield _Change(row, " is ready", " are ready")
-    if row.paused != (previous is not None and previous.paused):
+    was_paused = previous is not None and previous.paused
+    if row.paused != was_paused:
         if row.paused:
             yield _Change(row, " is paused: its events wait", " are paused: their events wait")
         else:
@@ -233,7 +235,7 @@ def _display_name(row: BrokerRow | TriggerRow) -> str:
 
 
 def _is_busy(row: TriggerRow) -> bool:
-    """Whether the Trigger has an error, or events wait, or their number isn't known."""
+    """Whether the Trigger has an error, or events wait for it, or their number isn't known."""
     return row.lag != 0 or row.error != ""
 
 

@@ -20,7 +20,7 @@ from knafka_local.tokens.accounts import ServiceAccount
 from knafka_local.view import View
 
 EXIT_FORCED: Final = 130
-"""Exit code after a second Ctrl-C, as shells use it."""
+"""Exit code after a second Ctrl-C: the one that shells use for SIGINT."""
 
 
 async def run_until_stopped(options: UpOptions, view: View, send: Path | None = None) -> None:
@@ -72,7 +72,7 @@ async def _start_and_run(
             view.say("no Broker is declared: name its YAML with -f, such as examples/quickstart")
         if send is not None:
             await _send_file(supervisor, installation.data, send, view)
-        await asyncio.Event().wait()
+        await asyncio.Event().wait()  # for ever: a signal cancels this task
 
 
 def _stop_on_signals(supervisor: Supervisor, view: View) -> None:

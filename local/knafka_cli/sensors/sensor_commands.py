@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from knafka_operator.model.sensors import Sensor
 
 TOPIC_OPTIONS: Final = ("topic", "bootstrap-servers", "secret")
-"""Options of the job that only apply to a topic."""
+"""Options of the Spark job that only apply to a topic, not to an archive."""
 
 SHOWN_WAITING: Final = 20
 """The most conditions that are printed of those that still wait for events."""
@@ -86,9 +86,9 @@ def show_status(
 def _read_cluster_sensors(
     context: str | None, kubeconfig: Path | None, namespace: str | None
 ) -> Sequence[TriggerRow]:
-    """Return the rows of the Sensors in a namespace of a cluster; None as `namespace` means that of
-    the kubeconfig's context. Exits with code 2 if the cluster doesn't have the kind. Raises
-    `ClusterError`."""
+    """Return the rows of the Sensors in a namespace of a cluster. `namespace` None: the namespace
+    of the kubeconfig's context. Exits with code 2 if the cluster doesn't have the kind Sensor.
+    Raises `ClusterError`."""
     # Imported here, since the Kubernetes client takes half a second.
     from knafka_client.declared import cluster_source
     from knafka_client.state.condition_rows import sensor_row
@@ -157,8 +157,8 @@ def backtest_sensor(
 
 
 def _refuse_job_options(options: Mapping[str, Any]) -> None:
-    """Raise `BadInput` if one of these options, by name, has a value: they are for the Spark
-    job."""
+    """Raise `BadInput` if one of the Spark job's options, given by name, has a value (not None): a
+    test of a file uses none of them."""
     for name, value in options.items():
         if value is not None:
             raise event_input.BadInput(
@@ -366,5 +366,6 @@ def _firing_line(firing: Mapping[str, Any]) -> str:
 
 
 def _event_names(events: Sequence[Mapping[str, Any]]) -> str:
-    """Return dependency and id of each event, as text; an event is a mapping with these keys."""
+    """Return the dependency and id of each event, as text. The events are the documents that
+    `_event_document` returns."""
     return ", ".join(f"{event['dependency']} {event['id']}" for event in events)

@@ -46,7 +46,7 @@ class CannotSkip(KnafkaError):
 
 @dataclass(frozen=True, slots=True)
 class SensorPosition:
-    """A Sensor's position in a partition that has records after it."""
+    """A Sensor's position in a partition that the Sensor hasn't read to its end."""
 
     topic: str
     partition: int
@@ -170,8 +170,9 @@ def _read_headers(record: Record) -> RecordHeaders | None:
 def _commit(
     reader: RangeReader, sensor: SensorPlace, position: SensorPosition, offset: int
 ) -> None:
-    """Commit an offset in the position's partition for the Sensor's group, with the metadata of the
-    group's last commit. Raises `CannotSkip` if the Sensor has processes, and `LogError`."""
+    """Commit this offset in the partition of `position` for the Sensor's group, and keep the
+    metadata of the group's last commit. Raises `CannotSkip` if the Sensor has processes, and
+    `LogError`."""
     topic_partition = TopicPartition(position.topic, position.partition, offset, position.metadata)
     try:
         reader.commit([topic_partition])

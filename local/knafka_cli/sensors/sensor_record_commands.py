@@ -143,6 +143,7 @@ def _find_sensor(
     `data_dir`; otherwise it is one of a cluster, which the other parameters, the command's options,
     choose. Exits with code 2 if there is no Sensor of this name. Raises `KnafkaError`.
     """
+    # Called without a cluster, too, as it refuses options that need one.
     source = source_of(
         data_dir, context, kubeconfig, namespace, bootstrap_servers, system_namespace
     )
@@ -158,8 +159,9 @@ def _find_sensor(
 def _find_running_sensor(
     name: str, data_dir: Path, namespace: str | None
 ) -> tuple[dict[str, Any], SensorPlace]:
-    """Return the same as `_find_sensor`, for a Sensor of the `knafka up` on `data_dir`. A `name`
-    without a namespace is in `namespace`; None: in `default`."""
+    """Return the Kafka configuration, and the group and topics, of a Sensor of the `knafka up` on
+    `data_dir`. A `name` without a namespace is in `namespace`; None: in `default`. Exits with code
+    2 if there is no such Sensor. Raises `NotRunning`."""
     running = Installation(data_dir).read_state()
     full_name = name if "/" in name else f"{namespace or 'default'}/{name}"
     by_name = {f"{place.namespace}/{place.name}": place for place in running.sensors}
@@ -171,8 +173,9 @@ def _find_running_sensor(
 def _find_cluster_sensor(
     source: ClusterSource, name: str, namespace: str | None
 ) -> tuple[dict[str, Any], SensorPlace]:
-    """Return the same as `_find_sensor`, for a Sensor of the cluster that `source` reads. A `name`
-    without a namespace is in `namespace`; None: in the namespace of the kubeconfig's context."""
+    """Return the Kafka configuration, and the group and topics, of a Sensor of the cluster that
+    `source` reads. A `name` without a namespace is in `namespace`; None: in the namespace of the
+    kubeconfig's context. Exits with code 2 if there is no such Sensor. Raises `KnafkaError`."""
     from knafka_operator.model.family import CHANNELS
     from knafka_operator.model.sensors import KNAFKA, SENSOR, bus_of
 

@@ -188,11 +188,11 @@ def _set_paused(
     trigger: str, files: list[Path] | None, data_dir: Path, state: str, *, paused: bool
 ) -> None:
     """Pause a Trigger (`paused` True) or resume it, by an annotation in the file that declares it,
-    and print a sentence about that.
+    and print a sentence about the Trigger's new state.
 
     `files` are the files to search; None: those of the `knafka up` on `data_dir`. `state` is the
-    sentence's verb: `is paused` or `goes on`. Exits with code 2 if no file declares the Trigger.
-    Raises `NotAnnotated` and `NotRunning`.
+    state in the sentence: `is paused` or `goes on`. Exits with code 2 if no file declares the
+    Trigger. Raises `NotAnnotated` and `NotRunning`.
     """
     with exit_on_bad_input():
         declared = read_declared(files, data_dir)
@@ -201,9 +201,9 @@ def _set_paused(
     if triggers.is_paused(declared_trigger) is paused:
         typer.echo(f"{declared_trigger.id} {state} already")
         return
-    file = declared.resources[identity][1].file
-    annotating.annotate(file, identity, PAUSED_ANNOTATION, str(paused).lower())
-    typer.echo(f"{declared_trigger.id} {state}: written into {file}")
+    _, place = declared.resources[identity]
+    annotating.annotate(place.file, identity, PAUSED_ANNOTATION, str(paused).lower())
+    typer.echo(f"{declared_trigger.id} {state}: written into {place.file}")
 
 
 async def _read_lags(admin: KafkaAdmin, egresses: tuple[Egress, ...]) -> dict[str, int]:

@@ -46,7 +46,7 @@ class ReplayChoice:
     """A dead letter that was chosen for a replay, with the reason if it can't be sent."""
 
     egress: Egress
-    """The Egress of the Trigger whose delivery failed."""
+    """The Egress of the Trigger to which the event couldn't be delivered."""
     record: Record
     """The record of the dead letter in its topic."""
     letter: StoredDeadLetter
@@ -110,8 +110,8 @@ async def choose_dead_letters(
 
 
 def _replay_obstacle(record: Record, dead_letter: StoredDeadLetter) -> str:
-    """Return why a dead letter can't be replayed; empty if it can. Doesn't check whether it was
-    sent again."""
+    """Return why a dead letter can't be replayed; empty if it can. Whether it was sent again
+    already isn't checked here."""
     if dead_letter.reason == Reason.UNDECODABLE.value or not dead_letter.id:
         return "no event"
     if any(name == f"ce_{OMITTED}" for name, _ in record.headers() or ()):
