@@ -86,7 +86,7 @@ def authentication_of(declared: DeclaredObjects, namespace: str) -> Authenticati
     )
 
 
-def judge(
+def policy_verdict(
     authentication: Authentication,
     broker: Broker | KafkaChannel,
     subject: str,

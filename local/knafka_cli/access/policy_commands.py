@@ -67,7 +67,7 @@ def check_sender(
         structured_event = None if event is None else read_event(event)
         authentication = policies.authentication_of(declared, target.metadata.namespace)
         attributes = None if structured_event is None else structured_event.attributes
-        verdict = policies.judge(authentication, target, subject, attributes)
+        verdict = policies.policy_verdict(authentication, target, subject, attributes)
     event_text = (
         "any event"
         if structured_event is None

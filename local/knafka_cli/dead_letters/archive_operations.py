@@ -81,9 +81,10 @@ class ArchiveOperations:
         if len(matching) == 1:
             return matching[0]
         known = ", ".join(f"{_name_of(archive)} of {_broker_of(archive)}" for archive in archives)
-        description = f" {name}" if name else f" of {broker}" if broker else ""
-        problem = "which DeadLetterArchive (--archive)?"
-        if not matching:
+        if matching:
+            problem = "which DeadLetterArchive (--archive)?"
+        else:
+            description = f" {name}" if name else f" of {broker}" if broker else ""
             problem = f"there is no DeadLetterArchive{description} in {self.namespace}:"
         raise UnknownObject(f"{problem} there is {known or 'none'}")
 

@@ -121,27 +121,36 @@ def list_letters(
         egresses = list(running.egresses) if trigger is None else [egress_of(running, trigger)]
         if trigger is None:
             egresses += map(dead_letters.broker_dead_letter_egress, running.ingresses)
-        in_tables = _offsets_in_tables(files)
-
-        async def count_letters(admin: KafkaAdmin) -> list[dead_letters.DeadLetterOverview]:
-            """Count the dead letters of each Egress."""
-            return [
-                await dead_letters.read_overview(admin, egress, in_tables) for egress in egresses
-            ]
-
-        for egress, overview in zip(egresses, with_kafka(running, count_letters), strict=True):
-            key = dead_letters.dead_letter_key(egress)
-            if key in by_trigger:
-                by_trigger[key] = overview + by_trigger[key]
-            # A Broker itself (without a Trigger) is only listed if it has dead letters.
-            elif egress.trigger or overview.count or overview.replayed:
-                by_trigger[key] = overview
+        _add_counts_of_topics(by_trigger, running, egresses, _offsets_in_tables(files))
     columns: Sequence[str] = dead_letters.COLUMNS
     rows: Sequence[Sequence[str]] = [overview.row for overview in by_trigger.values()]
     if any(overview.acknowledged for overview in by_trigger.values()):
         columns = (*columns, dead_letters.ACKNOWLEDGED_COLUMN)
         rows = [(*overview.row, str(overview.acknowledged)) for overview in by_trigger.values()]
     print_table(columns, rows, "no Trigger runs" if running else "no dead letters")
+
+
+def _add_counts_of_topics(
+    by_trigger: dict[TriggerName, dead_letters.DeadLetterOverview],
+    running: RunningState,
+    egresses: Sequence[Egress],
+    in_tables: dead_letters.OffsetsInTables,
+) -> None:
+    """Count the dead letters in the topics of these Egresses, and add the counts to `by_trigger`,
+    which has the counts of the tables. Records that `in_tables` covers are left out. Raises
+    `LogError`."""
+
+    async def count_letters(admin: KafkaAdmin) -> list[dead_letters.DeadLetterOverview]:
+        """Count the dead letters of each Egress."""
+        return [await dead_letters.read_overview(admin, egress, in_tables) for egress in egresses]
+
+    for egress, overview in zip(egresses, with_kafka(running, count_letters), strict=True):
+        key = dead_letters.dead_letter_key(egress)
+        if key in by_trigger:
+            by_trigger[key] = overview + by_trigger[key]
+        # A Broker itself (without a Trigger) is only listed if it has dead letters.
+        elif egress.trigger or overview.count or overview.replayed:
+            by_trigger[key] = overview
 
 
 def _list_groups(files: TableFiles | None, conditions: Sequence[FailureCondition]) -> None:

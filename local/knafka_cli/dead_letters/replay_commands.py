@@ -167,7 +167,9 @@ def replay(
     dry_run = job_options["dry-run"]
     needs_tables = tables is not None or any(job_options[name] is not None for name in JOB_OPTIONS)
     # Ids of the events that may also be sent straight from their topics; empty: none.
-    direct_ids = [] if needs_tables or any(edits.values()) else ids or []
+    direct_ids: list[str] = []
+    if ids and not needs_tables and not any(edits.values()):
+        direct_ids = ids
     place = tables_option(data_dir, tables)
     if tables is not None and "://" not in tables and not Path(tables).exists():
         raise refuse(NO_TABLES + tables)

@@ -115,6 +115,7 @@ def describe_changes(previous: Snapshot, current: Snapshot) -> Iterator[str]:
     yield from (
         f"solved: {problem}" for problem in previous.problems if problem not in current.problems
     )
+    # Brokers that still exist are removed from it below.
     gone_brokers = {(row.kind, row.name): row for row in previous.brokers}
     for broker in current.brokers:
         old_broker = gone_brokers.pop((broker.kind, broker.name), None)
@@ -164,6 +165,7 @@ def _trigger_changes(
     previous: Sequence[TriggerRow], current: Sequence[TriggerRow]
 ) -> Iterator[_Change]:
     """Yield the changes between two lists of Triggers, Subscriptions or Sensors."""
+    # Rows of objects that still exist are removed from it below.
     gone_rows = {(row.kind, row.name): row for row in previous}
     for row in current:
         previous_row = gone_rows.pop((row.kind, row.name), None)

@@ -88,12 +88,12 @@ class SensorPosition:
         try:
             if self.topic == sensor.trigger_topic:
                 trigger_record = records.read_trigger(record.key(), value, headers, record.offset())
-                source, _, identity = trigger_record.event.identity.partition(" ")
+                source, _, event_id = trigger_record.event.identity.partition(" ")
                 generation = f"of generation {trigger_record.generation} of the Sensor"
                 description += (
                     f" for {trigger_record.key} as {trigger_record.event.dependency}, {generation}"
                 )
-                return printable(f"{description}: {identity} from {source}")
+                return printable(f"{description}: {event_id} from {source}")
             attributes = read(headers, value).attributes
         except InvalidEvent as error:
             return printable(f"{description}, no event: {error}")

@@ -12,7 +12,7 @@ import shlex
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -97,14 +97,8 @@ def run_job_process(arguments: Sequence[str], progress: Callable[[str], None]) -
     )
     assert process.stdout is not None
     assert process.stderr is not None
-    last_line = job_error = ""
     try:
-        for line in process.stderr:
-            last_line = line.strip() or last_line
-            if line.startswith(f"{JOB_PREFIX}{JOB_ERROR_PREFIX}"):
-                job_error = line.strip()
-            if line.startswith(JOB_PREFIX):
-                progress(line.removeprefix(JOB_PREFIX).strip())
+        failure_text = _follow_job(process.stderr, progress)
         answer = process.stdout.read()
     finally:
         # Ctrl-C reaches the job by itself; if another error ends this command, the job must be
@@ -115,11 +109,26 @@ def run_job_process(arguments: Sequence[str], progress: Callable[[str], None]) -
         process.stdout.close()
         process.stderr.close()
     if process.returncode != 0:
-        # The last line may be Spark's, so the job's own error has precedence.
-        problem = (job_error or last_line).removeprefix(JOB_PREFIX).removeprefix(JOB_ERROR_PREFIX)
-        raise JobFailed(problem or f"the job ended with {process.returncode}")
+        raise JobFailed(failure_text or f"the job ended with {process.returncode}")
     _, _, result = answer.strip().rpartition("\n")  # the last line
     return result
+
+
+def _follow_job(lines: Iterable[str], progress: Callable[[str], None]) -> str:
+    """Call `progress` with each of the job's own `lines` on stderr, until the job closes stderr.
+
+    Returns the text to show if the job has failed: its own error, or else the last line on stderr;
+    empty if there was no line.
+    """
+    last_line = job_error = ""
+    for line in lines:
+        last_line = line.strip() or last_line
+        if line.startswith(f"{JOB_PREFIX}{JOB_ERROR_PREFIX}"):
+            job_error = line.strip()
+        if line.startswith(JOB_PREFIX):
+            progress(line.removeprefix(JOB_PREFIX).strip())
+    # The last line may be Spark's, so the job's own error has precedence.
+    return (job_error or last_line).removeprefix(JOB_PREFIX).removeprefix(JOB_ERROR_PREFIX)
 
 
 def spark_environment(progress: Callable[[str], None], *, s3: bool = False) -> dict[str, str]:

@@ -38,6 +38,7 @@ EXIT_INTERRUPTED: Final = 130
 """Exit code after Ctrl-C, as a shell gives it."""
 
 DATA_DIR: Final = "--data-dir"
+"""Name of the option for the data folder of a `knafka up`."""
 
 T = TypeVar("T")
 """Result of a coroutine that makes requests to Kafka."""

@@ -104,7 +104,7 @@ def _insert_annotation(text: str, metadata: yaml.MappingNode, key: str, value: s
     """
     annotations = _value_of(metadata, ANNOTATIONS_KEY)
     if annotations is None:
-        if metadata.flow_style:
+        if metadata.flow_style:  # written in braces
             return _insert_entry(text, metadata, f'"{ANNOTATIONS_KEY}": {{"{key}": {value}}}')
         indent = " " * metadata.start_mark.column
         line_break = _line_break(text)
@@ -115,7 +115,7 @@ def _insert_annotation(text: str, metadata: yaml.MappingNode, key: str, value: s
         return _replace_node(text, annotations, f' {{"{key}": {value}}}')
     if (previous_value := _value_of(annotations, key)) is not None:
         return _replace_node(text, previous_value, value)
-    if not annotations.value:
+    if not annotations.value:  # `annotations: {}`
         return _replace_node(text, annotations, f'{{"{key}": {value}}}')
     name = f'"{key}"' if annotations.flow_style else key
     return _insert_entry(text, annotations, f"{name}: {value}")

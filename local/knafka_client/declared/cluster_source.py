@@ -31,7 +31,7 @@ from knafka_client.declared.declared_source import (
     broker_name_of,
     trigger_name_of,
 )
-from knafka_client.declared.kubernetes_api import API_SERVER_TIMEOUT, request_body
+from knafka_client.declared.kubernetes_api import API_SERVER_TIMEOUT, read_answer
 from knafka_client.declared.triggers import is_paused
 from knafka_client.state.installation import CHANNEL_PREFIX
 from knafka_operator.brokers.defaults import with_default_delivery
@@ -199,7 +199,7 @@ class ClusterSource:
             if secret is None:
                 raise ClusterError(f"Secret {configured.secret} does not exist")
             configuration.update(for_librdkafka(decode_secret(secret)))
-        return KafkaAccess(configuration, configured.config, [])
+        return KafkaAccess(configuration, configured.config, [])  # all that is needed was read
 
     def connection_of_channel(self, channel: Broker) -> KafkaAccess:
         """Return how to reach a KafkaChannel's Kafka: by the installation's ConfigMap, and by the
@@ -299,7 +299,7 @@ class ClusterSource:
     ) -> Document | None:
         """Return the JSON answer to a request; None if it was 404. `ask` is a method of the
         Kubernetes client, called with `arguments`. Raises `ClusterError`."""
-        answer = request_body(
+        answer = read_answer(
             request_text,
             lambda: ask(*arguments, _preload_content=False, _request_timeout=API_SERVER_TIMEOUT),
         )

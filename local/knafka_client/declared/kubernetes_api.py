@@ -151,7 +151,7 @@ class KubernetesApi:
         kind's plural (`list triggers in shop`). `body` is sent as JSON.
         """
         data = None if body is None else json.dumps(body).encode()
-        return request_body(request_text, lambda: self._send(method, path, data, content_type))
+        return read_answer(request_text, lambda: self._send(method, path, data, content_type))
 
     def _send(self, method: str, path: str, body: bytes | None, content_type: str) -> Any:
         """Send a request with the client's credentials; returns urllib3's response. Raises
@@ -176,12 +176,13 @@ class KubernetesApi:
         return answer
 
 
-def request_body(request_text: str, ask: Callable[[], Any]) -> bytes | None:
-    """Return the body of an API server's answer; None if it was 404.
+def read_answer(request_text: str, ask: Callable[[], Any]) -> bytes | None:
+    """Send a request by calling `ask`, which returns the API server's response; returns the
+    response's body, or None if it was 404.
 
-    `ask` sends the request and returns the response. `request_text` is for messages, and begins
-    with verb and kind, such as `get Secret default/kafka`. Raises `ClusterError`; its subclasses
-    are `Unauthenticated` (401), `NotAllowed` (403) and `Conflict` (409).
+    `request_text` is for messages, and begins with verb and kind, such as `get Secret
+    default/kafka`. Raises `ClusterError` for any other error: as `Unauthenticated` (401),
+    `NotAllowed` (403) or `Conflict` (409), which are subclasses.
     """
     try:
         data: bytes = ask().data
