@@ -89,7 +89,7 @@ class SeenChannel:
         return Identity.of(self.stored)
 
     @property
-    def entries(self) -> Mapping[str, Document]:
+    def valid_entries(self) -> Mapping[str, Document]:
         """The valid entries of `spec.subscribers`, each for a Subscription, by UID."""
         return entries.read_entries(self.stored).valid
 
@@ -112,7 +112,7 @@ def plan_channel_adoption(seen: SeenChannel) -> Plan:
         # The operator hasn't finished its release yet: it would remove annotations that are
         # written now.
         waits.append("Knafka's operator still has to release it: it was given back")
-    for uid in seen.entries:
+    for uid in seen.valid_entries:
         entry_plan = _plan_entry(seen, uid, is_adopted)
         stays += entry_plan.stays
         problems += entry_plan.problems
@@ -155,7 +155,7 @@ def _adoption_steps(seen: SeenChannel, topic: str, is_adopted: bool) -> Iterator
     """
     if seen.topic is not None and not is_adopted:
         # A promise is JSON with an entry's annotations; an empty one promises only the group.
-        promises = {PROMISE + uid: "{}" for uid in seen.entries if _needs_promise(seen, uid)}
+        promises = {PROMISE + uid: "{}" for uid in seen.valid_entries if _needs_promise(seen, uid)}
         recorded = {TOPIC_STATUS: topic, TOPIC_ID: seen.topic.id, **promises}
         is_incomplete = any(
             not _has_annotation(seen, key, value) for key, value in recorded.items()
@@ -175,7 +175,7 @@ def _plan_entry(seen: SeenChannel, uid: str, is_adopted: bool) -> Plan:
     `uid` is the UID of the Subscription's entry in `spec.subscribers`. `is_adopted` says whether
     the channel is Knafka's already.
     """
-    about = f"Subscription {_entry_name(uid, seen.entries[uid])}"
+    about = f"Subscription {_entry_name(uid, seen.valid_entries[uid])}"
     group = entries.entry_group(seen.identity, uid)
     in_kafka = seen.groups.get(group, SeenGroup())
     line = f"{about}  group {group}  {count_text(in_kafka.waiting, 'event')} waiting"
@@ -211,7 +211,7 @@ def plan_channel_release(seen: SeenChannel) -> Plan:
     finalizers = finalizers_of(seen.stored)
     steps = release_steps(KAFKA_CHANNEL, identity, finalizers, PEERS_CHANNEL_FINALIZER)
     stays = recorded_topic_lines(seen.stored, seen.topic)
-    for uid, entry in seen.entries.items():
+    for uid, entry in seen.valid_entries.items():
         group = entries.entry_group(identity, uid)
         waiting = count_text(seen.groups.get(group, SeenGroup()).waiting, "event")
         stays.append(f"Subscription {_entry_name(uid, entry)}  group {group}  {waiting} waiting")
@@ -272,7 +272,7 @@ def _channel_differences(seen: SeenChannel) -> list[str]:
     eventing-kafka-broker."""
     channel_delivery = (seen.stored.get("spec") or {}).get("delivery") or {}
     by_entry = {}
-    for uid, entry in seen.entries.items():
+    for uid, entry in seen.valid_entries.items():
         own_delivery = entry.get("delivery") or {}
         sentences = list(delivery_differences(own_delivery or channel_delivery))
         inherited = sorted(channel_delivery.keys() - own_delivery.keys())

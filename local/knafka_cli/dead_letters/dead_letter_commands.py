@@ -43,7 +43,7 @@ from knafka_cli.shared.options import (
     print_error,
     print_table,
     refuse,
-    with_kafka,
+    ask_running_kafka,
 )
 from knafka_client.declared import triggers
 from knafka_client.state.installation import (
@@ -144,7 +144,7 @@ def _add_counts_of_topics(
         """Count the dead letters of each Egress."""
         return [await dead_letters.read_overview(admin, egress, in_tables) for egress in egresses]
 
-    for egress, overview in zip(egresses, with_kafka(running, count_letters), strict=True):
+    for egress, overview in zip(egresses, ask_running_kafka(running, count_letters), strict=True):
         key = dead_letters.dead_letter_key(egress)
         if key in by_trigger:
             by_trigger[key] = overview + by_trigger[key]
@@ -187,7 +187,7 @@ def show_letters(
     if running is not None:
         egress = _dead_letter_egress(running, trigger, broker)
         in_tables = _offsets_in_tables(files)
-        letters += with_kafka(
+        letters += ask_running_kafka(
             running, lambda admin: dead_letters.read_dead_letters(admin, egress, limit, in_tables)
         )
     for letter in letters[-limit:]:

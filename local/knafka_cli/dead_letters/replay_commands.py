@@ -37,7 +37,7 @@ from knafka_cli.shared.options import (
     print_error,
     print_table,
     refuse,
-    with_kafka,
+    ask_running_kafka,
 )
 from knafka_client.state.installation import DEFAULT_DATA, Installation
 from knafka_client.topics import dead_letters, replaying
@@ -291,7 +291,7 @@ def _replay_directly(data_dir: Path, job_options: JobArguments, ids: Sequence[st
         finally:
             await writer.close(REPLAY_WRITER_CLOSE_TIMEOUT)
 
-    choices, replay_id = with_kafka(running, choose_and_send)
+    choices, replay_id = ask_running_kafka(running, choose_and_send)
     for choice in choices:
         typer.echo(
             f"{choice.description}{f': left out: {choice.obstacle}' if choice.obstacle else ''}"

@@ -195,11 +195,11 @@ def _search_topic(
     """
     search = TopicSearch(ingress.topic)
     is_event = searching.holds_event_with(id_, source)
-    with Console(stderr=True).status(f"searching {ingress.topic}") as line:
+    with Console(stderr=True).status(f"searching {ingress.topic}") as status_line:
 
         def show_progress(state: TopicSearch) -> None:
             """Show how many records were searched."""
-            line.update(
+            status_line.update(
                 f"searching {state.topic}: {state.offsets_read} of {state.offsets_total} records"
             )
 

@@ -65,7 +65,7 @@ def convert_sensor(
     if not isinstance(name, str) or not name:
         raise InvalidDocument("metadata.name", "is not set")
     spec = _object_field(argo, "spec")
-    converted = ArgoConversion({})  # gets its document last, and notes meanwhile
+    converted = ArgoConversion({})  # the document is set below; notes are added meanwhile
     metadata = {"name": name}
     if namespace := argo_metadata.get("namespace"):
         metadata["namespace"] = _to_text(namespace, "metadata.namespace")
@@ -114,8 +114,8 @@ def _object_field(document: Document, name: str, path: str = "") -> Document:
 def _list_field(
     document: Document, name: str, path: str, *, required: bool = False
 ) -> Sequence[Document]:
-    """Return the list of objects in a field; empty if the field isn't set, unless it is `required`.
-    Raises `InvalidDocument`."""
+    """Return the list of objects in a field. A field that isn't set is an empty list, or an error
+    if `required` is True. Raises `InvalidDocument`."""
     value = document.get(name)
     if value is None and not required:
         return ()

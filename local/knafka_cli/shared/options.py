@@ -201,17 +201,19 @@ def kafka_configuration(running: RunningState) -> dict[str, Any]:
     return connection_configuration(Kafka(bootstrap_servers=running.bootstrap_servers))
 
 
-def with_kafka(running: RunningState, ask: Callable[[KafkaAdmin], Coroutine[Any, Any, T]]) -> T:
+def ask_running_kafka(
+    running: RunningState, ask: Callable[[KafkaAdmin], Coroutine[Any, Any, T]]
+) -> T:
     """Call `ask` in an event loop of its own, with a client of the running installation's Kafka;
-    returns its result. Raises `LogError`."""
+    returns the result of `ask`. Raises `LogError`."""
     return ask_kafka(kafka_configuration(running), ask)
 
 
 def ask_kafka(
     configuration: Mapping[str, Any], ask: Callable[[KafkaAdmin], Coroutine[Any, Any, T]]
 ) -> T:
-    """Call `ask` in an event loop of its own, with a client of the Kafka of this librdkafka
-    configuration; returns its result. Raises `LogError`."""
+    """Call `ask` in an event loop of its own, with a client of the Kafka that this librdkafka
+    configuration reaches; returns the result of `ask`. Raises `LogError`."""
 
     async def ask_and_close() -> T:
         """Call `ask`, then close the client."""

@@ -23,7 +23,7 @@ from knafka_cli.shared.options import (
     print_table,
     read_declared,
     read_event,
-    with_kafka,
+    ask_running_kafka,
 )
 from knafka_cli.triggers import rewinding
 from knafka_client.declared import annotating, triggers
@@ -109,7 +109,7 @@ def list_triggers(files: Files = None, data_dir: DataDir = DEFAULT_DATA) -> None
     lags: dict[str, int] = {}
     if not files:
         running = Installation(data_dir).read_state()
-        lags = with_kafka(running, lambda admin: _read_lags(admin, running.egresses))
+        lags = ask_running_kafka(running, lambda admin: _read_lags(admin, running.egresses))
     any_paused = any(map(triggers.is_paused, declared.of_type(Trigger)))
     # The last two columns are left out if they would be empty.
     columns = ["TRIGGER", "BROKER", "FILTERS", "SUBSCRIBER", "ORDER"]

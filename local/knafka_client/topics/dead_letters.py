@@ -295,8 +295,7 @@ async def read_topic(admin: LogAdmin, topic: str, limit: int) -> Sequence[Record
 
 
 ReplayTimes: TypeAlias = Mapping[bytes, int]
-"""When each event was last sent again, in milliseconds since the Unix epoch, by a digest of the
-event."""
+"""When each event was last sent again, in ms since the Unix epoch, by a digest of the event."""
 
 
 async def read_replay_times(admin: LogAdmin, egress: Egress) -> ReplayTimes:
@@ -314,6 +313,7 @@ async def read_replay_times(admin: LogAdmin, egress: Egress) -> ReplayTimes:
 def replayed_at(record: Record, times: ReplayTimes) -> int | None:
     """Return when this dead letter was last sent again, in ms since the Unix epoch; None if it
     wasn't sent since it failed. `times` is from `read_replay_times`."""
+    # A replay that edited the event's data is known by the digest without data.
     digests = (_event_digest(record, with_data=with_data) for with_data in (True, False))
     # Compared with None, as 0 is a valid time, and -1 stands for a record without one.
     replayed = max((times[digest] for digest in digests if digest in times), default=None)

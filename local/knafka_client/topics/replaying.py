@@ -125,16 +125,16 @@ async def send_again(admin: LogAdmin, writer: LogWriter, choices: Sequence[Repla
 
     Raises `ReplayNotSent`, and `LogError` if a topic can't be created.
     """
-    replay = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+    replay_id = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
     for choice in choices:
         topic = await _ensure_replay_topic(admin, choice.egress)
         record = choice.record
         headers = headers_for_replay(
-            record.headers() or (), f"{replay}/{record.partition()}-{record.offset()}"
+            record.headers() or (), f"{replay_id}/{record.partition()}-{record.offset()}"
         )
         if error := await append(writer, topic, Draft(record.key(), headers, record.value())):
             raise ReplayNotSent(f"{choice.description} was not sent: {error}")
-    return replay
+    return replay_id
 
 
 async def _ensure_replay_topic(admin: LogAdmin, egress: Egress) -> str:
