@@ -116,11 +116,7 @@ def send(
         attributes["datacontenttype"] = content_type
     if file is not None and (attributes or data is not None or data_file or count != 1):
         raise typer.BadParameter("--file has whole events: leave the options for one event out")
-    if data is not None and data_file is not None:
-        raise typer.BadParameter("give --data or --data-file, not both")
-    payload = None if data is None else data.encode()
-    if data_file is not None:
-        payload = data_file.read()
+    payload = _read_data(data, data_file)
     if url is not None and account is not None:
         raise typer.BadParameter("--as is for a Broker that runs here: leave --url out")
     target, authorization = _send_target(Installation(data_dir), broker, url, account)
@@ -160,6 +156,16 @@ def send(
             "knafka: the Broker requires a token: name a service account with --as", err=True
         )
     raise typer.Exit(0 if summary.all_accepted else EXIT_FAILED)
+
+
+def _read_data(data: str | None, data_file: typer.FileBinaryRead | None) -> bytes | None:
+    """Return the data in the option `--data`, or in the file of `--data-file`; None if neither is
+    given. Raises `typer.BadParameter` if both are."""
+    if data is not None and data_file is not None:
+        raise typer.BadParameter("give --data or --data-file, not both")
+    if data_file is not None:
+        return data_file.read()
+    return None if data is None else data.encode()
 
 
 def _parse_extension(text: str) -> tuple[str, str]:

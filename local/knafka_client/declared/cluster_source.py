@@ -136,13 +136,14 @@ class ClusterSource:
         """
         namespace = namespace or self._namespace
         reading = _NamespaceReading(self)
-        families_read, denied = 0, list[NotAllowed]()
+        families_read = 0
+        denied: list[NotAllowed] = []
         for family in FAMILIES:
             try:
                 families_read += self._read_family(family, namespace, reading)
             except NotAllowed as error:
                 denied.append(error)
-        if not families_read:
+        if not families_read:  # the cluster has none of the kinds, or the user may read none
             raise denied[0] if denied else ClusterError(NO_KNATIVE_EVENTING)
         reading.problems += map(str, denied)
         return self._view_of(reading, namespace)
@@ -360,7 +361,7 @@ class _NamespaceReading:
         """Add the Egress of a Trigger or Subscription, and note whether it is paused; if it can't
         be read, add a problem. Does nothing if its Broker or channel wasn't added."""
         if family is CHANNELS and not is_of_kafka_channel(document):
-            return
+            return  # its channel is of another implementation
         broker_id = f"{CHANNEL_PREFIX if family is CHANNELS else ''}{family.broker_of(document)}"
         if broker_id not in self._brokers:
             return  # not ours, or its Broker is a problem already
