@@ -231,7 +231,7 @@ def plan_broker_release(seen: SeenBroker) -> Plan:
 
 def topic_of(broker: Document, naming: Naming) -> str:
     """Return the name of a Broker's topic: the external one, else the one in the Broker's status,
-    else the one that a template of `naming` gives it. Raises `InvalidDocument`."""
+    else the one that a template of `naming` makes. Raises `InvalidDocument`."""
     annotations = broker["metadata"].get("annotations") or {}
     if (external := annotations.get(EXTERNAL_TOPIC)) is not None:
         return str(external)

@@ -206,7 +206,7 @@ def _check_document(
     document: Any, known_objects: Mapping[ObjectIdentity, Any], partial: bool
 ) -> list[tuple[FindingSeverity, str]] | None:
     """Return severity and text of each problem of a document, empty if it has none; None if its
-    kind isn't checked. `partial` is that of `check`."""
+    kind isn't checked. `partial` True: missing objects are no errors."""
     errors: list[str] = []
     warnings: list[str] = []
     resource: object

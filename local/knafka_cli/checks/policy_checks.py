@@ -119,7 +119,7 @@ def warnings(
     policy: EventPolicy, document: Mapping[str, Any], known_objects: Mapping[ObjectIdentity, Any]
 ) -> Iterator[str]:
     """Yield a sentence for each probable mistake in an EventPolicy, which was parsed from
-    `document`; `known_objects` are those in the checked files."""
+    `document`; `known_objects` are the objects in the checked files."""
     spec = _spec_or_default(policy)
     if not spec.from_:
         yield "spec.from is empty: the policy accepts nobody"

@@ -18,7 +18,8 @@ from knafka_client.topics.ranges import RangeReader
 SEARCH_CHUNK_OFFSETS: Final = 10_000
 """Number of offsets of each partition that are read at a time, the newest first."""
 SEARCH_QUEUE_KILOBYTES: Final = 8192
-"""The most kilobytes that the client reads ahead: what it reads beyond a chunk's end is lost."""
+"""The most kilobytes that the client reads ahead: records that it reads beyond a chunk's end are
+read in vain."""
 
 
 @dataclass

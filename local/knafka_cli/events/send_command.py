@@ -182,7 +182,7 @@ def _send_target(
     """Return the URL to send to, and a function that returns the `authorization` header line of a
     request: with a token of `account`, or empty if that is None.
 
-    The URL is `url`, or else that of the running Broker. Exits with code 2 if there is no such
+    The URL is `url`, or else the running Broker's. Exits with code 2 if there is no such
     Broker, or if an account is given and the Broker requires no tokens. Raises `NotRunning` and
     `BadIssuer`.
     """

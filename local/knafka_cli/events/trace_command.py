@@ -210,8 +210,8 @@ def _search_topic(
 
 def _with_zipkin_steps(view: DeclaredView, record_trace: Trace, zipkin: str) -> Trace:
     """Return the trace with the steps that the Zipkin at the URL `zipkin` recorded added. If the
-    trace isn't sampled, or if Zipkin doesn't answer, return it unchanged; the latter is printed on
-    stderr."""
+    trace isn't sampled, or if Zipkin doesn't answer, return the trace unchanged; an error of Zipkin
+    is printed on stderr."""
     # Imported here, since the HTTP client that it needs takes longer than a whole command.
     from knafka_cli.events.zipkin import ZipkinError, fetch_spans, steps_of
 

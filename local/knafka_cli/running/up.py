@@ -102,8 +102,8 @@ def sender_authorization(state: RunningState, data_folder: Path, url: str) -> Ca
     """Return a function that returns the `authorization` header line of a request to the Broker at
     `url`; the line is empty if the Broker requires no tokens.
 
-    The sender is the service account `default` of the Broker's namespace, which is also that of a
-    pod that names none. The tokens' issuer is in the `data_folder` of the installation.
+    The sender is the service account `default` of the Broker's namespace, as for a pod that names
+    none. The tokens' issuer is in the `data_folder` of the installation.
     """
     ingress = next((ingress for ingress in state.ingresses if state.url_of(ingress) == url), None)
     if ingress is None or ingress.audience is None:

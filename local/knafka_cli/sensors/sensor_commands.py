@@ -40,7 +40,7 @@ TOPIC_OPTIONS: Final = ("topic", "bootstrap-servers", "secret")
 """Options of the Spark job that only apply to a topic, not to an archive."""
 
 SHOWN_WAITING: Final = 20
-"""The most conditions that are printed of those that still wait for events."""
+"""The most waiting conditions that are printed; further ones are only counted."""
 
 
 def add_to(app: typer.Typer) -> None:

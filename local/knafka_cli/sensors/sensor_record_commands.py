@@ -200,7 +200,7 @@ def sensor_place_of(document: Mapping[str, Any], bus: str, own_name: str) -> Sen
     """Return the group and topics of a Sensor in a cluster, from the status of its object
     `document`.
 
-    The result's `topic`, that of the Sensor's Broker or channel (its bus), is left empty. `bus` and
+    The result's `topic`, the topic of the Sensor's Broker or channel (its bus), is empty. `bus` and
     `own_name` are the texts that stand for the bus and for the Sensor in names of topics and
     groups. Exits with code 2 if the status lacks the names of the Sensor's group and trigger topic,
     or has names that can't be this Sensor's.

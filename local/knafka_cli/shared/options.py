@@ -125,7 +125,7 @@ def read_event(text: str) -> Event:
 
 def ingress_of(running: RunningState, broker: str | None) -> Ingress:
     """Return the Ingress of the running Broker or KafkaChannel with this name: `[NAMESPACE/]NAME`
-    or `channel/[NAMESPACE/]NAME`. None: that of the only one.
+    or `channel/[NAMESPACE/]NAME`. With None, return the only Ingress that runs.
 
     Exits with code 2 if none has the name; with None, unless exactly one runs.
     """

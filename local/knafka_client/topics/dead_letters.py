@@ -195,7 +195,7 @@ def broker_dead_letter_egress(owner: Ingress | Egress) -> Egress:
     """Return an Egress that stands for the dead letters of a Broker or KafkaChannel itself.
 
     These are records that hold no event. The Egress has an empty Trigger name; its dead-letter
-    topic is that of the Broker or channel.
+    topic is the one for the Broker's or channel's own dead letters.
     """
     is_channel = owner.kind in ("KafkaChannel", "Subscription")
     name = names.of_channel(owner.broker) if is_channel else owner.broker

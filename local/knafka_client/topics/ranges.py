@@ -284,7 +284,7 @@ class RangeReader:
 
 
 def leaderless_text(topic: str, numbers: Collection[int]) -> str:
-    """Return the beginning of a sentence about partitions (`numbers`) of a topic that have no
+    """Return the beginning of a sentence for users: partitions of a topic, by `numbers`, have no
     leader."""
     names = ", ".join(map(str, sorted(numbers)))
     if len(numbers) == 1:
