@@ -242,7 +242,7 @@ class AdoptionObserver:
 
     def _read_naming(self, unseen: list[str]) -> Naming:
         """Return the operator's templates for names of topics and groups: those that it has used,
-        and those in force now. Templates whose ConfigMap can't be read are left out."""
+        and those in force now. If a ConfigMap can't be read, templates are missing."""
         naming = Naming()
         try:
             recorded = self._api.get(
