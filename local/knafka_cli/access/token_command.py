@@ -7,7 +7,14 @@ from typing import Annotated, Final
 import typer
 
 from knafka_cli.shared.moments import parse_duration
-from knafka_cli.shared.options import DataDir, account_of, add_command, audience_of, ingress_of, refuse
+from knafka_cli.shared.options import (
+    DataDir,
+    account_of,
+    add_command,
+    audience_of,
+    ingress_of,
+    refuse,
+)
 from knafka_client.state.installation import DEFAULT_DATA, Installation
 
 MAX_TOKEN_LIFETIME: Final = 1_000_000 * 86_400

@@ -38,12 +38,12 @@ from knafka_cli.shared.job_options import JobArguments, run_job, takes_job_optio
 from knafka_cli.shared.options import (
     DataDir,
     add_command,
+    ask_running_kafka,
     egress_of,
     ingress_of,
     print_error,
     print_table,
     refuse,
-    ask_running_kafka,
 )
 from knafka_client.declared import triggers
 from knafka_client.state.installation import (

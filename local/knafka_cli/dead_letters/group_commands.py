@@ -54,8 +54,12 @@ HOW_TO_LIST: Final = "knafka dead-letters list --groups shows those with unresol
 
 def add_to(app: typer.Typer) -> None:
     """Add these commands of `knafka dead-letters` to its `app`."""
-    add_command(app, "acknowledge", acknowledge, "knafka dead-letters acknowledge 0f3c5a9e77b1 --until 3d")
-    add_command(app, "unacknowledge", unacknowledge, "knafka dead-letters unacknowledge 0f3c5a9e77b1")
+    add_command(
+        app, "acknowledge", acknowledge, "knafka dead-letters acknowledge 0f3c5a9e77b1 --until 3d"
+    )
+    add_command(
+        app, "unacknowledge", unacknowledge, "knafka dead-letters unacknowledge 0f3c5a9e77b1"
+    )
     add_command(app, "events", show_events, "knafka dead-letters events 0f3c5a9e77b1 --page 2")
     add_command(app, "export", export, "knafka dead-letters export 0f3c5a9e77b1 -o failed.ndjson")
 

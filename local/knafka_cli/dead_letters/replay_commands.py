@@ -33,11 +33,11 @@ from knafka_cli.shared.options import (
     DataDir,
     add_command,
     arguments_of,
+    ask_running_kafka,
     kafka_configuration,
     print_error,
     print_table,
     refuse,
-    ask_running_kafka,
 )
 from knafka_client.state.installation import DEFAULT_DATA, Installation
 from knafka_client.topics import dead_letters, replaying

@@ -44,7 +44,9 @@ from knafka_client.topics.dead_letters import broker_dead_letter_egress
 
 def add_to(app: typer.Typer) -> None:
     """Add the command `knafka tail` to `app`."""
-    add_command(app, "tail", tail, "knafka tail trigger/orders --since 10m --filter \"type = 'order'\"")
+    add_command(
+        app, "tail", tail, "knafka tail trigger/orders --since 10m --filter \"type = 'order'\""
+    )
 
 
 def tail(

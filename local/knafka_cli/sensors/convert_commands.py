@@ -16,7 +16,9 @@ from knafka_cli.shared.options import EXIT_FAILED, add_command, exit_on_bad_inpu
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands of `knafka convert` to its `app`."""
-    add_command(app, "sensor", convert_sensors, "knafka convert sensor argo-sensor.yaml > sensor.yaml")
+    add_command(
+        app, "sensor", convert_sensors, "knafka convert sensor argo-sensor.yaml > sensor.yaml"
+    )
 
 
 def convert_sensors(

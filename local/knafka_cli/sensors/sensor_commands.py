@@ -45,7 +45,9 @@ SHOWN_WAITING: Final = 20
 
 def add_to(app: typer.Typer) -> None:
     """Add these commands of `knafka sensor` to its `app`."""
-    add_command(app, "test", backtest_sensor, "knafka sensor test sensor.yaml --events events.ndjson")
+    add_command(
+        app, "test", backtest_sensor, "knafka sensor test sensor.yaml --events events.ndjson"
+    )
     add_command(app, "status", show_status, "knafka sensor status")
 
 

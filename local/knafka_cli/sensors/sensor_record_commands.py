@@ -40,8 +40,12 @@ SensorName = Annotated[str, typer.Argument(help="The Sensor: [NAMESPACE/]NAME.")
 def add_to(app: typer.Typer) -> None:
     """Add these commands of `knafka sensor` to its `app`."""
     add_command(app, "next", show_next, "knafka sensor next fulfilment")
-    add_command(app, "skip", skip, "knafka sensor skip fulfilment knative-broker-default-default/0/12")
-    add_command(app, "dead-letters", show_letters, "knafka sensor dead-letters fulfilment --limit 3")
+    add_command(
+        app, "skip", skip, "knafka sensor skip fulfilment knative-broker-default-default/0/12"
+    )
+    add_command(
+        app, "dead-letters", show_letters, "knafka sensor dead-letters fulfilment --limit 3"
+    )
 
 
 def show_next(

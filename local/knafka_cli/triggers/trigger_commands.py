@@ -17,13 +17,13 @@ from knafka_cli.shared.options import (
     Files,
     TriggerName,
     add_command,
+    ask_running_kafka,
     egress_of,
     exit_on_bad_input,
     kafka_configuration,
     print_table,
     read_declared,
     read_event,
-    ask_running_kafka,
 )
 from knafka_cli.triggers import rewinding
 from knafka_client.declared import annotating, triggers
@@ -40,8 +40,12 @@ EventArgument = Annotated[
 def add_to(app: typer.Typer) -> None:
     """Add the commands of `knafka trigger` to its `app`."""
     add_command(app, "list", list_triggers, "knafka trigger list -f examples/quickstart")
-    add_command(app, "test", match_trigger, "knafka trigger test orders event.json -f examples/quickstart")
-    add_command(app, "match", match_all_triggers, "knafka trigger match event.json --broker default")
+    add_command(
+        app, "test", match_trigger, "knafka trigger test orders event.json -f examples/quickstart"
+    )
+    add_command(
+        app, "match", match_all_triggers, "knafka trigger match event.json --broker default"
+    )
     add_command(app, "pause", pause, "knafka trigger pause orders")
     add_command(app, "resume", resume, "knafka trigger resume orders")
     add_command(app, "rewind", rewind, "knafka trigger rewind orders --to 2h --dry-run")
