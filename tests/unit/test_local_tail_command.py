@@ -210,7 +210,7 @@ def test_a_cluster_is_asked_by_its_context(
                 RUNNING.ingresses, RUNNING.egresses,
                 {each: {"bootstrap.servers": "k:1"} for each in ("shop/main", "channel/shop/main")},
                 problems=["one is broken"],
-                unreached="port-forward",
+                unreached_hint="port-forward",
             )  # fmt: skip
 
     monkeypatch.setattr(cluster_source, "client_of", lambda *_: ("client", "own"))

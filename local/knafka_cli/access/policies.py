@@ -59,9 +59,9 @@ def find_target(declared: DeclaredObjects, name: str | None) -> Broker | KafkaCh
         if len(targets) == 1:
             return next(iter(targets.values()))
         raise UnknownObject(f"which Broker? There is {known}: choose one with --broker")
-    unprefixed = name.removeprefix(CHANNEL_PREFIX)
-    prefix = name.removesuffix(unprefixed)
-    full_name = unprefixed if "/" in unprefixed else f"default/{unprefixed}"
+    own_name = name.removeprefix(CHANNEL_PREFIX)
+    prefix = CHANNEL_PREFIX if name.startswith(CHANNEL_PREFIX) else ""
+    full_name = own_name if "/" in own_name else f"default/{own_name}"
     # `channel/NAME` may be a Broker in a namespace called `channel`, which has precedence.
     for key in (name, prefix + full_name):
         if key in targets:
@@ -74,7 +74,7 @@ def authentication_of(declared: DeclaredObjects, namespace: str) -> Authenticati
     EventPolicies and the ConfigMap `config-features`.
 
     `authentication-oidc` counts as enabled, since without it no policy is applied. Raises
-    `InvalidDocument`.
+    `InvalidDocument` if the ConfigMap can't be used.
     """
     return replace(
         Authentication.of(_features_with_oidc(declared)),
@@ -86,7 +86,7 @@ def authentication_of(declared: DeclaredObjects, namespace: str) -> Authenticati
     )
 
 
-def judge(
+def policy_verdict(
     authentication: Authentication,
     broker: Broker | KafkaChannel,
     subject: str,

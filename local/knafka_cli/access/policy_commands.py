@@ -11,7 +11,7 @@ from knafka_cli.shared.options import (
     DataDir,
     Files,
     account_of,
-    add,
+    add_command,
     exit_on_bad_input,
     read_declared,
     read_event,
@@ -20,9 +20,9 @@ from knafka_client.state.installation import DEFAULT_DATA
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add `knafka policy`."""
+    """Add the commands of `knafka policy` to its `app`."""
     example = "knafka policy test shop/checkout event.json -f examples/policies"
-    add(app, "test", check_sender, example)
+    add_command(app, "test", check_sender, example)
 
 
 def check_sender(
@@ -67,7 +67,7 @@ def check_sender(
         structured_event = None if event is None else read_event(event)
         authentication = policies.authentication_of(declared, target.metadata.namespace)
         attributes = None if structured_event is None else structured_event.attributes
-        verdict = policies.judge(authentication, target, subject, attributes)
+        verdict = policies.policy_verdict(authentication, target, subject, attributes)
     event_text = (
         "any event"
         if structured_event is None

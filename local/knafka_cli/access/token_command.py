@@ -7,19 +7,27 @@ from typing import Annotated, Final
 import typer
 
 from knafka_cli.shared.moments import parse_duration
-from knafka_cli.shared.options import DataDir, account_of, add, audience_of, ingress_of, refuse
+from knafka_cli.shared.options import (
+    DataDir,
+    account_of,
+    add_command,
+    audience_of,
+    ingress_of,
+    refuse,
+)
 from knafka_client.state.installation import DEFAULT_DATA, Installation
 
 MAX_TOKEN_LIFETIME: Final = 1_000_000 * 86_400
-"""Most seconds for which a token is valid; times remain small numbers."""
+"""The most seconds for which a token may be valid, a million days: a larger expiry might not fit
+into a number."""
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add `knafka token`."""
-    add(app, "token", token, "knafka token shop/checkout --broker default")
+    """Add the command `knafka token` to `app`."""
+    add_command(app, "token", print_token, "knafka token shop/checkout --broker default")
 
 
-def token(
+def print_token(
     account: Annotated[
         str, typer.Argument(metavar="ACCOUNT", help="The service account: [NAMESPACE/]NAME.")
     ],

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from knafka_cli.shared.options import EXIT_FAILED, add, print_error, refuse
+from knafka_cli.shared.options import EXIT_FAILED, add_command, print_error, refuse
 from knafka_cli.shared.source_options import (
     BootstrapServers,
     ContextName,
@@ -50,9 +50,9 @@ PeersNamespace = Annotated[
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add `knafka adopt` and `knafka release`."""
-    add(app, "adopt", adopt, "knafka adopt default -n shop --context prod")
-    add(app, "release", release, "knafka release default -n shop --context prod --yes")
+    """Add the commands `knafka adopt` and `knafka release` to `app`."""
+    add_command(app, "adopt", adopt, "knafka adopt default -n shop --context prod")
+    add_command(app, "release", release, "knafka release default -n shop --context prod --yes")
 
 
 def adopt(
@@ -122,6 +122,7 @@ def release(
         if yes and plan.can_be_carried_out:
             adopter.carry_out(plan)
             adopter.wait_until_complete("not released", kind, identity, timeout, find_not_released)
+            # The plan to adopt an object waits for members of its groups: here for Knafka's own.
             adopter.wait_until_group_empty(kind, identity, timeout)
             typer.echo(f"\n{kind} {identity} is released: nothing of Knafka's is in its groups.")
     _exit_by_outcome(failed, yes)
@@ -166,8 +167,8 @@ def _make_adopter(
 
 
 def _parse_names(names: list[str], namespace: str) -> list[tuple[str, Identity]]:
-    """Return kind and identity of each name in the arguments. A name without a namespace is in
-    `namespace`.
+    """Return kind and identity of the object that each of `names` (`NAME_FORMS`) stands for. A name
+    without a namespace is in `namespace`.
 
     Prints an error and exits with code 2 if a name is malformed.
     """

@@ -154,7 +154,8 @@ def _broker_steps(seen: SeenBroker, topic: str) -> Iterator[Step]:
 
 
 def _plan_trigger(seen: SeenBroker, trigger: Document, is_adopted: bool) -> Plan:
-    """Return what a Trigger adds to the plan to adopt its Broker, apart from its finalizers.
+    """Return a plan for one Trigger, whose parts are added to the plan to adopt its Broker. The
+    step that removes the Trigger's finalizer is in `_broker_steps`.
 
     `is_adopted` says whether the Broker is Knafka's already.
     """
@@ -167,7 +168,8 @@ def _plan_trigger(seen: SeenBroker, trigger: Document, is_adopted: bool) -> Plan
     waits = [members_sentence(group, in_kafka)] if in_kafka.members and not is_adopted else []
     recorded_group = annotations_of(trigger).get(GROUP_STATUS)
     if in_kafka.uncommitted and recorded_group is None:
-        # Nobody has read for it yet, so it misses nothing, and there is no group to record.
+        # No consumer has read for this Trigger yet. So it misses nothing, and there is no group to
+        # record.
         line = f"{about}  was never Ready: it begins at the topic's end"
         return Plan(about, stays=[line], waits=waits)
     problems = []
@@ -229,7 +231,7 @@ def plan_broker_release(seen: SeenBroker) -> Plan:
 
 def topic_of(broker: Document, naming: Naming) -> str:
     """Return the name of a Broker's topic: the external one, else the one in the Broker's status,
-    else the one that a template of `naming` gives it. Raises `InvalidDocument`."""
+    else the one that a template of `naming` makes. Raises `InvalidDocument`."""
     annotations = broker["metadata"].get("annotations") or {}
     if (external := annotations.get(EXTERNAL_TOPIC)) is not None:
         return str(external)

@@ -89,7 +89,7 @@ class SeenChannel:
         return Identity.of(self.stored)
 
     @property
-    def entries(self) -> Mapping[str, Document]:
+    def valid_entries(self) -> Mapping[str, Document]:
         """The valid entries of `spec.subscribers`, each for a Subscription, by UID."""
         return entries.read_entries(self.stored).valid
 
@@ -112,7 +112,7 @@ def plan_channel_adoption(seen: SeenChannel) -> Plan:
         # The operator hasn't finished its release yet: it would remove annotations that are
         # written now.
         waits.append("Knafka's operator still has to release it: it was given back")
-    for uid in seen.entries:
+    for uid in seen.valid_entries:
         entry_plan = _plan_entry(seen, uid, is_adopted)
         stays += entry_plan.stays
         problems += entry_plan.problems
@@ -147,12 +147,15 @@ def _is_adopted(seen: SeenChannel) -> bool:
 
 
 def _adoption_steps(seen: SeenChannel, topic: str, is_adopted: bool) -> Iterator[Step]:
-    """Yield the steps that adopt a channel: write what its status lacks of the topic, its id and
-    the entries' promises, then remove eventing-kafka-broker's finalizer. `topic` is the name of the
-    channel's topic."""
+    """Yield the steps that adopt a channel: write the topic's name and id and the entries' promises
+    into the status, unless they are there, then remove eventing-kafka-broker's finalizer.
+
+    `topic` is the name of the channel's topic. `is_adopted` says whether the channel is Knafka's
+    already; then its status isn't written.
+    """
     if seen.topic is not None and not is_adopted:
         # A promise is JSON with an entry's annotations; an empty one promises only the group.
-        promises = {PROMISE + uid: "{}" for uid in seen.entries if _needs_promise(seen, uid)}
+        promises = {PROMISE + uid: "{}" for uid in seen.valid_entries if _needs_promise(seen, uid)}
         recorded = {TOPIC_STATUS: topic, TOPIC_ID: seen.topic.id, **promises}
         is_incomplete = any(
             not _has_annotation(seen, key, value) for key, value in recorded.items()
@@ -160,18 +163,19 @@ def _adoption_steps(seen: SeenChannel, topic: str, is_adopted: bool) -> Iterator
         # While the channel is eventing-kafka-broker's, so is the list `status.subscribers`, which
         # has to be emptied too.
         if is_incomplete or (_is_peers(seen) and _reported_entries(seen)):
-            yield WriteAnnotations(KAFKA_CHANNEL, seen.identity, recorded, ["subscribers"])
+            yield WriteAnnotations(KAFKA_CHANNEL, seen.identity, recorded, clears=["subscribers"])
     if PEERS_CHANNEL_FINALIZER in finalizers_of(seen.stored):
         yield SetFinalizers(KAFKA_CHANNEL, seen.identity, drop=[PEERS_CHANNEL_FINALIZER])
 
 
 def _plan_entry(seen: SeenChannel, uid: str, is_adopted: bool) -> Plan:
-    """Return what the entry of a Subscription (the one with this UID in `spec.subscribers`) adds to
-    the plan to adopt its channel, apart from its promise.
+    """Return a plan for one Subscription, whose parts are added to the plan to adopt its channel.
+    The promise to the Subscription is written by a step of `_adoption_steps`.
 
-    `is_adopted` says whether the channel is Knafka's already.
+    `uid` is the UID of the Subscription's entry in `spec.subscribers`. `is_adopted` says whether
+    the channel is Knafka's already.
     """
-    about = f"Subscription {_entry_name(uid, seen.entries[uid])}"
+    about = f"Subscription {_entry_name(uid, seen.valid_entries[uid])}"
     group = entries.entry_group(seen.identity, uid)
     in_kafka = seen.groups.get(group, SeenGroup())
     line = f"{about}  group {group}  {count_text(in_kafka.waiting, 'event')} waiting"
@@ -207,7 +211,7 @@ def plan_channel_release(seen: SeenChannel) -> Plan:
     finalizers = finalizers_of(seen.stored)
     steps = release_steps(KAFKA_CHANNEL, identity, finalizers, PEERS_CHANNEL_FINALIZER)
     stays = recorded_topic_lines(seen.stored, seen.topic)
-    for uid, entry in seen.entries.items():
+    for uid, entry in seen.valid_entries.items():
         group = entries.entry_group(identity, uid)
         waiting = count_text(seen.groups.get(group, SeenGroup()).waiting, "event")
         stays.append(f"Subscription {_entry_name(uid, entry)}  group {group}  {waiting} waiting")
@@ -253,8 +257,8 @@ def _adoption_problems(seen: SeenChannel, topic: str) -> Iterator[str]:
 
 
 def _other_kafka_problems(seen: SeenChannel) -> Iterator[str]:
-    """Yield a sentence if eventing-kafka-broker keeps its channels in another Kafka than Knafka,
-    as far as both are known."""
+    """Yield a sentence if eventing-kafka-broker keeps its channels in another Kafka than Knafka;
+    none if either Kafka isn't known."""
     peers_servers = seen.peers_config.get(BOOTSTRAP_SERVERS, "")
     if peers_servers and seen.servers and servers_of(peers_servers) != servers_of(seen.servers):
         yield (
@@ -268,7 +272,7 @@ def _channel_differences(seen: SeenChannel) -> list[str]:
     eventing-kafka-broker."""
     channel_delivery = (seen.stored.get("spec") or {}).get("delivery") or {}
     by_entry = {}
-    for uid, entry in seen.entries.items():
+    for uid, entry in seen.valid_entries.items():
         own_delivery = entry.get("delivery") or {}
         sentences = list(delivery_differences(own_delivery or channel_delivery))
         inherited = sorted(channel_delivery.keys() - own_delivery.keys())

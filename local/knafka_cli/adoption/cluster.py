@@ -34,8 +34,8 @@ between its read and its write."""
 
 KNAFKA_ONLY_CONDITIONS: Final = {CONTRACT_UPDATED, DELIVERING}
 """Conditions that only Knafka's operator sets: the first on Brokers and KafkaChannels, the second
-on Triggers and KafkaSources. Until it has reconciled an object, the status has the peer's
-conditions, which may be Ready."""
+on Triggers and KafkaSources. Until the operator has reconciled an adopted object, its status has
+the peer's conditions, which may be Ready."""
 
 
 class Adopter(AdoptionObserver):
@@ -63,9 +63,9 @@ class Adopter(AdoptionObserver):
         return plan_broker(broker), broker.unseen
 
     def wait_until_group_empty(self, kind: str, identity: Identity, timeout: float) -> Plan:
-        """Make the plan to adopt an object again and again, until the plan has no waits any more,
-        such as members of a consumer group; returns the last plan, which may have problems. Raises
-        `ClusterError` after `timeout` seconds."""
+        """Make the plan to adopt an object each second, until the plan waits for nothing any more,
+        such as for members of a consumer group to leave. Returns the last plan, which may have
+        problems. Raises `ClusterError` if the plan still waits after `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while True:
             plan, _ = self.make_plan(kind, identity)
@@ -101,9 +101,10 @@ class Adopter(AdoptionObserver):
     ) -> None:
         """Wait until an adoption or release is complete: `find_missing` returns None.
 
-        `find_missing` is called each second with the object, and after it with its Triggers if it
-        is a Broker; it returns a text on what is missing. Raises `ClusterError` with `error_prefix`
-        and that text after `timeout` seconds, and if the object is gone.
+        `find_missing` is called each second with a list: the object, then its Triggers if it is a
+        Broker. The function returns a text about the objects that aren't done yet. Raises
+        `ClusterError` with `error_prefix` and this text after `timeout` seconds, and if the object
+        is gone.
         """
         deadline = time.monotonic() + timeout
         while True:

@@ -1,8 +1,7 @@
-"""Reads what the plan for a Broker, KafkaChannel or KafkaSource needs, from a cluster and from its
-Kafka.
+"""Reads what the plan to adopt or release an object needs, from a cluster and from its Kafka.
 
 Everything is read anew for every plan. An object that the user may not read adds a sentence to
-`unseen`, and the others are read all the same. Others make the plans (`broker_plan` …).
+`unseen`, and the others are read all the same. Not here: making the plans (`broker_plan` …).
 """
 
 from __future__ import annotations
@@ -66,6 +65,7 @@ OBJECTS: Final = {
     KAFKA_CHANNEL: Objects(KAFKA_CHANNEL_VERSIONS[0], "kafkachannels"),
     KAFKA_SOURCE: Objects(SOURCES_VERSION, "kafkasources"),
 }
+"""The API resource of each kind that `knafka adopt` reads and writes."""
 CONFIG_MAP_OBJECTS: Final = Objects("v1", "configmaps")
 SECRET_OBJECTS: Final = Objects("v1", "secrets")
 DEPLOYMENTS: Final = Objects("apps/v1", "deployments")
@@ -150,8 +150,8 @@ class AdoptionObserver:
         )
 
     def observe_channel(self, identity: Identity) -> SeenChannel:
-        """Read everything that a KafkaChannel's plan needs. Raises `LogError`, `InvalidDocument`,
-        and `ClusterError`, also if there is no such channel."""
+        """Read everything that the plan for a KafkaChannel needs. Raises `LogError`,
+        `InvalidDocument`, and `ClusterError`, also if there is no such channel."""
         stored = self._read_existing(KAFKA_CHANNEL, identity)
         unseen: list[str] = []
         naming, channel = self._read_naming(unseen), CHANNELS.read_broker(stored)
@@ -189,8 +189,8 @@ class AdoptionObserver:
         return data
 
     def observe_source(self, identity: Identity) -> SeenSource:
-        """Read everything that a KafkaSource's plan needs. Raises `LogError`, `InvalidDocument`,
-        and `ClusterError`, also if there is no such source."""
+        """Read everything that the plan for a KafkaSource needs. Raises `LogError`,
+        `InvalidDocument`, and `ClusterError`, also if there is no such source."""
         stored = self._read_existing(KAFKA_SOURCE, identity)
         source = parse(KafkaSource, stored)
         unseen: list[str] = []
@@ -241,8 +241,8 @@ class AdoptionObserver:
         return stored
 
     def _read_naming(self, unseen: list[str]) -> Naming:
-        """Return the operator's templates for names of topics and groups, those that it has used
-        and those in force now, as far as their ConfigMaps can be read."""
+        """Return the operator's templates for names of topics and groups: those that it has used,
+        and those in force now. If a ConfigMap can't be read, templates are missing."""
         naming = Naming()
         try:
             recorded = self._api.get(
@@ -277,8 +277,8 @@ class AdoptionObserver:
         }
 
     def _is_enabled(self, variable: str, unseen: list[str]) -> bool:
-        """Whether an environment variable of the operator is `enabled`; True if it can't be
-        read."""
+        """Whether an environment variable of the operator is `enabled`; True if the operator's
+        variables can't be read."""
         variables = self._read_variables(unseen)
         return variables is None or variables.get(variable, "") == "enabled"
 
@@ -294,7 +294,7 @@ class AdoptionObserver:
         self, peers: Sequence[tuple[Objects, str, str]], unseen: list[str]
     ) -> Iterator[Workload]:
         """Yield those of eventing-kafka-broker's workloads in `peers` (API resource, kind and name)
-        that have pods, or are to have some."""
+        that have pods, or whose spec asks for pods."""
         for objects, kind, name in peers:
             try:
                 workload = self._api.get(objects, self._peers_namespace, name)

@@ -40,7 +40,7 @@ RELEASE_DIFFERENCES: Final = (
     "their partition was still being retried, as its commits have one offset for each partition",
     "dead letters stay in Kafka, in the topics knafka-dead-letters-*",
 )
-"""Sentences for users: what is different after an object was released."""
+"""Sentences for users: how eventing-kafka-broker serves a released object differently."""
 
 Workload: TypeAlias = tuple[str, str, str]
 """Kind, namespace and name of a Deployment or StatefulSet."""
@@ -195,9 +195,9 @@ def topic_line(name: str, topic: TopicDescription) -> str:
 
 
 def recorded_topic_lines(document: Document, topic: TopicDescription | None) -> list[str]:
-    """Return a list with one line for users about the topic that an object's status names; empty if
-    the status names none. If Kafka doesn't have the topic (`topic` None), the line has only the
-    name."""
+    """Return a list with one line for users about the topic that an object's status names; an empty
+    list if the status names none. `topic` describes the topic; if Kafka doesn't have it (None), the
+    line has only the topic's name."""
     if (name := annotations_of(document).get(TOPIC_STATUS)) is None:
         return []
     return [f"topic {name}" if topic is None else topic_line(name, topic)]
@@ -251,6 +251,7 @@ def difference_sentences(differences: Mapping[str, Iterable[str]], all_objects: 
     for name, sentences in differences.items():
         for sentence in sentences:
             names_by_difference.setdefault(sentence, []).append(name)
+    # None: a single object is called by its name.
     all_names = list(differences) if len(differences) > 1 else None
     return [
         f"{all_objects if names == all_names else ', '.join(names)}: {sentence}"

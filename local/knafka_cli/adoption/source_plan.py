@@ -9,7 +9,7 @@ Not here: Brokers (`broker_plan`) and KafkaChannels (`channel_plan`); reading th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from knafka_cli.adoption.plan import (
@@ -44,7 +44,7 @@ class SeenSource:
     stored: Document
     """The KafkaSource's object."""
     source: KafkaSource
-    """The parsed `stored`."""
+    """The object `stored`, parsed."""
     group: SeenGroup = field(default_factory=SeenGroup)
     """The source's consumer group."""
     missing: Sequence[str] = ()
@@ -63,50 +63,57 @@ class SeenSource:
 
 
 def plan_source_adoption(seen: SeenSource) -> Plan:
-    """Return the plan by which Knafka takes a KafkaSource over; without steps if it has done so."""
-    spec, group = seen.source.spec, consumer_group_of(seen.source)
+    """Return the plan by which Knafka takes a KafkaSource over. The plan has no steps if the source
+    is Knafka's already."""
     is_peers = is_claimed_by_peer(seen.stored, PEERS_SOURCE_FINALIZER)
     if is_peers:
         about = f"KafkaSource {seen.identity}: from {PEER} to Knafka"
     else:
         about = f"KafkaSource {seen.identity}: it is Knafka's already"
-    problems = list(running_peer_problems(seen.peers, "this KafkaSource"))
-    if not seen.served:
-        problems.append(
-            "this installation serves no KafkaSources: set KNAFKA_SOURCES=enabled "
-            "(docs/how-to/use-a-kafka-source.md)"
-        )
-    servers = ",".join(spec.bootstrap_servers)
-    problems += [f"topic {topic} isn't in the Kafka at {servers}" for topic in seen.missing]
-    if not spec.consumer_group:
-        problems.append(f"it names no consumerGroup: set spec.consumerGroup to the one {PEER} has")
     waits = []
     if is_peers and seen.group.members:
-        waits.append(members_sentence(group, seen.group))
+        waits.append(members_sentence(consumer_group_of(seen.source), seen.group))
     steps: list[Step] = []
     if PEERS_SOURCE_FINALIZER in finalizers_of(seen.stored):
         steps.append(SetFinalizers(KAFKA_SOURCE, seen.identity, drop=[PEERS_SOURCE_FINALIZER]))
-    differs = []
-    if seen.group.uncommitted:
-        differs.append(
-            f"the group has no offsets: it begins at {spec.initial_offset}, as with {PEER}"
-        )
-    if spec.delivery.dead_letter_sink is None:
-        differs.append(f"a record that fails for good goes to a dead-letter topic; {PEER} drops it")
-    if spec.consumers:
-        differs.append(
-            f"consumers: there are at most {spec.consumers}; {PEER} always has that number"
-        )
     then = ["Knafka's operator takes it: a dispatcher of its own; then it is Ready"]
     return Plan(
         about,
-        stays=_stays(seen),
-        differs=differs,
-        problems=problems,
+        stays=_topic_and_group_lines(seen),
+        differs=list(_source_differences(seen)),
+        problems=list(_adoption_problems(seen)),
         waits=waits,
         steps=steps,
         then=then,
     )
+
+
+def _adoption_problems(seen: SeenSource) -> Iterator[str]:
+    """Yield a sentence for each reason why the source can't be adopted."""
+    spec = seen.source.spec
+    yield from running_peer_problems(seen.peers, "this KafkaSource")
+    if not seen.served:
+        yield (
+            "this installation serves no KafkaSources: set KNAFKA_SOURCES=enabled "
+            "(docs/how-to/use-a-kafka-source.md)"
+        )
+    servers = ",".join(spec.bootstrap_servers)
+    for topic in seen.missing:
+        yield f"topic {topic} isn't in the Kafka at {servers}"
+    if not spec.consumer_group:
+        yield f"it names no consumerGroup: set spec.consumerGroup to the one {PEER} has"
+
+
+def _source_differences(seen: SeenSource) -> Iterator[str]:
+    """Yield a sentence for each way in which Knafka serves the source differently from
+    eventing-kafka-broker, and where the group begins if it has no offsets."""
+    spec = seen.source.spec
+    if seen.group.uncommitted:
+        yield f"the group has no offsets: it begins at {spec.initial_offset}, as with {PEER}"
+    if spec.delivery.dead_letter_sink is None:
+        yield f"a record that fails for good goes to a dead-letter topic; {PEER} drops it"
+    if spec.consumers:
+        yield f"consumers: there are at most {spec.consumers}; {PEER} always has that number"
 
 
 def plan_source_release(seen: SeenSource) -> Plan:
@@ -119,10 +126,11 @@ def plan_source_release(seen: SeenSource) -> Plan:
         START_PEER,
     ]
     problems = list(running_peer_problems(seen.peers, "this KafkaSource", dispatchers=False))
-    return Plan(about, stays=_stays(seen), problems=problems, steps=steps, then=then)
+    stays = _topic_and_group_lines(seen)
+    return Plan(about, stays=stays, problems=problems, steps=steps, then=then)
 
 
-def _stays(seen: SeenSource) -> list[str]:
+def _topic_and_group_lines(seen: SeenSource) -> list[str]:
     """Return lines for users about the source's topics and group, which stay as they are."""
     waiting = f"{count_text(seen.group.waiting, 'event')} waiting"
     topics = ", ".join(seen.source.spec.topics)

@@ -8,12 +8,12 @@ from typing import Annotated
 import typer
 
 from knafka_cli.shared.counts import count_text
-from knafka_cli.shared.options import EXIT_FAILED, add
+from knafka_cli.shared.options import EXIT_FAILED, add_command
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add `knafka check`."""
-    add(app, "check", check, "knafka check examples/quickstart")
+    """Add the command `knafka check` to `app`."""
+    add_command(app, "check", check, "knafka check examples/quickstart")
 
 
 def check(

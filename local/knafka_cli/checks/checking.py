@@ -143,6 +143,7 @@ class Finding:
     """One problem with a document."""
 
     place: ManifestPlace
+    """The document's place; the whole file if that can't be read."""
     object_name: str
     """`Trigger default/orders`; empty if the document has no name."""
     severity: FindingSeverity
@@ -205,7 +206,7 @@ def _check_document(
     document: Any, known_objects: Mapping[ObjectIdentity, Any], partial: bool
 ) -> list[tuple[FindingSeverity, str]] | None:
     """Return severity and text of each problem of a document, empty if it has none; None if its
-    kind isn't checked. `partial` is that of `check`."""
+    kind isn't checked. `partial` True: missing objects are no errors."""
     errors: list[str] = []
     warnings: list[str] = []
     resource: object
@@ -223,7 +224,7 @@ def _check_document(
                 errors = [refusal]  # admission reports all problems, in Knative's words
             warnings += _unknown_annotations(document)
     if isinstance(resource, Trigger):
-        errors += trigger_warnings(document)
+        errors += trigger_warnings(document)  # of admission: filters that no event can pass
         errors += missing_functions(resource.spec.filters, "spec.filters")
         errors += contradictions(resource.spec.filters, "spec.filters")
         if resource.spec.filters and resource.spec.filter.attributes:
@@ -244,7 +245,7 @@ def _reference_problems(
     resource: object, document: Any, known_objects: Mapping[ObjectIdentity, Any]
 ) -> tuple[list[str], list[str]]:
     """Return errors about missing objects that a document names, and warnings. `resource` is the
-    parsed document; None, if it couldn't be parsed, has neither."""
+    parsed document; None, if it couldn't be parsed: no errors and no warnings."""
     if isinstance(resource, Broker):
         missing, warnings = _broker_problems(resource, known_objects)
         return missing, [*warnings, *loop_checks.broker_warnings(resource, known_objects)]
@@ -284,7 +285,8 @@ def _admission_error(kind: str, document: Mapping[str, Any]) -> str | None:
 def _broker_problems(
     broker: Broker, known_objects: Mapping[ObjectIdentity, Any]
 ) -> tuple[list[str], list[str]]:
-    """Return errors about a Broker's ConfigMap, which include that it is missing, and warnings."""
+    """Return errors about a Broker's ConfigMap, also that it is missing, and warnings. A Broker of
+    another implementation gets only a warning that it isn't checked."""
     broker_class = broker.metadata.annotations.get(BROKER_CLASS, "")
     if broker_class not in BROKER_CLASSES | {""}:
         return [], [f"its class {broker_class} is another implementation's, so it is not checked"]
@@ -401,8 +403,13 @@ def _referenced_destinations(
 def _missing_error(
     path: str, referenced: ObjectIdentity, known_objects: Mapping[ObjectIdentity, Any]
 ) -> str:
-    """Return the error for a reference to an object that isn't among the files."""
-    names = [identity.name for identity in known_objects if identity[:2] == referenced[:2]]
+    """Return the error for a reference to an object that isn't among the files. It suggests a
+    similar name of an object of the same kind and namespace."""
+    names = [
+        identity.name
+        for identity in known_objects
+        if (identity.kind, identity.namespace) == (referenced.kind, referenced.namespace)
+    ]
     text = f"{path}: {referenced} isn't among the files{_suggestion(referenced.name, names)}"
     return f"{text} (--partial, if it is in the cluster already)"
 
@@ -431,7 +438,8 @@ def _known_objects(
     placed_documents: Iterable[tuple[ManifestPlace, Any]],
 ) -> dict[ObjectIdentity, Any]:
     """Return all named objects by identity: the parsed object, None for a kind that Knafka doesn't
-    handle, or an `_UnreadableObject`. Of several documents with one identity, the first counts."""
+    handle, or an `_UnreadableObject` for an invalid document. Of several documents with one
+    identity, the first counts."""
     known_objects: dict[ObjectIdentity, Any] = {}
     for _, document in placed_documents:
         if (identity := identity_of(document)) is not None:

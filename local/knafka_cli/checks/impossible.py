@@ -18,6 +18,7 @@ from knafka.core.events.event import SPEC_VERSIONS
 from knafka.core.filters.declared_filters import All, Any_, Exact, Filter, Prefix, Suffix
 
 SPEC_VERSION: Final = "specversion"
+"""The attribute with the version of CloudEvents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +74,8 @@ def _find_contradictions(
 
 
 def _attribute_demands(spec: Filter, path: str) -> Iterator[_Demand]:
-    """Yield the demands on single attributes that an event must meet for the filter to match; a
-    CESQL, `not` or `any` filter has none. `path` is the filter's in its document."""
+    """Yield the demands on single attributes that an event must meet for the filter `spec` to
+    match; none for a CESQL, `not` or `any` filter. `path` is the filter's path in its document."""
     match spec:
         case Exact() | Prefix() | Suffix():
             for dialect, operand in spec:  # its only field
@@ -87,7 +88,7 @@ def _attribute_demands(spec: Filter, path: str) -> Iterator[_Demand]:
 
 def _any_branches(filters: Sequence[Filter], path: str) -> Iterator[tuple[str, Sequence[Filter]]]:
     """Yield the path in the document and the branches of each `any` filter among filters that must
-    all match. `path` is that of the list of filters."""
+    all match. `path` is the path of the list `filters`."""
     for index, spec in enumerate(filters):
         match spec:
             case Any_(any=branches):

@@ -70,8 +70,8 @@ def _loop_consequence(path: str) -> str:
 def _brokers_leading_back(
     destination: Destination, bus: ObjectIdentity, known_objects: Mapping[ObjectIdentity, Any]
 ) -> Sequence[ObjectIdentity]:
-    """Return, in order, the Brokers whose dead letter sinks lead from `destination`, the dead
-    letter sink of an object of `bus`, back to that Broker or channel; empty if none do."""
+    """Follow the dead letter sinks of Brokers from `destination`, the dead letter sink of an object
+    of `bus`. Return the Brokers on the way back to `bus`, in order; empty if no way leads back."""
     passed_brokers: list[ObjectIdentity] = []
     sink: Destination | None = destination
     namespace = bus.namespace

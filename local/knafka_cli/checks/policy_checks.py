@@ -119,7 +119,7 @@ def warnings(
     policy: EventPolicy, document: Mapping[str, Any], known_objects: Mapping[ObjectIdentity, Any]
 ) -> Iterator[str]:
     """Yield a sentence for each probable mistake in an EventPolicy, which was parsed from
-    `document`; `known_objects` are those in the checked files."""
+    `document`; `known_objects` are the objects in the checked files."""
     spec = _spec_or_default(policy)
     if not spec.from_:
         yield "spec.from is empty: the policy accepts nobody"
@@ -152,8 +152,8 @@ def _may_match_account(sub: str) -> bool:
 
 
 def _spec_or_default(policy: EventPolicy) -> _PolicySpec:
-    """Return the policy's spec. If the spec can't be read, which `errors` reports, return one that
-    names no objects and gets no warnings."""
+    """Return the policy's spec. If the spec can't be read, which `errors` reports, return a spec
+    that names no objects, and about which `warnings` has nothing to say."""
     try:
         return _parse_spec(policy)
     except InvalidDocument:
@@ -166,8 +166,8 @@ def _parse_spec(policy: EventPolicy) -> _PolicySpec:
 
 
 def _require_exactly_one(**fields: object) -> None:
-    """Raise the error of Knative's webhook unless exactly one of two fields is set: its value isn't
-    None."""
+    """Raise the error of Knative's webhook unless exactly one of two fields is set. `fields` are
+    their values by name; None: not set."""
     set_fields = [name for name, value in fields.items() if value is not None]
     if len(set_fields) != 1:
         got = "neither" if not set_fields else "both"

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 INTEGER_OPTIONS: Final = ("code",)
 """Options whose value is a number in a DeadLetterReplay's `spec.select`."""
 OPTIONS_BY_NAME: Final = {"json_file": "json", "open_page": "open"}
-"""Names of options that differ from their parameters' names."""
+"""Names of options by their parameters' names, where they differ."""
 WHOSE_DEAD_LETTERS: Final = (
     "whose dead letters? Name a Trigger, or a Broker with --broker NAMESPACE/NAME"
 )
@@ -183,15 +183,15 @@ def purge(target: WaitingTarget, job_options: JobArguments, **local_options: Any
 def _ask_kafka_of(
     view: DeclaredView, egress: Egress, ask: Callable[[KafkaAdmin, Egress], Any]
 ) -> Any:
-    """Call `ask` with a client of the Egress's Kafka, as `view` says how to reach that, and with
-    the Egress; returns the result of `ask`. Raises `KafkaNotReached` and `LogError`."""
+    """Call `ask` with a client of the Egress's Kafka, whose connection is in `view`, and with the
+    Egress; returns the result of `ask`. Raises `KafkaNotReached` and `LogError`."""
     with view.explain_unreached_kafka(egress):
         return ask_kafka(view.connection(egress), lambda admin: ask(admin, egress))
 
 
 def _refuse_local_options(options: Mapping[str, Any]) -> None:
-    """Exit with code 2 if one of these options, given by parameter name, is set. They only apply to
-    this machine, or a DeadLetterArchive's spec says in a cluster what they say here."""
+    """Exit with code 2 if one of these options, given by parameter name, is set. They can't be used
+    with a cluster: they are about this machine, or a DeadLetterArchive's spec replaces them."""
     for name, value in options.items():
         # `data_dir` always has a value, so nobody can tell whether the user gave it.
         if name != "data_dir" and value not in (None, False):
@@ -208,8 +208,8 @@ def _options_named(job_options: JobArguments, *names: str) -> dict[str, Any]:
 
 @contextmanager
 def _explain_interrupt() -> Iterator[None]:
-    """Make Ctrl-C inside end the command with code 130 and the message that the operation continues
-    in the cluster."""
+    """While the context is open, let Ctrl-C end the command with code 130 and the message that the
+    operation continues in the cluster."""
     try:
         yield
     except KeyboardInterrupt:
@@ -300,6 +300,7 @@ def _run_archive(
 def _selection_document(job_options: JobArguments, ids: list[str] | None) -> dict[str, Any]:
     """Return `spec.select` of a DeadLetterReplay or DeadLetterPurge: those of `job_options` that
     select failures, and the `ids` of events; no ids: events with any id."""
+    # The archive belongs to one `broker`, `ids` replace `id`, and `where` is refused.
     names = [name for name in SELECTION if name not in ("broker", "id", "where")]
     selection = {name: job_options[name] for name in names if job_options.get(name) is not None}
     selection |= {name: int(selection[name]) for name in INTEGER_OPTIONS if name in selection}

@@ -27,10 +27,12 @@ from knafka_operator.model.cluster import ClusterError, Document
 from knafka_operator.model.sensors import KNAFKA
 
 ARCHIVE_OBJECTS: Final = Objects(KNAFKA, "deadletterarchives")
+"""The API resource of DeadLetterArchives."""
 OPERATION_OBJECTS: Final = {
     REPLAY: Objects(KNAFKA, "deadletterreplays"),
     PURGE: Objects(KNAFKA, "deadletterpurges"),
 }
+"""The API resources of operations on an archive, by kind."""
 DRY_RUN_RETENTION: Final = 3_600
 """Seconds for which the object of a finished dry run is kept, so that its status can be read."""
 OPERATION_POLL_INTERVAL: Final = 1.0
@@ -62,8 +64,8 @@ class ArchiveOperations:
     """Seconds between two reads of a status."""
 
     def find_archive(self, name: str | None, broker: str | None = None) -> Document:
-        """Return the only archive that has this name and belongs to this Broker (`namespace/name`);
-        None as `name` or `broker` fits every archive.
+        """Return the only archive that has this name and belongs to this Broker (`namespace/name`).
+        With None as `name`, any name will do; with None as `broker`, any Broker.
 
         Raises `UnknownObject` if no archive, or more than one, fits.
         """
@@ -79,9 +81,10 @@ class ArchiveOperations:
         if len(matching) == 1:
             return matching[0]
         known = ", ".join(f"{_name_of(archive)} of {_broker_of(archive)}" for archive in archives)
-        description = f" {name}" if name else f" of {broker}" if broker else ""
-        problem = "which DeadLetterArchive (--archive)?"
-        if not matching:
+        if matching:
+            problem = "which DeadLetterArchive (--archive)?"
+        else:
+            description = f" {name}" if name else f" of {broker}" if broker else ""
             problem = f"there is no DeadLetterArchive{description} in {self.namespace}:"
         raise UnknownObject(f"{problem} there is {known or 'none'}")
 

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 KEY_NAMES: Final = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 """Keys of an archive's Secret with the credentials for its store."""
-UNREACHED_STORE: Final = {"connect_timeout": "5s", "max_retries": "2", "retry_timeout": "15s"}
-"""delta-rs's options that end a request to a store which can't be reached from here."""
+STORE_TIMEOUTS: Final = {"connect_timeout": "5s", "max_retries": "2", "retry_timeout": "15s"}
+"""delta-rs's options that soon end a request to a store which can't be reached from here."""
 
 
 class TablesSource(Protocol):
@@ -126,7 +126,7 @@ class ArchiveTables:
 
         endpoint = self.endpoint or storage.get("endpoint")
         region = storage.get("region") or os.environ.get("AWS_REGION")
-        store = {**UNREACHED_STORE, **s3_options(endpoint, region)}
+        store = {**STORE_TIMEOUTS, **s3_options(endpoint, region)}
         if (credentials := storage.get("credentials")) is not None:
             store |= _store_keys(operations, credentials["name"])
         return store
@@ -190,8 +190,8 @@ def list_groups(tables: ArchiveTables, trigger: str | None) -> None:
 
 
 def on_tables(command: Callable[..., None]) -> Callable[..., None]:
-    """Decorate a command whose first parameter is a `TablesSource`: its command line has options
-    that choose the tables instead, of this machine or of a cluster."""
+    """Decorate a command whose first parameter is a `TablesSource`. In place of this parameter, the
+    command line has options that choose tables of this machine or of a cluster."""
 
     @wraps(command)
     def run_here(
@@ -210,8 +210,9 @@ def on_tables(command: Callable[..., None]) -> Callable[..., None]:
         source = ArchiveTables(target, target.archive, target.endpoint)
         command(source, *arguments, **options)
 
-    # Typer reads the options of a command from its signature.
-    own_parameters = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+    # Typer reads the options of a command from its signature. The first parameter is the
+    # `TablesSource`, which no option sets.
+    _, *own_parameters = inspect.signature(command, eval_str=True).parameters.values()
     table_parameters = inspect.signature(_local_options, eval_str=True).parameters.values()
     signature = inspect.Signature([*own_parameters, *table_parameters])
     setattr(run_here, "__signature__", signature)  # noqa: B010  # mypy knows no such attribute

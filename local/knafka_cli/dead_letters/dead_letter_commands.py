@@ -37,13 +37,13 @@ from knafka_cli.shared.counts import count_text
 from knafka_cli.shared.job_options import JobArguments, run_job, takes_job_options
 from knafka_cli.shared.options import (
     DataDir,
-    add,
+    add_command,
+    ask_running_kafka,
     egress_of,
     ingress_of,
     print_error,
     print_table,
     refuse,
-    with_kafka,
 )
 from knafka_client.declared import triggers
 from knafka_client.state.installation import (
@@ -78,13 +78,13 @@ OneBroker = Annotated[
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the commands to `knafka dead-letters`."""
-    add(app, "list", list_letters, "knafka dead-letters list orders")
-    add(app, "show", show_letters, "knafka dead-letters show orders --limit 3 --json")
-    add(app, "compact", compact, "knafka dead-letters compact")
-    add(app, "report", report, "knafka dead-letters report --open")
-    add(app, "replay", replay, "knafka dead-letters replay --id payment-1 --dry-run")
-    add(app, "purge", purge, "knafka dead-letters purge --until 2026-01-31 --dry-run")
+    """Add these commands of `knafka dead-letters` to its `app`."""
+    add_command(app, "list", list_letters, "knafka dead-letters list orders")
+    add_command(app, "show", show_letters, "knafka dead-letters show orders --limit 3 --json")
+    add_command(app, "compact", compact, "knafka dead-letters compact")
+    add_command(app, "report", report, "knafka dead-letters report --open")
+    add_command(app, "replay", replay, "knafka dead-letters replay --id payment-1 --dry-run")
+    add_command(app, "purge", purge, "knafka dead-letters purge --until 2026-01-31 --dry-run")
 
 
 @on_cluster(ListTarget, archive_commands.list_letters)
@@ -121,21 +121,7 @@ def list_letters(
         egresses = list(running.egresses) if trigger is None else [egress_of(running, trigger)]
         if trigger is None:
             egresses += map(dead_letters.broker_dead_letter_egress, running.ingresses)
-        in_tables = _offsets_in_tables(files)
-
-        async def count_letters(admin: KafkaAdmin) -> list[dead_letters.DeadLetterOverview]:
-            """Count the dead letters of each Egress."""
-            return [
-                await dead_letters.read_overview(admin, egress, in_tables) for egress in egresses
-            ]
-
-        for egress, overview in zip(egresses, with_kafka(running, count_letters), strict=True):
-            key = dead_letters.dead_letter_key(egress)
-            if key in by_trigger:
-                by_trigger[key] = overview + by_trigger[key]
-            # A Broker itself (without a Trigger) is only listed if it has dead letters.
-            elif egress.trigger or overview.count or overview.replayed:
-                by_trigger[key] = overview
+        _add_counts_of_topics(by_trigger, running, egresses, _offsets_in_tables(files))
     columns: Sequence[str] = dead_letters.COLUMNS
     rows: Sequence[Sequence[str]] = [overview.row for overview in by_trigger.values()]
     if any(overview.acknowledged for overview in by_trigger.values()):
@@ -144,10 +130,32 @@ def list_letters(
     print_table(columns, rows, "no Trigger runs" if running else "no dead letters")
 
 
+def _add_counts_of_topics(
+    by_trigger: dict[TriggerName, dead_letters.DeadLetterOverview],
+    running: RunningState,
+    egresses: Sequence[Egress],
+    in_tables: dead_letters.OffsetsInTables,
+) -> None:
+    """Count the dead letters in the topics of these Egresses, and add the counts to `by_trigger`,
+    which has the counts of the tables. Records that `in_tables` covers are left out. Raises
+    `LogError`."""
+
+    async def count_letters(admin: KafkaAdmin) -> list[dead_letters.DeadLetterOverview]:
+        """Count the dead letters of each Egress."""
+        return [await dead_letters.read_overview(admin, egress, in_tables) for egress in egresses]
+
+    for egress, overview in zip(egresses, ask_running_kafka(running, count_letters), strict=True):
+        key = dead_letters.dead_letter_key(egress)
+        if key in by_trigger:
+            by_trigger[key] = overview + by_trigger[key]
+        # A Broker itself (without a Trigger) is only listed if it has dead letters.
+        elif egress.trigger or overview.count or overview.replayed:
+            by_trigger[key] = overview
+
+
 def _list_groups(files: TableFiles | None, conditions: Sequence[FailureCondition]) -> None:
-    """Print the groups of compacted dead letters that match all these conditions; `files` None,
-    which means that there are no tables: print that there are none. A group is a set of dead
-    letters that failed alike."""
+    """Print the groups of compacted dead letters that match all these conditions. A group is a set
+    of dead letters that failed alike. `files` None: there are no tables, and so no groups."""
     rows = [] if files is None else dead_letter_tables.group_rows(files, conditions)
     print_table(dead_letter_tables.GROUP_COLUMNS, rows, "no unresolved dead letters are compacted")
 
@@ -179,7 +187,7 @@ def show_letters(
     if running is not None:
         egress = _dead_letter_egress(running, trigger, broker)
         in_tables = _offsets_in_tables(files)
-        letters += with_kafka(
+        letters += ask_running_kafka(
             running, lambda admin: dead_letters.read_dead_letters(admin, egress, limit, in_tables)
         )
     for letter in letters[-limit:]:
@@ -192,11 +200,12 @@ def show_letters(
 def _open_sources(
     tables: str | None, data_dir: Path
 ) -> tuple[RunningState | None, TableFiles | None]:
-    """Return the state of the `knafka up` on `data_dir`, None if nothing runs, and the tables'
-    files, None if there are none.
+    """Return the state of the `knafka up` on `data_dir` (None if nothing runs), and the tables'
+    files (None if there are no tables).
 
-    With `tables` (a folder or URI), the state is always None, and the command exits with code 2 if
-    there are no tables. Otherwise raises `NotRunning` if nothing runs and there are no tables.
+    If the user names `tables` (a folder or URI), only these are used: the state is None, and the
+    command exits with code 2 if there are no tables. Otherwise raises `NotRunning` if nothing runs
+    and there are no tables.
     """
     files = dead_letter_tables.open_tables(tables_option(data_dir, tables)["tables"], print_error)
     if tables is not None:
@@ -232,6 +241,7 @@ def _failure_conditions(
     if running is not None:
         key = dead_letters.dead_letter_key(_dead_letter_egress(running, trigger, broker))
         fields = dict(zip(TRIGGER, key, strict=True))
+    # Nothing runs, so nothing is known about the object but its name.
     elif trigger is not None:
         identity = triggers.parse_name(trigger, "Trigger")
         fields = {"namespace": identity.namespace, "trigger": identity.name}
@@ -259,13 +269,14 @@ def _offsets_in_tables(files: TableFiles | None) -> dead_letters.OffsetsInTables
 def compact(
     job_options: JobArguments, tables: Tables = None, data_dir: DataDir = DEFAULT_DATA
 ) -> None:
-    """Take dead letters from their topics into compacted tables."""
+    """Copy new dead letters into the tables, one row per event, and delete old ones from their
+    topics."""
     result = run_job(
         "compact", tables_option(data_dir, tables), kafka_option(data_dir), job_options
     )
     typer.echo(
         f"{result['records']} new dead letters in {result['topics']} topics; "
-        f"{result['deleted']} deleted"
+        f"{result['deleted']} deleted from the topics"
     )
     if result["missed"]:
         typer.echo(f"{result['missed']} were deleted by somebody else before they were read")

@@ -85,8 +85,8 @@ def open_tables(place: str, show_problem: Callable[[str], None]) -> TableFiles |
 def read_overviews(
     files: TableFiles, conditions: Sequence[FailureCondition]
 ) -> dict[TriggerName, DeadLetterOverview]:
-    """Count the unresolved dead letters of each Trigger in the tables. Those that were sent again,
-    and may still fail again, are counted as `replayed`.
+    """Count the unresolved dead letters of each Trigger in the tables. Dead letters that were sent
+    again, and may still fail again, are counted as `replayed`.
 
     Only failures that match all `conditions` count. Raises `JobError`.
     """
@@ -102,17 +102,21 @@ def read_overviews(
 
     for row in lookup.count_unresolved(files, conditions):  # a row for each Trigger and reason
         reason = f"{row.reason} {'' if row.code is None else row.code}".strip()
-        times = (_time_text(row.oldest), _time_text(row.newest))
-        reasons = Counter({reason: row.number})
-        overview = DeadLetterOverview(owner_name(*row.trigger), row.number, *times, reasons)
+        overview = DeadLetterOverview(
+            owner_name(*row.trigger),
+            row.number,
+            oldest=_time_text(row.oldest),
+            newest=_time_text(row.newest),
+            reasons=Counter({reason: row.number}),
+        )
         add_overview(row.trigger, overview)
     for trigger, count in sent_again.items():
-        name, no_time = owner_name(*trigger), ""
-        add_overview(
-            trigger, DeadLetterOverview(name, 0, no_time, no_time, Counter(), replayed=count)
+        overview = DeadLetterOverview(
+            owner_name(*trigger), 0, oldest="", newest="", reasons=Counter(), replayed=count
         )
+        add_overview(trigger, overview)
     for trigger, count in _count_acknowledged(files, conditions).items():
-        if trigger in by_trigger:  # it lacks a Trigger that a compaction added since it was read
+        if trigger in by_trigger:  # else a compaction has added the Trigger meanwhile
             by_trigger[trigger] = replace(by_trigger[trigger], acknowledged=count)
     return by_trigger
 
@@ -120,8 +124,8 @@ def read_overviews(
 def _count_acknowledged(
     files: TableFiles, conditions: Sequence[FailureCondition]
 ) -> Mapping[TriggerName, int]:
-    """Return the number of dead letters in acknowledged groups that are unresolved and that no
-    replay has sent, by Trigger. Raises `JobError`."""
+    """Return by Trigger the number of dead letters that are in an acknowledged group, are
+    unresolved, and were sent by no replay. Raises `JobError`."""
     from knafka_jobs.lookup import acknowledge, groups
 
     now = datetime.now(UTC)
@@ -206,7 +210,7 @@ def read_page_of_letters(
     files: TableFiles, predicate: str, limit: int, skip: int
 ) -> Sequence[StoredDeadLetter]:
     """Return at most `limit` dead letters, oldest first, whose failures match `predicate`, a
-    condition in SQL on the table of failures. They are the newest after the `skip` newest ones.
+    condition in SQL on the table of failures: the newest ones, but without the `skip` newest.
     Raises `JobError`."""
     from knafka_jobs.lookup import lookup_run as lookup
 
@@ -214,8 +218,9 @@ def read_page_of_letters(
 
 
 def _to_dead_letters(rows: Sequence[tuple[Any, datetime | None]]) -> Sequence[StoredDeadLetter]:
-    """Return the parsed dead letters of these rows, in reverse order. A row is a record and the
-    time of its last replay, or of its resolution; None: it has neither."""
+    """Return the parsed dead letters of these rows, in reverse order: rows have the newest first,
+    the result has the oldest first. A row is a record and the time at which its failure was
+    resolved or sent by a replay; None: neither happened."""
     return [
         parse_dead_letter(record, None if replayed is None else round(replayed.timestamp() * 1000))
         for record, replayed in reversed(rows)
@@ -225,8 +230,8 @@ def _to_dead_letters(rows: Sequence[tuple[Any, datetime | None]]) -> Sequence[St
 def report(
     options: Sequence[Mapping[str, Any]], show_progress: Callable[[str], None]
 ) -> dict[str, Any] | None:
-    """Run the job `report` in this process; returns the job's result, or None if this report can
-    only be made with Spark.
+    """Make a report in this process, as the job `report` does with Spark; returns the job's result,
+    or None if this report can only be made with Spark.
 
     `options` are mappings from the names of the job's options to their values. `show_progress` is
     called with each message about its progress. Raises `JobError`.

@@ -16,7 +16,7 @@ from knafka_cli.dead_letters.archive_tables import TablesSource, on_tables
 from knafka_cli.dead_letters.group_commands import OneGroup, find_members
 from knafka_cli.shared import sending
 from knafka_cli.shared.counts import count_text
-from knafka_cli.shared.options import EXIT_FAILED, add, exit_on_bad_input, refuse
+from knafka_cli.shared.options import EXIT_FAILED, add_command, exit_on_bad_input, refuse
 
 if TYPE_CHECKING:
     from knafka.core.events.event import Event
@@ -26,9 +26,9 @@ SHOWN_REFUSALS: Final = 20
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the command to `knafka dead-letters`."""
+    """Add the command `forward` to the `app` of `knafka dead-letters`."""
     example = "knafka dead-letters forward 0f3c5a9e77b1 --to http://localhost:9000/ --dry-run"
-    add(app, "forward", forward, example)
+    add_command(app, "forward", forward, example)
 
 
 @on_tables
@@ -57,7 +57,7 @@ def forward(
     with exit_on_bad_input():
         sending.target_of(to)  # a dry run must refuse what the real one would refuse
     files = tables.open()
-    count, predicate = find_members(files, group, not every)
+    count, predicate = find_members(files, group, unresolved=not every)
     if dry_run:
         typer.echo(f"{count_text(count, 'event')} would be posted to {to}")
         return
@@ -65,7 +65,7 @@ def forward(
 
     refused, left_out = 0, 0
 
-    def whole_events() -> Iterator[Event]:
+    def read_whole_events() -> Iterator[Event]:
         """Yield the group's events that the tables have whole, and count the others in
         `left_out`."""
         nonlocal left_out
@@ -86,7 +86,7 @@ def forward(
 
     with exit_on_bad_input():
         # With one connection, each event waits for the answer to the one before: order is kept.
-        summary = asyncio.run(sending.send(whole_events(), to, show, rate=rate, connections=1))
+        summary = asyncio.run(sending.send(read_whole_events(), to, show, rate=rate, connections=1))
     accepted = sum(number for status, number in summary.statuses.items() if _is_success(status))
     typer.echo(f"{count_text(accepted, 'event')} accepted by {to}")
     if refused:

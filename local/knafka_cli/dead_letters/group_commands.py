@@ -21,7 +21,7 @@ from knafka_cli.dead_letters.archive_tables import TablesSource, on_tables
 from knafka_cli.shared.counts import count_text
 from knafka_cli.shared.event_input import BadInput
 from knafka_cli.shared.moments import parse_end
-from knafka_cli.shared.options import add, exit_on_bad_input, refuse
+from knafka_cli.shared.options import add_command, exit_on_bad_input, refuse
 from knafka_jobs.acknowledgements import (
     MAX_NAME_CHARACTERS,
     MAX_NOTE_CHARACTERS,
@@ -53,11 +53,15 @@ HOW_TO_LIST: Final = "knafka dead-letters list --groups shows those with unresol
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the commands to `knafka dead-letters`."""
-    add(app, "acknowledge", acknowledge, "knafka dead-letters acknowledge 0f3c5a9e77b1 --until 3d")
-    add(app, "unacknowledge", unacknowledge, "knafka dead-letters unacknowledge 0f3c5a9e77b1")
-    add(app, "events", show_events, "knafka dead-letters events 0f3c5a9e77b1 --page 2")
-    add(app, "export", export, "knafka dead-letters export 0f3c5a9e77b1 -o failed.ndjson")
+    """Add these commands of `knafka dead-letters` to its `app`."""
+    add_command(
+        app, "acknowledge", acknowledge, "knafka dead-letters acknowledge 0f3c5a9e77b1 --until 3d"
+    )
+    add_command(
+        app, "unacknowledge", unacknowledge, "knafka dead-letters unacknowledge 0f3c5a9e77b1"
+    )
+    add_command(app, "events", show_events, "knafka dead-letters events 0f3c5a9e77b1 --page 2")
+    add_command(app, "export", export, "knafka dead-letters export 0f3c5a9e77b1 -o failed.ndjson")
 
 
 @on_tables
@@ -75,7 +79,7 @@ def acknowledge(
     note: Note = "",
     by: By = None,
 ) -> None:
-    """Say that somebody takes care of groups of dead letters, or that they are to be ignored.
+    """Mark groups of dead letters as taken care of, or as to be ignored.
 
     `list` and reports show acknowledged groups last, with who acknowledged them, until when and
     why. Nothing else changes: their events can be replayed as before. Needs no Spark.
@@ -99,7 +103,7 @@ def unacknowledge(
     note: Note = "",
     by: By = None,
 ) -> None:
-    """Take back the acknowledgement of groups of dead letters: they need attention again."""
+    """Withdraw the acknowledgement of groups of dead letters: they need attention again."""
     files = tables.open()
     action = AcknowledgementAction.UNACKNOWLEDGE
     _record_acknowledgements(files, groups, action, by, datetime.now(UTC), None, note)
@@ -123,7 +127,7 @@ def show_events(
     of page 1.
     """
     files = tables.open()
-    event_count, predicate = find_members(files, group, unresolved)
+    event_count, predicate = find_members(files, group, unresolved=unresolved)
     for letter in dead_letter_tables.read_page_of_letters(
         files, predicate, limit, (page - 1) * limit
     ):
@@ -163,7 +167,7 @@ def export(
     files = tables.open()
     from knafka_jobs.lookup.export import ExportFormat, export_failures
 
-    _, predicate = find_members(files, group, unresolved)
+    _, predicate = find_members(files, group, unresolved=unresolved)
     result = export_failures(files, predicate, output, ExportFormat(file_format))
     events = count_text(result.events, "event")
     typer.echo(f"{events} written to {output}")
@@ -173,10 +177,10 @@ def export(
         )
 
 
-def find_members(files: TableFiles, group_id: str, unresolved: bool) -> tuple[int, str]:
-    """Return the number of a group's events, and the predicate in SQL that selects their failures
-    in the tables. `unresolved` True: only of its unresolved events. Exits with code 2 if there is
-    no such group."""
+def find_members(files: TableFiles, group_id: str, *, unresolved: bool) -> tuple[int, str]:
+    """Return the number of a group's events, and a predicate in SQL that selects their failures in
+    the tables. `unresolved` True: only unresolved events count. Exits with code 2 if there is no
+    such group."""
     from knafka_jobs.lookup.groups import find_groups, members_predicate
 
     now = datetime.now(UTC)
@@ -202,31 +206,37 @@ def _record_acknowledgements(
     `by` is the person's name; None: the user's name. `until` is the end of the acknowledgement;
     None: for good. Exits with code 2 if a group doesn't exist, or a text is too long or not UTF-8.
     """
-    from knafka_jobs.lookup import acknowledge as table
-    from knafka_jobs.lookup.groups import find_groups
+    from knafka_jobs.lookup.acknowledge import append_acknowledgements
 
     name = by or user_name()
     _check_text("note", note, MAX_NOTE_CHARACTERS)
     _check_text("by", name, MAX_NAME_CHARACTERS)
-    groups_by_id = find_groups(files, ids, now)
+    is_withdrawal = action is AcknowledgementAction.UNACKNOWLEDGE
+    key_fields = _find_key_fields(files, ids, now, with_deleted_groups=is_withdrawal)
+    append_acknowledgements(files, key_fields, action, name, now, until, note)
+
+
+def _find_key_fields(
+    files: TableFiles, ids: Sequence[str], now: datetime, *, with_deleted_groups: bool
+) -> dict[str, dict[str, Any]]:
+    """Return, by id, those key fields of these groups that are columns of the table of
+    acknowledgements. Exits with code 2 if a group doesn't exist.
+
+    `with_deleted_groups` True: an acknowledged group whose events were all deleted exists, too. Its
+    id is all that is known of it, so it has no key fields.
+    """
+    from knafka_jobs.lookup.acknowledge import read_acknowledgements
+    from knafka_jobs.lookup.groups import find_groups
+
     key_fields: dict[str, dict[str, Any]] = {
-        group_id: dict(group.key) for group_id, group in groups_by_id.items()
+        group_id: {field: value for field, value in group.key.items() if field in ACKNOWLEDGEMENTS}
+        for group_id, group in find_groups(files, ids, now).items()
     }
-    if action is AcknowledgementAction.UNACKNOWLEDGE:
-        # An acknowledged group may have lost all its events: only its id is known then.
-        acknowledged = table.read_acknowledgements(files, now)
-        key_fields = {group_id: {} for group_id in acknowledged} | key_fields
+    if with_deleted_groups:
+        key_fields = {group_id: {} for group_id in read_acknowledgements(files, now)} | key_fields
     if unknown := [group_id for group_id in ids if group_id not in key_fields]:
         raise refuse(f"the tables have no group {', '.join(unknown)}: {HOW_TO_LIST}")
-    recorded_fields = {
-        group_id: {
-            field: value
-            for field, value in key_fields[group_id].items()
-            if field in ACKNOWLEDGEMENTS
-        }
-        for group_id in ids
-    }
-    table.append_acknowledgements(files, recorded_fields, action, name, now, until, note)
+    return {group_id: key_fields[group_id] for group_id in ids}
 
 
 def _check_text(option: str, text: str, max_characters: int) -> None:

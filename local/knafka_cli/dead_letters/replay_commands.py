@@ -31,13 +31,13 @@ from knafka_cli.shared.job_options import JobArguments, run_job, takes_job_optio
 from knafka_cli.shared.options import (
     EXIT_FAILED,
     DataDir,
-    add,
+    add_command,
     arguments_of,
+    ask_running_kafka,
     kafka_configuration,
     print_error,
     print_table,
     refuse,
-    with_kafka,
 )
 from knafka_client.state.installation import DEFAULT_DATA, Installation
 from knafka_client.topics import dead_letters, replaying
@@ -49,7 +49,7 @@ from knafka_jobs.failure_selection import FailureCondition, conditions
 FIELD_OPTIONS: Final = ("destination", "reason", "code", "type", "source")
 """Options that select by a field of a dead letter in its topic."""
 JOB_OPTIONS: Final = ("summary", "since", "until", "where", "replay-id", "rate")
-"""Options that can't be applied to dead letters in their topics, only by the Spark job."""
+"""Options that only the Spark job applies: it reads the tables, not the topics."""
 EDIT_OPTIONS: Final = ("set-attribute", "remove-attribute", "set-data")
 """Names of the options that edit events, in the order of the parameters of `EventEdits.parse`."""
 
@@ -68,9 +68,10 @@ REPLAY_COLUMNS: Final = (
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the commands `replays` and `cancel` to `knafka dead-letters`."""
-    add(app, "replays", list_replays, "knafka dead-letters replays --limit 5")
-    add(app, "cancel", cancel, "knafka dead-letters cancel 20260131-120000-3fa4c1")
+    """Add the commands `replays` and `cancel` to the `app` of `knafka dead-letters`;
+    `dead_letter_commands` adds `replay`."""
+    add_command(app, "replays", list_replays, "knafka dead-letters replays --limit 5")
+    add_command(app, "cancel", cancel, "knafka dead-letters cancel 20260131-120000-3fa4c1")
 
 
 @on_tables
@@ -165,8 +166,10 @@ def replay(
     edits = _edit_options(set_attribute, remove_attribute, set_data)
     dry_run = job_options["dry-run"]
     needs_tables = tables is not None or any(job_options[name] is not None for name in JOB_OPTIONS)
-    # The events that may also be sent straight from their topics.
-    direct_ids = [] if needs_tables or any(edits.values()) else ids or []
+    # Ids of the events that may also be sent straight from their topics; empty: none.
+    direct_ids: list[str] = []
+    if ids and not needs_tables and not any(edits.values()):
+        direct_ids = ids
     place = tables_option(data_dir, tables)
     if tables is not None and "://" not in tables and not Path(tables).exists():
         raise refuse(NO_TABLES + tables)
@@ -256,8 +259,8 @@ def _preview_from_tables(
 
 def _id_predicate(ids: Sequence[str], where: str | None) -> str:
     """Return a predicate in Spark SQL for events that have one of these ids and match the predicate
-    `where`, if that isn't None. It is used for several ids, since the job's own option takes only
-    one."""
+    `where`; None: any events with these ids. It is needed for several ids, since the job's option
+    `id` takes only one."""
     quoted = ["'" + id_.replace("\\", "\\\\").replace("'", "\\'") + "'" for id_ in ids]
     one_of = f"id IN ({', '.join(quoted)})"
     return one_of if where is None else f"({where}) AND {one_of}"
@@ -288,7 +291,7 @@ def _replay_directly(data_dir: Path, job_options: JobArguments, ids: Sequence[st
         finally:
             await writer.close(REPLAY_WRITER_CLOSE_TIMEOUT)
 
-    choices, replay_id = with_kafka(running, choose_and_send)
+    choices, replay_id = ask_running_kafka(running, choose_and_send)
     for choice in choices:
         typer.echo(
             f"{choice.description}{f': left out: {choice.obstacle}' if choice.obstacle else ''}"

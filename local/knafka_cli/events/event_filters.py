@@ -23,6 +23,7 @@ def expression_predicate(text: str) -> Predicate:
         spec = parse(CESQL, {"cesql": text})
     except InvalidDocument as error:
         raise InvalidDocument("", f"--filter {text}: {error.problem}") from None
+    # One sentence is enough: the first problem ends the command.
     for _, problem in never_true([spec], ""):
         raise InvalidDocument("", f"--filter {problem}")
     for problem in missing_functions([spec], "--filter"):

@@ -18,12 +18,13 @@ from knafka_client.topics.ranges import RangeReader
 SEARCH_CHUNK_OFFSETS: Final = 10_000
 """Number of offsets of each partition that are read at a time, the newest first."""
 SEARCH_QUEUE_KILOBYTES: Final = 8192
-"""The most kilobytes that the client reads ahead: what it reads beyond a chunk's end is lost."""
+"""The most kilobytes that the client reads ahead: records that it reads beyond a chunk's end are
+read in vain."""
 
 
 @dataclass
 class TopicSearch:
-    """The search of one topic; an interrupted search keeps what it has found."""
+    """The search of one topic, and its results so far, which an interrupted search keeps."""
 
     topic: str
     matching_records: list[Record] = field(default_factory=list)
@@ -67,8 +68,8 @@ def holds_event_with(id_: str, source: str | None) -> Callable[[Record], bool]:
 
 
 def is_traceable(record: Record) -> bool:
-    """Whether a record holds a valid event: a search also finds records that have only an event's
-    id."""
+    """Whether a record holds a valid event, so that it can be traced. A search also finds records
+    that have an event's id but are no valid event."""
     try:
         read(record.headers(), record.value())
     except InvalidEvent:
@@ -106,6 +107,7 @@ def run_search(
             search.covers_topic = not search.leaderless and all(
                 start == spans[number][0] for number, start in starts.items()
             )
+            # Read a chunk of each partition at a time, from the end to the start.
             while any(ends[number] > start for number, start in starts.items()):
                 chunk_starts = {
                     number: max(starts[number], end - SEARCH_CHUNK_OFFSETS)

@@ -18,7 +18,7 @@ from knafka_cli.shared.options import (
     BrokerName,
     DataDir,
     account_of,
-    add,
+    add_command,
     audience_of,
     exit_on_bad_input,
     ingress_of,
@@ -30,9 +30,9 @@ SHOWN_ANSWERS: Final = 20
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add `knafka send`."""
+    """Add the command `knafka send` to `app`."""
     example = "knafka send --type com.example.order.placed --data '{\"amount\": 40}'"
-    add(app, "send", send, example)
+    add_command(app, "send", send, example)
 
 
 def send(
@@ -116,11 +116,7 @@ def send(
         attributes["datacontenttype"] = content_type
     if file is not None and (attributes or data is not None or data_file or count != 1):
         raise typer.BadParameter("--file has whole events: leave the options for one event out")
-    if data is not None and data_file is not None:
-        raise typer.BadParameter("give --data or --data-file, not both")
-    payload = None if data is None else data.encode()
-    if data_file is not None:
-        payload = data_file.read()
+    payload = _read_data(data, data_file)
     if url is not None and account is not None:
         raise typer.BadParameter("--as is for a Broker that runs here: leave --url out")
     target, authorization = _send_target(Installation(data_dir), broker, url, account)
@@ -162,6 +158,16 @@ def send(
     raise typer.Exit(0 if summary.all_accepted else EXIT_FAILED)
 
 
+def _read_data(data: str | None, data_file: typer.FileBinaryRead | None) -> bytes | None:
+    """Return the data in the option `--data`, or in the file of `--data-file`; None if neither is
+    given. Raises `typer.BadParameter` if both are."""
+    if data is not None and data_file is not None:
+        raise typer.BadParameter("give --data or --data-file, not both")
+    if data_file is not None:
+        return data_file.read()
+    return None if data is None else data.encode()
+
+
 def _parse_extension(text: str) -> tuple[str, str]:
     """Return name and value of an `--extension` (`NAME=VALUE`). Raises `typer.BadParameter`."""
     name, equals, value = text.partition("=")
@@ -176,7 +182,7 @@ def _send_target(
     """Return the URL to send to, and a function that returns the `authorization` header line of a
     request: with a token of `account`, or empty if that is None.
 
-    The URL is `url`, or else that of the running Broker. Exits with code 2 if there is no such
+    The URL is `url`, or else the running Broker's. Exits with code 2 if there is no such
     Broker, or if an account is given and the Broker requires no tokens. Raises `NotRunning` and
     `BadIssuer`.
     """

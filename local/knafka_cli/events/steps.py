@@ -10,8 +10,7 @@ from typing import Final
 ATTEMPT: Final = "attempt"
 """Kind of a step that is an attempt to deliver."""
 SAME_ATTEMPT_SECONDS: Final = 0.05
-"""The most seconds between the time that Kafka's record gives for an attempt and that of its
-span."""
+"""The most seconds between the times of one attempt in Kafka's record and in the attempt's span."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -23,7 +22,7 @@ class TraceStep:
     what: str
     """The kind of step: attempt, reply, dead letter or sent again."""
     result: str
-    """The status code or error, as text; of a replay, how far the Trigger is with it."""
+    """The status code or error, as text; of a replay (sent again), its `TracedState`."""
 
 
 def merge_steps(from_kafka: Iterable[TraceStep], spans: Sequence[TraceStep]) -> Sequence[TraceStep]:

@@ -18,7 +18,7 @@ from knafka_cli.shared.options import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
     DataDir,
-    add,
+    add_command,
     exit_on_bad_input,
     print_error,
     refuse,
@@ -43,8 +43,10 @@ from knafka_client.topics.dead_letters import broker_dead_letter_egress
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add `knafka tail`."""
-    add(app, "tail", tail, "knafka tail trigger/orders --since 10m --filter \"type = 'order'\"")
+    """Add the command `knafka tail` to `app`."""
+    add_command(
+        app, "tail", tail, "knafka tail trigger/orders --since 10m --filter \"type = 'order'\""
+    )
 
 
 def tail(

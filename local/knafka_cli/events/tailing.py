@@ -43,7 +43,7 @@ class OutputFormat(StrEnum):
 
 
 class TopicsMissing(errors.KnafkaError):
-    """None of the topics to tail exists."""
+    """None of the topics that `knafka tail` is to read exists."""
 
     def __init__(self, topics: Sequence[str]) -> None:
         """`topics` are the names of the missing topics."""
@@ -153,11 +153,11 @@ def _offsets_to_read(
 def _keep_newest(
     records: list[Record], ends: Mapping[TopicAndPartition, int], count: int | None
 ) -> list[Record]:
-    """Sort `records` by time, and return the newest `count` of the existing ones, or all if `count`
-    is None, together with all later ones.
+    """Sort `records` in place by time, and return them without all but the newest `count` existing
+    ones; None as `count`: return all.
 
-    A record is an existing one if it is before the `ends`, the end offsets at the start of the
-    command.
+    A record is an existing one if its offset is below its partition's end offset at the start of
+    the command (`ends`).
     """
     records.sort(key=lambda record: (record.timestamp()[1], record.offset()))
     if count is None:
@@ -179,7 +179,8 @@ def problem_of(record: Record) -> str | None:
 
 
 def line_of(record: Record, predicate: Predicate | None, format_: OutputFormat) -> str | None:
-    """Return one line about a record's event in this format; None if `predicate` refuses it.
+    """Return one line about a record's event in this format; None if `predicate` refuses the event.
+    Without a `predicate` (None), every event gets a line.
 
     Raises `InvalidEvent` if the record holds no event.
     """

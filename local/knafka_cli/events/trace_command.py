@@ -23,7 +23,7 @@ from knafka_cli.shared import moments
 from knafka_cli.shared.options import (
     EXIT_FAILED,
     DataDir,
-    add,
+    add_command,
     ask_kafka,
     exit_on_bad_input,
     print_error,
@@ -51,8 +51,8 @@ from knafka_client.topics.ranges import leaderless_text
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add `knafka trace`."""
-    add(app, "trace", trace, "knafka trace payment-1 --since 2h")
+    """Add the command `knafka trace` to `app`."""
+    add_command(app, "trace", trace, "knafka trace payment-1 --since 2h")
 
 
 def trace(
@@ -134,7 +134,8 @@ def trace(
 
 
 def _is_complete(searches: Sequence[TopicSearch], traces: Sequence[Trace]) -> bool:
-    """Whether everything was searched, and the state of every delivery is known."""
+    """Whether every record since the given time was searched, and every delivery's state is
+    known."""
     for search in searches:
         if not search.ended or search.leaderless:
             return False
@@ -194,11 +195,11 @@ def _search_topic(
     """
     search = TopicSearch(ingress.topic)
     is_event = searching.holds_event_with(id_, source)
-    with Console(stderr=True).status(f"searching {ingress.topic}") as line:
+    with Console(stderr=True).status(f"searching {ingress.topic}") as status_line:
 
         def show_progress(state: TopicSearch) -> None:
             """Show how many records were searched."""
-            line.update(
+            status_line.update(
                 f"searching {state.topic}: {state.offsets_read} of {state.offsets_total} records"
             )
 
@@ -208,8 +209,9 @@ def _search_topic(
 
 
 def _with_zipkin_steps(view: DeclaredView, record_trace: Trace, zipkin: str) -> Trace:
-    """Return the trace with the steps that the Zipkin at the URL `zipkin` recorded. Return the same
-    trace if it isn't sampled, or if Zipkin doesn't answer, which is printed on stderr."""
+    """Return the trace with the steps that the Zipkin at the URL `zipkin` recorded added. If the
+    trace isn't sampled, or if Zipkin doesn't answer, return the trace unchanged; an error of Zipkin
+    is printed on stderr."""
     # Imported here, since the HTTP client that it needs takes longer than a whole command.
     from knafka_cli.events.zipkin import ZipkinError, fetch_spans, steps_of
 

@@ -1,8 +1,8 @@
 """Traces an event from its record in the Broker's topic to each Trigger of the Broker.
 
-A trace is made of what Kafka keeps anyway: the record, the filters as they are declared now, the
-commits of each Trigger's group, dead letters and replays. So it can't tell whether a settled event
-is older than its Trigger, nor which reply the event got: a reply doesn't name its event.
+A trace is made of the filters as they are declared now and of what Kafka keeps anyway: the record,
+the commits of each Trigger's group, dead letters and replays. So a trace can't tell whether a
+settled event is older than its Trigger, nor which reply it got: a reply doesn't name its event.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from knafka_operator.kafka.egresses import replay_egress
 _DELIVERED_OR_IN_TABLES: Final = (
     "delivered, or its dead letter is no longer in its topic (knafka dead-letters report)"
 )
-"""What became of a settled event if the dead-letter topic doesn't have all dead letters."""
+"""Detail of a settled event if not all dead letters could be read from their topic."""
 
 TRACEPARENT: Final = "traceparent"
 """Name of the header and the attribute of W3C Trace Context."""
@@ -156,8 +156,8 @@ async def trace_record(
 def _errors_as_unknown(
     egresses: Sequence[Egress], outcomes: Sequence[TracedDelivery | BaseException]
 ) -> Sequence[TracedDelivery]:
-    """Return the traced deliveries; in place of a `LogError`, one in the state unknown. Raises the
-    first error if all outcomes are errors, and any other error than a `LogError`."""
+    """Return the deliveries among `outcomes`; in place of each `LogError`, return a delivery in the
+    state unknown. Raises an error if all outcomes are errors, or if it is no `LogError`."""
     errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
     for error in errors:
         if len(errors) == len(outcomes) or not isinstance(error, LogError):

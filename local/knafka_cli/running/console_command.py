@@ -18,7 +18,7 @@ from knafka_console import opening
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add `knafka console`, whose help has no example."""
+    """Add the command `knafka console` to `app`; its help has no example."""
     app.command()(console)
 
 

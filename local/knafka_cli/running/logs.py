@@ -80,7 +80,7 @@ class Logs:
 
 def is_log_of(name: str, owner: str) -> bool:
     """Whether the log with this name belongs to `owner`: a process (`receiver`), or a Trigger or
-    Service (`[NAMESPACE/]NAME`), whose logs are named like `dispatcher-NAMESPACE-NAME`."""
+    Service (`[NAMESPACE/]NAME`), whose logs have names such as `dispatcher-NAMESPACE-NAME`."""
     if name == owner:
         return True
     namespace, slash, object_name = owner.rpartition("/")

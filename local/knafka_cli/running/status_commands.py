@@ -15,7 +15,7 @@ from knafka_cli.shared.options import (
     EXIT_FAILED,
     DataDir,
     Files,
-    add,
+    add_command,
     exit_on_bad_input,
     print_table,
     read_declared,
@@ -27,10 +27,10 @@ from knafka_operator.model.resources import Broker, Trigger
 
 
 def add_to(app: typer.Typer, broker_app: typer.Typer) -> None:
-    """Add `knafka status`, `knafka logs` and `knafka broker list`."""
-    add(app, "status", show_status, "knafka status --json")
-    add(app, "logs", show_logs, "knafka logs orders -f")
-    add(broker_app, "list", list_brokers, "knafka broker list")
+    """Add `knafka status` and `knafka logs` to `app`, and `knafka broker list` to `broker_app`."""
+    add_command(app, "status", show_status, "knafka status --json")
+    add_command(app, "logs", show_logs, "knafka logs orders -f")
+    add_command(broker_app, "list", list_brokers, "knafka broker list")
 
 
 def show_status(
@@ -126,17 +126,17 @@ def show_logs(
     data_dir: DataDir = DEFAULT_DATA,
 ) -> None:
     """Show the logs of the processes, also after they have ended."""
-    log = logs.Logs(Installation(data_dir))
-    if not (names := log.names(name)):
-        known_logs = ", ".join(log.names()) or "none"
+    log_files = logs.Logs(Installation(data_dir))
+    if not (names := log_files.names(name)):
+        known_logs = ", ".join(log_files.names()) or "none"
         raise refuse(f"there is no log{f' of {name}' if name else ''}: there is {known_logs}")
     for log_name in names:
-        for line in log.last_lines(log_name, lines):
+        for line in log_files.last_lines(log_name, lines):
             typer.echo(line if len(names) == 1 else f"{log_name} | {line}")
     if not follow:
         return
     # While all logs are followed, another one may appear, so each line needs its log's name.
     one_log = name is not None and len(names) == 1
     with contextlib.suppress(KeyboardInterrupt):
-        for log_name, line in log.follow(name):
+        for log_name, line in log_files.follow(name):
             typer.echo(line if one_log else f"{log_name} | {line}")

@@ -115,6 +115,7 @@ def describe_changes(previous: Snapshot, current: Snapshot) -> Iterator[str]:
     yield from (
         f"solved: {problem}" for problem in previous.problems if problem not in current.problems
     )
+    # Brokers that still exist are removed from it below.
     gone_brokers = {(row.kind, row.name): row for row in previous.brokers}
     for broker in current.brokers:
         old_broker = gone_brokers.pop((broker.kind, broker.name), None)
@@ -131,6 +132,7 @@ class _Change:
     """A change of one Trigger, Subscription or Sensor, in words."""
 
     row: TriggerRow
+    """The object's row in the newer snapshot; of an object that is gone, in the older one."""
     text: str
     """The text after the object's name: ` is ready`."""
     text_of_several: str
@@ -163,6 +165,7 @@ def _trigger_changes(
     previous: Sequence[TriggerRow], current: Sequence[TriggerRow]
 ) -> Iterator[_Change]:
     """Yield the changes between two lists of Triggers, Subscriptions or Sensors."""
+    # Rows of objects that still exist are removed from it below.
     gone_rows = {(row.kind, row.name): row for row in previous}
     for row in current:
         previous_row = gone_rows.pop((row.kind, row.name), None)
@@ -178,7 +181,8 @@ def _row_changes(previous: TriggerRow | None, row: TriggerRow) -> Iterator[_Chan
             yield _Change(row, " is not ready", " are not ready", f": {row.refused}")
         else:
             yield _Change(row, " is ready", " are ready")
-    if row.paused != (previous is not None and previous.paused):
+    was_paused = previous is not None and previous.paused
+    if row.paused != was_paused:
         if row.paused:
             yield _Change(row, " is paused: its events wait", " are paused: their events wait")
         else:
@@ -233,7 +237,7 @@ def _display_name(row: BrokerRow | TriggerRow) -> str:
 
 
 def _is_busy(row: TriggerRow) -> bool:
-    """Whether the Trigger has an error, or events wait, or their number isn't known."""
+    """Whether the Trigger has an error, or events wait for it, or their number isn't known."""
     return row.lag != 0 or row.error != ""
 
 

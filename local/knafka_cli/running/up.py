@@ -20,7 +20,7 @@ from knafka_local.tokens.accounts import ServiceAccount
 from knafka_local.view import View
 
 EXIT_FORCED: Final = 130
-"""Exit code after a second Ctrl-C, as shells use it."""
+"""Exit code after a second Ctrl-C: the one that shells use for SIGINT."""
 
 
 async def run_until_stopped(options: UpOptions, view: View, send: Path | None = None) -> None:
@@ -72,7 +72,7 @@ async def _start_and_run(
             view.say("no Broker is declared: name its YAML with -f, such as examples/quickstart")
         if send is not None:
             await _send_file(supervisor, installation.data, send, view)
-        await asyncio.Event().wait()
+        await asyncio.Event().wait()  # for ever: a signal cancels this task
 
 
 def _stop_on_signals(supervisor: Supervisor, view: View) -> None:
@@ -102,8 +102,8 @@ def sender_authorization(state: RunningState, data_folder: Path, url: str) -> Ca
     """Return a function that returns the `authorization` header line of a request to the Broker at
     `url`; the line is empty if the Broker requires no tokens.
 
-    The sender is the service account `default` of the Broker's namespace, which is also that of a
-    pod that names none. The tokens' issuer is in the `data_folder` of the installation.
+    The sender is the service account `default` of the Broker's namespace, as for a pod that names
+    none. The tokens' issuer is in the `data_folder` of the installation.
     """
     ingress = next((ingress for ingress in state.ingresses if state.url_of(ingress) == url), None)
     if ingress is None or ingress.audience is None:

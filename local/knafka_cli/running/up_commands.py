@@ -10,15 +10,15 @@ import typer
 
 from knafka_cli.running import detached, terminal_views
 from knafka_cli.running.up import run_until_stopped
-from knafka_cli.shared.options import DataDir, Files, add, arguments_of
+from knafka_cli.shared.options import DataDir, Files, add_command, arguments_of
 from knafka_client.state.installation import DEFAULT_DATA, Installation
 from knafka_local.supervisor import UpOptions
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add `knafka up` and `knafka down`, each with an example for its help."""
-    add(app, "up", up, "knafka up -f examples/quickstart --detach")
-    add(app, "down", down, "knafka down")
+    """Add the commands `knafka up` and `knafka down` to `app`."""
+    add_command(app, "up", up, "knafka up -f examples/quickstart --detach")
+    add_command(app, "down", down, "knafka down")
 
 
 def up(

@@ -1,7 +1,7 @@
 """Converts Sensors of Argo Events to Knafka's, and lists what can't be converted.
 
-In all functions, `path` says for notes and errors where in Argo's Sensor a value is, and notes are
-added to `converted`: to its `lost` or `changed`.
+In all functions, `path` is the place of a value in Argo's Sensor, as notes and errors name it.
+Functions with a parameter `converted` append their notes to its `lost` or `changed`.
 Argo's events have the name of the EventSource as `source` and the name of the event as `subject`,
 so a converted dependency filters by these attributes. Pure: returns a document and notes.
 """
@@ -65,7 +65,7 @@ def convert_sensor(
     if not isinstance(name, str) or not name:
         raise InvalidDocument("metadata.name", "is not set")
     spec = _object_field(argo, "spec")
-    converted = ArgoConversion({})  # gets its document last, and notes meanwhile
+    converted = ArgoConversion({})  # the document is set below; notes are added meanwhile
     metadata = {"name": name}
     if namespace := argo_metadata.get("namespace"):
         metadata["namespace"] = _to_text(namespace, "metadata.namespace")
@@ -114,8 +114,8 @@ def _object_field(document: Document, name: str, path: str = "") -> Document:
 def _list_field(
     document: Document, name: str, path: str, *, required: bool = False
 ) -> Sequence[Document]:
-    """Return the list of objects in a field; empty if the field isn't set, unless it is `required`.
-    Raises `InvalidDocument`."""
+    """Return the list of objects in a field. A field that isn't set is an empty list, or an error
+    if `required` is True. Raises `InvalidDocument`."""
     value = document.get(name)
     if value is None and not required:
         return ()
@@ -201,8 +201,8 @@ def _convert_dependency(argo: Document, converted: ArgoConversion) -> dict[str, 
 def _note_lost_filters(
     argo: Document, filters: Mapping[str, Any], path: str, converted: ArgoConversion
 ) -> None:
-    """Note as lost all of a dependency's `filters` but the context filter; also an operator other
-    than `and` that joins them. `argo` is the dependency, and `path` its path."""
+    """Note as lost all of a dependency's `filters` but the context filter, and an operator other
+    than `and` that joins several filters. `argo` is the dependency, and `path` its path."""
     for key in filters:
         if key in ("data", "exprs", "script"):
             converted.lost.append(
@@ -256,10 +256,10 @@ def _convert_trigger(argo: Document, converted: ArgoConversion) -> dict[str, Any
     )
     if limit := _object_field(argo, "rateLimit", path):
         trigger["rateLimit"] = _convert_rate_limit(limit, path, converted)
-    if dead_letters := _object_field(argo, "dlqTrigger", path):
-        path = f"{path}.dlqTrigger"
-        _note_unknown_fields(dead_letters, {"template", "atLeastOnce"}, path, converted)
-        sink = _template_url(_object_field(dead_letters, "template", path), path, converted)
+    if dlq := _object_field(argo, "dlqTrigger", path):
+        dlq_path = f"{path}.dlqTrigger"
+        _note_unknown_fields(dlq, {"template", "atLeastOnce"}, dlq_path, converted)
+        sink = _template_url(_object_field(dlq, "template", dlq_path), dlq_path, converted)
         if sink is not None:
             trigger["dlqTrigger"] = {"subscriber": {"uri": sink}}
     return trigger
@@ -290,7 +290,7 @@ def _convert_resets(
     resets: Sequence[Document], path: str, converted: ArgoConversion
 ) -> Iterator[dict[str, Any]]:
     """Yield the converted resets of a trigger's conditions. Other resets than `byTime` are noted as
-    lost, and rewritten cron expressions as changed. `path` is the trigger's."""
+    lost, and rewritten cron expressions as changed. `path` is the path of the trigger."""
     path = f"{path}.conditionsReset"
     for reset in resets:
         by_time = _object_field(reset, "byTime", path)
@@ -331,8 +331,8 @@ def _equivalent_cron(cron: str) -> str:
 
 
 def _convert_retries(argo: Document, path: str, converted: ArgoConversion) -> dict[str, Any]:
-    """Convert a trigger's retry strategy; `argo` is empty if it has none. `path` is the trigger's.
-    Raises `InvalidDocument`."""
+    """Convert a trigger's retry strategy `argo`, which is empty if the trigger has none. `path` is
+    the path of the trigger. Raises `InvalidDocument`."""
     if not argo:
         # Without a strategy Argo makes one attempt, but the default here is several.
         return {"steps": 1}
@@ -352,7 +352,7 @@ def _convert_retries(argo: Document, path: str, converted: ArgoConversion) -> di
         converted.lost.append(
             f"{path}.factor: {factor:g}; here the waits grow by the first one (1) or double (2)"
         )
-    elif retries["steps"] > 2:
+    elif retries["steps"] > 2:  # factor 1, and several waits
         converted.changed.append(
             f"{path}.factor: 1; with Argo all waits are equal, here each grows by the first one"
         )
@@ -370,8 +370,8 @@ def _convert_rate_limit(argo: Document, path: str, converted: ArgoConversion) ->
 
 
 def _to_number(value: Any) -> float:
-    """Return an Amount of Argo's as a float; 1 if it can't be read. An Amount is a number, a text,
-    or an object with either as its `value`."""
+    """Return an Amount of Argo's (a number, a text, or an object whose `value` is a number or text)
+    as a float; 1 if it can't be read."""
     if isinstance(value, dict):
         value = value.get("value", 1)
     try:
@@ -381,9 +381,9 @@ def _to_number(value: Any) -> float:
 
 
 def _to_duration(value: Any, path: str) -> str:
-    """Return a duration of Argo's in Go's format, such as `10s`. Argo's is an Int64OrString: a
-    number of nanoseconds, a text, or an object with either. `path` is the retry strategy's. Raises
-    `InvalidDocument`."""
+    """Return a duration of Argo's in Go's format, such as `10s`. The `value` is an Int64OrString: a
+    number of nanoseconds, a text, or an object that has one of both. `path` is the path of the
+    retry strategy. Raises `InvalidDocument`."""
     if isinstance(value, dict):
         value = value.get("strVal") or value.get("int64Val") or 0
     is_number = isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -11,12 +11,14 @@ import yaml
 from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument
 from knafka_cli.shared import event_input
-from knafka_cli.shared.options import EXIT_FAILED, add, exit_on_bad_input, print_error
+from knafka_cli.shared.options import EXIT_FAILED, add_command, exit_on_bad_input, print_error
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the commands to `knafka convert`."""
-    add(app, "sensor", convert_sensors, "knafka convert sensor argo-sensor.yaml > sensor.yaml")
+    """Add the commands of `knafka convert` to its `app`."""
+    add_command(
+        app, "sensor", convert_sensors, "knafka convert sensor argo-sensor.yaml > sensor.yaml"
+    )
 
 
 def convert_sensors(

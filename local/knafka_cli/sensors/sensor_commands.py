@@ -23,7 +23,7 @@ from knafka.core.events import json_format
 from knafka.core.times import rfc3339, utc_datetime
 from knafka_cli.shared import event_input, moments
 from knafka_cli.shared.job_options import JobArguments, run_job, takes_job_options
-from knafka_cli.shared.options import EXIT_FAILED, DataDir, add, exit_on_bad_input, refuse
+from knafka_cli.shared.options import EXIT_FAILED, DataDir, add_command, exit_on_bad_input, refuse
 from knafka_cli.shared.source_options import ContextName, Kubeconfig, NamespaceName
 from knafka_client.declared.declared_source import namespace_in
 from knafka_client.state import snapshot_file
@@ -37,16 +37,18 @@ if TYPE_CHECKING:
     from knafka_operator.model.sensors import Sensor
 
 TOPIC_OPTIONS: Final = ("topic", "bootstrap-servers", "secret")
-"""Options of the job that only apply to a topic."""
+"""Options of the Spark job that only apply to a topic, not to an archive."""
 
 SHOWN_WAITING: Final = 20
-"""The most conditions that are printed of those that still wait for events."""
+"""The most waiting conditions that are printed; further ones are only counted."""
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the commands to `knafka sensor`."""
-    add(app, "test", backtest_sensor, "knafka sensor test sensor.yaml --events events.ndjson")
-    add(app, "status", show_status, "knafka sensor status")
+    """Add these commands of `knafka sensor` to its `app`."""
+    add_command(
+        app, "test", backtest_sensor, "knafka sensor test sensor.yaml --events events.ndjson"
+    )
+    add_command(app, "status", show_status, "knafka sensor status")
 
 
 def show_status(
@@ -86,9 +88,9 @@ def show_status(
 def _read_cluster_sensors(
     context: str | None, kubeconfig: Path | None, namespace: str | None
 ) -> Sequence[TriggerRow]:
-    """Return the rows of the Sensors in a namespace of a cluster; None as `namespace` means that of
-    the kubeconfig's context. Exits with code 2 if the cluster doesn't have the kind. Raises
-    `ClusterError`."""
+    """Return the rows of the Sensors in a namespace of a cluster. `namespace` None: the namespace
+    of the kubeconfig's context. Exits with code 2 if the cluster doesn't have the kind Sensor.
+    Raises `ClusterError`."""
     # Imported here, since the Kubernetes client takes half a second.
     from knafka_client.declared import cluster_source
     from knafka_client.state.condition_rows import sensor_row
@@ -157,8 +159,8 @@ def backtest_sensor(
 
 
 def _refuse_job_options(options: Mapping[str, Any]) -> None:
-    """Raise `BadInput` if one of these options, by name, has a value: they are for the Spark
-    job."""
+    """Raise `BadInput` if one of the Spark job's options, given by name, has a value (not None): a
+    test of a file uses none of them."""
     for name, value in options.items():
         if value is not None:
             raise event_input.BadInput(
@@ -366,5 +368,6 @@ def _firing_line(firing: Mapping[str, Any]) -> str:
 
 
 def _event_names(events: Sequence[Mapping[str, Any]]) -> str:
-    """Return dependency and id of each event, as text; an event is a mapping with these keys."""
+    """Return the dependency and id of each event, as text. The events are the documents that
+    `_event_document` returns."""
     return ", ".join(f"{event['dependency']} {event['id']}" for event in events)

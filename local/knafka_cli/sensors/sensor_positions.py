@@ -46,7 +46,7 @@ class CannotSkip(KnafkaError):
 
 @dataclass(frozen=True, slots=True)
 class SensorPosition:
-    """A Sensor's position in a partition that has records after it."""
+    """A Sensor's position in a partition that the Sensor hasn't read to its end."""
 
     topic: str
     partition: int
@@ -88,12 +88,12 @@ class SensorPosition:
         try:
             if self.topic == sensor.trigger_topic:
                 trigger_record = records.read_trigger(record.key(), value, headers, record.offset())
-                source, _, identity = trigger_record.event.identity.partition(" ")
+                source, _, event_id = trigger_record.event.identity.partition(" ")
                 generation = f"of generation {trigger_record.generation} of the Sensor"
                 description += (
                     f" for {trigger_record.key} as {trigger_record.event.dependency}, {generation}"
                 )
-                return printable(f"{description}: {identity} from {source}")
+                return printable(f"{description}: {event_id} from {source}")
             attributes = read(headers, value).attributes
         except InvalidEvent as error:
             return printable(f"{description}, no event: {error}")
@@ -170,8 +170,9 @@ def _read_headers(record: Record) -> RecordHeaders | None:
 def _commit(
     reader: RangeReader, sensor: SensorPlace, position: SensorPosition, offset: int
 ) -> None:
-    """Commit an offset in the position's partition for the Sensor's group, with the metadata of the
-    group's last commit. Raises `CannotSkip` if the Sensor has processes, and `LogError`."""
+    """Commit this offset in the partition of `position` for the Sensor's group, and keep the
+    metadata of the group's last commit. Raises `CannotSkip` if the Sensor has processes, and
+    `LogError`."""
     topic_partition = TopicPartition(position.topic, position.partition, offset, position.metadata)
     try:
         reader.commit([topic_partition])

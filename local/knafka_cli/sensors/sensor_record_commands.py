@@ -11,7 +11,7 @@ import typer
 from knafka.core import names
 from knafka_cli.shared.options import (
     DataDir,
-    add,
+    add_command,
     ask_kafka,
     exit_on_bad_input,
     kafka_configuration,
@@ -38,10 +38,14 @@ SensorName = Annotated[str, typer.Argument(help="The Sensor: [NAMESPACE/]NAME.")
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the commands to `knafka sensor`."""
-    add(app, "next", show_next, "knafka sensor next fulfilment")
-    add(app, "skip", skip, "knafka sensor skip fulfilment knative-broker-default-default/0/12")
-    add(app, "dead-letters", show_letters, "knafka sensor dead-letters fulfilment --limit 3")
+    """Add these commands of `knafka sensor` to its `app`."""
+    add_command(app, "next", show_next, "knafka sensor next fulfilment")
+    add_command(
+        app, "skip", skip, "knafka sensor skip fulfilment knative-broker-default-default/0/12"
+    )
+    add_command(
+        app, "dead-letters", show_letters, "knafka sensor dead-letters fulfilment --limit 3"
+    )
 
 
 def show_next(
@@ -143,6 +147,7 @@ def _find_sensor(
     `data_dir`; otherwise it is one of a cluster, which the other parameters, the command's options,
     choose. Exits with code 2 if there is no Sensor of this name. Raises `KnafkaError`.
     """
+    # Called without a cluster, too, as it refuses options that need one.
     source = source_of(
         data_dir, context, kubeconfig, namespace, bootstrap_servers, system_namespace
     )
@@ -158,8 +163,9 @@ def _find_sensor(
 def _find_running_sensor(
     name: str, data_dir: Path, namespace: str | None
 ) -> tuple[dict[str, Any], SensorPlace]:
-    """Return the same as `_find_sensor`, for a Sensor of the `knafka up` on `data_dir`. A `name`
-    without a namespace is in `namespace`; None: in `default`."""
+    """Return the Kafka configuration, and the group and topics, of a Sensor of the `knafka up` on
+    `data_dir`. A `name` without a namespace is in `namespace`; None: in `default`. Exits with code
+    2 if there is no such Sensor. Raises `NotRunning`."""
     running = Installation(data_dir).read_state()
     full_name = name if "/" in name else f"{namespace or 'default'}/{name}"
     by_name = {f"{place.namespace}/{place.name}": place for place in running.sensors}
@@ -171,8 +177,9 @@ def _find_running_sensor(
 def _find_cluster_sensor(
     source: ClusterSource, name: str, namespace: str | None
 ) -> tuple[dict[str, Any], SensorPlace]:
-    """Return the same as `_find_sensor`, for a Sensor of the cluster that `source` reads. A `name`
-    without a namespace is in `namespace`; None: in the namespace of the kubeconfig's context."""
+    """Return the Kafka configuration, and the group and topics, of a Sensor of the cluster that
+    `source` reads. A `name` without a namespace is in `namespace`; None: in the namespace of the
+    kubeconfig's context. Exits with code 2 if there is no such Sensor. Raises `KnafkaError`."""
     from knafka_operator.model.family import CHANNELS
     from knafka_operator.model.sensors import KNAFKA, SENSOR, bus_of
 
@@ -197,7 +204,7 @@ def sensor_place_of(document: Mapping[str, Any], bus: str, own_name: str) -> Sen
     """Return the group and topics of a Sensor in a cluster, from the status of its object
     `document`.
 
-    The result's `topic`, that of the Sensor's Broker or channel (its bus), is left empty. `bus` and
+    The result's `topic`, the topic of the Sensor's Broker or channel (its bus), is empty. `bus` and
     `own_name` are the texts that stand for the bus and for the Sensor in names of topics and
     groups. Exits with code 2 if the status lacks the names of the Sensor's group and trigger topic,
     or has names that can't be this Sensor's.

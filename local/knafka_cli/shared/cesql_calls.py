@@ -20,8 +20,8 @@ def missing_functions(filters: Sequence[Filter], path: str) -> Iterator[str]:
     """Yield a sentence for each call, in the CESQL of these filters, of a function that doesn't
     exist or doesn't take this number of arguments.
 
-    `path` is where the filters are in their document, such as `spec.filters`; each sentence begins
-    with the path of its expression.
+    `path` is the path of the list `filters` in its document, such as `spec.filters`; each sentence
+    begins with the path of the expression that has the call.
     """
     for expression_path, text in expressions(filters, path):
         for call in _function_calls(parse(text)):

@@ -12,7 +12,7 @@ import shlex
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -97,14 +97,8 @@ def run_job_process(arguments: Sequence[str], progress: Callable[[str], None]) -
     )
     assert process.stdout is not None
     assert process.stderr is not None
-    last_line = job_error = ""
     try:
-        for line in process.stderr:
-            last_line = line.strip() or last_line
-            if line.startswith(f"{JOB_PREFIX}{JOB_ERROR_PREFIX}"):
-                job_error = line.strip()
-            if line.startswith(JOB_PREFIX):
-                progress(line.removeprefix(JOB_PREFIX).strip())
+        failure_text = _follow_job(process.stderr, progress)
         answer = process.stdout.read()
     finally:
         # Ctrl-C reaches the job by itself; if another error ends this command, the job must be
@@ -115,18 +109,33 @@ def run_job_process(arguments: Sequence[str], progress: Callable[[str], None]) -
         process.stdout.close()
         process.stderr.close()
     if process.returncode != 0:
-        # The last line may be Spark's, so the job's own error has precedence.
-        problem = (job_error or last_line).removeprefix(JOB_PREFIX).removeprefix(JOB_ERROR_PREFIX)
-        raise JobFailed(problem or f"the job ended with {process.returncode}")
+        raise JobFailed(failure_text or f"the job ended with {process.returncode}")
     _, _, result = answer.strip().rpartition("\n")  # the last line
     return result
+
+
+def _follow_job(lines: Iterable[str], progress: Callable[[str], None]) -> str:
+    """Call `progress` with each of the job's own `lines` on stderr, until the job closes stderr.
+
+    Returns the text to show if the job has failed: its own error, or else the last line on stderr;
+    empty if there was no line.
+    """
+    last_line = job_error = ""
+    for line in lines:
+        last_line = line.strip() or last_line
+        if line.startswith(f"{JOB_PREFIX}{JOB_ERROR_PREFIX}"):
+            job_error = line.strip()
+        if line.startswith(JOB_PREFIX):
+            progress(line.removeprefix(JOB_PREFIX).strip())
+    # The last line may be Spark's, so the job's own error has precedence.
+    return (job_error or last_line).removeprefix(JOB_PREFIX).removeprefix(JOB_ERROR_PREFIX)
 
 
 def spark_environment(progress: Callable[[str], None], *, s3: bool = False) -> dict[str, str]:
     """Return the environment variables that make PySpark's launcher start a local Spark with our
     jars.
 
-    With `s3`, this Spark can open tables at `s3a://`: AWS_ENDPOINT_URL and AWS_REGION of this
+    `s3` True: this Spark can open tables at `s3a://`. AWS_ENDPOINT_URL and AWS_REGION of this
     process name the S3 store, and Spark takes the keys from its own environment. `progress` is
     called with each message about a download. Raises `LocalKafkaError` if Java or a jar can't be
     obtained.
@@ -142,25 +151,26 @@ def spark_environment(progress: Callable[[str], None], *, s3: bool = False) -> d
         "spark.driver.host": "127.0.0.1",
     }
     if s3:
-        s3_location = (os.environ.get(name, "") for name in ("AWS_ENDPOINT_URL", "AWS_REGION"))
-        settings |= s3_settings(*s3_location)
+        endpoint = os.environ.get("AWS_ENDPOINT_URL", "")
+        region = os.environ.get("AWS_REGION", "")
+        settings |= s3_settings(endpoint, region)
     words = ["--master", f"local[{SPARK_CORES}]", "--driver-memory", DRIVER_MEMORY, "--jars", jars]
     words += ["--driver-java-options", " ".join(SPARK_JVM_FLAGS)]
     for key, value in settings.items():
         words += ["--conf", f"{key}={value}"]
     return {
-        "JAVA_HOME": str(java_home(find_java(), cache / "java")),
+        "JAVA_HOME": str(prepare_java_home(find_java(), cache / "java")),
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_SUBMIT_ARGS": shlex.join([*words, "pyspark-shell"]),
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
 
 
-def java_home(java: Path, folder: Path) -> Path:
-    """Return a folder that PySpark can use as JAVA_HOME.
+def prepare_java_home(java: Path, folder: Path) -> Path:
+    """Return a folder that PySpark can use as JAVA_HOME to run the program `java`.
 
-    If `java` has the module that PySpark requests, it is the home of `java`. Otherwise it is
-    `folder`, in which this function writes a script that calls `java` without the request. Raises
+    If `java` has the module that PySpark requests, return the home of `java`. Otherwise write a
+    script into `folder` that calls `java` without the request, and return `folder`. Raises
     `OSError` or `subprocess.CalledProcessError` if `java` can't be run.
     """
     modules = subprocess.run([java, "--list-modules"], capture_output=True, text=True, check=True)

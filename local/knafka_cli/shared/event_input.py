@@ -12,7 +12,7 @@ from knafka.core.events.event import Event, validate
 
 
 class BadInput(KnafkaError):
-    """What the user typed, or a file holds, can't be used; the text says why."""
+    """The user's input, typed or in a file, can't be used; the text says why."""
 
 
 def sample_event(attributes: Mapping[str, str], data: bytes | None, number: int) -> Event:

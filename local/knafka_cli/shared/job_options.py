@@ -30,7 +30,7 @@ def takes_job_options(*names: str) -> Callable[[Callable[..., None]], Callable[.
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         """Give the command these options."""
-        # The first parameter is the `JobArguments`, which isn't an option itself.
+        # The first parameter is the `JobArguments`, which no option sets.
         _, *own_parameters = inspect.signature(command, eval_str=True).parameters.values()
         parameters = {name: _typer_parameter(name) for name in names}
 
@@ -63,8 +63,8 @@ def _typer_parameter(name: str) -> inspect.Parameter:
     """Return the Typer parameter for the jobs' option of this name, made from the option's
     declaration for argparse: a flag, or a text whose default is None."""
     declared = OPTIONS[name]
-    text = declared["help"] % declared  # argparse's help may refer to other fields
-    option: dict[str, Any] = {"help": f"{text[0].upper()}{text[1:]}."}
+    help_text = declared["help"] % declared  # argparse's help may refer to other fields
+    option: dict[str, Any] = {"help": f"{help_text[0].upper()}{help_text[1:]}."}
     value_type: Any
     default: bool | None
     if declared.get("action") == "store_true":

@@ -38,6 +38,7 @@ EXIT_INTERRUPTED: Final = 130
 """Exit code after Ctrl-C, as a shell gives it."""
 
 DATA_DIR: Final = "--data-dir"
+"""Name of the option for the data folder of a `knafka up`."""
 
 T = TypeVar("T")
 """Result of a coroutine that makes requests to Kafka."""
@@ -66,9 +67,9 @@ BrokerName = Annotated[
 ]
 
 
-def add(app: typer.Typer, name: str, command: Callable[..., None], example: str) -> None:
-    """Add the function `command` to `app` as the command `name`, whose help ends with the
-    `example`."""
+def add_command(app: typer.Typer, name: str, command: Callable[..., None], example: str) -> None:
+    """Add the function `command` to `app` as the command `name`. Its help is the function's
+    docstring, and ends with the `example`, a command line."""
     app.command(name, epilog=f"Example: {example}")(command)
 
 
@@ -79,8 +80,8 @@ def print_error(sentence: str) -> None:
 
 @contextlib.contextmanager
 def exit_on_bad_input() -> Iterator[None]:
-    """Print an error about the user's input that is raised inside, and exit with code 2; other
-    errors pass, and end the command with code 1."""
+    """Print an error about the user's input that is raised while the context is open, and exit with
+    code 2. Other errors pass, and end the command with code 1."""
     try:
         yield
     except (event_input.BadInput, triggers.UnknownObject, InvalidDocument, InvalidEvent) as error:
@@ -124,7 +125,7 @@ def read_event(text: str) -> Event:
 
 def ingress_of(running: RunningState, broker: str | None) -> Ingress:
     """Return the Ingress of the running Broker or KafkaChannel with this name: `[NAMESPACE/]NAME`
-    or `channel/[NAMESPACE/]NAME`. None: that of the only one.
+    or `channel/[NAMESPACE/]NAME`. With None, return the only Ingress that runs.
 
     Exits with code 2 if none has the name; with None, unless exactly one runs.
     """
@@ -148,8 +149,8 @@ def ingress_of(running: RunningState, broker: str | None) -> Ingress:
 
 
 def audience_of(ingress: Ingress) -> str:
-    """Return the audience of tokens for this Broker or KafkaChannel; exits with code 2 if it
-    requires none."""
+    """Return the audience that tokens for this Broker or KafkaChannel must have; exits with code 2
+    if it requires no tokens."""
     if ingress.audience is None:
         receiving_object = f"{ingress.kind} {ingress.namespace}/{ingress.broker}"
         raise refuse(
@@ -179,12 +180,11 @@ def egress_of(running: RunningState, trigger: str) -> Egress:
 
     `subscription/[NAMESPACE/]NAME` names a Subscription only. Exits with code 2 if neither runs.
     """
-    subscription = triggers.parse_name(trigger.removeprefix(SUBSCRIPTION_PREFIX), "Subscription")
     if trigger.startswith(SUBSCRIPTION_PREFIX):
-        candidates = [subscription]
-    else:
-        candidates = [triggers.parse_name(trigger, "Trigger"), subscription]
-    # The first candidate that runs is the result; an error names the first candidate.
+        name = trigger.removeprefix(SUBSCRIPTION_PREFIX)
+        candidates = [triggers.parse_name(name, "Subscription")]
+    else:  # a Trigger has precedence, also in the error message
+        candidates = [triggers.parse_name(trigger, kind) for kind in ("Trigger", "Subscription")]
     by_name = {
         ObjectIdentity(egress.kind, egress.namespace, egress.trigger): egress
         for egress in running.egresses
@@ -201,17 +201,19 @@ def kafka_configuration(running: RunningState) -> dict[str, Any]:
     return connection_configuration(Kafka(bootstrap_servers=running.bootstrap_servers))
 
 
-def with_kafka(running: RunningState, ask: Callable[[KafkaAdmin], Coroutine[Any, Any, T]]) -> T:
+def ask_running_kafka(
+    running: RunningState, ask: Callable[[KafkaAdmin], Coroutine[Any, Any, T]]
+) -> T:
     """Call `ask` in an event loop of its own, with a client of the running installation's Kafka;
-    returns its result. Raises `LogError`."""
+    returns the result of `ask`. Raises `LogError`."""
     return ask_kafka(kafka_configuration(running), ask)
 
 
 def ask_kafka(
     configuration: Mapping[str, Any], ask: Callable[[KafkaAdmin], Coroutine[Any, Any, T]]
 ) -> T:
-    """Call `ask` in an event loop of its own, with a client of the Kafka of this librdkafka
-    configuration; returns its result. Raises `LogError`."""
+    """Call `ask` in an event loop of its own, with a client of the Kafka that this librdkafka
+    configuration reaches; returns the result of `ask`. Raises `LogError`."""
 
     async def ask_and_close() -> T:
         """Call `ask`, then close the client."""

@@ -66,9 +66,10 @@ class SendResult:
 
 @dataclass(slots=True)
 class SendSummary:
-    """Counts the answers to all events, by status code; None for events without an answer."""
+    """Counts the events that were sent, by the answers to them."""
 
     statuses: Counter[int | None] = field(default_factory=Counter)
+    """Number of events by the status code of the answer; None stands for no answer."""
     began: float = field(default_factory=time.monotonic)
     """When sending began, by the monotonic clock."""
 
@@ -175,11 +176,11 @@ def _batch_request(events: Sequence[Event]) -> tuple[bytes, bytes]:
 async def _post_with_retries(
     subscriber: Subscriber, target: Target, event: Event, head: bytes, body: bytes, retries: int
 ) -> SendResult:
-    """Post one request, and send it again at most `retries` times; returns the last answer, as that
-    to `event`.
+    """Post one request, and post it again at most `retries` times; returns the last answer, whose
+    `event` is the one given.
 
-    `head` are the request's header lines. It is sent again after a failed connection and after
-    `RETRIED_STATUSES`, once the backoff is over, or later if Retry-After says so.
+    `head` are the request's header lines. A request is posted again after a failed connection and
+    after `RETRIED_STATUSES`, once the backoff is over, or later if Retry-After says so.
     """
     backoff = FIRST_SEND_BACKOFF
     attempt = 1

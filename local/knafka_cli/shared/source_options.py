@@ -87,11 +87,11 @@ def source_of(
 
 
 def read_view(source: DeclaredSource, namespace: str | None, name: str | None) -> DeclaredView:
-    """Read the declared objects of one namespace.
+    """Read the declared objects of one namespace: the namespace in `name` (the name of a Broker or
+    Trigger, such as NAMESPACE/NAME), else `namespace`, else the source's default.
 
-    If `name`, of a Broker or Trigger, is NAMESPACE/NAME, it is that namespace; otherwise it is
-    `namespace`, and if that is None, the source's default. A sentence about each object that can't
-    be read is printed on stderr. Raises `KnafkaError` if nothing can be read.
+    A sentence about each object that can't be read is printed on stderr. Raises `KnafkaError` if
+    nothing can be read.
     """
     named_namespace = namespace_in(name) if name else None
     view = source.read(named_namespace or namespace)

@@ -30,11 +30,12 @@ class TriggerHasDispatchers(KnafkaError):
 
 
 def rewind(connection: dict[str, Any], egress: Egress, since: float, *, dry_run: bool) -> int:
-    """Set a Trigger's group back to the first records since a time; returns the number of offsets
-    that the group will read again, 0 if it has read none since then.
+    """Set a Trigger's group back to the first record of each partition since a time. Returns how
+    many offsets the group will read again; 0 if it has read none since then.
 
-    `connection` is librdkafka's configuration; `since` is in seconds since the Unix epoch. With
-    `dry_run`, nothing changes. Raises `TriggerHasDispatchers` and `LogError`.
+    `connection` is librdkafka's configuration; `since` is in seconds since the Unix epoch.
+    `dry_run` True: only return the number, and commit nothing. Raises `TriggerHasDispatchers` and
+    `LogError`.
     """
     topic = egress.topic
     rewound_positions: list[TopicPartition] = []
@@ -44,7 +45,7 @@ def rewind(connection: dict[str, Any], egress: Egress, since: float, *, dry_run:
         committed = reader.committed(topic, spans)
         starts = reader.offsets_since(topic, spans, since)
         for number, (low, _) in spans.items():
-            # A group without a committed offset reads from the partition's start.
+            # A group without a committed offset reads from the partition's start, `low`.
             position = committed[number].offset if number in committed else low
             if starts[number] < position:
                 rewound_positions.append(TopicPartition(topic, number, starts[number]))

@@ -16,14 +16,14 @@ from knafka_cli.shared.options import (
     DataDir,
     Files,
     TriggerName,
-    add,
+    add_command,
+    ask_running_kafka,
     egress_of,
     exit_on_bad_input,
     kafka_configuration,
     print_table,
     read_declared,
     read_event,
-    with_kafka,
 )
 from knafka_cli.triggers import rewinding
 from knafka_client.declared import annotating, triggers
@@ -38,13 +38,17 @@ EventArgument = Annotated[
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the commands to `knafka trigger`."""
-    add(app, "list", list_triggers, "knafka trigger list -f examples/quickstart")
-    add(app, "test", match_trigger, "knafka trigger test orders event.json -f examples/quickstart")
-    add(app, "match", match_all_triggers, "knafka trigger match event.json --broker default")
-    add(app, "pause", pause, "knafka trigger pause orders")
-    add(app, "resume", resume, "knafka trigger resume orders")
-    add(app, "rewind", rewind, "knafka trigger rewind orders --to 2h --dry-run")
+    """Add the commands of `knafka trigger` to its `app`."""
+    add_command(app, "list", list_triggers, "knafka trigger list -f examples/quickstart")
+    add_command(
+        app, "test", match_trigger, "knafka trigger test orders event.json -f examples/quickstart"
+    )
+    add_command(
+        app, "match", match_all_triggers, "knafka trigger match event.json --broker default"
+    )
+    add_command(app, "pause", pause, "knafka trigger pause orders")
+    add_command(app, "resume", resume, "knafka trigger resume orders")
+    add_command(app, "rewind", rewind, "knafka trigger rewind orders --to 2h --dry-run")
 
 
 def match_trigger(
@@ -109,7 +113,7 @@ def list_triggers(files: Files = None, data_dir: DataDir = DEFAULT_DATA) -> None
     lags: dict[str, int] = {}
     if not files:
         running = Installation(data_dir).read_state()
-        lags = with_kafka(running, lambda admin: _read_lags(admin, running.egresses))
+        lags = ask_running_kafka(running, lambda admin: _read_lags(admin, running.egresses))
     any_paused = any(map(triggers.is_paused, declared.of_type(Trigger)))
     # The last two columns are left out if they would be empty.
     columns = ["TRIGGER", "BROKER", "FILTERS", "SUBSCRIBER", "ORDER"]
@@ -188,11 +192,11 @@ def _set_paused(
     trigger: str, files: list[Path] | None, data_dir: Path, state: str, *, paused: bool
 ) -> None:
     """Pause a Trigger (`paused` True) or resume it, by an annotation in the file that declares it,
-    and print a sentence about that.
+    and print a sentence about the Trigger's new state.
 
     `files` are the files to search; None: those of the `knafka up` on `data_dir`. `state` is the
-    sentence's verb: `is paused` or `goes on`. Exits with code 2 if no file declares the Trigger.
-    Raises `NotAnnotated` and `NotRunning`.
+    state in the sentence: `is paused` or `goes on`. Exits with code 2 if no file declares the
+    Trigger. Raises `NotAnnotated` and `NotRunning`.
     """
     with exit_on_bad_input():
         declared = read_declared(files, data_dir)
@@ -201,9 +205,9 @@ def _set_paused(
     if triggers.is_paused(declared_trigger) is paused:
         typer.echo(f"{declared_trigger.id} {state} already")
         return
-    file = declared.resources[identity][1].file
-    annotating.annotate(file, identity, PAUSED_ANNOTATION, str(paused).lower())
-    typer.echo(f"{declared_trigger.id} {state}: written into {file}")
+    _, place = declared.resources[identity]
+    annotating.annotate(place.file, identity, PAUSED_ANNOTATION, str(paused).lower())
+    typer.echo(f"{declared_trigger.id} {state}: written into {place.file}")
 
 
 async def _read_lags(admin: KafkaAdmin, egresses: tuple[Egress, ...]) -> dict[str, int]:

@@ -42,7 +42,7 @@ def annotate(file: Path, identity: ObjectIdentity, key: str, value: str) -> None
     except UnicodeDecodeError:
         raise NotAnnotated(f"{file} can't be read: it is not UTF-8") from None
     except OSError as error:
-        raise NotAnnotated(f"{file} can't be written: {error.strerror}") from None
+        raise NotAnnotated(f"{file} can't be read or written: {error.strerror}") from None
 
 
 @contextlib.contextmanager
@@ -62,8 +62,8 @@ def _lock_folder(folder: Path) -> Iterator[None]:
 
 
 def _annotate_alone(file: Path, identity: ObjectIdentity, key: str, value: str) -> None:
-    """Write an annotation into a file while its folder is locked. Raises `NotAnnotated`, `OSError`,
-    `yaml.YAMLError` and `UnicodeDecodeError`."""
+    """Write an annotation into a file, whose folder the caller has locked. Raises `NotAnnotated`,
+    `OSError`, `yaml.YAMLError` and `UnicodeDecodeError`."""
     # Read and written as bytes, since text mode would change the file's line breaks.
     changed = with_annotation(file.read_bytes().decode(), identity, key, value)
     if changed is None:
@@ -104,7 +104,7 @@ def _insert_annotation(text: str, metadata: yaml.MappingNode, key: str, value: s
     """
     annotations = _value_of(metadata, ANNOTATIONS_KEY)
     if annotations is None:
-        if metadata.flow_style:
+        if metadata.flow_style:  # written in braces
             return _insert_entry(text, metadata, f'"{ANNOTATIONS_KEY}": {{"{key}": {value}}}')
         indent = " " * metadata.start_mark.column
         line_break = _line_break(text)
@@ -115,14 +115,14 @@ def _insert_annotation(text: str, metadata: yaml.MappingNode, key: str, value: s
         return _replace_node(text, annotations, f' {{"{key}": {value}}}')
     if (previous_value := _value_of(annotations, key)) is not None:
         return _replace_node(text, previous_value, value)
-    if not annotations.value:
+    if not annotations.value:  # `annotations: {}`
         return _replace_node(text, annotations, f'{{"{key}": {value}}}')
     name = f'"{key}"' if annotations.flow_style else key
     return _insert_entry(text, annotations, f"{name}: {value}")
 
 
 def _insert_entry(text: str, mapping: yaml.MappingNode, entry: str) -> str:
-    """Return the text with one more entry before the first one of a mapping."""
+    """Return the text with `entry` inserted before the first entry of a mapping."""
     first = mapping.value[0][0].start_mark
     separator = ", " if mapping.flow_style else _line_break(text) + " " * first.column
     return text[: first.index] + entry + separator + text[first.index :]

@@ -31,7 +31,7 @@ from knafka_client.declared.declared_source import (
     broker_name_of,
     trigger_name_of,
 )
-from knafka_client.declared.kubernetes_api import API_SERVER_TIMEOUT, request_body
+from knafka_client.declared.kubernetes_api import API_SERVER_TIMEOUT, read_answer
 from knafka_client.declared.triggers import is_paused
 from knafka_client.state.installation import CHANNEL_PREFIX
 from knafka_operator.brokers.defaults import with_default_delivery
@@ -118,9 +118,9 @@ class ClusterSource:
         bootstrap_servers: str | None = None,
         system_client: kubernetes.client.ApiClient | None = None,
     ) -> None:
-        """`bootstrap_servers` replace the declared ones. `system_client` reads ConfigMaps and
-        Secrets of the system namespace; without it, `client` does, and topic and group names in a
-        status are trusted."""
+        """`namespace` is read by default. `bootstrap_servers` replace the declared ones (None: they
+        don't). `system_client` reads ConfigMaps and Secrets of `system_namespace`, the operator's;
+        None: `client` reads them, and topic and group names in a status are trusted."""
         self._core = kubernetes.client.CoreV1Api(client)
         self._system_core = kubernetes.client.CoreV1Api(system_client or client)
         self.trusts_status = system_client is None
@@ -136,13 +136,14 @@ class ClusterSource:
         """
         namespace = namespace or self._namespace
         reading = _NamespaceReading(self)
-        families_read, denied = 0, list[NotAllowed]()
+        families_read = 0
+        denied: list[NotAllowed] = []
         for family in FAMILIES:
             try:
                 families_read += self._read_family(family, namespace, reading)
             except NotAllowed as error:
                 denied.append(error)
-        if not families_read:
+        if not families_read:  # the cluster has none of the kinds, or the user may read none
             raise denied[0] if denied else ClusterError(NO_KNATIVE_EVENTING)
         reading.problems += map(str, denied)
         return self._view_of(reading, namespace)
@@ -199,7 +200,7 @@ class ClusterSource:
             if secret is None:
                 raise ClusterError(f"Secret {configured.secret} does not exist")
             configuration.update(for_librdkafka(decode_secret(secret)))
-        return KafkaAccess(configuration, configured.config, [])
+        return KafkaAccess(configuration, configured.config, [])  # all that is needed was read
 
     def connection_of_channel(self, channel: Broker) -> KafkaAccess:
         """Return how to reach a KafkaChannel's Kafka: by the installation's ConfigMap, and by the
@@ -223,8 +224,8 @@ class ClusterSource:
         return KafkaAccess(configuration, config, problems)
 
     def _installation_config(self, name: str) -> tuple[Identity, ConfigMap | None, Sequence[str]]:
-        """Return the installation's ConfigMap of this name, after its identity; None and a problem
-        if the user may not read it."""
+        """Return the identity of the installation's ConfigMap of this name, the ConfigMap (None if
+        it doesn't exist or may not be read), and a problem if the user may not read it."""
         identity = Identity(self._system_namespace, name)
         try:
             return identity, self.config_map(identity), []
@@ -239,9 +240,10 @@ class ClusterSource:
         cause: InvalidDocument,
     ) -> KafkaAccess:
         """Return a connection to `bootstrap_servers`, or else to the servers in the Broker's
-        status, since no ConfigMap names servers (`cause`).
+        status, since no ConfigMap names servers: that is the error `cause`. There are no
+        credentials, as these belong to servers that a ConfigMap names.
 
-        Credentials belong to the servers that a ConfigMap names. Raises `ClusterError`.
+        Raises `ClusterError` if the status names no servers either.
         """
         recorded = broker.status.annotations.get(desired.BOOTSTRAP_SERVERS)
         servers = self._bootstrap_servers or recorded
@@ -268,9 +270,7 @@ class ClusterSource:
 
     def list(self, api_version: str, kind: str, namespace: str) -> Sequence[Document] | None:
         """Return all objects of a kind in a namespace; None if the cluster doesn't have the kind.
-
-        Raises `ClusterError`.
-        """
+        Raises `ClusterError`."""
         group, _, version = api_version.partition("/")
         plural = f"{kind.lower()}s"
         answer = self._request(
@@ -298,11 +298,9 @@ class ClusterSource:
     def _request(
         self, request_text: str, ask: Callable[..., Any], *arguments: str
     ) -> Document | None:
-        """Return the JSON answer to a request; None if it was 404. Raises `ClusterError`.
-
-        `ask` is a method of the Kubernetes client, called with `arguments`.
-        """
-        answer = request_body(
+        """Return the JSON answer to a request; None if it was 404. `ask` is a method of the
+        Kubernetes client, called with `arguments`. Raises `ClusterError`."""
+        answer = read_answer(
             request_text,
             lambda: ask(*arguments, _preload_content=False, _request_timeout=API_SERVER_TIMEOUT),
         )
@@ -310,13 +308,15 @@ class ClusterSource:
 
 
 class _NamespaceReading:
-    """Collects what one read finds, for a `DeclaredView`. What can't be read becomes a problem."""
+    """Collects what one read finds. What can't be read becomes a problem. The public attributes are
+    the fields of the `DeclaredView` that is made from them."""
 
     def __init__(self, source: ClusterSource) -> None:
         self._source = source
         # A status that isn't trusted may name anybody's topic: then only the default names count.
         self._naming = AS_RECORDED if source.trusts_status else DEFAULT_NAMING
         self._brokers: dict[str, tuple[Broker, Topic, Defaults]] = {}
+        """Each added Broker or channel, with its topic and defaults, by `broker_name_of`."""
         self.ingresses: list[Ingress] = []
         self.egresses: list[Egress] = []
         self.connections: dict[str, Mapping[str, Any]] = {}
@@ -358,10 +358,10 @@ class _NamespaceReading:
         self.ingresses.append(ingress)
 
     def add_trigger(self, family: Family, document: Document) -> None:
-        """Add the Egress of a Trigger or Subscription, or a problem if it can't be read. Does
-        nothing if its Broker or channel wasn't added."""
+        """Add the Egress of a Trigger or Subscription, and note whether it is paused; if it can't
+        be read, add a problem. Does nothing if its Broker or channel wasn't added."""
         if family is CHANNELS and not is_of_kafka_channel(document):
-            return
+            return  # its channel is of another implementation
         broker_id = f"{CHANNEL_PREFIX if family is CHANNELS else ''}{family.broker_of(document)}"
         if broker_id not in self._brokers:
             return  # not ours, or its Broker is a problem already

@@ -49,7 +49,7 @@ class DeclaredView:
     """A sentence for each declared object that can't be read, and so isn't in the view."""
     namespace: str = DEFAULT_NAMESPACE
     """The namespace of a name that doesn't include one."""
-    unreached: str = ""
+    unreached_hint: str = ""
     """What the user can do if Kafka doesn't answer, for error messages; empty if nothing is
     known."""
 
@@ -109,10 +109,10 @@ class DeclaredView:
         try:
             yield
         except LogError as error:
-            if not self.unreached or not error.retriable or error.unknown_topic:
+            if not self.unreached_hint or not error.retriable or error.unknown_topic:
                 raise
             servers = self.connections[broker_name_of(owner)]["bootstrap.servers"]
-            raise KafkaNotReached(f"Kafka at {servers}: {error}: {self.unreached}") from error
+            raise KafkaNotReached(f"Kafka at {servers}: {error}: {self.unreached_hint}") from error
 
     def _full_name(self, name: str) -> str:
         """Return a name with its namespace, which is `namespace` if the name doesn't include
@@ -140,6 +140,7 @@ class InstallationSource:
     """Reads what a `knafka up` runs, from its data folder."""
 
     def __init__(self, installation: Installation) -> None:
+        """`installation` is the data folder."""
         self._installation = installation
 
     def read(self, namespace: str | None = None) -> DeclaredView:

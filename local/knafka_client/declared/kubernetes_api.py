@@ -18,10 +18,10 @@ from urllib3.exceptions import HTTPError
 from knafka_operator.model.cluster import ClusterError, Conflict, Document, NotAllowed
 
 API_SERVER_TIMEOUT: Final = 15.0
-"""Seconds for one request."""
+"""The most seconds that one request takes."""
 MERGE_PATCH: Final = "application/merge-patch+json"
 """Content type of a JSON merge patch (RFC 7386)."""
-_LEGAL_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?").fullmatch
+_match_legal_name: Final = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?").fullmatch
 """Matches what may be the name of an object or namespace."""
 
 
@@ -55,7 +55,7 @@ class KubernetesApi:
     def list(self, objects: Objects, namespace: str | None = None) -> Sequence[Document] | None:
         """Return all objects of a kind in one namespace, or in all namespaces (None). The result is
         None if the cluster doesn't have the kind."""
-        if namespace is not None and _LEGAL_NAME(namespace) is None:
+        if namespace is not None and _match_legal_name(namespace) is None:
             raise ClusterError(f"{namespace!r:.80} is no name of a namespace")
         scope = f"in {namespace}" if namespace else "in all namespaces"
         # Version 0: the API server answers from its cache, without asking etcd.
@@ -67,9 +67,9 @@ class KubernetesApi:
         return items
 
     def get(self, objects: Objects, namespace: str, name: str) -> Document | None:
-        """Return one object; None if it doesn't exist, also because no object can have this name
-        (`..`)."""
-        if _LEGAL_NAME(namespace) is None or _LEGAL_NAME(name) is None:
+        """Return one object; None if it doesn't exist, also if no object can have this name, such
+        as `..`."""
+        if _match_legal_name(namespace) is None or _match_legal_name(name) is None:
             return None
         answer = self.ask(
             f"get {objects.plural} {namespace}/{name}",
@@ -84,7 +84,7 @@ class KubernetesApi:
 
         Raises `Conflict` if the object exists.
         """
-        if _LEGAL_NAME(namespace) is None:
+        if _match_legal_name(namespace) is None:
             return None
         request_text = f"create {objects.plural} {namespace}/{body['metadata']['name']}"
         answer = self.ask(request_text, "POST", _object_path(objects, namespace), body)
@@ -107,8 +107,8 @@ class KubernetesApi:
         *,
         subresource: str = "",
     ) -> Document | None:
-        """Merge `body` into an object or its `subresource`; returns it, or None if it doesn't
-        exist.
+        """Merge `body` into an object or its `subresource`; returns the patched object, or None if
+        there is no such object.
 
         Raises `Conflict` if the body has another `resourceVersion` than the stored object.
         """
@@ -151,7 +151,7 @@ class KubernetesApi:
         kind's plural (`list triggers in shop`). `body` is sent as JSON.
         """
         data = None if body is None else json.dumps(body).encode()
-        return request_body(request_text, lambda: self._send(method, path, data, content_type))
+        return read_answer(request_text, lambda: self._send(method, path, data, content_type))
 
     def _send(self, method: str, path: str, body: bytes | None, content_type: str) -> Any:
         """Send a request with the client's credentials; returns urllib3's response. Raises
@@ -176,12 +176,13 @@ class KubernetesApi:
         return answer
 
 
-def request_body(request_text: str, ask: Callable[[], Any]) -> bytes | None:
-    """Return the body of an API server's answer; None if it was 404.
+def read_answer(request_text: str, ask: Callable[[], Any]) -> bytes | None:
+    """Send a request by calling `ask`, which returns the API server's response; returns the
+    response's body, or None if it was 404.
 
-    `ask` sends the request and returns the response. `request_text` is for messages, and begins
-    with verb and kind, such as `get Secret default/kafka`. Raises `ClusterError`; its subclasses
-    are `Unauthenticated` (401), `NotAllowed` (403) and `Conflict` (409).
+    `request_text` is for messages, and begins with verb and kind, such as `get Secret
+    default/kafka`. Raises `ClusterError` for any other error: as `Unauthenticated` (401),
+    `NotAllowed` (403) or `Conflict` (409), which are subclasses.
     """
     try:
         data: bytes = ask().data
@@ -189,9 +190,9 @@ def request_body(request_text: str, ask: Callable[[], Any]) -> bytes | None:
         if error.status == 404:
             return None
         if error.status in (401, 403):
-            kind = Unauthenticated if error.status == 401 else NotAllowed
+            denial = Unauthenticated if error.status == 401 else NotAllowed
             verb, plural = request_text.split()[:2]
-            raise kind(
+            raise denial(
                 f"can't {request_text}: {_error_message(error)}: ask for a role that may {verb} "
                 f"{plural.lower()}, or name another --context"
             ) from error
@@ -206,8 +207,8 @@ def request_body(request_text: str, ask: Callable[[], Any]) -> bytes | None:
 
 
 def _object_path(objects: Objects, namespace: str | None = None, name: str | None = None) -> str:
-    """Return the URL path of one object (`name`), or of all objects of its kind: in a namespace, or
-    without `namespace` in all."""
+    """Return the URL path of the object `name`; without a name, of all objects of the kind in the
+    namespace; without a namespace either, of those in all namespaces."""
     root = "/apis" if objects.group else "/api"
     namespace_part = f"/namespaces/{quote(namespace, safe='')}" if namespace else ""
     name_part = f"/{quote(name, safe='')}" if name else ""

@@ -137,8 +137,8 @@ class Manifests:
         """The objects that `read` last returned for each file."""
 
     def read(self) -> DeclaredObjects:
-        """Read all files again. Of an object that is invalid now, the last valid state is returned;
-        of an object that several files declare, the first declaration."""
+        """Read all files again, and return their objects. An object that is invalid now is returned
+        in its last valid state. If several files declare an object, the first one counts."""
         problems: list[ManifestProblem] = []
         entries_by_file = {}
         for file in self._existing_files():
@@ -179,8 +179,8 @@ class Manifests:
         return list(self._existing_files())
 
     async def changes(self) -> AsyncIterator[None]:
-        """Yield each time files may have changed, a moment after an editor has written them; for
-        ever."""
+        """Yield each time that files may have changed, a moment after an editor has written them.
+        Never ends."""
         # Imported here: users of this module that follow no file needn't have it installed.
         from watchfiles import Change, awatch
 

@@ -57,11 +57,11 @@ def triggers_of_broker(declared: DeclaredObjects, broker: str | None) -> Sequenc
     declared_triggers: list[Trigger] = list(declared.of_type(Trigger))
     if broker is None:
         return declared_triggers
-    _, *broker_id = parse_name(broker, "Broker")
+    _, namespace, broker_name = parse_name(broker, "Broker")
     matching_triggers = [
         trigger
         for trigger in declared_triggers
-        if [trigger.metadata.namespace, trigger.spec.broker] == broker_id
+        if (trigger.metadata.namespace, trigger.spec.broker) == (namespace, broker_name)
     ]
     if matching_triggers:
         return matching_triggers

@@ -69,9 +69,9 @@ def sensor_row(document: Document) -> TriggerRow:
 
 
 def not_ready_reason(document: Document) -> str:
-    """Return why an object isn't Ready, as `Reason: message`; empty if it is.
+    """Return why an object isn't Ready, as `Reason: message`; empty if it is Ready.
 
-    While a change is being reconciled, the last known reason is returned.
+    While a change is being reconciled, this is still the reason from before the change.
     """
     ready = condition(document, READY)
     return "" if ready.get("status") == "True" else _condition_text(ready)
@@ -79,7 +79,7 @@ def not_ready_reason(document: Document) -> str:
 
 def condition(document: Document, type_: str) -> Document:
     """Return the object's condition of this type; empty if it has none."""
-    return next((row for row in conditions(document) if row["type"] == type_), {})
+    return next((stored for stored in conditions(document) if stored["type"] == type_), {})
 
 
 def conditions(document: Document) -> Sequence[Document]:
@@ -106,12 +106,12 @@ def _condition_fields(document: Document) -> dict[str, Any]:
     return {"conditions": rows, "observed_generation": observed}
 
 
-def _condition_text(row: Document) -> str:
-    """Return a condition (`row`) as text, `Reason: message`. An empty one means that the object has
-    no status yet."""
-    if not row:
+def _condition_text(stored: Document) -> str:
+    """Return a condition of an object's status as text, `Reason: message`. An empty condition
+    stands for one that the status doesn't have yet."""
+    if not stored:
         return "not reconciled yet"
-    return f"{row.get('reason', '')}: {row.get('message', '')}"
+    return f"{stored.get('reason', '')}: {stored.get('message', '')}"
 
 
 def _full_name(document: Document) -> str:

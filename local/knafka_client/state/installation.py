@@ -37,8 +37,8 @@ SUBSCRIPTION_PREFIX: Final = "subscription/"
 """Prefix of a Subscription's name where an option takes a Trigger's, too."""
 
 LOCK_TRIES: Final = 5
-"""How often to try to take the lock: a command that checks whether it is free holds it for a
-moment."""
+"""Number of attempts to take the lock: a command that checks whether the lock is free holds it for
+a moment."""
 LOCK_PAUSE: Final = 0.02
 """Seconds between two attempts."""
 
@@ -65,6 +65,7 @@ class SensorPlace(Model):
     trigger_topic: str
     """Topic into which the Sensor copies each event for those of its triggers that use it."""
     dead_letter_topic: str
+    """Topic of records and events that the Sensor couldn't handle."""
     dead_letter_settings: TopicSettings = TopicSettings(config=dict(DEAD_LETTER_TOPIC_CONFIG))
     """Settings with which its dead-letter topic is created."""
 

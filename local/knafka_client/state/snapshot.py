@@ -11,7 +11,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class ConditionRow:
-    """A condition of an object, without its time."""
+    """A condition in an object's status, with Kubernetes' fields but without the time."""
 
     type: str
     status: str
@@ -93,3 +93,4 @@ class Snapshot:
     problems: tuple[str, ...] = ()
     """Problems with the manifest files, and with programs that can't run."""
     sensors: tuple[TriggerRow, ...] = ()
+    """Sensors, in rows of the same form as Triggers."""

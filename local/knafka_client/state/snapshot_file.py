@@ -47,7 +47,7 @@ def read_snapshot(installation: Installation) -> Snapshot:
     version of Knafka.
     """
     if (text := installation.read_status()) is None:
-        installation.read_state()  # raises the clearer error if nothing runs
+        installation.read_state()  # if nothing runs, this raises an error that says so
         raise NotRunning(f"what runs on {installation.data} is starting or stopping: try again")
     try:
         return documents.parse_json(StatusDocument, text).now

@@ -32,14 +32,13 @@ from knafka_operator.kafka.egresses import replay_topic
 from knafka_operator.model.family import family_of
 
 MOST_RECORDS_READ: Final = 10_000
-"""Largest number of records that are read of one topic: enough to see what fails; reports cover
-all."""
+"""The most records that are read of one topic: enough to see what fails; reports cover all."""
 LONGEST_PREVIEW: Final = 200
 """Largest number of characters of data or of an error that are shown."""
 COLUMNS: Final = ("TRIGGER", "COUNT", "SENT AGAIN", "OLDEST", "NEWEST", "REASONS")
 """The columns of a table of overviews."""
 ACKNOWLEDGED_COLUMN: Final = "ACKNOWLEDGED"
-"""A further column, where anything is acknowledged."""
+"""A further column of the table, if any dead letter is acknowledged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +123,7 @@ class DeadLetterOverview:
     """Dead letters that were not sent again; times and reasons are about these only."""
     oldest: str
     newest: str
-    """The least and the greatest `last_time` of them, in RFC 3339; empty if `count` is 0."""
+    """Their least and their greatest `last_time`, in RFC 3339; empty if `count` is 0."""
     reasons: Mapping[str, int]
     """Number of dead letters by reason and status code."""
     replayed: int = 0
@@ -152,12 +151,12 @@ class DeadLetterOverview:
         return DeadLetterOverview(
             self.trigger,
             self.count + other.count,
-            min(filter(None, (self.oldest, other.oldest)), default=""),
-            max(self.newest, other.newest),
-            Counter(self.reasons) + Counter(other.reasons),
-            self.replayed + other.replayed,
-            self.is_cut or other.is_cut,
-            self.acknowledged + other.acknowledged,
+            oldest=min(filter(None, (self.oldest, other.oldest)), default=""),
+            newest=max(self.newest, other.newest),
+            reasons=Counter(self.reasons) + Counter(other.reasons),
+            replayed=self.replayed + other.replayed,
+            is_cut=self.is_cut or other.is_cut,
+            acknowledged=self.acknowledged + other.acknowledged,
         )
 
 
@@ -196,7 +195,7 @@ def broker_dead_letter_egress(owner: Ingress | Egress) -> Egress:
     """Return an Egress that stands for the dead letters of a Broker or KafkaChannel itself.
 
     These are records that hold no event. The Egress has an empty Trigger name; its dead-letter
-    topic is that of the Broker or channel.
+    topic is the one for the Broker's or channel's own dead letters.
     """
     is_channel = owner.kind in ("KafkaChannel", "Subscription")
     name = names.of_channel(owner.broker) if is_channel else owner.broker
@@ -221,7 +220,7 @@ def owner_name(namespace: str, broker: str, trigger: str) -> str:
     """
     if trigger:
         return f"{namespace}/{trigger}"
-    channel = broker.removeprefix(names.of_channel(""))
+    channel = broker.removeprefix(names.of_channel(""))  # unchanged if it is a Broker's name
     kind = "broker" if channel == broker else "channel"
     return f"{kind}/{namespace}/{channel}"
 
@@ -239,8 +238,8 @@ OffsetsInTables: TypeAlias = Mapping[tuple[str, int], int]
 async def read_dead_letters(
     admin: LogAdmin, egress: Egress, limit: int, in_tables: OffsetsInTables | None = None
 ) -> Sequence[StoredDeadLetter]:
-    """Return which of a Trigger's newest `limit` dead letters aren't in the tables, oldest first.
-    `in_tables` None: no dead letter is in the tables. Raises `LogError`."""
+    """Return those of a Trigger's newest `limit` dead letters that aren't in the tables, oldest
+    first. `in_tables` None: no dead letter is in the tables. Raises `LogError`."""
     records = await _read_not_in_tables(admin, egress.dead_letter_topic, limit, in_tables or {})
     replay_times = await read_replay_times(admin, egress) if records else {}
     return [parse_dead_letter(record, replayed_at(record, replay_times)) for record in records]
@@ -267,7 +266,7 @@ async def _read_not_in_tables(
 async def read_overview(
     admin: LogAdmin, egress: Egress, in_tables: OffsetsInTables | None = None
 ) -> DeadLetterOverview:
-    """Count which of a Trigger's newest `MOST_RECORDS_READ` dead letters aren't in the tables.
+    """Count those of a Trigger's newest `MOST_RECORDS_READ` dead letters that aren't in the tables.
     `in_tables` None: no dead letter is in the tables. Raises `LogError`."""
     dead_letters = await read_dead_letters(admin, egress, MOST_RECORDS_READ, in_tables)
     not_replayed = [dead_letter for dead_letter in dead_letters if not dead_letter.replayed]
@@ -285,7 +284,8 @@ async def read_overview(
 
 
 async def read_topic(admin: LogAdmin, topic: str, limit: int) -> Sequence[Record]:
-    """Return a topic's newest `limit` records, oldest first; none without it. Raises `LogError`."""
+    """Return a topic's newest `limit` records, oldest first; none if the topic doesn't exist.
+    Raises `LogError`."""
     try:
         return await admin.read_last(topic, limit)
     except LogError as error:
@@ -295,8 +295,7 @@ async def read_topic(admin: LogAdmin, topic: str, limit: int) -> Sequence[Record
 
 
 ReplayTimes: TypeAlias = Mapping[bytes, int]
-"""When each event was last sent again, in milliseconds since the Unix epoch, by a digest of the
-event."""
+"""When each event was last sent again, in ms since the Unix epoch, by a digest of the event."""
 
 
 async def read_replay_times(admin: LogAdmin, egress: Egress) -> ReplayTimes:
@@ -314,6 +313,7 @@ async def read_replay_times(admin: LogAdmin, egress: Egress) -> ReplayTimes:
 def replayed_at(record: Record, times: ReplayTimes) -> int | None:
     """Return when this dead letter was last sent again, in ms since the Unix epoch; None if it
     wasn't sent since it failed. `times` is from `read_replay_times`."""
+    # A replay that edited the event's data is known by the digest without data.
     digests = (_event_digest(record, with_data=with_data) for with_data in (True, False))
     # Compared with None, as 0 is a valid time, and -1 stands for a record without one.
     replayed = max((times[digest] for digest in digests if digest in times), default=None)
@@ -321,8 +321,8 @@ def replayed_at(record: Record, times: ReplayTimes) -> int | None:
 
 
 def _event_digest(record: Record, *, with_data: bool) -> bytes:
-    """Return a digest of the record's event: its id and source, which no replay edits, and, with
-    `with_data`, its data."""
+    """Return a digest of the record's event: of its id and source, which no replay edits, and
+    (`with_data` True) of its data, which a replay may have edited."""
     headers = dict(record.headers() or ())
     parts = [headers.get("ce_id") or b"", headers.get("ce_source") or b""]
     parts += [record.value() or b""] if with_data else []
@@ -381,7 +381,7 @@ def _is_of_event(header: tuple[str, bytes | None]) -> bool:
 
 
 def _from_base64(text: str) -> str:
-    """Return a base64 text decoded; the text itself if it isn't base64."""
+    """Return the text that `text` encodes in base64; `text` itself if it isn't base64."""
     try:
         return base64.b64decode(text, validate=True).decode(errors="replace")
     except ValueError:

@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 KAFKA_ANSWER_TIMEOUT: Final = 15.0
 """Seconds for one request to Kafka."""
 LEADER_TIMEOUT: Final = 3.0
-"""Seconds for which partitions without a leader are waited for: enough for another to be
-elected."""
+"""Seconds to wait for partitions without a leader: enough to elect another."""
 READ_BATCH_RECORDS: Final = 1000
 """Largest number of records that `records` takes from the client at once."""
 BATCH_WAIT: Final = 0.1
@@ -52,8 +51,9 @@ _GROUP_HAS_MEMBERS_ERRORS: Final = frozenset(
 
 
 class TopicMarks:
-    """The marks of topics in one Kafka, as they were when they were first needed. Several readers
-    may share it, also on several threads."""
+    """The marks of topics in one Kafka. A mark tells a topic from an earlier one of the same name
+    (`core.commit_metadata`); each is read once, at its first use. Several readers, also on several
+    threads, may share one instance."""
 
     def __init__(self, connection: Mapping[str, Any]) -> None:
         """`connection` is the librdkafka configuration that reaches Kafka; a client is opened at
@@ -118,7 +118,7 @@ class RangeReader:
 
     def readable_spans(self, topic: str) -> tuple[dict[int, tuple[int, int]], Collection[int]]:
         """Return the `spans` of those partitions of a topic that can be read, and the numbers of
-        the others, which have no leader. Waits up to `LEADER_TIMEOUT` seconds for them to get one.
+        the others, which have no leader. Waits up to `LEADER_TIMEOUT` seconds for leaders first.
         Raises `LogError`, also if the topic doesn't exist."""
         deadline = time.monotonic() + LEADER_TIMEOUT
         while True:
@@ -183,7 +183,7 @@ class RangeReader:
         it has no commit, or one for an earlier topic of this name."""
         topic_partitions = [TopicPartition(topic, number) for number in partitions]
         try:
-            present = self._marks.get(topic)
+            present_mark = self._marks.get(topic)
             positions = self.consumer.committed(topic_partitions, timeout=KAFKA_ANSWER_TIMEOUT)
         except KafkaException as error:
             raise log_error_of(error.args[0]) from error
@@ -193,7 +193,8 @@ class RangeReader:
         return {
             position.partition: OffsetAndMetadata(position.offset, metadata_of(position))
             for position in positions
-            if position.offset >= 0 and not is_of_another_topic(topic_mark_of(position), present)
+            if position.offset >= 0  # a negative one stands for no commit
+            and not is_of_another_topic(topic_mark_of(position), present_mark)
         }
 
     def commit(self, positions: Sequence[TopicPartition]) -> None:
@@ -283,7 +284,7 @@ class RangeReader:
 
 
 def leaderless_text(topic: str, numbers: Collection[int]) -> str:
-    """Return the beginning of a sentence about partitions (`numbers`) of a topic that have no
+    """Return the beginning of a sentence for users: partitions of a topic, by `numbers`, have no
     leader."""
     names = ", ".join(map(str, sorted(numbers)))
     if len(numbers) == 1:

@@ -46,7 +46,7 @@ class ReplayChoice:
     """A dead letter that was chosen for a replay, with the reason if it can't be sent."""
 
     egress: Egress
-    """The Egress of the Trigger whose delivery failed."""
+    """The Egress of the Trigger to which the event couldn't be delivered."""
     record: Record
     """The record of the dead letter in its topic."""
     letter: StoredDeadLetter
@@ -110,8 +110,8 @@ async def choose_dead_letters(
 
 
 def _replay_obstacle(record: Record, dead_letter: StoredDeadLetter) -> str:
-    """Return why a dead letter can't be replayed; empty if it can. Doesn't check whether it was
-    sent again."""
+    """Return why a dead letter can't be replayed; empty if it can. Whether it was sent again
+    already isn't checked here."""
     if dead_letter.reason == Reason.UNDECODABLE.value or not dead_letter.id:
         return "no event"
     if any(name == f"ce_{OMITTED}" for name, _ in record.headers() or ()):
@@ -125,16 +125,16 @@ async def send_again(admin: LogAdmin, writer: LogWriter, choices: Sequence[Repla
 
     Raises `ReplayNotSent`, and `LogError` if a topic can't be created.
     """
-    replay = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+    replay_id = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
     for choice in choices:
         topic = await _ensure_replay_topic(admin, choice.egress)
         record = choice.record
         headers = headers_for_replay(
-            record.headers() or (), f"{replay}/{record.partition()}-{record.offset()}"
+            record.headers() or (), f"{replay_id}/{record.partition()}-{record.offset()}"
         )
         if error := await append(writer, topic, Draft(record.key(), headers, record.value())):
             raise ReplayNotSent(f"{choice.description} was not sent: {error}")
-    return replay
+    return replay_id
 
 
 async def _ensure_replay_topic(admin: LogAdmin, egress: Egress) -> str:
