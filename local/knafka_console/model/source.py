@@ -39,7 +39,7 @@ class NotSignedIn(KnafkaError):
 
 
 class TriggerName(NamedTuple):
-    """Kind, namespace and name of a Trigger or Subscription."""
+    """Namespace, name and kind of a Trigger or Subscription."""
 
     namespace: str
     name: str

@@ -213,25 +213,26 @@ class ClusterReports:
     async def replays(self, archive: ArchiveName) -> ArchiveReplays:
         """Return the replays of an archive, newest first, and whether the viewer may create one.
 
-        There are none if the viewer may not list them or the cluster doesn't have the kind. Raises
-        `NotSignedIn`.
+        `all` is empty if the viewer may not list replays, or if the cluster doesn't have the kind.
+        Raises `NotSignedIn`.
         """
         may_create = await self._is_allowed("create", archive, REPLAY_OBJECTS)
-        # A viewer may have the right to create replays but not to list them.
-        with contextlib.suppress(Forbidden):
+        try:
             replay_documents = await self._translate_refusals(
                 asyncio.to_thread(self._api.list, REPLAY_OBJECTS, archive.namespace)
             )
-            if replay_documents is None:
-                return ArchiveReplays(may=False)
-            replays_of_archive = [
-                _replay_document(document)
-                for document in replay_documents
-                if _archive_name_of(document) == archive.name
-            ]
-            replays_of_archive.sort(key=lambda replay: replay.created, reverse=True)
-            return ArchiveReplays(may=may_create, all=tuple(replays_of_archive))
-        return ArchiveReplays(may=may_create)
+        except Forbidden:
+            # A viewer may have the right to create replays but not to list them.
+            return ArchiveReplays(may=may_create)
+        if replay_documents is None:  # the cluster doesn't have the kind
+            return ArchiveReplays(may=False)
+        replays_of_archive = [
+            _replay_document(document)
+            for document in replay_documents
+            if _archive_name_of(document) == archive.name
+        ]
+        replays_of_archive.sort(key=lambda replay: replay.created, reverse=True)
+        return ArchiveReplays(may=may_create, all=tuple(replays_of_archive))
 
     async def replay(self, archive: ArchiveName, creation: ReplayCreation) -> ArchiveReplay:
         """Create a DeadLetterReplay and return it. If an earlier call with the same

@@ -71,11 +71,12 @@ class LocalKnative:
         self._channels = ReceiverProcess(
             channels, logs, view.say, "channel-receiver", self._declining.stop, issuer
         )
-        self._drains = DispatcherProcesses(logs, issuer)
+        self._dispatchers = DispatcherProcesses(logs, issuer)
         self._serving = LocalServing(self._cluster, self._programs, self._receiver, self._channels)
         self._controller: LocalController
-        """Set by `connect`, as it needs Kafka; so is `_observer`."""
+        """Set by `connect`, because it needs Kafka."""
         self._observer: Observer
+        """Set by `connect`, because it needs the controller."""
         self._serving_task: asyncio.Task[None]
         """Runs `LocalServing`; set by `serving`."""
         self._answered: RequestCounts = RequestCounts()
@@ -95,7 +96,7 @@ class LocalKnative:
             stack.push_async_callback(self._receiver.stop)
             stack.push_async_callback(self._channels.stop)
             stack.push_async_callback(self._declining.close)
-            stack.push_async_callback(self._drains.close)
+            stack.push_async_callback(self._dispatchers.close)
             self._serving_task = asyncio.create_task(self._serving.run())
             stack.push_async_callback(cancel, self._serving_task)
             for identity, (document, folder) in declared.documents.items():
@@ -113,16 +114,16 @@ class LocalKnative:
         self._cluster.connect(bootstrap_servers, names)
         self._cluster.adopts = adopt
         self._controller = LocalController(
-            self._cluster, self._drains, self._serving.served, self._say
+            self._cluster, self._dispatchers, self._serving.served, self._say
         )
         self._observer = Observer(self._cluster, self._controller)
 
     async def run(self) -> None:
-        """Reconcile objects and run Services until cancelled, then end every drain. Call `connect`
-        first."""
+        """Run the controller, and watch that Services run (`serving` has started them), until
+        cancelled; the controller then ends every drain. Call `connect` first."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._controller.run())
-            await self._serving_task
+            await self._serving_task  # it only ends by an error, which is raised here
 
     async def apply(self, declared: DeclaredObjects) -> None:
         """Make the cluster hold exactly the declared objects.

@@ -154,8 +154,8 @@ class KafkaServer:
     async def start(self) -> None:
         """Start the node; returns once it takes requests.
 
-        Raises `LocalKafkaError` if the port is taken, the directory isn't ours or in use, or Kafka
-        doesn't come up; then no process is left running. A node that ended may be started again.
+        Raises `LocalKafkaError` if the port is taken, if the directory isn't ours or is in use, or
+        if Kafka doesn't come up; no process is left then. A node that ended may be started again.
         """
         if self.pid is not None:
             raise LocalKafkaError(f"Kafka already runs on {self.directory}")
@@ -188,7 +188,7 @@ class KafkaServer:
             await self._node.stop()
 
     async def wait(self) -> int:
-        """Wait until the node ends for any reason; returns its exit code (143 after `stop`)."""
+        """Wait until a started node ends for any reason; returns its exit code, 143 after `stop`."""
         if self._node is None:
             raise LocalKafkaError(f"Kafka was never started on {self.directory}")
         return await self._node.wait()

@@ -32,7 +32,7 @@ from knafka_local.processes.children import Child, Command, Say, Supervised
 from knafka_operator.installation.function_tokens import FunctionTokens, authorization
 
 RECEIVER_READY_TIMEOUT: Final = 30.0
-"""Seconds until a new receiver answers; it takes one on an idle machine."""
+"""Seconds to wait for a new receiver's first answer; it takes one second on an idle machine."""
 READINESS_POLL_INTERVAL: Final = 0.05
 """Seconds between two checks whether a new receiver answers."""
 RECEIVER_ANSWER_TIMEOUT: Final = 2.0
@@ -96,11 +96,11 @@ class ReceiverProcess:
         return await self._start_with({settings.RECEIVER: json.dumps(documents.dump(contract))})
 
     async def _start_with(self, contract: Mapping[str, str]) -> bool:
-        """Replace the process by one with this contract (environment variables), unless it runs
-        with that already. Returns whether it answers.
+        """Run a process with this contract (environment variables) in place of the present process,
+        unless that has the same contract. Returns whether the process answers.
 
-        The previous process is stopped once the new one answers, or `RECEIVER_READY_TIMEOUT` is
-        over.
+        The previous process is stopped once the new one answers, or after `RECEIVER_READY_TIMEOUT`
+        seconds.
         """
         if self._process is not None and contract == self._contract:
             return await self._is_ready()
@@ -153,8 +153,8 @@ class ReceiverProcess:
         return int(json.loads(answer)["position"])
 
     async def request_counts(self) -> RequestCounts:
-        """Return the counts of answered requests since the start; while no process answers, the
-        last known ones."""
+        """Read the process's counters, and return the counts of answered requests since the start;
+        while no process answers, the last known counts."""
         if (metrics := await self._get("/metrics")) is None:
             return self._tally.total
         return self._tally.add(Counter(dict(_request_counters(metrics))))
