@@ -34,7 +34,7 @@ from knafka_jobs.schema import (
     TRIGGER,
     Columns,
 )
-from knafka_jobs.topic_offsets import Offsets, OffsetSpan, Position, TopicState, log_id, spans_of
+from knafka_jobs.topic_offsets import Offsets, OffsetSpan, NamedPartition, TopicState, log_id, spans_of
 
 HISTORY_LENGTH: Final = 50
 """Largest number of failures in an event's `history`; `failures` counts all of them."""
@@ -56,6 +56,7 @@ def records_of(kafka: DataFrame, topics: DataFrame) -> DataFrame:
     `kafka` has the columns of Spark's Kafka source, with headers; `topics` has the log of each
     partition (`topic`, `partition`, `topic_id`: see `topic_offsets.log_id`).
     """
+    # These expressions use columns that the `select` below makes.
     is_known_reason = F.col("reason").isin([reason.value for reason in Reason])
     position = F.concat_ws("/", "topic_id", "partition", "offset")
     origin = F.concat_ws("/", "origin_topic", "origin_partition", "origin_offset")
@@ -317,13 +318,13 @@ RANGES: Final[Columns] = {
 
 
 def older_ranges(
-    topics: Mapping[str, TopicState], young: Mapping[Position, int], offsets_read: Offsets
+    topics: Mapping[str, TopicState], young: Mapping[NamedPartition, int], offsets_read: Offsets
 ) -> list[tuple[Any, ...]]:
     """Return the read offsets of each partition before its first young record, as rows of `RANGES`:
     one for each log of a partition.
 
-    `young` has the offset of the first record that is too young to delete; -1: there is none.
-    `offsets_read` is how far partitions were read; others are left out.
+    `young` has the offset of each partition's first record that is too young to delete; -1: there
+    is none. `offsets_read` is how far partitions were read; those never read are left out.
     """
     rows = []
     for (name, partition), span in spans_of(topics).items():
@@ -360,8 +361,7 @@ def contiguous_ranges(positions: DataFrame, ranges: DataFrame) -> DataFrame:
 
 
 def next_offsets(records: DataFrame) -> DataFrame:
-    """Return `first` and `next` of each log: the offset of its first record, and that after its
-    last."""
+    """Return `first` and `next` of each log: its first offset, and its last offset plus 1."""
     return (
         records.groupBy("topic_id", "partition")
         .agg(F.min("offset").alias("first"), (F.max("offset") + 1).alias("next"))
@@ -402,7 +402,7 @@ def _if_possible(time: str | Column, otherwise: Column) -> Column:
 
 
 def is_possible_time(time: Column) -> Column:
-    """Return a condition: the time may be that of a failure, from 1970 until a day from now."""
+    """Return a condition: a failure may have this time, from 1970 until a day from now."""
     tomorrow = F.current_timestamp() + F.expr("INTERVAL 1 DAY")
     return (time >= F.timestamp_seconds(F.lit(0))) & (time <= tomorrow)
 

@@ -44,7 +44,7 @@ from knafka_jobs.topic_offsets import (
     Offsets,
     OffsetSpan,
     Partition,
-    Position,
+    NamedPartition,
     TopicState,
     spans_of,
 )
@@ -303,7 +303,7 @@ def _delete_from_topics(
         for name, topic in kafka.topics(sorted({name for name, *_ in ranges})).items()
         if topic.id == topics[name].id
     }
-    delete_until: dict[Position, int] = {}
+    delete_until: dict[NamedPartition, int] = {}
     for (name, number), span in _spans_over_logs(ranges).items():
         if name in current_topics:
             messages = partial(log.messages, (topics[name].id, number))
@@ -330,8 +330,8 @@ def _read_checkpoints(checkpoints: Checkpoints) -> Offsets:
 
 
 def _first_young_offsets(
-    kafka: KafkaClient, spans: Mapping[Position, OffsetSpan], keep_hours: float
-) -> Mapping[Position, int]:
+    kafka: KafkaClient, spans: Mapping[NamedPartition, OffsetSpan], keep_hours: float
+) -> Mapping[NamedPartition, int]:
     """Return the offset of each partition's first record that is younger than `keep_hours`; -1 if
     all are older. `spans` are the offsets that Kafka has; partitions without records are left
     out."""
@@ -341,7 +341,7 @@ def _first_young_offsets(
 
 def _read_spans_in_tables(
     tables: Tables, ranges: Sequence[tuple[Any, ...]]
-) -> Mapping[Position, list[OffsetSpan]]:
+) -> Mapping[NamedPartition, list[OffsetSpan]]:
     """Return which offsets of these ranges (rows of `RANGES`) are in the table `records` or
     `purged`, as contiguous spans. Of both tables, only files that may have these offsets are
     read."""
@@ -352,14 +352,14 @@ def _read_spans_in_tables(
     if not tables.is_empty("purged"):
         positions = positions.unionByName(tables.read("purged").where(bounds))
     range_rows = tables.rows(ranges, compact_plan.RANGES)
-    in_tables: dict[Position, list[OffsetSpan]] = defaultdict(list)
+    in_tables: dict[NamedPartition, list[OffsetSpan]] = defaultdict(list)
     for row in positions.transform(compact_plan.contiguous_ranges, range_rows).collect():
         in_tables[row["topic"], row["partition"]].append(OffsetSpan(row["start"], row["end"]))
     return in_tables
 
 
 def _forget_purged(
-    tables: Tables, ranges: Sequence[tuple[Any, ...]], deleted_until: Mapping[Position, int]
+    tables: Tables, ranges: Sequence[tuple[Any, ...]], deleted_until: Mapping[NamedPartition, int]
 ) -> None:
     """Remove from the table `purged` the positions that Kafka doesn't have any more: positions
     below `deleted_until`, in the logs that `ranges` (rows of `RANGES`) name. All others are still
@@ -379,10 +379,10 @@ def _forget_purged(
     )
 
 
-def _spans_over_logs(ranges: Iterable[tuple[Any, ...]]) -> dict[Position, OffsetSpan]:
+def _spans_over_logs(ranges: Iterable[tuple[Any, ...]]) -> dict[NamedPartition, OffsetSpan]:
     """Return for each partition (topic's name, number) one span over all its logs. `ranges` are
     rows of `RANGES`."""
-    partitions: dict[Position, OffsetSpan] = {}
+    partitions: dict[NamedPartition, OffsetSpan] = {}
     for name, _, partition, start, end in ranges:
         span = partitions.get((name, partition), OffsetSpan(start, end))
         partitions[name, partition] = OffsetSpan(min(start, span.start), max(end, span.end))

@@ -32,7 +32,7 @@ from knafka_jobs.schema import Columns
 from knafka_jobs.topic_offsets import (
     BrokerName,
     OffsetSpan,
-    Position,
+    NamedPartition,
     TopicState,
     is_dead_letter_topic,
 )
@@ -110,7 +110,7 @@ def mark_lost_by_deletion(
         elif (span := topic.spans.get(row["partition"])) and row["first"] < span.start:
             cut_topics[topic.name] = topic
     if gone_partitions and broker is None:
-        gone_partitions = _with_broker_here(gone_partitions, kafka.topic_names())
+        gone_partitions = _rows_of_brokers_here(gone_partitions, kafka.topic_names())
     if not gone_partitions and not cut_topics:
         return
     gone_ids = {row["topic_id"] for row in gone_partitions}
@@ -134,7 +134,7 @@ def mark_lost_by_deletion(
     _update_outcomes(tables, gone_events)
 
 
-def _with_broker_here(rows: Iterable[Row], topic_names: Collection[str]) -> list[Row]:
+def _rows_of_brokers_here(rows: Iterable[Row], topic_names: Collection[str]) -> list[Row]:
     """Return the rows (`namespace`, `broker`, `trigger`) whose Broker or Trigger has a dead-letter
     topic among these topics, and so is in this Kafka."""
     has_topic_here: dict[BrokerName, bool] = {}
@@ -162,7 +162,7 @@ def mark_lost_by_cut(tables: Tables, kafka: KafkaClient, progress: Progress) -> 
     last = sent.transform(last_pending).collect()
     topics = kafka.topics(sorted({row["topic"] for row in last}))
     log = KafkaRecords(kafka, {topic.id: name for name, topic in topics.items()})
-    ranges: dict[Position, OffsetSpan] = {}
+    ranges: dict[NamedPartition, OffsetSpan] = {}
     for row in last:
         topic = topics.get(row["topic"])
         span = None if topic is None else topic.spans.get(row["partition"])
@@ -204,7 +204,7 @@ def mark_outcomes(tables: Tables, committed: list[tuple[str, int, int]]) -> None
     """Mark failures that a replay resolved, then note the outcomes of the replayed events.
 
     `committed` (topic id, partition, offset) is from `read_settled_offsets`. If the run is killed
-    in between, the events are still pending, and the next run does both steps again.
+    between these two steps, the events are still pending, and the next run does both again.
     """
     if not committed:
         return

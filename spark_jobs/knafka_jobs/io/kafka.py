@@ -33,7 +33,7 @@ from knafka_jobs.job_errors import JobError
 from knafka_jobs.topic_offsets import (
     BrokerName,
     OffsetSpan,
-    Position,
+    NamedPartition,
     TopicState,
     is_dead_letter_topic,
 )
@@ -174,7 +174,7 @@ class KafkaClient:
                 )
             time.sleep(RETRY_INTERVAL)
 
-    def offsets_at(self, partitions: Iterable[Position], moment: float) -> dict[Position, int]:
+    def offsets_at(self, partitions: Iterable[NamedPartition], moment: float) -> dict[NamedPartition, int]:
         """Return the offset of each partition's first record at or after `moment` (Unix time); -1
         if all records are older."""
         return self._list_offsets(partitions, OffsetSpec.for_timestamp(int(moment * 1000)))
@@ -273,8 +273,8 @@ class KafkaClient:
         return int(descriptions[resource][MAX_MESSAGE_BYTES].value) if descriptions else None
 
     def raise_record_limit(self, topic: str, limit: int) -> None:
-        """Set the largest size of a batch that a topic takes to `limit` bytes; does nothing without
-        the ACL for it."""
+        """Set the largest size of a batch that a topic takes to `limit` bytes. Does nothing without
+        the ACL to change the topic's settings."""
         entry = ConfigEntry(
             MAX_MESSAGE_BYTES, str(limit), incremental_operation=AlterConfigOpType.SET
         )
@@ -286,7 +286,7 @@ class KafkaClient:
             leaving_out=KafkaError.TOPIC_AUTHORIZATION_FAILED,
         )
 
-    def delete_before(self, end_offsets: Mapping[Position, int]) -> None:
+    def delete_before(self, end_offsets: Mapping[NamedPartition, int]) -> None:
         """Delete the records of each partition below its offset in `end_offsets`."""
         if not end_offsets:
             return
@@ -300,6 +300,7 @@ class KafkaClient:
     def consumer(self, **configuration: Any) -> Consumer:
         """Create a consumer, of a group only if `configuration` (librdkafka's settings) names one;
         the caller closes it."""
+        # librdkafka demands an id; Kafka learns of the group only if the consumer joins or commits.
         default_settings = {"group.id": "knafka-unused", "enable.auto.commit": False}
         errors = {"error_cb": self._errors.record}
         return Consumer(
@@ -307,8 +308,8 @@ class KafkaClient:
         )
 
     def _list_offsets(
-        self, partitions: Iterable[Position], spec: OffsetSpec, **options: Any
-    ) -> dict[Position, int]:
+        self, partitions: Iterable[NamedPartition], spec: OffsetSpec, **options: Any
+    ) -> dict[NamedPartition, int]:
         """Return the offset that `spec` asks for (such as the earliest) of each partition.
         `options` are those of librdkafka's request."""
         if not (specs := {TopicPartition(*partition): spec for partition in partitions}):
@@ -322,7 +323,7 @@ class KafkaClient:
 
 
 def read_spans(
-    spark: SparkSession, connection: KafkaConnection, spans: Mapping[Position, OffsetSpan]
+    spark: SparkSession, connection: KafkaConnection, spans: Mapping[NamedPartition, OffsetSpan]
 ) -> DataFrame:
     """Return the committed records of these spans, as Spark's Kafka source has them, with headers.
 

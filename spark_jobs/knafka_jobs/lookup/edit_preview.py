@@ -74,6 +74,7 @@ def preview_edits(
                 continue
             order = tuple(row[name] for name in SHOWN_ORDER)
             if len(first) < SHOWN_EDITS or order < first[-1][0]:
+                # As the event came to its Trigger: without the headers that the dead letter added.
                 before = headers_for_replay(headers, ""), row["data"]
                 first = sorted([*first, (order, before, record)])[:SHOWN_EDITS]
     preview.problem = next((problem for problem, _ in problems.most_common(1)), "")

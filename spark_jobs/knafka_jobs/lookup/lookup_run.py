@@ -195,9 +195,8 @@ def page_of_dead_letters(
         ids = (row["failure_id"] for row in failures)
         sent_rows = files.query(lookup_plan.sent_at(ids), "sent")
         sent_at = {row["failure_id"]: row["at"] for row in sent_rows}
-    topics, offsets = (
-        _sorted_distinct(row[name] for row in failures) for name in ("topic_id", "offset")
-    )
+    topics = _sorted_distinct(row["topic_id"] for row in failures)
+    offsets = _sorted_distinct(row["offset"] for row in failures)
     first_day = min(row["first_day"] for row in failures)
     last_day = max(row["last_day"] for row in failures)
     rows = files.query(lookup_plan.records_at(first_day, last_day, topics, offsets), "records")
