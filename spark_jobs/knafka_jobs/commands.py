@@ -33,7 +33,7 @@ from knafka_jobs.replay.purge_run import purge, purgeable
 from knafka_jobs.replay.replay_run import preview, replay
 from knafka_jobs.replay.runs import finished_event_count
 from knafka_jobs.report.report_command import report_without_spark, write_report
-from knafka_jobs.report.report_run import SettledSpans, make_report, settled_spans
+from knafka_jobs.report.report_run import SettledSpansReader, make_report, settled_spans
 from knafka_jobs.report.spark_engine import SparkEngine
 
 Progress: TypeAlias = Callable[[str], None]
@@ -121,7 +121,7 @@ def _run_report(arguments: Namespace, tables: Tables, progress: Progress) -> Ans
     return write_report(report, arguments, progress)
 
 
-def _settled_source(kafka: KafkaClient | None) -> SettledSpans | None:
+def _settled_source(kafka: KafkaClient | None) -> SettledSpansReader | None:
     """Return a function that reads from Kafka which offsets Triggers have settled; None if `kafka`
     is None."""
     return partial(settled_spans, kafka) if kafka else None

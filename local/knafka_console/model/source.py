@@ -92,7 +92,7 @@ class ArchiveReports(Protocol):
         """Return the replays of an archive's failures, and whether the viewer may create one."""
         ...
 
-    async def replay(self, archive: ArchiveName, creation: ReplayCreation) -> ArchiveReplay:
+    async def create_replay(self, archive: ArchiveName, creation: ReplayCreation) -> ArchiveReplay:
         """Create the replay of an archive's failures that `creation` selects; returns it. A second
         call with the same `creation.request` returns the same replay."""
         ...

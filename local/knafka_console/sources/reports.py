@@ -7,7 +7,7 @@ Kafka, written by the archives' Jobs: where another account reads Kafka, the vie
 
     list        the archives that the viewer may list, with totals from their status
     json, page  the last record with the archive's key
-    replays     the DeadLetterReplays of the archive; `replay` creates one
+    replays     the DeadLetterReplays of the archive; `create_replay` creates one
 """
 
 from __future__ import annotations
@@ -234,7 +234,7 @@ class ClusterReports:
         replays_of_archive.sort(key=lambda replay: replay.created, reverse=True)
         return ArchiveReplays(may=may_create, all=tuple(replays_of_archive))
 
-    async def replay(self, archive: ArchiveName, creation: ReplayCreation) -> ArchiveReplay:
+    async def create_replay(self, archive: ArchiveName, creation: ReplayCreation) -> ArchiveReplay:
         """Create a DeadLetterReplay and return it. If an earlier call with the same
         `creation.request` has created one, return that.
 

@@ -308,7 +308,7 @@ class _Handlers:
         reports = self._archive_reports(request)
         creation = await read_document(ReplayCreation, request)
         return _json_answer(
-            await reports.replay(_archive_name(request), creation), HTTPStatus.CREATED
+            await reports.create_replay(_archive_name(request), creation), HTTPStatus.CREATED
         )
 
     async def state(self, request: web.Request) -> web.Response:

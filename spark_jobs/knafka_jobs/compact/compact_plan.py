@@ -34,7 +34,14 @@ from knafka_jobs.schema import (
     TRIGGER,
     Columns,
 )
-from knafka_jobs.topic_offsets import Offsets, OffsetSpan, NamedPartition, TopicState, log_id, spans_of
+from knafka_jobs.topic_offsets import (
+    NamedPartition,
+    Offsets,
+    OffsetSpan,
+    TopicState,
+    log_id,
+    spans_of,
+)
 
 HISTORY_LENGTH: Final = 50
 """Largest number of failures in an event's `history`; `failures` counts all of them."""
@@ -124,10 +131,7 @@ MAX_REPEATED: Final = 200_000
 
 def repeated_keys(records: DataFrame) -> DataFrame:
     """Return the keys of the failures with more than one record: `key`, a 64-bit hash of a
-    failure's id.
-
-    There are few of them, and finding them needs only a few bytes of each record.
-    """
+    failure's id. They are few, and finding them needs only a few bytes of each record."""
     keys = records.transform(_with_key).select("key")
     return keys.groupBy("key").agg(F.count("*").alias("records")).where("records > 1").select("key")
 
@@ -149,10 +153,8 @@ def batch_figures(failures: DataFrame) -> DataFrame:
 
 def error_summaries(failures: DataFrame) -> DataFrame:
     """Return the different errors of failures, or records, with their summaries: `error`,
-    `summary`.
-
-    A summary takes a dozen regular expressions, and most failures have one of a few errors.
-    """
+    `summary`. Most failures have one of a few errors, and a summary takes a dozen regular
+    expressions."""
     errors = failures.select("error").where(F.col("error").isNotNull()).distinct()
     return errors.withColumn("summary", fingerprint_of(F.col("error")))
 
@@ -243,10 +245,8 @@ MERGE_ON: Final = "failures.failure_id = more.failure_id"
 
 
 def merge_clauses() -> dict[str, str]:
-    """Return the update clauses of the MERGE that folds new rows (`more`) into `failures`.
-
-    They add to sums, so each batch must be merged exactly once.
-    """
+    """Return the update clauses, by column, of the MERGE that folds new rows (`more`) into
+    `failures`. They add to sums, so each batch must be merged exactly once."""
     is_later = "more.last_failed >= failures.last_failed"
     last = {
         name: f"CASE WHEN {is_later} THEN more.`{name}` ELSE failures.`{name}` END"
@@ -339,11 +339,8 @@ def older_ranges(
 
 
 def contiguous_ranges(positions: DataFrame, ranges: DataFrame) -> DataFrame:
-    """Return the parts of `ranges` (rows of `RANGES`) that `positions` fill without a gap, with the
-    same columns.
-
-    `positions` are those of `records` and `purged`.
-    """
+    """Return the parts of `ranges` that `positions` (of `records` and `purged`) fill without a gap.
+    Both `ranges` and the result are rows of `RANGES`."""
     in_order = Window.partitionBy("topic_id", "partition").orderBy("offset")
     rank = F.row_number().over(in_order)
     # Without a gap, offset and rank grow alike: their difference (`island`) stays the same.

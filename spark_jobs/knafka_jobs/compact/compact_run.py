@@ -41,10 +41,10 @@ from knafka_jobs.materialize import compute_rows
 from knafka_jobs.positions import OffsetBounds, offset_bounds, within_bounds
 from knafka_jobs.schema import BY_DAY, KEY, PURGED
 from knafka_jobs.topic_offsets import (
+    NamedPartition,
     Offsets,
     OffsetSpan,
     Partition,
-    NamedPartition,
     TopicState,
     spans_of,
 )

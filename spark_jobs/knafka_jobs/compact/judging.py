@@ -31,8 +31,8 @@ from knafka_jobs.replay_marks import select_marked
 from knafka_jobs.schema import Columns
 from knafka_jobs.topic_offsets import (
     BrokerName,
-    OffsetSpan,
     NamedPartition,
+    OffsetSpan,
     TopicState,
     is_dead_letter_topic,
 )

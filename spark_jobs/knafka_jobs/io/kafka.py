@@ -32,8 +32,8 @@ from knafka_jobs.io.kafka_connection import KafkaConnection
 from knafka_jobs.job_errors import JobError
 from knafka_jobs.topic_offsets import (
     BrokerName,
-    OffsetSpan,
     NamedPartition,
+    OffsetSpan,
     TopicState,
     is_dead_letter_topic,
 )
@@ -174,7 +174,9 @@ class KafkaClient:
                 )
             time.sleep(RETRY_INTERVAL)
 
-    def offsets_at(self, partitions: Iterable[NamedPartition], moment: float) -> dict[NamedPartition, int]:
+    def offsets_at(
+        self, partitions: Iterable[NamedPartition], moment: float
+    ) -> dict[NamedPartition, int]:
         """Return the offset of each partition's first record at or after `moment` (Unix time); -1
         if all records are older."""
         return self._list_offsets(partitions, OffsetSpec.for_timestamp(int(moment * 1000)))

@@ -15,7 +15,7 @@ from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from knafka_jobs.io.kafka import KafkaClient
 from knafka_jobs.job_errors import JobError
-from knafka_jobs.topic_offsets import OffsetSpan, Partition, NamedPartition, RecordMark
+from knafka_jobs.topic_offsets import NamedPartition, OffsetSpan, Partition, RecordMark
 
 NEXT_RECORD_TIMEOUT: Final = 30.0
 """Seconds to wait for the next record or end of a partition."""

@@ -51,8 +51,8 @@ from knafka_jobs.replay.replay_plan import (
 from knafka_jobs.replay.replay_progress import Progress, ReplayProgress
 from knafka_jobs.replay.runs import (
     begin_replay,
-    cancelled_by,
     files_of,
+    find_canceller,
     finish_replay,
     note_sent_events,
 )
@@ -65,7 +65,7 @@ from knafka_jobs.replay.send import (
 )
 from knafka_jobs.replay.spark_lanes import send_in_lanes
 from knafka_jobs.schema import TRIGGER
-from knafka_jobs.topic_offsets import OffsetSpan, NamedPartition, TopicState, spans_of
+from knafka_jobs.topic_offsets import NamedPartition, OffsetSpan, TopicState, spans_of
 
 REPLAY_LOCK: Final = "replay"
 """Name of the lock that one replay holds, see `Tables.locked`."""
@@ -168,7 +168,7 @@ def replay(
         topics, problems = _ensure_replay_topics(kafka, counts)
         for problem in problems:
             progress(f"not sent: {problem}")
-        cancellation = Cancellation(partial(cancelled_by, tables, replay_id))
+        cancellation = Cancellation(partial(find_canceller, tables, replay_id))
         result = LaneResult()
         if topics and cancellation.read_canceller() is None:
             total = already + sum(counts[trigger] for trigger in topics)

@@ -25,7 +25,7 @@ from knafka_jobs.replay.replay_plan import sent_rows
 from knafka_jobs.replay.replay_progress import Progress
 from knafka_jobs.replay.send import fence_senders
 from knafka_jobs.schema import REPLAYS, TRIGGER
-from knafka_jobs.topic_offsets import OffsetSpan, NamedPartition, TopicState, spans_of
+from knafka_jobs.topic_offsets import NamedPartition, OffsetSpan, TopicState, spans_of
 
 if TYPE_CHECKING:
     from knafka_jobs.io.table_files import TableFiles
@@ -110,7 +110,7 @@ def _is_continuable(tables: Tables, run: Row, since: datetime) -> bool:
     after `since`, and nobody has cancelled it meanwhile."""
     if run["started"].astimezone(UTC) <= since:
         return False
-    return cancelled_by(tables, run["replay_id"]) is None
+    return find_canceller(tables, run["replay_id"]) is None
 
 
 def _end_interrupted(
@@ -168,8 +168,8 @@ def files_of(tables: Tables) -> TableFiles | None:
     return TableFiles(tables.root, store=object_store(tables.spark))
 
 
-def cancelled_by(tables: Tables, replay_id: str) -> str | None:
-    """Return who has cancelled a replay; None: nobody. Raises `JobError`."""
+def find_canceller(tables: Tables, replay_id: str) -> str | None:
+    """Return who has cancelled a replay first; None: nobody. Raises `JobError`."""
     if not tables.exists("cancellations"):
         return None  # the first cancellation creates the table
     # Read anew each time: another process writes the table.

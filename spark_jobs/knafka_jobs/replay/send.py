@@ -29,7 +29,7 @@ from knafka_jobs.io.kafka import KafkaClient
 from knafka_jobs.io.kafka_connection import KafkaConnection
 from knafka_jobs.io.kafka_records import KafkaRecords
 from knafka_jobs.job_errors import JobError
-from knafka_jobs.topic_offsets import OffsetSpan, NamedPartition, TopicState
+from knafka_jobs.topic_offsets import NamedPartition, OffsetSpan, TopicState
 
 MAX_LANES: Final = 8
 """Largest number of lanes of a replay. `fence_senders` fences off that many, whether they were used

@@ -45,7 +45,8 @@ class SqlDialect:
 
     def moment(self, time: datetime) -> str:
         """Return a time as a SQL literal, to the microsecond."""
-        return self.time((time - _EPOCH) // _EPOCH.resolution)
+        microseconds = (time - _EPOCH) // _EPOCH.resolution
+        return self.time(microseconds)
 
 
 class ReportEngine(Protocol):
