@@ -170,7 +170,7 @@ class LocalController(Controller):
         Waits for each group of `_IN_ORDER` until its objects are Ready or say why not, at most
         `SETTLE_TIMEOUT` seconds.
         """
-        config_maps = self._declared_objects("ConfigMap")
+        config_maps = self._declared_objects("ConfigMap")  # before any of them is removed
         await self._remove_undeclared(declared)
         self._apply_policies(declared)
         for kinds in _IN_ORDER:
@@ -204,10 +204,8 @@ class LocalController(Controller):
             for identity, (document, _) in declared.documents.items()
             if identity.kind == POLICY
         ]
-        previous, self._policies = (
-            self._policies,
-            {Identity.of(policy): policy for policy in policies},
-        )
+        previous = self._policies
+        self._policies = {Identity.of(policy): policy for policy in policies}
         changed = [
             policy
             for identity, policy in self._policies.items()

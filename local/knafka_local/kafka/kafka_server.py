@@ -127,7 +127,9 @@ class KafkaServer:
         self._distribution = distribution
         self._host = host
         self._ports = {CLIENTS: port, **dict.fromkeys(listeners or {}, 0), CONTROLLER: 0}
+        """The port of each listener, by its name; 0: the next start takes a free one."""
         self._protocols = {CLIENTS: "PLAINTEXT", **(listeners or {}), CONTROLLER: "PLAINTEXT"}
+        """The security protocol of each listener, by its name."""
         self._properties = properties or {}
         self._format_arguments = format_arguments
         self._node: Child | None = None
@@ -188,7 +190,7 @@ class KafkaServer:
             await self._node.stop()
 
     async def wait(self) -> int:
-        """Wait until a started node ends for any reason; returns its exit code, 143 after `stop`."""
+        """Wait until a node that was started ends; returns its exit code, 143 after `stop`."""
         if self._node is None:
             raise LocalKafkaError(f"Kafka was never started on {self.directory}")
         return await self._node.wait()

@@ -63,15 +63,6 @@ def records_of(kafka: DataFrame, topics: DataFrame) -> DataFrame:
     `kafka` has the columns of Spark's Kafka source, with headers; `topics` has the log of each
     partition (`topic`, `partition`, `topic_id`: see `topic_offsets.log_id`).
     """
-    # These expressions use columns that the `select` below makes.
-    is_known_reason = F.col("reason").isin([reason.value for reason in Reason])
-    position = F.concat_ws("/", "topic_id", "partition", "offset")
-    origin = F.concat_ws("/", "origin_topic", "origin_partition", "origin_offset")
-    identity = F.when(F.col("id") != "", F.col("id")).when(origin != "", origin).otherwise(position)
-    parts = [_or_empty(name) for name in (*TRIGGER, "source")]
-    # The digest only distinguishes data sent under one source and id, so 64 bits suffice;
-    # SHA-256 of every payload was a fifth of the work.
-    digest = F.when(F.col("value").isNull(), "").otherwise(F.hex(F.xxhash64("value")))
     return (
         kafka.join(F.broadcast(topics), ["topic", "partition"], "left")
         .withColumn("timestamp", _if_possible("timestamp", F.current_timestamp()))
@@ -114,12 +105,29 @@ def records_of(kafka: DataFrame, topics: DataFrame) -> DataFrame:
             ),
             F.to_date("timestamp").alias("day"),
         )
-        .withColumn(
-            "reason", F.when(is_known_reason, F.col("reason")).otherwise(Reason.UNDECODABLE.value)
-        )
-        .withColumn("failure_id", _digest(*parts, identity, digest))
+        .withColumn("reason", _known_reason())
+        .withColumn("failure_id", _failure_id())
         .select(*RECORDS)
     )
+
+
+def _known_reason() -> Column:
+    """Return the column `reason`, with `undecodable-record` in place of null or unknown values."""
+    is_known = F.col("reason").isin([reason.value for reason in Reason])
+    return F.when(is_known, F.col("reason")).otherwise(Reason.UNDECODABLE.value)
+
+
+def _failure_id() -> Column:
+    """Return the id of the failure of a row of `records`: a digest of Trigger, source, data and the
+    event's id. Without an id, the event's position in its own topic counts, or the record's."""
+    position = F.concat_ws("/", "topic_id", "partition", "offset")
+    origin = F.concat_ws("/", "origin_topic", "origin_partition", "origin_offset")
+    identity = F.when(F.col("id") != "", F.col("id")).when(origin != "", origin).otherwise(position)
+    parts = [_or_empty(name) for name in (*TRIGGER, "source")]
+    # The digest only distinguishes data sent under one source and id, so 64 bits suffice;
+    # SHA-256 of every payload was a fifth of the work.
+    digest = F.when(F.col("value").isNull(), "").otherwise(F.hex(F.xxhash64("value")))
+    return _digest(*parts, identity, digest)
 
 
 FOLDED: Final = tuple(name for name in RECORDS if name not in ("key", "value", "headers", "day"))
@@ -137,8 +145,7 @@ def repeated_keys(records: DataFrame) -> DataFrame:
 
 
 MAX_SUMMARIZED: Final = 5_000
-"""Largest number of different errors whose summaries are sent to every task; so many take some
-megabytes."""
+"""Largest number of different errors whose summaries are sent to every task: some megabytes."""
 
 
 def batch_figures(failures: DataFrame) -> DataFrame:
@@ -153,8 +160,7 @@ def batch_figures(failures: DataFrame) -> DataFrame:
 
 def error_summaries(failures: DataFrame) -> DataFrame:
     """Return the different errors of failures, or records, with their summaries: `error`,
-    `summary`. Most failures have one of a few errors, and a summary takes a dozen regular
-    expressions."""
+    `summary`. Most failures have one of a few errors, and to make a summary takes long."""
     errors = failures.select("error").where(F.col("error").isNotNull()).distinct()
     return errors.withColumn("summary", fingerprint_of(F.col("error")))
 
@@ -270,8 +276,7 @@ def merge_clauses() -> dict[str, str]:
 
 
 def likely_examples(failures: DataFrame) -> DataFrame:
-    """Return the failures that a report may show as examples and that have data: `failure_id`,
-    `KEY`."""
+    """Return the failures with data that a report may show as examples: `failure_id`, `KEY`."""
     order = ("is_resolved", F.desc("last_failed"), "failure_id")
     in_group = Window.partitionBy("group").orderBy(*order)
     # A limit for each kind, however many error summaries it has.
@@ -377,8 +382,7 @@ def _attribute(name: str) -> Column:
 
 
 def _trace_id() -> Column:
-    """Return the trace id of the header `traceparent`, else of the extension attribute, else
-    null."""
+    """Return the trace id of the header `traceparent`, else of the event's attribute, else null."""
     ids = (
         F.regexp_extract(_header_text(header), "^[0-9a-f]{2}-([0-9a-f]{32})-", 1)
         for header in ("traceparent", "ce_traceparent")
@@ -392,8 +396,7 @@ def _knafka_attribute(name: str) -> Column:
 
 
 def _if_possible(time: str | Column, otherwise: Column) -> Column:
-    """Return the time, or `otherwise` where it is null or impossible: a record may claim any
-    time."""
+    """Return the time, or `otherwise` where it is null or impossible: a record may claim any."""
     column = F.col(time) if isinstance(time, str) else time
     return F.when(is_possible_time(column), column).otherwise(otherwise)
 

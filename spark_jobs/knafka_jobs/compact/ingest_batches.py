@@ -123,6 +123,7 @@ def ingest_spans(
         partition: OffsetSpan(offset, offsets_read[partition].next)
         for partition, offset in cuts.items()
     }
+    # Go on with the marks that were unknown, and at the cut in each log that was cut.
     offsets_read |= {
         partition: offsets_read[partition]._replace(mark=mark) for partition, mark in marks.items()
     }

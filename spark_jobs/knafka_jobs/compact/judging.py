@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -102,23 +102,17 @@ def mark_lost_by_deletion(
     partition_columns = ("namespace", "broker", "trigger", "topic", "topic_id", "partition")
     partitions = pending.groupBy(*partition_columns).agg(F.min("offset").alias("first")).collect()
     topics = kafka.topics(sorted({row["topic"] for row in partitions}))
-    gone_partitions, cut_topics = list[Row](), dict[str, TopicState]()
-    for row in partitions:
-        topic = topics.get(row["topic"])
-        if topic is None or topic.id != row["topic_id"]:
-            gone_partitions.append(row)
-        elif (span := topic.spans.get(row["partition"])) and row["first"] < span.start:
-            cut_topics[topic.name] = topic
+    gone_partitions, shortened_topics = _find_deletions(partitions, topics)
     if gone_partitions and broker is None:
         gone_partitions = _rows_of_brokers_here(gone_partitions, kafka.topic_names())
-    if not gone_partitions and not cut_topics:
+    if not gone_partitions and not shortened_topics:
         return
     gone_ids = {row["topic_id"] for row in gone_partitions}
     # The starts were read before the commits: what was settled meanwhile is not marked. Without a
     # commit (a group that has expired, or was deleted) it isn't known what was settled.
     settled = [
         (topic.id, partition, topic.spans[partition].start, offset)
-        for topic in cut_topics.values()
+        for topic in shortened_topics.values()
         for partition, offset in kafka.committed(topic.name, topic).items()
     ]
     gone_events = compute_rows(
@@ -132,6 +126,25 @@ def mark_lost_by_deletion(
             "for its Trigger can be replayed once more"
         )
     _update_outcomes(tables, gone_events)
+
+
+def _find_deletions(
+    partitions: Iterable[Row], topics: Mapping[str, TopicState]
+) -> tuple[list[Row], dict[str, TopicState]]:
+    """Return the partitions whose topic was deleted or created anew, and the topics, by name, that
+    have lost records of which one may be a pending event's.
+
+    `partitions` are those with pending events, each with its topic's id at that time and the
+    `first` such event's offset. `topics` are the topics that Kafka has now, by name.
+    """
+    gone_partitions, shortened_topics = list[Row](), dict[str, TopicState]()
+    for row in partitions:
+        topic = topics.get(row["topic"])
+        if topic is None or topic.id != row["topic_id"]:
+            gone_partitions.append(row)
+        elif (span := topic.spans.get(row["partition"])) and row["first"] < span.start:
+            shortened_topics[topic.name] = topic
+    return gone_partitions, shortened_topics
 
 
 def _rows_of_brokers_here(rows: Iterable[Row], topic_names: Collection[str]) -> list[Row]:
