@@ -86,7 +86,7 @@ def _without_rejected_count(broker: ConsoleBroker) -> ConsoleBroker:
 
 def _broker_row(document: Document, figures: Figures | None) -> BrokerRow:
     """Return the row of a Broker or KafkaChannel, with the number of records that were ever written
-    to its topic; 0 if that isn't known."""
+    to its topic; 0 if `figures` is None or lacks the topic."""
     row, topic = broker_row(document), _status_annotation(document, TOPIC_STATUS)
     accepted = 0 if figures is None else figures.written.get(topic, 0)
     return replace(row, accepted=accepted)

@@ -60,6 +60,7 @@ class ReportTopics:
     """Reads the last reports from Kafka. It opens a client for each call, as calls are rare."""
 
     connect: Callable[[Connection], LogAdmin] = KafkaAdmin
+    """Opens a client that reads, by a librdkafka configuration."""
 
     async def read_last(
         self, kafka: dict[str, Any], broker: str, archive: ArchiveName

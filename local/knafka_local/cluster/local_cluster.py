@@ -282,8 +282,8 @@ def _stored_version(api_version: str, kind: str) -> str:
 
 
 def _with_subscribers(spec: Document, previous: Document | None) -> dict[str, Any]:
-    """Return a declared KafkaChannel's spec with its stored subscribers, which files don't declare
-    (KN-CHN-05)."""
+    """Return a declared KafkaChannel's spec with the subscribers of `previous`, the stored channel
+    (None: it is new). Subscribers in the file are ignored (KN-CHN-05)."""
     declared = {key: value for key, value in spec.items() if key != "subscribers"}
     subscribers = ((previous or {}).get("spec") or {}).get("subscribers")
     return declared if subscribers is None else {**declared, "subscribers": subscribers}

@@ -132,6 +132,7 @@ class LocalController(Controller):
         self._operators = {
             operator_.family: operator_ for operator_ in (operator, channel_operator)
         }
+        """The operator of each family."""
         for operator_ in self._operators.values():
             operator_.moves.on_move = lambda trigger, why: say(f"{name_of(trigger)}: {why}")
         self._policies: Mapping[Identity, Document] = {}
@@ -149,6 +150,7 @@ class LocalController(Controller):
             LOCAL_PACE,
         )
         self._operator = operator
+        """The operator for Brokers, whose queue serves both."""
         for kind in self.kinds.values():
             if isinstance(kind, BrokerReconciler):
                 kind.on_deleted = self._show_topic_deletion

@@ -67,12 +67,14 @@ class LocalKnative:
         self._cluster = LocalCluster(url, self.channels_url, requires_auth=issuer is not None)
         self._programs = Programs(logs, view.say, view.show_printed)
         self._receiver = ReceiverProcess(listener, logs, view.say, environment=issuer)
+        """The receiver of Brokers."""
         self._declining = DecliningServer(channels, NO_CHANNEL + url)
-        self._channels = ReceiverProcess(
+        """Answers at the port of KafkaChannels until `_channel_receiver` takes it over."""
+        self._channel_receiver = ReceiverProcess(
             channels, logs, view.say, "channel-receiver", self._declining.stop, issuer
         )
         self._dispatchers = DispatcherProcesses(logs, issuer)
-        self._serving = LocalServing(self._cluster, self._programs, self._receiver, self._channels)
+        self._serving = LocalServing(self._cluster, self._programs, self._receiver, self._channel_receiver)
         self._controller: LocalController
         """Set by `connect`, because it needs Kafka."""
         self._observer: Observer
@@ -94,7 +96,7 @@ class LocalKnative:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._programs.close)
             stack.push_async_callback(self._receiver.stop)
-            stack.push_async_callback(self._channels.stop)
+            stack.push_async_callback(self._channel_receiver.stop)
             stack.push_async_callback(self._declining.close)
             stack.push_async_callback(self._dispatchers.close)
             self._serving_task = asyncio.create_task(self._serving.run())
@@ -134,13 +136,13 @@ class LocalKnative:
         await self._controller.apply(declared)
         self._cluster.adopts = False  # only the first `apply` takes over existing topics
         await self._receiver.serve_nothing()  # without a Broker, no Service starts a receiver
-        if not (self._channels.is_running or any(self._cluster.of(CHANNELS.broker))):
+        if not (self._channel_receiver.is_running or any(self._cluster.of(CHANNELS.broker))):
             await self._declining.start()
 
     async def read_counters(self) -> None:
         """Read the receivers' counters of answered requests, for the next snapshot."""
         self._answered = await self._receiver.request_counts()
-        self._answered_by_channels = await self._channels.request_counts()
+        self._answered_by_channels = await self._channel_receiver.request_counts()
 
     def snapshot(self, problems: Sequence[str], kafka: str) -> Snapshot:
         """Return a snapshot of everything. `problems` are sentences about the manifest files;

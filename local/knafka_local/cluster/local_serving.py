@@ -111,6 +111,7 @@ class LocalServing:
         self._cluster = cluster
         self._programs = programs
         self.served = {BROKERS: ServedFamily(brokers), CHANNELS: ServedFamily(channels)}
+        """The receiver of each family; the family's operator asks it for its state."""
         self._receivers_changed = {family: asyncio.Event() for family in self.served}
         """Set for a family (Brokers or KafkaChannels) when one of its receiver Services changes."""
         self._conditions: dict[Identity, Condition] = {}

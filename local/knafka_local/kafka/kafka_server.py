@@ -133,6 +133,7 @@ class KafkaServer:
         self._properties = properties or {}
         self._format_arguments = format_arguments
         self._node: Child | None = None
+        """The node's process, which may have ended; None: it was never started."""
         self.directory = directory.resolve()
         self.log_file = self.directory / "kafka.log"
         self.cluster_id = ""
@@ -190,7 +191,8 @@ class KafkaServer:
             await self._node.stop()
 
     async def wait(self) -> int:
-        """Wait until a node that was started ends; returns its exit code, 143 after `stop`."""
+        """Wait until the node ends for any reason; returns its exit code, 143 after `stop`. Raises
+        `LocalKafkaError` if it was never started."""
         if self._node is None:
             raise LocalKafkaError(f"Kafka was never started on {self.directory}")
         return await self._node.wait()

@@ -95,6 +95,7 @@ class DispatcherProcesses:
         self._logs = logs
         self._environment = environment or {}
         self._tokens = FunctionTokens((secrets.token_bytes(32),))
+        """Tokens of our requests to dispatchers, which accept no other requests."""
         self._idle: dict[
             _DispatcherFunction, list[tuple[_DispatcherProcess, asyncio.Task[None]]]
         ] = {}

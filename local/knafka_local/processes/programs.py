@@ -213,6 +213,7 @@ class _ReportingChild:
         self._log = log
         self._report = report
         self._opening = asyncio.create_task(self._report_once_open(port))
+        """Waits for the port to open."""
 
     async def wait(self) -> int:
         """Wait until the process ends, report that, and return its exit code."""

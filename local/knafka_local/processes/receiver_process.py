@@ -60,8 +60,9 @@ class ReceiverProcess:
         on_start: Callable[[], None] = lambda: None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """`name` is used for the log file and in messages. `on_start` is called before a process
-        takes the socket. `environment` are variables that each process gets in addition to ours."""
+        """`logs` is the folder of log files, and `say` shows a message to the user; `name` is used
+        in both. `on_start` is called before a process takes the socket. `environment` are variables
+        that each process gets in addition to ours."""
         self._listener = listener
         self._name = name
         self._log = logs / f"{name}.log"
@@ -69,12 +70,14 @@ class ReceiverProcess:
         self._on_start = on_start
         self._environment = environment or {}
         self._process: Supervised | None = None
+        """The process that is kept running; None: none was started yet."""
         self._contract: Mapping[str, str] = {}
         """Environment variables that tell the process which contract topic to follow."""
         self._tally = CounterTotals()
         """Adds up the counters over restarts of the process."""
         self._url = f"http://{HOST}:{port_of(listener)}"
         self._tokens = FunctionTokens((secrets.token_bytes(32),))
+        """Tokens of our requests for the receiver's position, which it gives nobody else."""
 
     @property
     def is_running(self) -> bool:

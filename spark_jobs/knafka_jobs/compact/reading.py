@@ -57,6 +57,7 @@ class BatchReader:
         """Create the reader, which reads nothing before `rows`. `names` has the topic's name of
         each topic id."""
         self.log = KafkaRecords(kafka, names)
+        """Reads single records, without Spark."""
         self._tables = tables
         self._kafka = kafka
         self._names = names

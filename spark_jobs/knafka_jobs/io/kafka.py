@@ -76,6 +76,7 @@ class KafkaClient:
         credentials that can't be used."""
         self.connection = connection
         self._errors = ConnectionErrors()
+        """The connection's latest errors, for the text of a `JobError`."""
         self._refusal: str | None = None
         """The first error that doesn't pass by itself; kept, as later errors would hide it."""
         configuration = {**connection.for_librdkafka(), "error_cb": self._record_error}
@@ -151,6 +152,7 @@ class KafkaClient:
         among `names`, by name, with the offsets of their committed records.
 
         Kafka acknowledges a commit a moment before it ends the transaction in its partitions.
+        Raises `JobError` if one hasn't ended after `JOB_REQUEST_TIMEOUT` seconds.
         """
         written = {
             (name, number): span.end

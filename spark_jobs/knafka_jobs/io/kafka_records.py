@@ -56,6 +56,7 @@ class KafkaRecords:
         self._kafka = kafka
         self._names = names
         self._ids = {name: topic_id for topic_id, name in names.items()}
+        """The topic's id, by its name."""
 
     def first_at(self, offsets: Mapping[Partition, int]) -> Mapping[Partition, RecordMark]:
         """Return the mark (`RecordMark`) of the first record at or after each offset; partitions

@@ -225,8 +225,8 @@ def _check_layout(name: str, path: str, properties: dict[str, str]) -> None:
 
 
 def s3_options(endpoint: str | None, region: str | None) -> dict[str, str]:
-    """Return delta-rs's options of an S3. Without an endpoint that is AWS's own S3; the region is
-    us-east-1 if none is given."""
+    """Return delta-rs's options of an S3. Without an endpoint (None or empty) that is AWS's own S3;
+    without a region, the region is us-east-1."""
     options = {"AWS_REGION": region or "us-east-1"}
     if endpoint:
         allow_http = str(endpoint.startswith("http://")).lower()

@@ -146,17 +146,17 @@ class RecordInTables:
         return int(self.row["offset"])
 
     def key(self) -> bytes | None:
-        """Return the record's key."""
+        """Return the record's key; None if it has none."""
         key: bytes | None = self.row["key"]
         return key
 
     def value(self) -> bytes | None:
-        """Return the record's value."""
+        """Return the record's value; None if the event has no data."""
         value: bytes | None = self.row["value"]
         return value
 
     def headers(self) -> RecordHeaders | None:
-        """Return the record's headers."""
+        """Return the record's headers, never None."""
         return headers_of(self.row)
 
     def timestamp(self) -> tuple[int, int]:

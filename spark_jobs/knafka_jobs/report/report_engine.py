@@ -53,6 +53,7 @@ class ReportEngine(Protocol):
     """Runs the SQL of a report on the tables. Methods raise `JobError`."""
 
     dialect: SqlDialect
+    """Writes the parts of the SQL in which engines differ."""
 
     def query(self, sql: str) -> list[ReportRow]:
         """Run a query, and return its rows in the order of its ORDER BY."""
