@@ -74,7 +74,9 @@ class LocalKnative:
             channels, logs, view.say, "channel-receiver", self._declining.stop, issuer
         )
         self._dispatchers = DispatcherProcesses(logs, issuer)
-        self._serving = LocalServing(self._cluster, self._programs, self._receiver, self._channel_receiver)
+        self._serving = LocalServing(
+            self._cluster, self._programs, self._receiver, self._channel_receiver
+        )
         self._controller: LocalController
         """Set by `connect`, because it needs Kafka."""
         self._observer: Observer

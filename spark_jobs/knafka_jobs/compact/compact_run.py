@@ -297,12 +297,7 @@ def _delete_from_topics(
         return 0
     in_tables = _read_spans_in_tables(tables, ranges)
     log = KafkaRecords(kafka, {topic.id: name for name, topic in topics.items()})
-    # Without topics that were deleted, or created anew, since `topics` were read.
-    current_topics = {
-        name: topic
-        for name, topic in kafka.topics(sorted({name for name, *_ in ranges})).items()
-        if topic.id == topics[name].id
-    }
+    current_topics = _reread_topics(kafka, {name: topics[name] for name, *_ in ranges})
     delete_until: dict[NamedPartition, int] = {}
     for (name, number), span in _spans_over_logs(ranges).items():
         if name in current_topics:
@@ -318,6 +313,18 @@ def _delete_from_topics(
     kafka.delete_before(delete_until)
     _forget_purged(tables, ranges, delete_until)
     return sum(offset - spans[position].start for position, offset in delete_until.items())
+
+
+def _reread_topics(
+    kafka: KafkaClient, topics: Mapping[str, TopicState]
+) -> Mapping[str, TopicState]:
+    """Return these topics, by name, as Kafka has them now. Topics that were deleted, or created
+    anew, since `topics` were read are left out."""
+    return {
+        name: topic
+        for name, topic in kafka.topics(sorted(topics)).items()
+        if topic.id == topics[name].id
+    }
 
 
 def _read_checkpoints(checkpoints: Checkpoints) -> Offsets:

@@ -41,8 +41,8 @@ Progress = Callable[[str], object]
 """Called with one line of progress."""
 
 GONE_TOPIC_AGE: Final = timedelta(hours=1)
-"""Age from which a replayed event's topic counts as deleted if Kafka doesn't have it. A broker may
-learn later than others of a topic that was just created."""
+"""Time since a replayed event was sent, from which the event's topic counts as deleted if Kafka
+doesn't list it. A broker may learn later than others of a topic that was just created."""
 
 DELETED_AND_SETTLED: Final[Columns] = {
     "topic_id": "string",

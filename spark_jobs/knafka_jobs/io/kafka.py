@@ -76,7 +76,7 @@ class KafkaClient:
         credentials that can't be used."""
         self.connection = connection
         self._errors = ConnectionErrors()
-        """The connection's latest errors, for the text of a `JobError`."""
+        """The connection's last error, for the text of a `JobError`."""
         self._refusal: str | None = None
         """The first error that doesn't pass by itself; kept, as later errors would hide it."""
         configuration = {**connection.for_librdkafka(), "error_cb": self._record_error}

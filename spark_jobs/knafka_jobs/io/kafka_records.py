@@ -22,8 +22,8 @@ NEXT_RECORD_TIMEOUT: Final = 30.0
 RECORDS_AT_ONCE: Final = 1000
 """Largest number of records that one call of the consumer returns."""
 LOOKBACK_OFFSETS: Final = (10, 1000, sys.maxsize)
-"""Offsets before the end of a span in which its last record is looked for, step by step: offsets of
-transaction markers and of aborted records have no committed record."""
+"""A span's last record is looked for among this many offsets before the span's end, one number
+after the other: offsets of transaction markers and of aborted records have no committed record."""
 
 _AT_END: Final = (
     KafkaError._PARTITION_EOF,

@@ -34,8 +34,8 @@ class ReplayProgress:
         self, files: TableFiles | None, replay_id: str, already: int, total: int, say: Progress
     ) -> None:
         """`files` None: deltalake is not installed, so nothing is noted. `already` is the number of
-        events that earlier runs of the replay sent, `total` that of all runs in the end. `say` gets
-        a line if a note fails; then nothing more is noted."""
+        events that earlier runs of the replay sent, `total` the number that all runs, with this
+        one, are to send. `say` gets a line if a note fails; then nothing more is noted."""
         self._files = files
         self._replay_id = replay_id
         self._already = already

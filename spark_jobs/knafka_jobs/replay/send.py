@@ -103,7 +103,8 @@ class ReplaySender:
     topics: Mapping[TriggerName, str]
     """The replay topic of each Trigger."""
     starts: Mapping[NamedPartition, int]
-    """Ends of the replay topics before this run sent anything."""
+    """The offsets at which this run's events begin: the ends that the replay topics' partitions had
+    before this run sent anything."""
     rate: float | None
     """Events a second, at most; None: no limit. A replay with a rate uses only one lane."""
     edits: EventEdits = NO_EDITS
