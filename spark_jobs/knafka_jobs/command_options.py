@@ -62,7 +62,7 @@ class CompactOptions:
 @dataclass(frozen=True, slots=True)
 class FailureSelection:
     """Selects the failures that fit every field that is set. A field that is None isn't set, and
-    leaves no failure out. `OPTIONS` explains the option of each field's name."""
+    leaves no failure out. In `OPTIONS`, the option of the same name explains a field."""
 
     broker: BrokerName | None = None
     trigger: str | None = None

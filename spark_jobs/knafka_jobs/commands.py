@@ -60,7 +60,7 @@ def run(arguments: Namespace, progress: Progress) -> Answer:
         settled = _settled_source(kafka)
         if (report := report_without_spark(arguments, progress, settled)) is not None:
             return write_report(report, arguments, progress)
-        arguments.engine = EngineName.SPARK  # so that the session doesn't try without Spark again
+        arguments.engine = EngineName.SPARK  # `_run_report` needn't try without Spark again
     spark = session.start_session(arguments.command)
     try:
         return run_in(spark, arguments, progress)

@@ -153,7 +153,7 @@ def edited_record(
 ) -> tuple[RecordHeaders, bytes | None]:
     """Return headers and value of a dead letter's event, edited and without the headers that Knafka
     added to the dead letter. Raises `CannotEdit`."""
-    # The last header would name the replay, which adds it itself.
+    # Without the last header, which names the replay: the sender adds that header.
     *own_headers, _ = headers_for_replay(headers, "")
     return edits.edit_record(own_headers, value)
 

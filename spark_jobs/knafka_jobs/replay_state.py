@@ -57,8 +57,8 @@ def events_a_second(
     """Return how many events a replay sends in a second. None if that is not known: in its first
     second, or if it has sent nothing since its first note of progress.
 
-    `first_noted` is the time of that note and the number of events that were sent by then; `until`
-    is when the replay had sent `sent` events. Either is None if there is no such note.
+    `first_noted` is the time of that note, and the number of events that were sent by then; None:
+    there is no note. `until` is when the replay had sent `sent` events; None: unknown.
     """
     if first_noted is None or until is None:
         return None

@@ -13,7 +13,6 @@ Kafka, written by the archives' Jobs: where another account reads Kafka, the vie
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager

@@ -82,7 +82,7 @@ class LocalCluster(MemoryCluster):
         super().__init__()
         self.requires_auth = requires_auth
         self._urls = {"Broker": url.rstrip("/"), CHANNELS.broker: channels_url.rstrip("/")}
-        """By kind of object: the URL of which the objects' addresses are paths."""
+        """By kind of object: the URL with which the addresses of its objects begin."""
         self._bootstrap_servers = ""
         self._names = KeptNames()
         """Empty, and in memory only, until `connect`."""

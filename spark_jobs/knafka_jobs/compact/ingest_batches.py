@@ -85,7 +85,7 @@ def next_batch(
         start = max(reached.next, span.start)
         missed += max(0, span.start - reached.next)
         if partition in offsets_read and start > reached.next:
-            # Noted even if there is nothing to read, so that the next run doesn't count it again.
+            # Noted even if there is nothing to read, so that no later run counts them as missed.
             offsets_after[partition] = reached._replace(next=start)
         if start < span.end:
             waiting[partition] = OffsetSpan(start, span.end)

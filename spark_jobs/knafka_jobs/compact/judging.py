@@ -131,11 +131,12 @@ def mark_lost_by_deletion(
 def _find_deletions(
     partitions: Iterable[Row], topics: Mapping[str, TopicState]
 ) -> tuple[list[Row], dict[str, TopicState]]:
-    """Return the partitions whose topic was deleted or created anew, and the topics, by name, that
-    have lost records of which one may be a pending event's.
+    """Return the partitions whose topic was deleted or created anew, and the topics, by name, in
+    which the record of a pending event was deleted.
 
-    `partitions` are those with pending events, each with its topic's id at that time and the
-    `first` such event's offset. `topics` are the topics that Kafka has now, by name.
+    `partitions` are those with pending events: `topic` and its `topic_id` at that time,
+    `partition`, and `first`, the lowest offset of a pending event. `topics` are the topics that
+    Kafka has now, by name.
     """
     gone_partitions, shortened_topics = list[Row](), dict[str, TopicState]()
     for row in partitions:

@@ -40,8 +40,8 @@ MAX_REPLAYS: Final = 50
 """Largest number of replays that a report lists: the latest ones."""
 
 SettledSpansReader: TypeAlias = Callable[[Sequence[ReportRow], datetime], Sequence[SettledSpan]]
-"""A function that returns the spans of offsets that Triggers have settled since a time, such as
-`settled_spans`. Its rows have `TRIGGER` and the `origin_topic` of the Triggers' failed events."""
+"""Returns the spans of offsets that Triggers have settled since a time, as `settled_spans` does. The
+rows that it is given have `TRIGGER` and the `origin_topic` of the Triggers' failed events."""
 
 
 def make_report(
