@@ -217,7 +217,7 @@ def _archived_event_records(rows: DataFrame, path: str) -> DataFrame:
     missing = [column for column in ("headers", "value") if column not in columns]
     if time is None:
         missing.append(" or ".join(TIME_COLUMNS))
-    if missing or time is None:  # without a time, `missing` isn't empty; the type checker needs both
+    if missing or time is None:  # without a time, something is missing: for the type checker
         raise JobError(
             f"{path} is no archive of records: it lacks the columns {', '.join(missing)}"
         )

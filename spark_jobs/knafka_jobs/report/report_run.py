@@ -40,7 +40,7 @@ MAX_REPLAYS: Final = 50
 """Largest number of replays that a report lists: the latest ones."""
 
 SettledSpansReader: TypeAlias = Callable[[Sequence[ReportRow], datetime], Sequence[SettledSpan]]
-"""Returns the spans of offsets that Triggers have settled since a time, as `settled_spans` does. The
+"""Returns the spans of offsets that Triggers have settled since a time (see `settled_spans`). The
 rows that it is given have `TRIGGER` and the `origin_topic` of the Triggers' failed events."""
 
 
