@@ -6,7 +6,7 @@
     opening   serves a console on this machine: for `knafka up`, or `knafka console` of a cluster
     function  serves it in the cluster, for many viewers (`settings`)
 
-`python3 -m knafka_console` is the function. It is in the operator's image, so nothing that it
-imports may need more than that has (requirements/operator.lock, and of `local/` the client).
+`python3 -m knafka_console` is the function. It runs in the operator's image, so it may import only
+what this image has: requirements/operator.lock, and of `local/` the client.
 Not here: what the shown states mean; the operator decides that.
 """

@@ -59,9 +59,9 @@ class ViewerSources:
     def source_for(self, viewer: Viewer) -> ClusterConsole:
         """Return the source of this viewer, a new one if none is kept.
 
-        Forgets the sources of viewers who have sent no request for `VIEWER_IDLE_TIMEOUT` seconds,
-        and the idlest ones beyond `MAX_KEPT_VIEWERS`. The token isn't checked here: the API server
-        does that at the source's first request.
+        Forgets the sources of viewers who have sent no request for `VIEWER_IDLE_TIMEOUT` seconds.
+        If more than `MAX_KEPT_VIEWERS` are left, also forgets those who have been idle longest. The
+        token isn't checked here: the API server does that at the source's first request.
         """
         now = self._clock()
         key = hashlib.sha256("\n".join([viewer.token, *viewer.namespaces]).encode()).digest()

@@ -93,13 +93,14 @@ def _listen_on_free_port(port: int | None, option: str) -> socket.socket | None:
 
     Raises `PortTaken` if `port` is in use; its message names `option`.
     """
-    default_ports = range(CONSOLE_PORT, CONSOLE_PORT + CONSOLE_PORTS_TRIED)
-    for candidate in default_ports if port is None else (port,):
+    if port is not None:
         try:
-            return listen(candidate)
+            return listen(port)
         except OSError as error:
-            if port is not None:
-                raise PortTaken(
-                    f"{HOST}:{port} can't be used ({error.strerror}): choose another with {option}"
-                ) from error
+            raise PortTaken(
+                f"{HOST}:{port} can't be used ({error.strerror}): choose another with {option}"
+            ) from error
+    for default_port in range(CONSOLE_PORT, CONSOLE_PORT + CONSOLE_PORTS_TRIED):
+        with contextlib.suppress(OSError):
+            return listen(default_port)
     return None

@@ -75,12 +75,12 @@ class UpOptions:
 
 
 class Supervisor:
-    """Runs everything that `knafka up` starts: all of it is up inside `async with
-    supervisor.running():`."""
+    """Runs everything that `knafka up` starts, while the context `running` is open. `snapshot`,
+    `state` and `kafka` may only be used inside this context."""
 
     def __init__(self, options: UpOptions, view: View) -> None:
         """Prepare everything, and start nothing; `view` shows messages to the user. Raises
-        `NoManifests` if a manifest file doesn't exist."""
+        `NoManifests` if one of the files and folders with manifests doesn't exist."""
         self._options = options
         self._view = view
         self._manifests = Manifests(options.manifests)

@@ -33,7 +33,7 @@ class EngineName(StrEnum):
     """The engine that counts the failures for a report."""
 
     AUTO = "auto"
-    """DataFusion; Spark where that can't."""
+    """DataFusion if the tables fit one machine, else Spark."""
     DATAFUSION = "datafusion"
     """DataFusion, in one process without Java."""
     SPARK = "spark"
@@ -62,7 +62,7 @@ class CompactOptions:
 @dataclass(frozen=True, slots=True)
 class FailureSelection:
     """Selects the failures that fit every field that is set. A field that is None isn't set, and
-    leaves no failure out."""
+    leaves no failure out. In `OPTIONS`, the option of the same name explains a field."""
 
     broker: BrokerName | None = None
     trigger: str | None = None
@@ -111,7 +111,7 @@ def parser() -> argparse.ArgumentParser:
     for name, (description, options) in COMMANDS.items():
         subcommand = commands.add_parser(name, help=description, description=description)
         for option in options.split():
-            option_name = option.rstrip("!")
+            option_name = option.rstrip("!")  # `!` marks an option that the command requires
             argument = dict(OPTIONS[option_name])
             if option.endswith("!"):
                 argument["required"] = True
@@ -179,11 +179,8 @@ _match_age = re.compile(r"(\d+(?:\.\d+)?)([smhdw])").fullmatch
 
 
 def parse_moment_or_age(text: str) -> datetime:
-    """Read a time (ISO 8601; in UTC if it has no offset) or an age (`30d`, `12h`) as a moment. An
-    age counts back from now.
-
-    Raises `ArgumentTypeError`.
-    """
+    """Parse a time (ISO 8601; in UTC if it has no offset), or an age such as `30d` or `12h`: the
+    time that long before now. Raises `ArgumentTypeError`."""
     try:
         if (age := _match_age(text)) is None:
             return _parse_moment(text)

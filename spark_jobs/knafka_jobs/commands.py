@@ -33,7 +33,7 @@ from knafka_jobs.replay.purge_run import purge, purgeable
 from knafka_jobs.replay.replay_run import preview, replay
 from knafka_jobs.replay.runs import finished_event_count
 from knafka_jobs.report.report_command import report_without_spark, write_report
-from knafka_jobs.report.report_run import SettledSpans, make_report, settled_spans
+from knafka_jobs.report.report_run import SettledSpansReader, make_report, settled_spans
 from knafka_jobs.report.spark_engine import SparkEngine
 
 Progress: TypeAlias = Callable[[str], None]
@@ -60,7 +60,7 @@ def run(arguments: Namespace, progress: Progress) -> Answer:
         settled = _settled_source(kafka)
         if (report := report_without_spark(arguments, progress, settled)) is not None:
             return write_report(report, arguments, progress)
-        arguments.engine = EngineName.SPARK
+        arguments.engine = EngineName.SPARK  # `_run_report` needn't try without Spark again
     spark = session.start_session(arguments.command)
     try:
         return run_in(spark, arguments, progress)
@@ -121,7 +121,7 @@ def _run_report(arguments: Namespace, tables: Tables, progress: Progress) -> Ans
     return write_report(report, arguments, progress)
 
 
-def _settled_source(kafka: KafkaClient | None) -> SettledSpans | None:
+def _settled_source(kafka: KafkaClient | None) -> SettledSpansReader | None:
     """Return a function that reads from Kafka which offsets Triggers have settled; None if `kafka`
     is None."""
     return partial(settled_spans, kafka) if kafka else None

@@ -130,7 +130,8 @@ class EventEdits:
     def edit_record(
         self, headers: RecordHeaders, value: bytes | None
     ) -> tuple[RecordHeaders, bytes | None]:
-        """Return headers and value of a record with the edited event. Raises `CannotEdit`.
+        """Return headers and value of a record with the edited event; a value is None if the event
+        has no data. Raises `CannotEdit`.
 
         The record's key stays, so the event keeps its order among the events of its key.
         """
@@ -152,6 +153,7 @@ def edited_record(
 ) -> tuple[RecordHeaders, bytes | None]:
     """Return headers and value of a dead letter's event, edited and without the headers that Knafka
     added to the dead letter. Raises `CannotEdit`."""
+    # Without the last header, which names the replay: the sender adds that header.
     *own_headers, _ = headers_for_replay(headers, "")
     return edits.edit_record(own_headers, value)
 
@@ -183,7 +185,7 @@ def _set_value(document: bytes, pointer: Sequence[str], value: bytes) -> bytes:
             members = _decode_members(document)
             if further and token not in members:
                 raise CannotEdit(f"the data have no member {token!r:.80}")
-            inner = bytes(members.get(token, b"null"))
+            inner = bytes(members.get(token, b"null"))  # a new member replaces `null`
             members[token] = msgspec.Raw(_set_value(inner, further, value))
             return _encode(members)
         case b"[":

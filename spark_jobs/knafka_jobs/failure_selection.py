@@ -60,7 +60,8 @@ of a Sensor, which reads no replays. A replay also leaves out events without the
 (`STUB_HEADER`) and events that another replay has sent (`PENDING`)."""
 
 LIKELY_STUB: Final = "data_bytes IS NULL"
-"""SQL: the rows of `failures` and `records` whose event may lack its data; only headers tell."""
+"""SQL: the rows of `failures` and `records` whose event has no data, perhaps because they were left
+out of the dead letter. Only the header `STUB_HEADER` tells whether they were."""
 
 STUB_HEADER: Final = f"ce_{OMITTED}"
 """Header of a dead letter without the event's data, which was too large to be kept."""
@@ -70,7 +71,7 @@ PENDING: Final = "outcome IS NULL"
 
 
 SHOWN_EVENTS: Final = 20
-"""Events that a dry run lists: the first ones by `SHOWN_ORDER`."""
+"""Largest number of events that a dry run lists: the first ones by `SHOWN_ORDER`."""
 SHOWN_ORDER: Final = ("first_failed", "failure_id")
 """Columns by which a dry run's events are ordered."""
 SHOWN_COLUMNS: Final = (*TRIGGER, "id", "source", "type", "reason", "code")
@@ -87,7 +88,8 @@ class Preview:
     triggers: dict[TriggerName, int]
     """Number of events by Trigger."""
     left_out: int
-    """Number of selected events that can't be sent: undecodable, no data, resolved or pending."""
+    """Number of selected events that can't be sent: those that aren't `REPLAYABLE`, lack their data
+    or are `PENDING`."""
     events: list[dict[str, Any]]
     """The first `SHOWN_EVENTS` events: `SHOWN_COLUMNS` of each."""
 

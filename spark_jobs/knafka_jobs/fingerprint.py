@@ -76,7 +76,8 @@ RULES: Final = (
 
 
 def fingerprint(error: str | None) -> str:
-    """Return the fingerprint of an error's text; empty if the text has no letter or digit."""
+    """Return the fingerprint of an error's text; empty if the text is None or has no letter or
+    digit."""
     first_line = re.search(_FIRST_LINE, error or "", re.ASCII)
     text = first_line[0][:LINE_CHARACTERS] if first_line else ""
     for pattern, mark in RULES:

@@ -64,6 +64,7 @@ def delete_failures(
     # Also files that an interrupted run left.
     for name in ("records", "failures"):
         tables.erase_unused_files(name)
+    # Rows that other applications keep may be of deleted failures, too.
     remove_others(tables.spark, tables.root)
     return count
 

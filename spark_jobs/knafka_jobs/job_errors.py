@@ -16,7 +16,7 @@ class JobError(KnafkaError):
 
 
 class NeedsSpark(JobError):
-    """A lookup can't answer from Delta's files alone; the same question to a job on Spark can."""
+    """A question can't be answered from Delta's files alone; a job on Spark can answer it."""
 
 
 _WORKER_JOB_ERROR: Final = re.compile(rf"{re.escape(JobError.__module__)}\.JobError: ([^\n]*)")

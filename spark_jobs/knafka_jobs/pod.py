@@ -55,7 +55,7 @@ POD_COMMANDS: Final[Mapping[str, Sequence[str]]] = {
     "replay": ("replay-id", "by", "rate", "dry-run"),
     "purge": ("unresolved", "dry-run"),
 }
-"""Options of each command alone; `_parser` adds the options that all commands have."""
+"""Options that only this command has; `_pod_parser` adds those that all commands have."""
 
 
 class RunCommand(Protocol):
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command = executor_command(os.environ)
         os.execv(command[0], command)
     is_backtest = command_words[:1] == ["backtest"]
-    parsed = (parser() if is_backtest else _parser()).parse_args(command_words)
+    parsed = (parser() if is_backtest else _pod_parser()).parse_args(command_words)
     _prepare_spark()
     try:
         with explain_faults():
@@ -106,8 +106,9 @@ def _prepare_spark() -> None:
         EXECUTOR_TEMPLATE_FILE.write_text(template)
 
 
-def _parser() -> argparse.ArgumentParser:
-    """Return the parser of the commands `archive`, `replay` and `purge`."""
+def _pod_parser() -> argparse.ArgumentParser:
+    """Return the parser of the commands `archive`, `replay` and `purge`. (`parser` is that of
+    `knafka_jobs`, whose options these commands share.)"""
     argument_parser = argparse.ArgumentParser(prog="knafka_jobs.pod")
     commands = argument_parser.add_subparsers(dest="command", required=True)
     for command, options in POD_COMMANDS.items():
@@ -332,7 +333,8 @@ def _write_termination_message(answer: Mapping[str, Any]) -> None:
 
 def termination_message(answer: Mapping[str, Any]) -> str:
     """Return the answer as JSON that fits a termination message. Lists and a long error are
-    shortened, step by step; counts never are."""
+    shortened step by step until it fits; counts never are. If it still doesn't fit, the text is
+    cut, and is no valid JSON."""
     shortened = dict(answer)
     while len(message := json.dumps(shortened)) > MAX_MESSAGE_CHARACTERS:
         if events := shortened.get("events"):

@@ -1,4 +1,5 @@
-"""Replay state: decides in which state a replay is, from its rows in the tables. Pure.
+"""Replay state: decides in which state a replay is, and how fast it sends, from its rows in the
+tables. Pure.
 
 begun ──> running ──────────────────> finished
              │ ──> cancelling ──> cancelled
@@ -53,11 +54,11 @@ def replay_state(
 def events_a_second(
     sent: int, first_noted: tuple[datetime, int] | None, until: datetime | None
 ) -> float | None:
-    """Return how many events a replay sends in a second; None if that is not known, as in its first
-    second.
+    """Return how many events a replay sends in a second. None if that is not known: in its first
+    second, or if it has sent nothing since its first note of progress.
 
-    `first_noted` is when its progress was noted first, and with how many events; `until` is when it
-    had sent `sent` events.
+    `first_noted` is the time of that note, and the number of events that were sent by then; None:
+    there is no note. `until` is when the replay had sent `sent` events; None: unknown.
     """
     if first_noted is None or until is None:
         return None

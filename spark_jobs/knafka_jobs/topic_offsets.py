@@ -23,15 +23,17 @@ class BrokerName(NamedTuple):
         return f"{self.namespace}/{self.name}"
 
 
-Position: TypeAlias = tuple[str, int]
-"""Topic and partition."""
+NamedPartition: TypeAlias = tuple[str, int]
+"""The name of a topic, and the number of a partition."""
 
 Partition: TypeAlias = tuple[str, int]
-"""Topic id and partition: a topic that is deleted and created again has another id."""
+"""The id of a topic, and the number of a partition: a topic that is deleted and created again has
+another id."""
 
 
 class RecordMark(NamedTuple):
-    """The identity of the record at an offset, should another record get the same offset later."""
+    """Identifies the record at an offset, so that a job notices if another record has that offset
+    later."""
 
     offset: int
     digest: str
@@ -94,21 +96,22 @@ Offsets: TypeAlias = Mapping[Partition, ReadState]
 
 
 def log_id(topic_id: str, number: int) -> str:
-    """Return the `topic_id` of rows that lie in the log of this number: `ID` for 0, else
-    `ID~NUMBER`."""
+    """Return the id of one of a partition's logs (see `ReadState`), which tables have in their
+    column `topic_id`: `ID` for the first log, number 0, else `ID~NUMBER`."""
     return f"{topic_id}{LOG_SEPARATOR}{number}" if number else topic_id
 
 
 def split_log_id(text: str) -> tuple[str, int]:
-    """Split a `log_id` into the topic's id and the number of the log."""
+    """Split a `log_id` into the topic's id and the number of the log; 0 if the text has none."""
     topic_id, _, number = text.partition(LOG_SEPARATOR)
     return topic_id, int(number) if number.isdecimal() else 0
 
 
 def read_states_of(log_rows: Iterable[tuple[str, int, int, int]]) -> dict[Partition, ReadState]:
-    """Return how far partitions were read, from the rows of each log. The marks are unknown.
+    """Return how far partitions were read, from the rows that tables have of each log.
 
-    `log_rows` has log id, partition, first offset and the offset after the last row.
+    `log_rows` has log id, partition, the first row's offset, and the offset after the last row. The
+    states have no marks, as rows don't tell them.
     """
     logs: dict[Partition, dict[int, tuple[int, int]]] = {}
     for log_id_text, partition, first, next_offset in log_rows:
@@ -145,7 +148,7 @@ class TopicState:
     """Number of replicas of its first partition."""
 
 
-def spans_of(topics: Mapping[str, TopicState]) -> dict[Position, OffsetSpan]:
+def spans_of(topics: Mapping[str, TopicState]) -> dict[NamedPartition, OffsetSpan]:
     """Return the offsets that each partition of these topics has, by the topic's name and the
     partition. `topics` are by name."""
     return {
@@ -159,7 +162,7 @@ def is_dead_letter_topic(topic: str, broker: BrokerName | None) -> bool:
     """Whether a topic holds dead letters of this Broker; if `broker` is None, of any Broker.
 
     The digest in the topic's name decides, because dashes alone don't tell where a Broker's name
-    ends. A topic whose name was shortened belongs to no Broker.
+    ends. False for a topic whose name was shortened, unless `broker` is None.
     """
     if broker is None:
         return topic.startswith(names.DEAD_LETTERS)

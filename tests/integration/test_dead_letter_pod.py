@@ -41,7 +41,7 @@ class Pod:
 
     def run(self, command: str, *words: str, **select: Any) -> dict[str, Any]:
         words = (*self._words, f"--select={json.dumps(select)}", *words)
-        given = pod._parser().parse_args([command, *words])
+        given = pod._pod_parser().parse_args([command, *words])
         return pod.run_in(self._spark, self._client, given, self._say)
 
     def _say(self, line: str) -> None:

@@ -17,7 +17,7 @@ from knafka_jobs.io.kafka import KafkaClient, read_spans
 from knafka_jobs.io.kafka_records import KafkaRecords
 from knafka_jobs.replay import runs
 from knafka_jobs.replay.replay_run import replay
-from knafka_jobs.topic_offsets import OffsetSpan, Position, spans_of
+from knafka_jobs.topic_offsets import NamedPartition, OffsetSpan, spans_of
 
 pytestmark = [
     pytest.mark.kafka,
@@ -35,7 +35,7 @@ def test_a_new_replay_reads_its_topic_from_where_the_earlier_ones_ended(
     is read back."""
     topic = names.replay_topic(dead.namespace, "main", "mail")
     one_by_one = list[Any]()
-    by_spark = list[Mapping[Position, OffsetSpan]]()
+    by_spark = list[Mapping[NamedPartition, OffsetSpan]]()
 
     def send(replay_id: str, first: int, events: int) -> None:
         for number in range(first, first + events):
@@ -56,7 +56,9 @@ def test_a_new_replay_reads_its_topic_from_where_the_earlier_ones_ended(
             one_by_one.append(message)
             yield message
 
-    def noted_spans(spark: Any, connection: Any, spans: Mapping[Position, OffsetSpan]) -> DataFrame:
+    def noted_spans(
+        spark: Any, connection: Any, spans: Mapping[NamedPartition, OffsetSpan]
+    ) -> DataFrame:
         by_spark.append(spans)
         return read_spans(spark, connection, spans)
 

@@ -44,7 +44,7 @@ def test_each_run_of_an_archive_serves_its_report_with_those_before_it(
         "--announce=http://127.0.0.1:1/",
     ]  # fmt: skip
     monkeypatch.setattr(announce, "ANNOUNCE_ATTEMPTS", 1)
-    given = pod._parser().parse_args(words)
+    given = pod._pod_parser().parse_args(words)
     reached = connection_configuration(contract.Kafka(bootstrap_servers=kafka.bootstrap_servers))
     kept, made = ArchiveName(dead.namespace, "kept"), list[Report]()
     dead.add("mail", 1)

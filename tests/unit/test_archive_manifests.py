@@ -92,7 +92,7 @@ def settings_of(words: list[str]) -> dict[str, str]:
 def test_the_job_says_all_that_its_pod_has_to_do() -> None:
     made = full()
     arguments = container(made)["args"]
-    given = pod._parser().parse_args(arguments)
+    given = pod._pod_parser().parse_args(arguments)
     assert (given.tables, str(given.broker)) == ("/archive/dead-letters", "shop/default")
     assert (given.bootstrap_servers, given.group) == ("kafka:9092", "group")
     assert (given.keep_hours, given.days, given.report) == (48, 7, True)
@@ -106,7 +106,7 @@ def report_arguments(address: str, **report: Any) -> dict[str, str]:
         None, replace(WITH_IMAGE, console_url="https://console.test", trace_url="http://z/{trace}"),
         report=True, address=address,
     )  # fmt: skip
-    given = pod._parser().parse_args(container(dict(made))["args"])
+    given = pod._pod_parser().parse_args(container(dict(made))["args"])
     return {each: getattr(given, each) for each in ("archive", "announce", "console_url")}
 
 

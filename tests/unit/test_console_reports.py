@@ -162,7 +162,7 @@ async def test_a_viewer_of_another_namespace_sees_nothing_of_it(
     assert [each.namespace for each in found.archives] == ["bank"]
     assert len(found.problems) == 1
     assert await joe.replays(KEPT) == ArchiveReplays(may=False)
-    for step in (joe.json(KEPT), joe.page(KEPT), joe.replay(KEPT, ASKED)):
+    for step in (joe.json(KEPT), joe.page(KEPT), joe.create_replay(KEPT, ASKED)):
         with pytest.raises(Forbidden):
             await step
     with pytest.raises(NotFound):  # of the same name, and none of shop's
@@ -232,10 +232,10 @@ async def test_a_button_creates_a_replay_with_the_viewers_own_rights(
     assert (await ada.replays(KEPT)).may
     assert not (await bob.replays(KEPT)).may
     with pytest.raises(Forbidden, match="can't create deadletterreplays"):
-        await bob.replay(KEPT, ASKED)
+        await bob.create_replay(KEPT, ASKED)
 
-    made = await ada.replay(KEPT, ASKED)
-    assert made == await ada.replay(KEPT, ASKED), "asked twice over, it is one"
+    made = await ada.create_replay(KEPT, ASKED)
+    assert made == await ada.create_replay(KEPT, ASKED), "asked twice over, it is one"
     stored = server.found(KNAFKA, "DeadLetterReplay", "shop", made.name)
     assert stored is not None
     select = {"trigger": "mail", "reason": "status", "code": 503}
@@ -254,7 +254,8 @@ async def test_a_button_creates_a_replay_with_the_viewers_own_rights(
 async def test_the_name_of_a_replay_fits_however_long_the_archives_is(
     cluster: tuple[ApiServer, Any], memory: MemoryLog
 ) -> None:
-    made = await reports_of(cluster[1], memory, "ada").replay(ArchiveName("shop", "a" * 52), ASKED)
+    ada = reports_of(cluster[1], memory, "ada")
+    made = await ada.create_replay(ArchiveName("shop", "a" * 52), ASKED)
     assert made.name == f"{'a' * 41}-0a1b2c3d4e"
 
 

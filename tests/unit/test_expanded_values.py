@@ -36,7 +36,7 @@ def test_no_argument_of_a_job_shows_a_key_of_the_store(option: str, text: str) -
         archive, 7, declared["group"], declared["bootstrap_servers"], None, settings, report=True
     )
     (container,) = made["spec"]["template"]["spec"]["containers"]
-    given = pod._parser().parse_args(arguments(container, KEYS))
+    given = pod._pod_parser().parse_args(arguments(container, KEYS))
     assert getattr(given, option) == text
 
 

@@ -36,7 +36,7 @@ async def world() -> Any:
 def given(job: Mapping[str, Any]) -> Any:
     """What its pod is asked for, as the pod understands it."""
     (container,) = job["spec"]["template"]["spec"]["containers"]
-    return pod._parser().parse_args(container["args"])
+    return pod._pod_parser().parse_args(container["args"])
 
 
 def says(world: ArchivesWorld, kind: str, name: str, type_: str = "Succeeded") -> tuple[str, str]:

@@ -110,7 +110,8 @@ class ConsoleState(Model):
 
 
 class ConsoleCondition(Model):
-    """A condition of an object."""
+    """A condition in an object's status, with Knative's fields. `severity` is empty for an error,
+    else `Warning` or `Info`."""
 
     type: str
     status: str

@@ -95,7 +95,8 @@ def _trigger_document(row: TriggerRow, declared: Trigger | None) -> ConsoleTrigg
 
 
 def _filters_text(declared: Trigger | None) -> str:
-    """Return a Trigger's filters on one line; empty for a Subscription, or if it isn't known."""
+    """Return a Trigger's filters on one line; empty for a Subscription, or if `declared` is
+    None."""
     if declared is None or declared.kind != "Trigger":
         return ""
     return triggers.filters_text(declared)

@@ -39,7 +39,7 @@ class NotSignedIn(KnafkaError):
 
 
 class TriggerName(NamedTuple):
-    """Kind, namespace and name of a Trigger or Subscription."""
+    """Namespace, name and kind of a Trigger or Subscription."""
 
     namespace: str
     name: str
@@ -92,7 +92,7 @@ class ArchiveReports(Protocol):
         """Return the replays of an archive's failures, and whether the viewer may create one."""
         ...
 
-    async def replay(self, archive: ArchiveName, creation: ReplayCreation) -> ArchiveReplay:
+    async def create_replay(self, archive: ArchiveName, creation: ReplayCreation) -> ArchiveReplay:
         """Create the replay of an archive's failures that `creation` selects; returns it. A second
         call with the same `creation.request` returns the same replay."""
         ...

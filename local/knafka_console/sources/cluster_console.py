@@ -80,7 +80,8 @@ class KafkaFinder(BrokerKafkaFinder, Protocol):
     """Finds the Kafka and the dead-letter topic of a Trigger, such as `ClusterKafka`."""
 
     async def find(self, trigger: Document) -> tuple[Egress, dict[str, Any]]:
-        """Return the Egress of a Trigger, and the librdkafka configuration for its Kafka."""
+        """Return the Egress of a Trigger, and the librdkafka configuration for its Kafka. Raises
+        `KnafkaError` if an object that this needs doesn't exist or can't be read."""
         ...
 
 
@@ -109,6 +110,7 @@ class ClusterConsole:
         self._letters = letters or DeadLetterTopics()
         self._clock = clock
         self._lock = asyncio.Lock()
+        """Held while objects are listed, so that requests at the same time share one list."""
         self._stored: tuple[float, StoredObjects] | None = None
         """When objects were last listed, by `clock`, and the objects; None: list them anew."""
         self._reports = ClusterReports(
@@ -175,10 +177,12 @@ class ClusterConsole:
         """Return for each Trigger whether it would get an event. Subscriptions, which have no
         filters, and invalid Triggers are left out. Raises `Forbidden` and `NotSignedIn`."""
         stored = await self._load_recent_objects()
-        of_brokers = [trigger for trigger in stored.triggers if trigger["kind"] == "Trigger"]
+        without_subscriptions = [
+            trigger for trigger in stored.triggers if trigger["kind"] == "Trigger"
+        ]
         return await asyncio.to_thread(
             lambda: snapshot_document.verdicts(
-                cluster_document.readable_triggers(of_brokers), event
+                cluster_document.readable_triggers(without_subscriptions), event
             )
         )
 
@@ -279,10 +283,11 @@ class ClusterConsole:
             return self._stored[1]
 
     async def _list_objects(self) -> StoredObjects:
-        """List all objects that the viewer may list; a kind that can't be listed is a problem.
+        """List the objects that the viewer may list. `problems` of the result has a sentence for
+        each kind and namespace that the viewer may not list.
 
-        Raises `NotSignedIn`, and `Forbidden` if the viewer named no namespaces and may not list
-        Brokers or Triggers in all of them.
+        Raises `NotSignedIn`, and `Forbidden` if the viewer named no namespaces and may not list the
+        Brokers or the Triggers of all namespaces.
         """
         problems: list[str] = []
         broker_documents: list[Document] = []

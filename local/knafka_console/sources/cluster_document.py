@@ -62,7 +62,7 @@ def cluster_state(stored: StoredObjects, figures: Figures | None, place: str) ->
         snapshot, readable_triggers(stored.triggers), place
     )
     return counted_state.model_copy(
-        update={"brokers": tuple(map(_without_rejected, counted_state.brokers))}
+        update={"brokers": tuple(map(_without_rejected_count, counted_state.brokers))}
     )
 
 
@@ -78,7 +78,7 @@ def readable_triggers(triggers: Sequence[Document]) -> Sequence[Trigger]:
     return readable
 
 
-def _without_rejected(broker: ConsoleBroker) -> ConsoleBroker:
+def _without_rejected_count(broker: ConsoleBroker) -> ConsoleBroker:
     """Return the Broker with None as the count of rejected requests: only the receiver's metrics
     have that count, and they aren't read."""
     return broker.model_copy(update={"rejected": None})
@@ -86,7 +86,7 @@ def _without_rejected(broker: ConsoleBroker) -> ConsoleBroker:
 
 def _broker_row(document: Document, figures: Figures | None) -> BrokerRow:
     """Return the row of a Broker or KafkaChannel, with the number of records that were ever written
-    to its topic; 0 if that isn't known."""
+    to its topic; 0 if `figures` is None or lacks the topic."""
     row, topic = broker_row(document), _status_annotation(document, TOPIC_STATUS)
     accepted = 0 if figures is None else figures.written.get(topic, 0)
     return replace(row, accepted=accepted)

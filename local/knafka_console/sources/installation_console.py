@@ -65,8 +65,8 @@ class InstallationConsole:
         data: Path,
         letters: DeadLetterTopics | None = None,
     ) -> None:
-        """`data` is the installation's data folder. `letters` reads and replays dead letters;
-        None: a `DeadLetterTopics` that uses the real Kafka."""
+        """`running` is the `knafka up` to show, and `data` its data folder. `letters` reads and
+        replays dead letters; None: a `DeadLetterTopics` that uses the real Kafka."""
         self._running = running
         self._data = data
         self._letters = letters or DeadLetterTopics()

@@ -145,6 +145,7 @@ class SharedFigures:
         self._metrics = metrics
         self._clock = clock
         self._lock = asyncio.Lock()
+        """Held while figures are fetched, so that viewers at the same time share one fetch."""
         self._last_result: tuple[float, Figures | KnafkaError] | None = None
         """When the figures were last fetched, by `clock`, and the figures or the error; None: not
         yet."""

@@ -7,13 +7,12 @@ Kafka, written by the archives' Jobs: where another account reads Kafka, the vie
 
     list        the archives that the viewer may list, with totals from their status
     json, page  the last record with the archive's key
-    replays     the DeadLetterReplays of the archive; `replay` creates one
+    replays     the DeadLetterReplays of the archive; `create_replay` creates one
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -60,6 +59,7 @@ class ReportTopics:
     """Reads the last reports from Kafka. It opens a client for each call, as calls are rare."""
 
     connect: Callable[[Connection], LogAdmin] = KafkaAdmin
+    """Opens a client that reads, by a librdkafka configuration."""
 
     async def read_last(
         self, kafka: dict[str, Any], broker: str, archive: ArchiveName
@@ -213,27 +213,28 @@ class ClusterReports:
     async def replays(self, archive: ArchiveName) -> ArchiveReplays:
         """Return the replays of an archive, newest first, and whether the viewer may create one.
 
-        There are none if the viewer may not list them or the cluster doesn't have the kind. Raises
-        `NotSignedIn`.
+        `all` is empty if the viewer may not list replays, or if the cluster doesn't have the kind.
+        Raises `NotSignedIn`.
         """
         may_create = await self._is_allowed("create", archive, REPLAY_OBJECTS)
-        # A viewer may have the right to create replays but not to list them.
-        with contextlib.suppress(Forbidden):
+        try:
             replay_documents = await self._translate_refusals(
                 asyncio.to_thread(self._api.list, REPLAY_OBJECTS, archive.namespace)
             )
-            if replay_documents is None:
-                return ArchiveReplays(may=False)
-            replays_of_archive = [
-                _replay_document(document)
-                for document in replay_documents
-                if _archive_name_of(document) == archive.name
-            ]
-            replays_of_archive.sort(key=lambda replay: replay.created, reverse=True)
-            return ArchiveReplays(may=may_create, all=tuple(replays_of_archive))
-        return ArchiveReplays(may=may_create)
+        except Forbidden:
+            # A viewer may have the right to create replays but not to list them.
+            return ArchiveReplays(may=may_create)
+        if replay_documents is None:  # the cluster doesn't have the kind
+            return ArchiveReplays(may=False)
+        replays_of_archive = [
+            _replay_document(document)
+            for document in replay_documents
+            if _archive_name_of(document) == archive.name
+        ]
+        replays_of_archive.sort(key=lambda replay: replay.created, reverse=True)
+        return ArchiveReplays(may=may_create, all=tuple(replays_of_archive))
 
-    async def replay(self, archive: ArchiveName, creation: ReplayCreation) -> ArchiveReplay:
+    async def create_replay(self, archive: ArchiveName, creation: ReplayCreation) -> ArchiveReplay:
         """Create a DeadLetterReplay and return it. If an earlier call with the same
         `creation.request` has created one, return that.
 

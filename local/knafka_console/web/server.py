@@ -145,7 +145,8 @@ class ConsoleServer:
 def application(
     hosts: Collection[str] | None, source_of: SourceOf, sign_in: SignIn | None = None
 ) -> web.Application:
-    """Return a console's web application. `hosts` are the accepted Host headers; None: any."""
+    """Return a console's web application. `hosts` are the accepted Host headers; None: any.
+    `sign_in` adds the routes to sign in and out; None: there are none."""
     handlers = _Handlers(source_of)
     app = web.Application(middlewares=[_guard_middleware(hosts)], client_max_size=LARGEST_BODY)
     if sign_in is not None:
@@ -181,7 +182,7 @@ def refusal_reason(
     """
     host = headers.get("Host", "").lower()
     if hosts is None:
-        hosts = [host]
+        hosts = [host]  # any, but an Origin must name the same host
     if not host or host not in hosts:
         return "this address is served under its own name only"
     origin = headers.get("Origin")
@@ -233,8 +234,7 @@ async def _answer_or_problem(request: web.Request, handler: Handler) -> web.Stre
 
 
 def _http_status(error: KnafkaError) -> HTTPStatus:
-    """Return the HTTP status code for an error; 409 (Conflict) for every error that has no code of
-    its own here."""
+    """Return the HTTP status code for an error; 409 (Conflict) if no other code fits."""
     match error:
         case InvalidEvent() | InvalidDocument():
             return HTTPStatus.BAD_REQUEST
@@ -308,7 +308,7 @@ class _Handlers:
         reports = self._archive_reports(request)
         creation = await read_document(ReplayCreation, request)
         return _json_answer(
-            await reports.replay(_archive_name(request), creation), HTTPStatus.CREATED
+            await reports.create_replay(_archive_name(request), creation), HTTPStatus.CREATED
         )
 
     async def state(self, request: web.Request) -> web.Response:

@@ -48,7 +48,8 @@ class KeptNames:
         if file is not None and file.exists():
             self._clusters = json.loads(file.read_text())
         self._names = self._clusters.setdefault(cluster_id, {})
-        """The part of `_clusters` for this Kafka cluster: kept annotations by owner."""
+        """The part of `_clusters` for this Kafka cluster, kept annotations by owner: the same dict,
+        so that `_write` writes its changes."""
 
     def annotations_of(self, owner: str) -> Mapping[str, str] | None:
         """Return the kept annotations of an object (`Broker default/shop`); None if none are kept,
@@ -61,9 +62,9 @@ class KeptNames:
         return [key.partition(" ")[2] for key in self._names if key.startswith(f"{kind} ")]
 
     def put(self, owner: str, annotations: Mapping[str, str]) -> None:
-        """Keep the annotations of an object (`Broker default/shop`) whose keys are in
-        `KEPT_ANNOTATIONS`, in place of those kept so far; if there are none, those stay. They
-        are on disk when this returns. Raises `OSError`."""
+        """Replace the kept annotations of an object (`Broker default/shop`) by those of
+        `annotations` whose keys are in `KEPT_ANNOTATIONS`. If there are none, the kept ones stay.
+        Returns once the file is written. Raises `OSError`."""
         kept = {key: value for key, value in annotations.items() if key in KEPT_ANNOTATIONS}
         if kept and self._names.get(owner) != kept:
             self._names[owner] = kept

@@ -72,7 +72,7 @@ _INSTALLATION_CONFIG_MAPS: Final = tuple(
 
 
 class LocalCluster(MemoryCluster):
-    """Keeps Kubernetes objects in memory, with what one machine has differently.
+    """Keeps Kubernetes objects in memory, changed where one machine differs from a cluster.
 
     `url` is the address of all Brokers and `channels_url` that of all KafkaChannels.
     `requires_auth` says whether senders must show tokens.
@@ -82,13 +82,13 @@ class LocalCluster(MemoryCluster):
         super().__init__()
         self.requires_auth = requires_auth
         self._urls = {"Broker": url.rstrip("/"), CHANNELS.broker: channels_url.rstrip("/")}
-        """The URL below which the addresses of a kind's objects are."""
+        """By kind of object: the URL with which the addresses of its objects begin."""
         self._bootstrap_servers = ""
         self._names = KeptNames()
         """Empty, and in memory only, until `connect`."""
         self.adopts = False
-        """Whether a new object takes over an existing topic or group of its name: true for data
-        that was written before Knafka kept names."""
+        """Whether a new object takes over an existing topic or group of its name. True only for a
+        data folder that was written before Knafka kept names."""
 
     def connect(self, bootstrap_servers: str, names: KeptNames) -> None:
         """Set Kafka's address and the kept names; from now on reconciled objects may be
@@ -98,7 +98,8 @@ class LocalCluster(MemoryCluster):
 
     def declare(self, document: Document, folder: Path) -> None:
         """Store a document that a file in `folder` declares. An object that the operator reconciles
-        gets a finalizer and, if it is new, its kept names; a Service gets the folder's path."""
+        gets a finalizer and, if it is new, its kept names; a Service gets an annotation with the
+        folder's path."""
         stored = localize.localized_document(document)
         metadata = stored["metadata"]
         if document["kind"] in RECONCILED:
@@ -145,8 +146,8 @@ class LocalCluster(MemoryCluster):
     async def get(self, api_version: str, kind: str, namespace: str, name: str) -> Document | None:
         """Return the stored document; None if there is none.
 
-        ConfigMaps that every real cluster has are made here: the installation's own and Knative's,
-        each with the data of the one that a file declares.
+        ConfigMaps that every real cluster has are made here: the installation's own and Knative's.
+        If a file declares such a ConfigMap, the result has its data.
         """
         stored = await super().get(_stored_version(api_version, kind), kind, namespace, name)
         if (api_version, kind) != (CORE, "ConfigMap"):
@@ -163,7 +164,7 @@ class LocalCluster(MemoryCluster):
     def _on_written(self, document: dict[str, Any]) -> None:
         """Complete an object that was written; `MemoryCluster` calls this before any watch sees it.
 
-        A Service that only runs while it drains gets the status of a Ready one; a Sensor's
+        A Service that only runs while it drains gets the status of a Ready Service. A Sensor's
         generation is kept with its names.
         """
         if document["kind"] == SENSOR:
@@ -192,8 +193,8 @@ class LocalCluster(MemoryCluster):
         return await super().apply(manifest)
 
     async def write_status(self, document: Document, status: Document) -> None:
-        """Merge `status` into an object's status, with an address on this machine in place of the
-        Service's, and keep the names that it has."""
+        """Merge `status` into an object's status, and keep its names over restarts. An address on
+        this machine replaces the Service's address."""
         if (url := self._urls.get(document["kind"])) is not None:
             status = localize.with_local_address(status, url)
         # Keep the names first. A reader of the new status may act on it at once, and after a crash
@@ -240,7 +241,8 @@ def service_status(document: Document, condition: Condition, **more: Any) -> dic
     """Return the status of a Service, `document`, with one condition.
 
     Its `Ready` follows from that condition by Knative's rules. Each generation of the Service
-    counts as one Revision. `more` are further fields of the status.
+    counts as one Revision. `more` are further fields of the status. Fields of the Service's stored
+    status that are not set here stay.
     """
     metadata = document["metadata"]
     revision = f"{metadata['name']}-{metadata['generation']:05}"
@@ -280,8 +282,8 @@ def _stored_version(api_version: str, kind: str) -> str:
 
 
 def _with_subscribers(spec: Document, previous: Document | None) -> dict[str, Any]:
-    """Return a declared KafkaChannel's spec with its stored subscribers, which files don't declare
-    (KN-CHN-05)."""
+    """Return a declared KafkaChannel's spec with the subscribers of `previous`, the stored channel
+    (None: it is new). Subscribers in the file are ignored (KN-CHN-05)."""
     declared = {key: value for key, value in spec.items() if key != "subscribers"}
     subscribers = ((previous or {}).get("spec") or {}).get("subscribers")
     return declared if subscribers is None else {**declared, "subscribers": subscribers}

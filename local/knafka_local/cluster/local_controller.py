@@ -75,8 +75,8 @@ _IN_ORDER: Final = (
 class _LocalStore:
     """The LocalCluster as the controller's store of objects.
 
-    Other stores track what reconciling an object reads, so that a change of that enqueues the
-    object again. LocalCluster reports every change, so nothing has to be tracked here.
+    Other stores track which objects are read while an object is reconciled, so that a change of one
+    of them enqueues it again. LocalCluster reports every change, so nothing is tracked here.
     """
 
     def __init__(self, cluster: LocalCluster) -> None:
@@ -132,6 +132,7 @@ class LocalController(Controller):
         self._operators = {
             operator_.family: operator_ for operator_ in (operator, channel_operator)
         }
+        """The operator of each family."""
         for operator_ in self._operators.values():
             operator_.moves.on_move = lambda trigger, why: say(f"{name_of(trigger)}: {why}")
         self._policies: Mapping[Identity, Document] = {}
@@ -149,12 +150,13 @@ class LocalController(Controller):
             LOCAL_PACE,
         )
         self._operator = operator
+        """The operator for Brokers, whose queue serves both."""
         for kind in self.kinds.values():
             if isinstance(kind, BrokerReconciler):
                 kind.on_deleted = self._show_topic_deletion
 
     async def run(self) -> None:
-        """Reconcile for ever; on exit every drain has ended."""
+        """Reconcile until cancelled; then end every drain before returning."""
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._operator.queue.run(self.reconcile), name="reconcile")
@@ -170,7 +172,7 @@ class LocalController(Controller):
         Waits for each group of `_IN_ORDER` until its objects are Ready or say why not, at most
         `SETTLE_TIMEOUT` seconds.
         """
-        config_maps = self._declared_objects("ConfigMap")
+        config_maps = self._declared_objects("ConfigMap")  # before any of them is removed
         await self._remove_undeclared(declared)
         self._apply_policies(declared)
         for kinds in _IN_ORDER:
@@ -204,10 +206,8 @@ class LocalController(Controller):
             for identity, (document, _) in declared.documents.items()
             if identity.kind == POLICY
         ]
-        previous, self._policies = (
-            self._policies,
-            {Identity.of(policy): policy for policy in policies},
-        )
+        previous = self._policies
+        self._policies = {Identity.of(policy): policy for policy in policies}
         changed = [
             policy
             for identity, policy in self._policies.items()
@@ -221,8 +221,8 @@ class LocalController(Controller):
         self._operator.on_policies(changed, removed)
 
     def is_ours(self, document: Document) -> bool:
-        """Whether Knafka handles an object, and no other implementation; true for kinds that the
-        operator doesn't reconcile."""
+        """Whether Knafka handles an object; False if another implementation does. True for kinds
+        that the operator doesn't reconcile."""
         kind = self.kinds.get(document["kind"])
         return kind is None or kind.is_ours(document)
 
@@ -371,7 +371,7 @@ class LocalController(Controller):
 
     async def _wait_until(self, condition: Callable[[], bool], timeout: float | None) -> None:
         """Wait until `condition` holds; it is checked again after each change of an object. Returns
-        without it after `timeout` seconds; None: no limit."""
+        after `timeout` seconds even if it doesn't hold; None: no limit."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 while not condition():
@@ -390,8 +390,8 @@ def _annotations(document: Document) -> Mapping[str, str]:
 
 
 def _is_undeclared(document: Document, declared: DeclaredObjects) -> bool:
-    """Whether an object has to be removed: no file declares it any more, or it is a Sensor that its
-    file puts on another Broker or KafkaChannel (its bus)."""
+    """Whether an object has to be removed: no file declares it any more, or it is a Sensor whose
+    file now names another Broker or KafkaChannel (its bus)."""
     declaration = declared.documents.get(manifests.ObjectIdentity(*key_of(document)))
     if declaration is None:
         return True

@@ -67,15 +67,20 @@ class LocalKnative:
         self._cluster = LocalCluster(url, self.channels_url, requires_auth=issuer is not None)
         self._programs = Programs(logs, view.say, view.show_printed)
         self._receiver = ReceiverProcess(listener, logs, view.say, environment=issuer)
+        """The receiver of Brokers."""
         self._declining = DecliningServer(channels, NO_CHANNEL + url)
-        self._channels = ReceiverProcess(
+        """Answers at the port of KafkaChannels until `_channel_receiver` takes it over."""
+        self._channel_receiver = ReceiverProcess(
             channels, logs, view.say, "channel-receiver", self._declining.stop, issuer
         )
-        self._drains = DispatcherProcesses(logs, issuer)
-        self._serving = LocalServing(self._cluster, self._programs, self._receiver, self._channels)
+        self._dispatchers = DispatcherProcesses(logs, issuer)
+        self._serving = LocalServing(
+            self._cluster, self._programs, self._receiver, self._channel_receiver
+        )
         self._controller: LocalController
-        """Set by `connect`, as it needs Kafka; so is `_observer`."""
+        """Set by `connect`, because it needs Kafka."""
         self._observer: Observer
+        """Set by `connect`, because it needs the controller."""
         self._serving_task: asyncio.Task[None]
         """Runs `LocalServing`; set by `serving`."""
         self._answered: RequestCounts = RequestCounts()
@@ -93,9 +98,9 @@ class LocalKnative:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._programs.close)
             stack.push_async_callback(self._receiver.stop)
-            stack.push_async_callback(self._channels.stop)
+            stack.push_async_callback(self._channel_receiver.stop)
             stack.push_async_callback(self._declining.close)
-            stack.push_async_callback(self._drains.close)
+            stack.push_async_callback(self._dispatchers.close)
             self._serving_task = asyncio.create_task(self._serving.run())
             stack.push_async_callback(cancel, self._serving_task)
             for identity, (document, folder) in declared.documents.items():
@@ -113,16 +118,16 @@ class LocalKnative:
         self._cluster.connect(bootstrap_servers, names)
         self._cluster.adopts = adopt
         self._controller = LocalController(
-            self._cluster, self._drains, self._serving.served, self._say
+            self._cluster, self._dispatchers, self._serving.served, self._say
         )
         self._observer = Observer(self._cluster, self._controller)
 
     async def run(self) -> None:
-        """Reconcile objects and run Services until cancelled, then end every drain. Call `connect`
-        first."""
+        """Run the controller, and watch that Services run (`serving` has started them), until
+        cancelled; the controller then ends every drain. Call `connect` first."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._controller.run())
-            await self._serving_task
+            await self._serving_task  # it only ends by an error, which is raised here
 
     async def apply(self, declared: DeclaredObjects) -> None:
         """Make the cluster hold exactly the declared objects.
@@ -133,13 +138,13 @@ class LocalKnative:
         await self._controller.apply(declared)
         self._cluster.adopts = False  # only the first `apply` takes over existing topics
         await self._receiver.serve_nothing()  # without a Broker, no Service starts a receiver
-        if not (self._channels.is_running or any(self._cluster.of(CHANNELS.broker))):
+        if not (self._channel_receiver.is_running or any(self._cluster.of(CHANNELS.broker))):
             await self._declining.start()
 
     async def read_counters(self) -> None:
         """Read the receivers' counters of answered requests, for the next snapshot."""
         self._answered = await self._receiver.request_counts()
-        self._answered_by_channels = await self._channels.request_counts()
+        self._answered_by_channels = await self._channel_receiver.request_counts()
 
     def snapshot(self, problems: Sequence[str], kafka: str) -> Snapshot:
         """Return a snapshot of everything. `problems` are sentences about the manifest files;

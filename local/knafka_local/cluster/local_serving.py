@@ -111,6 +111,7 @@ class LocalServing:
         self._cluster = cluster
         self._programs = programs
         self.served = {BROKERS: ServedFamily(brokers), CHANNELS: ServedFamily(channels)}
+        """The receiver of each family; the family's operator asks it for its state."""
         self._receivers_changed = {family: asyncio.Event() for family in self.served}
         """Set for a family (Brokers or KafkaChannels) when one of its receiver Services changes."""
         self._conditions: dict[Identity, Condition] = {}
@@ -154,12 +155,14 @@ class LocalServing:
             )
         else:
             await self._programs.run(identity, program)
+            # Written again, although `_report_program` has: if the same program runs already, it
+            # reports nothing, and the new generation of the Service needs a status.
             await self._write_status(document, self._conditions[identity])
 
     async def _report_program(self, service: Identity, serves: Status, message: str) -> None:
         """Write the status of a Service whose program changed its state. `serves` is UNKNOWN if the
-        program was started, TRUE if it opened its port, and FALSE if it ended; `message` then says
-        why."""
+        program was started, TRUE if it opened its port, and FALSE if it ended. `message` says why
+        it doesn't serve; empty if it does."""
         reason = {Status.FALSE: "CommandFailed", Status.UNKNOWN: DEPLOYING}.get(serves, "")
         condition = self._conditions[service] = Condition(SERVES, serves, reason, message)
         document = self._cluster.find(SERVING, "Service", *service)
@@ -187,7 +190,7 @@ class LocalServing:
                 and _family_of_receiver(document) is family
             ]
             # All receivers use one Kafka without credentials, so one contract topic serves them
-            # all.
+            # all. Without a receiver's Service there is nothing to follow.
             contract = _shared_contract(receiver_documents[-1]) if receiver_documents else None
             if contract is None or await receiver.follow(contract):
                 condition = Condition(SERVES, Status.TRUE)

@@ -116,7 +116,8 @@ def installation_config_map(
     all KafkaChannels.
 
     `declared` is the ConfigMap that a file declares under the name, None if none does. Its data has
-    precedence, except over Kafka's address and the external topics that Brokers may use: here all.
+    precedence, except that Kafka's address is `bootstrap_servers`, and that Brokers may use any
+    external topic.
     """
     namespace = LOCAL_OPERATOR_SETTINGS.namespace
     data = {
@@ -160,10 +161,10 @@ def with_local_address(status: Document, url: str) -> Document:
 
 
 def adopted_annotations(document: Document) -> dict[str, str]:
-    """Return the status annotations of an object that an older Knafka ran here, which didn't keep
-    them; empty if it had none.
+    """Return the status annotations that an object had in an older Knafka, which didn't keep them:
+    they follow from its name. Empty if an object of its kind had none, or if its topic is external.
 
-    A topic's id is empty: then the operator takes over the existing topic instead of creating one.
+    The topic's id is empty: so the operator takes over the existing topic instead of creating one.
     """
     metadata = document["metadata"]
     identity = metadata["namespace"], metadata["name"]

@@ -46,6 +46,7 @@ class Observer:
     thousand, shown several times a second."""
 
     def __init__(self, cluster: LocalCluster, controller: LocalController) -> None:
+        """Take snapshots of `cluster`, with the scaler's status from `controller`."""
         self._cluster = cluster
         self._controller = controller
         self._previous: dict[tuple[str, str], _ObservedTrigger] = {}

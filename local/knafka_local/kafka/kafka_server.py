@@ -130,10 +130,13 @@ class KafkaServer:
         self._distribution = distribution
         self._host = host
         self._ports = {CLIENTS: port, **dict.fromkeys(listeners or {}, 0), CONTROLLER: 0}
+        """The port of each listener, by its name; 0: the next start takes a free one."""
         self._protocols = {CLIENTS: "PLAINTEXT", **(listeners or {}), CONTROLLER: "PLAINTEXT"}
+        """The security protocol of each listener, by its name."""
         self._properties = properties or {}
         self._format_arguments = format_arguments
         self._node: Child | None = None
+        """The node's process, which may have ended; None: it was never started."""
         self.directory = directory.resolve()
         self.log_file = self.directory / "kafka.log"
         self.cluster_id = ""
@@ -157,8 +160,8 @@ class KafkaServer:
     async def start(self) -> None:
         """Start the node; returns once it takes requests.
 
-        Raises `LocalKafkaError` if the port is taken, the directory isn't ours or in use, or Kafka
-        doesn't come up; then no process is left running. A node that ended may be started again.
+        Raises `LocalKafkaError` if the port is taken, if the directory isn't ours or is in use, or
+        if Kafka doesn't come up; no process is left then. A node that ended may be started again.
         """
         if self.pid is not None:
             raise LocalKafkaError(f"Kafka already runs on {self.directory}")
@@ -191,7 +194,8 @@ class KafkaServer:
             await self._node.stop()
 
     async def wait(self) -> int:
-        """Wait until the node ends for any reason; returns its exit code (143 after `stop`)."""
+        """Wait until the node ends for any reason; returns its exit code, 143 after `stop`. Raises
+        `LocalKafkaError` if it was never started."""
         if self._node is None:
             raise LocalKafkaError(f"Kafka was never started on {self.directory}")
         return await self._node.wait()

@@ -28,13 +28,13 @@ CHILD_STOP_TIMEOUT: Final = 10.0
 FIRST_RESTART_BACKOFF: Final = 0.2
 """Seconds before a child that ended is started again; doubled each time it ends soon after."""
 LONGEST_RESTART_BACKOFF: Final = 5.0
-"""The longest backoff in seconds: it isn't doubled any further."""
+"""Seconds at which the backoff isn't doubled any further."""
 STEADY_RUN_TIME: Final = 10.0
 """Seconds that a child must run for the next backoff to be the first one again."""
 LAST_OUTPUT_TIMEOUT: Final = 1.0
 """Seconds to read the output that a child wrote before it ended."""
 MAX_LOG_BYTES: Final = 10 * 1024 * 1024
-"""A log file that is larger when a child starts is set aside, so that two of them remain."""
+"""A log file that is larger when a child starts becomes `NAME.old.log`, and a new one begins."""
 LONGEST_LINE: Final = 8192
 """Bytes of one printed line that are shown; the log file has all of it."""
 Say: TypeAlias = Callable[[str], None]
@@ -223,7 +223,7 @@ class Supervised:
         try:
             return describe_exit(await process.wait())
         finally:
-            await process.stop()
+            await process.stop()  # also if it has ended: its group may have other processes
 
 
 async def cancel(task: asyncio.Task[Any]) -> None:

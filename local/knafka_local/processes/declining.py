@@ -29,6 +29,7 @@ class DecliningServer:
             b"content-length: %d\r\nconnection: close\r\n\r\n%s" % (len(body), body)
         )
         self._server: asyncio.Server | None = None
+        """Accepts connections; None: it isn't started, or is stopped."""
         self._answering: set[asyncio.Task[None]] = set()
         """A task for each accepted connection that isn't closed yet."""
 

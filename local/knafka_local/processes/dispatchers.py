@@ -95,6 +95,7 @@ class DispatcherProcesses:
         self._logs = logs
         self._environment = environment or {}
         self._tokens = FunctionTokens((secrets.token_bytes(32),))
+        """Tokens of our requests to dispatchers, which accept no other requests."""
         self._idle: dict[
             _DispatcherFunction, list[tuple[_DispatcherProcess, asyncio.Task[None]]]
         ] = {}
@@ -191,7 +192,7 @@ class DispatcherProcesses:
                 await child.stop()
 
     async def close(self) -> None:
-        """Stop every idle process. Processes that hold a drain end with it."""
+        """Stop every idle process. A process that holds a drain is stopped when the drain ends."""
         idle = [entry for idle_processes in self._idle.values() for entry in idle_processes]
         self._idle.clear()
         for _, stopping in idle:

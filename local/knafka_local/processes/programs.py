@@ -78,19 +78,19 @@ def program_of(service: Service, folder: Path) -> Program:
 class Programs:
     """Keeps the commands of Services running, and reports their state to `report`."""
 
-    def __init__(self, logs: Path, say: Say, printed: OnPrinted) -> None:
-        """`logs` is the folder of the programs' logs; `say` shows a message to the user; `printed`
-        is called with each line that a program prints to stdout."""
+    def __init__(self, logs: Path, say: Say, show_printed: OnPrinted) -> None:
+        """`logs` is the folder of the programs' logs; `say` shows a message to the user;
+        `show_printed` is called with each line that a program prints to stdout."""
         self._logs = logs
         self._say = say
-        self._printed = printed
+        self._show_printed = show_printed
         self._ports: dict[Identity, int] = {}
         """The port of each Service's program, kept while it doesn't run."""
         self._running: dict[Identity, tuple[Program, Supervised]] = {}
         """The command and the process of each program that is kept running, by Service."""
-        self._sources_changed = asyncio.Event()
-        """Set when a program was started or stopped, so that the set of watched source files
-        changes."""
+        self._programs_changed = asyncio.Event()
+        """Set when a program was started or stopped: then other source files are to be
+        watched."""
         self._changing = asyncio.Lock()
         """Held while programs are started or stopped."""
         self.report: ReportStatus = _ignore_report
@@ -113,13 +113,13 @@ class Programs:
                 return
             await self._stop_program(service)
             await self._start_program(service, program)
-            self._sources_changed.set()
+            self._programs_changed.set()
 
     async def stop(self, service: Identity) -> None:
         """Stop a Service's program, if it runs."""
         async with self._changing:
             await self._stop_program(service)
-            self._sources_changed.set()
+            self._programs_changed.set()
 
     async def close(self) -> None:
         """Stop all programs."""
@@ -132,15 +132,15 @@ class Programs:
         suffix; a program may write other files there.
         """
         while True:
-            self._sources_changed.clear()
+            self._programs_changed.clear()
             programs = [program for program, _ in self._running.values()]
             folders = {file.parent for program in programs for file in program.source_files()}
             if not folders:
-                await self._sources_changed.wait()
+                await self._programs_changed.wait()
                 continue
             changes = awatch(  # it ends when another program is started or one is stopped
                 *folders,
-                stop_event=self._sources_changed,
+                stop_event=self._programs_changed,
                 recursive=False,
                 debounce=400,
                 step=50,
@@ -182,7 +182,7 @@ class Programs:
 
         def show(line: str) -> None:
             """Show a line that the program printed, with the Service's name."""
-            self._printed(service[1], line)
+            self._show_printed(service[1], line)
 
         async def start() -> _ReportingChild:
             """Start the program's process, which reports its readiness. Raises `OSError` after
@@ -213,6 +213,7 @@ class _ReportingChild:
         self._log = log
         self._report = report
         self._opening = asyncio.create_task(self._report_once_open(port))
+        """Waits for the port to open."""
 
     async def wait(self) -> int:
         """Wait until the process ends, report that, and return its exit code."""

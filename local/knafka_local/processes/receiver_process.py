@@ -32,7 +32,7 @@ from knafka_local.processes.children import Child, Command, Say, Supervised
 from knafka_operator.installation.function_tokens import FunctionTokens, authorization
 
 RECEIVER_READY_TIMEOUT: Final = 30.0
-"""Seconds until a new receiver answers; it takes one on an idle machine."""
+"""Seconds to wait for a new receiver's first answer; it takes one second on an idle machine."""
 READINESS_POLL_INTERVAL: Final = 0.05
 """Seconds between two checks whether a new receiver answers."""
 RECEIVER_ANSWER_TIMEOUT: Final = 2.0
@@ -60,8 +60,9 @@ class ReceiverProcess:
         on_start: Callable[[], None] = lambda: None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """`name` is used for the log file and in messages. `on_start` is called before a process
-        takes the socket. `environment` are variables that each process gets in addition to ours."""
+        """`logs` is the folder of log files, and `say` shows a message to the user; `name` is used
+        in both. `on_start` is called before a process takes the socket. `environment` are variables
+        that each process gets in addition to ours."""
         self._listener = listener
         self._name = name
         self._log = logs / f"{name}.log"
@@ -69,12 +70,14 @@ class ReceiverProcess:
         self._on_start = on_start
         self._environment = environment or {}
         self._process: Supervised | None = None
+        """The process that is kept running; None: none was started yet."""
         self._contract: Mapping[str, str] = {}
         """Environment variables that tell the process which contract topic to follow."""
         self._tally = CounterTotals()
         """Adds up the counters over restarts of the process."""
         self._url = f"http://{HOST}:{port_of(listener)}"
         self._tokens = FunctionTokens((secrets.token_bytes(32),))
+        """Tokens of our requests for the receiver's position, which it gives nobody else."""
 
     @property
     def is_running(self) -> bool:
@@ -96,11 +99,11 @@ class ReceiverProcess:
         return await self._start_with({settings.RECEIVER: json.dumps(documents.dump(contract))})
 
     async def _start_with(self, contract: Mapping[str, str]) -> bool:
-        """Replace the process by one with this contract (environment variables), unless it runs
-        with that already. Returns whether it answers.
+        """Run a process with this contract (environment variables) in place of the present process,
+        unless that has the same contract. Returns whether the process answers.
 
-        The previous process is stopped once the new one answers, or `RECEIVER_READY_TIMEOUT` is
-        over.
+        The previous process is stopped once the new one answers, or after `RECEIVER_READY_TIMEOUT`
+        seconds.
         """
         if self._process is not None and contract == self._contract:
             return await self._is_ready()
@@ -153,8 +156,8 @@ class ReceiverProcess:
         return int(json.loads(answer)["position"])
 
     async def request_counts(self) -> RequestCounts:
-        """Return the counts of answered requests since the start; while no process answers, the
-        last known ones."""
+        """Read the process's counters, and return the counts of answered requests since the start;
+        while no process answers, the last known counts."""
         if (metrics := await self._get("/metrics")) is None:
             return self._tally.total
         return self._tally.add(Counter(dict(_request_counters(metrics))))

@@ -51,7 +51,7 @@ class _TokenSpec(msgspec.Struct, rename="camel"):
     audiences: list[str]
     """The audiences that shall accept the token."""
     expiration_seconds: float = 3600.0
-    """The requested lifetime of the token."""
+    """The requested lifetime of the token; at most `LONGEST_TOKEN_LIFETIME` is granted."""
 
 
 class _TokenRequest(msgspec.Struct):
@@ -79,7 +79,7 @@ async def serve_issuer(folder: Path) -> AsyncIterator[Mapping[str, str]]:
     )
 
     async def issue_token(request: web.Request) -> web.Response:
-        """Answer a TokenRequest."""
+        """Answer a TokenRequest, as `_answer_token_request` does."""
         return await _answer_token_request(request, issuer, functions_token)
 
     application = web.Application()
@@ -105,7 +105,8 @@ async def _answer_token_request(
 ) -> web.Response:
     """Answer a TokenRequest with 201 and a token that `issuer` signs.
 
-    Answers 401 unless the request shows `functions_token`, and 400 if its body is no TokenRequest.
+    Raises aiohttp's error for 401 unless the request shows `functions_token`, and for 400 if its
+    body is no TokenRequest.
     """
     authorization = request.headers.get("authorization", "")
     if not hmac.compare_digest(authorization.encode(), f"Bearer {functions_token}".encode()):

@@ -113,8 +113,8 @@ def records_of(headers: Column, value: Column) -> list[Column]:
     """Return the columns `names`, `values` and `value` of EVENT_RECORDS, from a record's headers
     and value in the form of Spark's Kafka source.
 
-    The value is null unless it holds the event's attributes (a structured event): values are most
-    of the bytes.
+    `value` is null unless it holds the event's attributes (a structured event): filters need no
+    data, and values are most of the bytes.
     """
     is_structured = F.exists(
         headers,
@@ -230,7 +230,7 @@ def _route_task(document: Any, rows: Iterable[Any]) -> Iterator[tuple[Any, ...]]
     the task's counts. `document` is the Sensor's `Conditions` as a JSON document."""
     counts: Counts = Counter()
     router = Router(parse(Conditions, document), lambda kind: counts.update([f"{ERROR}{kind}"]))
-    for place, number, offset, record_time, names, values, value in rows:
+    for place, partition, offset, record_time, names, values, value in rows:
         counts[READ] += 1
         if record_time is None:
             counts[UNDATED] += 1
@@ -244,7 +244,7 @@ def _route_task(document: Any, rows: Iterable[Any]) -> Iterator[tuple[Any, ...]]
         if routes := router.route(attributes):
             counts[MATCHED] += len(routes)
             identity = identity_of(attributes)
-            position = (record_time, place, number, offset)
+            position = (record_time, place, partition, offset)
             for order, (dependency, key, fires) in enumerate(routes):
                 yield key, *position, order, dependency, identity, fires, None
     yield *[None] * (len(ROUTED) - 1), json.dumps(counts)
@@ -263,8 +263,8 @@ def _fire_task(document: Any, until: int, rows: Iterable[Any]) -> Iterator[tuple
             continue
         trigger, correlation = trigger_of(key), correlation_of(key)
         model, seen = FiringModel(rules[trigger]), SeenEvents(conditions.dedupe_millis)
-        for _, time, place, number, offset, _, dependency, identity, fires, _ in rows_of_key:
-            event = ArrivedEvent(dependency, identity, time, place, number, offset)
+        for _, time, place, partition, offset, _, dependency, identity, fires, _ in rows_of_key:
+            event = ArrivedEvent(dependency, identity, time, place, partition, offset)
             if fires:
                 yield trigger, correlation, time, [event], None
                 continue
@@ -274,7 +274,7 @@ def _fire_task(document: Any, until: int, rows: Iterable[Any]) -> Iterator[tuple
                 yield trigger, correlation, firing.at, list(firing.events), None
         for firing in model.end(until):
             yield trigger, correlation, firing.at, list(firing.events), None
-        counts[f"{WAITING}{trigger}"] += model.has_waiting_events(until)
+        counts[f"{WAITING}{trigger}"] += int(model.has_waiting_events(until))
     yield None, None, None, None, json.dumps(counts)
 
 

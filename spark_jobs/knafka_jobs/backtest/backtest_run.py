@@ -217,7 +217,7 @@ def _archived_event_records(rows: DataFrame, path: str) -> DataFrame:
     missing = [column for column in ("headers", "value") if column not in columns]
     if time is None:
         missing.append(" or ".join(TIME_COLUMNS))
-    if missing or time is None:
+    if missing or time is None:  # without a time, something is missing: for the type checker
         raise JobError(
             f"{path} is no archive of records: it lacks the columns {', '.join(missing)}"
         )
@@ -256,7 +256,7 @@ def _records_of_lines(lines: DataFrame) -> DataFrame:
 
 
 def _counts_with_prefix(counts: backtest_plan.Counts, prefix: str) -> dict[str, int]:
-    """Return the counts, but zeros, whose names begin with `prefix`, by the rest of the name."""
+    """Return the counts above 0 whose names begin with `prefix`, by the rest of the name."""
     return {
         name.removeprefix(prefix): count
         for name, count in sorted(counts.items())

@@ -52,7 +52,7 @@ class FiringModel:
         self._rule = rule
         self._counting: dict[_EventKey, ArrivedEvent] = {}
         """Events that count towards the next firing, in the order of time."""
-        self._until: int | None = None
+        self._wait_end: int | None = None
         """End (ms) of the wait of a complete set: an unwanted event until then cancels the set.
         None: no set waits."""
         self._came_during_wait: dict[_EventKey, ArrivedEvent] = {}
@@ -74,9 +74,9 @@ class FiringModel:
             return
         if event.dependency in self._rule.condition.unwanted:
             self._unwanted_at = event.at
-            if self._until is not None:
+            if self._wait_end is not None:
                 self._clear()
-        elif self._until is not None:
+        elif self._wait_end is not None:
             self._came_during_wait[event_key] = event
         elif self._count_event(event):  # the condition is complete now
             if not self._rule.condition.unwanted:
@@ -85,7 +85,7 @@ class FiringModel:
                 self._clear()
             else:  # wait, as an unwanted event may still come
                 assert self._rule.within is not None
-                self._until = event.at + self._rule.within
+                self._wait_end = event.at + self._rule.within
 
     def end(self, time: int) -> Iterator[ExpectedFiring]:
         """End at `time` (ms), after every earlier event was added; yields the firing of a wait that
@@ -108,12 +108,12 @@ class FiringModel:
     def _end_wait(self, time: int) -> Iterator[ExpectedFiring]:
         """End the wait if it ended before `time` (ms); yields its firing unless a reset came during
         the wait. Does nothing without a wait."""
-        if self._until is None or self._until >= time:
+        if self._wait_end is None or self._wait_end >= time:
             return
-        if self._begins_before(self._last_reset(self._until)):
+        if self._begins_before(self._last_reset(self._wait_end)):
             self._clear()  # the reset came during the wait (BUS-S5)
         else:
-            yield self._take_firing(self._until)
+            yield self._take_firing(self._wait_end)
 
     def _take_firing(self, time: int) -> ExpectedFiring:
         """Return the firing, at `time` (ms), of all events that count, and forget them."""
@@ -123,7 +123,7 @@ class FiringModel:
 
     def _clear(self) -> None:
         """Forget the events that count, and end the wait."""
-        self._counting, self._until, self._came_during_wait = {}, None, {}
+        self._counting, self._wait_end, self._came_during_wait = {}, None, {}
 
     def _count_event(self, event: ArrivedEvent) -> bool:
         """Count an event. Before, remove events that are too old to fire with it and, if its
@@ -157,16 +157,16 @@ class FiringModel:
             for event_key, event in self._counting.items()
             if event_key != repeated and (reset is None or event.at > reset)
         }
-        if self._until is None or self._is_complete():
+        if self._wait_end is None or self._is_complete():
             return
         assert self._rule.within is not None
-        self._until = None
+        self._wait_end = None
         for event_key, event in list(self._came_during_wait.items()):
             # Once a new wait has begun, the other events came during that wait.
-            if self._until is None and (reset is None or event.at > reset):
+            if self._wait_end is None and (reset is None or event.at > reset):
                 del self._came_during_wait[event_key]
                 if self._count_event(event):
-                    self._until = event.at + self._rule.within
+                    self._wait_end = event.at + self._rule.within
 
     def _begins_before(self, reset: int | None) -> bool:
         """Whether the first event that counts came at or before `reset` (ms); False if there is no

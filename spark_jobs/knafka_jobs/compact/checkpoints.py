@@ -175,13 +175,14 @@ class Checkpoints:
             if "DELTA_CONCURRENT" not in first_line(error):
                 raise
             raise tables.in_use_error() from None
-        if self.last_batch() != batch:
+        if self.last_batch() != batch:  # another compaction has appended since
             raise tables.in_use_error()
         self._delete_batches_before(batch)
         return int(row_count.get["rows"])
 
     def check_fold(self) -> None:
-        """Raise `JobError` unless `failures` was folded from the current table `records`."""
+        """Raise `JobError` unless `failures` is empty or was folded from the current table
+        `records`."""
         tables = self._tables
         if tables.is_empty("failures") or self._fold_has_begun():
             return
@@ -260,7 +261,8 @@ class Checkpoints:
         path, system = self._tables.file(f"{self._fold_checkpoint_folder()}/offsets")
         if not system.exists(path):
             return False
-        # Spark deletes old files in time, and hides a file with a dot until it is written.
+        # One file suffices, as Spark deletes those of old batches. A file whose name begins with a
+        # dot isn't written to its end.
         return any(not file.getPath().getName().startswith(".") for file in system.listStatus(path))
 
     def _batch_file(self, batch: int | None = None) -> tuple[Any, Any]:

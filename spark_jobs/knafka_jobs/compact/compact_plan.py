@@ -34,7 +34,14 @@ from knafka_jobs.schema import (
     TRIGGER,
     Columns,
 )
-from knafka_jobs.topic_offsets import Offsets, OffsetSpan, Position, TopicState, log_id, spans_of
+from knafka_jobs.topic_offsets import (
+    NamedPartition,
+    Offsets,
+    OffsetSpan,
+    TopicState,
+    log_id,
+    spans_of,
+)
 
 HISTORY_LENGTH: Final = 50
 """Largest number of failures in an event's `history`; `failures` counts all of them."""
@@ -56,14 +63,6 @@ def records_of(kafka: DataFrame, topics: DataFrame) -> DataFrame:
     `kafka` has the columns of Spark's Kafka source, with headers; `topics` has the log of each
     partition (`topic`, `partition`, `topic_id`: see `topic_offsets.log_id`).
     """
-    is_known_reason = F.col("reason").isin([reason.value for reason in Reason])
-    position = F.concat_ws("/", "topic_id", "partition", "offset")
-    origin = F.concat_ws("/", "origin_topic", "origin_partition", "origin_offset")
-    identity = F.when(F.col("id") != "", F.col("id")).when(origin != "", origin).otherwise(position)
-    parts = [_or_empty(name) for name in (*TRIGGER, "source")]
-    # The digest only distinguishes data sent under one source and id, so 64 bits suffice;
-    # SHA-256 of every payload was a fifth of the work.
-    digest = F.when(F.col("value").isNull(), "").otherwise(F.hex(F.xxhash64("value")))
     return (
         kafka.join(F.broadcast(topics), ["topic", "partition"], "left")
         .withColumn("timestamp", _if_possible("timestamp", F.current_timestamp()))
@@ -106,12 +105,29 @@ def records_of(kafka: DataFrame, topics: DataFrame) -> DataFrame:
             ),
             F.to_date("timestamp").alias("day"),
         )
-        .withColumn(
-            "reason", F.when(is_known_reason, F.col("reason")).otherwise(Reason.UNDECODABLE.value)
-        )
-        .withColumn("failure_id", _digest(*parts, identity, digest))
+        .withColumn("reason", _known_reason())
+        .withColumn("failure_id", _failure_id())
         .select(*RECORDS)
     )
+
+
+def _known_reason() -> Column:
+    """Return the column `reason`, with `undecodable-record` in place of null or unknown values."""
+    is_known = F.col("reason").isin([reason.value for reason in Reason])
+    return F.when(is_known, F.col("reason")).otherwise(Reason.UNDECODABLE.value)
+
+
+def _failure_id() -> Column:
+    """Return the id of the failure of a row of `records`: a digest of Trigger, source, data and the
+    event's id. Without an id, the event's position in its own topic counts, or the record's."""
+    position = F.concat_ws("/", "topic_id", "partition", "offset")
+    origin = F.concat_ws("/", "origin_topic", "origin_partition", "origin_offset")
+    identity = F.when(F.col("id") != "", F.col("id")).when(origin != "", origin).otherwise(position)
+    parts = [_or_empty(name) for name in (*TRIGGER, "source")]
+    # The digest only distinguishes data sent under one source and id, so 64 bits suffice;
+    # SHA-256 of every payload was a fifth of the work.
+    digest = F.when(F.col("value").isNull(), "").otherwise(F.hex(F.xxhash64("value")))
+    return _digest(*parts, identity, digest)
 
 
 FOLDED: Final = tuple(name for name in RECORDS if name not in ("key", "value", "headers", "day"))
@@ -123,17 +139,13 @@ MAX_REPEATED: Final = 200_000
 
 def repeated_keys(records: DataFrame) -> DataFrame:
     """Return the keys of the failures with more than one record: `key`, a 64-bit hash of a
-    failure's id.
-
-    There are few of them, and finding them needs only a few bytes of each record.
-    """
+    failure's id. They are few, and finding them needs only a few bytes of each record."""
     keys = records.transform(_with_key).select("key")
     return keys.groupBy("key").agg(F.count("*").alias("records")).where("records > 1").select("key")
 
 
 MAX_SUMMARIZED: Final = 5_000
-"""Largest number of different errors whose summaries are sent to every task; so many take some
-megabytes."""
+"""Largest number of different errors whose summaries are sent to every task: some megabytes."""
 
 
 def batch_figures(failures: DataFrame) -> DataFrame:
@@ -148,10 +160,7 @@ def batch_figures(failures: DataFrame) -> DataFrame:
 
 def error_summaries(failures: DataFrame) -> DataFrame:
     """Return the different errors of failures, or records, with their summaries: `error`,
-    `summary`.
-
-    A summary takes a dozen regular expressions, and most failures have one of a few errors.
-    """
+    `summary`. Most failures have one of a few errors, and to make a summary takes long."""
     errors = failures.select("error").where(F.col("error").isNotNull()).distinct()
     return errors.withColumn("summary", fingerprint_of(F.col("error")))
 
@@ -242,10 +251,8 @@ MERGE_ON: Final = "failures.failure_id = more.failure_id"
 
 
 def merge_clauses() -> dict[str, str]:
-    """Return the update clauses of the MERGE that folds new rows (`more`) into `failures`.
-
-    They add to sums, so each batch must be merged exactly once.
-    """
+    """Return the update clauses, by column, of the MERGE that folds new rows (`more`) into
+    `failures`. They add to sums, so each batch must be merged exactly once."""
     is_later = "more.last_failed >= failures.last_failed"
     last = {
         name: f"CASE WHEN {is_later} THEN more.`{name}` ELSE failures.`{name}` END"
@@ -269,8 +276,7 @@ def merge_clauses() -> dict[str, str]:
 
 
 def likely_examples(failures: DataFrame) -> DataFrame:
-    """Return the failures that a report may show as examples and that have data: `failure_id`,
-    `KEY`."""
+    """Return the failures with data that a report may show as examples: `failure_id`, `KEY`."""
     order = ("is_resolved", F.desc("last_failed"), "failure_id")
     in_group = Window.partitionBy("group").orderBy(*order)
     # A limit for each kind, however many error summaries it has.
@@ -317,13 +323,13 @@ RANGES: Final[Columns] = {
 
 
 def older_ranges(
-    topics: Mapping[str, TopicState], young: Mapping[Position, int], offsets_read: Offsets
+    topics: Mapping[str, TopicState], young: Mapping[NamedPartition, int], offsets_read: Offsets
 ) -> list[tuple[Any, ...]]:
     """Return the read offsets of each partition before its first young record, as rows of `RANGES`:
     one for each log of a partition.
 
-    `young` has the offset of the first record that is too young to delete; -1: there is none.
-    `offsets_read` is how far partitions were read; others are left out.
+    `young` has the offset of each partition's first record that is too young to delete; -1: there
+    is none. `offsets_read` is how far partitions were read; those never read are left out.
     """
     rows = []
     for (name, partition), span in spans_of(topics).items():
@@ -338,11 +344,8 @@ def older_ranges(
 
 
 def contiguous_ranges(positions: DataFrame, ranges: DataFrame) -> DataFrame:
-    """Return the parts of `ranges` (rows of `RANGES`) that `positions` fill without a gap, with the
-    same columns.
-
-    `positions` are those of `records` and `purged`.
-    """
+    """Return the parts of `ranges` that `positions` (of `records` and `purged`) fill without a gap.
+    Both `ranges` and the result are rows of `RANGES`."""
     in_order = Window.partitionBy("topic_id", "partition").orderBy("offset")
     rank = F.row_number().over(in_order)
     # Without a gap, offset and rank grow alike: their difference (`island`) stays the same.
@@ -360,8 +363,7 @@ def contiguous_ranges(positions: DataFrame, ranges: DataFrame) -> DataFrame:
 
 
 def next_offsets(records: DataFrame) -> DataFrame:
-    """Return `first` and `next` of each log: the offset of its first record, and that after its
-    last."""
+    """Return `first` and `next` of each log: its first offset, and its last offset plus 1."""
     return (
         records.groupBy("topic_id", "partition")
         .agg(F.min("offset").alias("first"), (F.max("offset") + 1).alias("next"))
@@ -380,8 +382,7 @@ def _attribute(name: str) -> Column:
 
 
 def _trace_id() -> Column:
-    """Return the trace id of the header `traceparent`, else of the extension attribute, else
-    null."""
+    """Return the trace id of the header `traceparent`, else of the event's attribute, else null."""
     ids = (
         F.regexp_extract(_header_text(header), "^[0-9a-f]{2}-([0-9a-f]{32})-", 1)
         for header in ("traceparent", "ce_traceparent")
@@ -395,14 +396,13 @@ def _knafka_attribute(name: str) -> Column:
 
 
 def _if_possible(time: str | Column, otherwise: Column) -> Column:
-    """Return the time, or `otherwise` where it is null or impossible: a record may claim any
-    time."""
+    """Return the time, or `otherwise` where it is null or impossible: a record may claim any."""
     column = F.col(time) if isinstance(time, str) else time
     return F.when(is_possible_time(column), column).otherwise(otherwise)
 
 
 def is_possible_time(time: Column) -> Column:
-    """Return a condition: the time may be that of a failure, from 1970 until a day from now."""
+    """Return a condition: a failure may have this time, from 1970 until a day from now."""
     tomorrow = F.current_timestamp() + F.expr("INTERVAL 1 DAY")
     return (time >= F.timestamp_seconds(F.lit(0))) & (time <= tomorrow)
 

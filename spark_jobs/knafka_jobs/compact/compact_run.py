@@ -41,10 +41,10 @@ from knafka_jobs.materialize import compute_rows
 from knafka_jobs.positions import OffsetBounds, offset_bounds, within_bounds
 from knafka_jobs.schema import BY_DAY, KEY, PURGED
 from knafka_jobs.topic_offsets import (
+    NamedPartition,
     Offsets,
     OffsetSpan,
     Partition,
-    Position,
     TopicState,
     spans_of,
 )
@@ -297,13 +297,8 @@ def _delete_from_topics(
         return 0
     in_tables = _read_spans_in_tables(tables, ranges)
     log = KafkaRecords(kafka, {topic.id: name for name, topic in topics.items()})
-    # Without topics that were deleted, or created anew, since `topics` were read.
-    current_topics = {
-        name: topic
-        for name, topic in kafka.topics(sorted({name for name, *_ in ranges})).items()
-        if topic.id == topics[name].id
-    }
-    delete_until: dict[Position, int] = {}
+    current_topics = _reread_topics(kafka, {name: topics[name] for name, *_ in ranges})
+    delete_until: dict[NamedPartition, int] = {}
     for (name, number), span in _spans_over_logs(ranges).items():
         if name in current_topics:
             messages = partial(log.messages, (topics[name].id, number))
@@ -320,6 +315,18 @@ def _delete_from_topics(
     return sum(offset - spans[position].start for position, offset in delete_until.items())
 
 
+def _reread_topics(
+    kafka: KafkaClient, topics: Mapping[str, TopicState]
+) -> Mapping[str, TopicState]:
+    """Return these topics, by name, as Kafka has them now. Topics that were deleted, or created
+    anew, since `topics` were read are left out."""
+    return {
+        name: topic
+        for name, topic in kafka.topics(sorted(topics)).items()
+        if topic.id == topics[name].id
+    }
+
+
 def _read_checkpoints(checkpoints: Checkpoints) -> Offsets:
     """Return how far each partition was read by the last batch; empty before the first batch, or if
     the batch's file is missing or broken."""
@@ -330,8 +337,8 @@ def _read_checkpoints(checkpoints: Checkpoints) -> Offsets:
 
 
 def _first_young_offsets(
-    kafka: KafkaClient, spans: Mapping[Position, OffsetSpan], keep_hours: float
-) -> Mapping[Position, int]:
+    kafka: KafkaClient, spans: Mapping[NamedPartition, OffsetSpan], keep_hours: float
+) -> Mapping[NamedPartition, int]:
     """Return the offset of each partition's first record that is younger than `keep_hours`; -1 if
     all are older. `spans` are the offsets that Kafka has; partitions without records are left
     out."""
@@ -341,7 +348,7 @@ def _first_young_offsets(
 
 def _read_spans_in_tables(
     tables: Tables, ranges: Sequence[tuple[Any, ...]]
-) -> Mapping[Position, list[OffsetSpan]]:
+) -> Mapping[NamedPartition, list[OffsetSpan]]:
     """Return which offsets of these ranges (rows of `RANGES`) are in the table `records` or
     `purged`, as contiguous spans. Of both tables, only files that may have these offsets are
     read."""
@@ -352,14 +359,14 @@ def _read_spans_in_tables(
     if not tables.is_empty("purged"):
         positions = positions.unionByName(tables.read("purged").where(bounds))
     range_rows = tables.rows(ranges, compact_plan.RANGES)
-    in_tables: dict[Position, list[OffsetSpan]] = defaultdict(list)
+    in_tables: dict[NamedPartition, list[OffsetSpan]] = defaultdict(list)
     for row in positions.transform(compact_plan.contiguous_ranges, range_rows).collect():
         in_tables[row["topic"], row["partition"]].append(OffsetSpan(row["start"], row["end"]))
     return in_tables
 
 
 def _forget_purged(
-    tables: Tables, ranges: Sequence[tuple[Any, ...]], deleted_until: Mapping[Position, int]
+    tables: Tables, ranges: Sequence[tuple[Any, ...]], deleted_until: Mapping[NamedPartition, int]
 ) -> None:
     """Remove from the table `purged` the positions that Kafka doesn't have any more: positions
     below `deleted_until`, in the logs that `ranges` (rows of `RANGES`) name. All others are still
@@ -379,10 +386,10 @@ def _forget_purged(
     )
 
 
-def _spans_over_logs(ranges: Iterable[tuple[Any, ...]]) -> dict[Position, OffsetSpan]:
+def _spans_over_logs(ranges: Iterable[tuple[Any, ...]]) -> dict[NamedPartition, OffsetSpan]:
     """Return for each partition (topic's name, number) one span over all its logs. `ranges` are
     rows of `RANGES`."""
-    partitions: dict[Position, OffsetSpan] = {}
+    partitions: dict[NamedPartition, OffsetSpan] = {}
     for name, _, partition, start, end in ranges:
         span = partitions.get((name, partition), OffsetSpan(start, end))
         partitions[name, partition] = OffsetSpan(min(start, span.start), max(end, span.end))

@@ -276,5 +276,5 @@ def deletable_until(
         while remaining and remaining[0].end <= offset:
             remaining.pop(0)
         if not (remaining and remaining[0].start <= offset):
-            return max(offset, until)
+            return max(offset, until)  # the table lacks this record, so it must stay
     return span.end

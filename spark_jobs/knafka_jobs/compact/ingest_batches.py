@@ -85,6 +85,7 @@ def next_batch(
         start = max(reached.next, span.start)
         missed += max(0, span.start - reached.next)
         if partition in offsets_read and start > reached.next:
+            # Noted even if there is nothing to read, so that no later run counts them as missed.
             offsets_after[partition] = reached._replace(next=start)
         if start < span.end:
             waiting[partition] = OffsetSpan(start, span.end)
@@ -122,6 +123,7 @@ def ingest_spans(
         partition: OffsetSpan(offset, offsets_read[partition].next)
         for partition, offset in cuts.items()
     }
+    # Go on with the marks that were unknown, and at the cut in each log that was cut.
     offsets_read |= {
         partition: offsets_read[partition]._replace(mark=mark) for partition, mark in marks.items()
     }
@@ -153,8 +155,8 @@ def ingest_spans(
 def with_marks_of_ranges(
     offsets_read: Offsets, ranges: Mapping[Partition, OffsetSpan], log: LogView
 ) -> Offsets:
-    """Return `offsets_read` with a new mark (`RecordMark`) of each partition whose range has a
-    record: that of the last record, which `log` reads. Raises `JobError`."""
+    """Return `offsets_read` with new marks (`RecordMark`): for each partition whose range has a
+    record, the mark of the range's last record, which `log` reads. Raises `JobError`."""
     marks = log.last_in(
         {partition: span for partition, span in ranges.items() if span.start < span.end}
     )

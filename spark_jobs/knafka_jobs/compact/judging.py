@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -31,8 +31,8 @@ from knafka_jobs.replay_marks import select_marked
 from knafka_jobs.schema import Columns
 from knafka_jobs.topic_offsets import (
     BrokerName,
+    NamedPartition,
     OffsetSpan,
-    Position,
     TopicState,
     is_dead_letter_topic,
 )
@@ -41,8 +41,8 @@ Progress = Callable[[str], object]
 """Called with one line of progress."""
 
 GONE_TOPIC_AGE: Final = timedelta(hours=1)
-"""Age from which a replayed event's topic counts as deleted if Kafka doesn't have it. A broker may
-learn later than others of a topic that was just created."""
+"""Time since a replayed event was sent, from which the event's topic counts as deleted if Kafka
+doesn't list it. A broker may learn later than others of a topic that was just created."""
 
 DELETED_AND_SETTLED: Final[Columns] = {
     "topic_id": "string",
@@ -102,23 +102,17 @@ def mark_lost_by_deletion(
     partition_columns = ("namespace", "broker", "trigger", "topic", "topic_id", "partition")
     partitions = pending.groupBy(*partition_columns).agg(F.min("offset").alias("first")).collect()
     topics = kafka.topics(sorted({row["topic"] for row in partitions}))
-    gone_partitions, cut_topics = list[Row](), dict[str, TopicState]()
-    for row in partitions:
-        topic = topics.get(row["topic"])
-        if topic is None or topic.id != row["topic_id"]:
-            gone_partitions.append(row)
-        elif (span := topic.spans.get(row["partition"])) and row["first"] < span.start:
-            cut_topics[topic.name] = topic
+    gone_partitions, shortened_topics = _find_deletions(partitions, topics)
     if gone_partitions and broker is None:
-        gone_partitions = _with_broker_here(gone_partitions, kafka.topic_names())
-    if not gone_partitions and not cut_topics:
+        gone_partitions = _rows_of_brokers_here(gone_partitions, kafka.topic_names())
+    if not gone_partitions and not shortened_topics:
         return
     gone_ids = {row["topic_id"] for row in gone_partitions}
     # The starts were read before the commits: what was settled meanwhile is not marked. Without a
     # commit (a group that has expired, or was deleted) it isn't known what was settled.
     settled = [
         (topic.id, partition, topic.spans[partition].start, offset)
-        for topic in cut_topics.values()
+        for topic in shortened_topics.values()
         for partition, offset in kafka.committed(topic.name, topic).items()
     ]
     gone_events = compute_rows(
@@ -134,7 +128,27 @@ def mark_lost_by_deletion(
     _update_outcomes(tables, gone_events)
 
 
-def _with_broker_here(rows: Iterable[Row], topic_names: Collection[str]) -> list[Row]:
+def _find_deletions(
+    partitions: Iterable[Row], topics: Mapping[str, TopicState]
+) -> tuple[list[Row], dict[str, TopicState]]:
+    """Return the partitions whose topic was deleted or created anew, and the topics, by name, in
+    which the record of a pending event was deleted.
+
+    `partitions` are those with pending events: `topic` and its `topic_id` at that time,
+    `partition`, and `first`, the lowest offset of a pending event. `topics` are the topics that
+    Kafka has now, by name.
+    """
+    gone_partitions, shortened_topics = list[Row](), dict[str, TopicState]()
+    for row in partitions:
+        topic = topics.get(row["topic"])
+        if topic is None or topic.id != row["topic_id"]:
+            gone_partitions.append(row)
+        elif (span := topic.spans.get(row["partition"])) and row["first"] < span.start:
+            shortened_topics[topic.name] = topic
+    return gone_partitions, shortened_topics
+
+
+def _rows_of_brokers_here(rows: Iterable[Row], topic_names: Collection[str]) -> list[Row]:
     """Return the rows (`namespace`, `broker`, `trigger`) whose Broker or Trigger has a dead-letter
     topic among these topics, and so is in this Kafka."""
     has_topic_here: dict[BrokerName, bool] = {}
@@ -162,7 +176,7 @@ def mark_lost_by_cut(tables: Tables, kafka: KafkaClient, progress: Progress) -> 
     last = sent.transform(last_pending).collect()
     topics = kafka.topics(sorted({row["topic"] for row in last}))
     log = KafkaRecords(kafka, {topic.id: name for name, topic in topics.items()})
-    ranges: dict[Position, OffsetSpan] = {}
+    ranges: dict[NamedPartition, OffsetSpan] = {}
     for row in last:
         topic = topics.get(row["topic"])
         span = None if topic is None else topic.spans.get(row["partition"])
@@ -204,7 +218,7 @@ def mark_outcomes(tables: Tables, committed: list[tuple[str, int, int]]) -> None
     """Mark failures that a replay resolved, then note the outcomes of the replayed events.
 
     `committed` (topic id, partition, offset) is from `read_settled_offsets`. If the run is killed
-    in between, the events are still pending, and the next run does both steps again.
+    between these two steps, the events are still pending, and the next run does both again.
     """
     if not committed:
         return

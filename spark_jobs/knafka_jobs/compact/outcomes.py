@@ -103,8 +103,8 @@ def pending_of(sent: DataFrame, broker: BrokerName | None) -> DataFrame:
 
 
 def lost_with_topics(pending: DataFrame, topic_ids: Collection[str], before: datetime) -> DataFrame:
-    """Return the pending rows whose event was sent `before` a time to one of these topics
-    (`topic_ids`), which Kafka doesn't have any more, with outcome `lost`."""
+    """Return the pending rows whose event was sent to a topic that Kafka doesn't have any more
+    (`topic_ids`), and earlier than `before`, with outcome `lost`."""
     in_topics = pending.where(F.col("topic_id").isin(*topic_ids))
     return in_topics.where(F.col("sent") < F.lit(before)).transform(as_lost)
 
@@ -113,8 +113,8 @@ def deleted_unsettled(pending: DataFrame, settled: DataFrame) -> DataFrame:
     """Return the pending rows whose record was deleted from its topic before the event was settled,
     with outcome `lost`.
 
-    `settled` (`topic_id`, `partition`, `start`, `until`) has each partition's first offset, and the
-    offset up to which the partition's group has settled it.
+    `settled` has each partition's first offset (`start`), and the offset up to which the topic's
+    group has settled the partition (`until`); also `topic_id` and `partition`.
     """
     return (
         pending.join(F.broadcast(settled), ["topic_id", "partition"])

@@ -57,6 +57,7 @@ class BatchReader:
         """Create the reader, which reads nothing before `rows`. `names` has the topic's name of
         each topic id."""
         self.log = KafkaRecords(kafka, names)
+        """Reads single records, without Spark."""
         self._tables = tables
         self._kafka = kafka
         self._names = names
@@ -143,9 +144,10 @@ def ingest_around_unreadable(
 ) -> IngestResult:
     """Ingest all of these spans; records that Spark can't read are read one by one.
 
-    `ingest` ingests spans with `reader`. It is called for all spans and, after each failure, for
-    the parts of a partition before and in each stretch of unreadable records. `names` has the
-    topic's name of each topic id. Raises `JobError`, also after `MAX_UNREADABLE_SPANS` failures.
+    `ingest` ingests spans with `reader`. It is called for all spans. After a failure it is called,
+    for each stretch of unreadable records, for the records before the stretch and for the stretch,
+    and then for all spans again. `names` has the topic's name of each topic id. Raises `JobError`,
+    also after `MAX_UNREADABLE_SPANS` failures.
     """
     ingested = IngestResult(0, 0)
     spans = dict(spans)
@@ -153,10 +155,11 @@ def ingest_around_unreadable(
         try:
             return _sum_ingested(ingested, ingest(spans))
         except JobError as error:
-            if not is_overflow_error(error) or not (
-                unreadable := reader.unreadable_spans(reader.last_ranges)
-            ):
+            if not is_overflow_error(error):
                 raise
+            unreadable = reader.unreadable_spans(reader.last_ranges)
+            if not unreadable:
+                raise  # the error has another cause
         for partition, stretches in unreadable.items():
             count = sum(stretch.end - stretch.start for stretch in stretches)
             partition_name = f"{names[partition[0]]}/{partition[1]}"

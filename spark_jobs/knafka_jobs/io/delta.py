@@ -192,7 +192,7 @@ class Tables:
         stream.close()
 
     def _clock_file(self, name: str, clock: str) -> tuple[Any, Any]:
-        """Return Hadoop path and file system of the file with the last time of a daily task."""
+        """Return Hadoop path and file system of the file that says when a task was last done."""
         return self.file(f"checkpoints/{clock}-{self.table_id(name)}")
 
     def erase_unused_files(self, name: str) -> None:
@@ -334,8 +334,8 @@ class Tables:
         return float(created_time.get()) / 1000 if created_time.isDefined() else 0.0
 
     def _current_snapshot(self, name: str) -> Any:
-        """Return Delta's snapshot of the current table; `DeltaTable.detail` would run a query for
-        it.
+        """Return Delta's snapshot of the current table, from Delta's own Scala classes:
+        `DeltaTable.detail` would run a query.
 
         Reading the snapshot's files or writers costs three Spark jobs. Sizes cost none if
         `checksumOpt` is defined: Delta has then written them beside the last commit (`.crc`).

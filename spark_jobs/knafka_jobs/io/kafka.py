@@ -33,8 +33,8 @@ from knafka_jobs.io.kafka_connection import KafkaConnection
 from knafka_jobs.job_errors import JobError
 from knafka_jobs.topic_offsets import (
     BrokerName,
+    NamedPartition,
     OffsetSpan,
-    Position,
     TopicState,
     is_dead_letter_topic,
 )
@@ -77,6 +77,7 @@ class KafkaClient:
         credentials that can't be used."""
         self.connection = connection
         self._errors = ConnectionErrors()
+        """The connection's last error, for the text of a `JobError`."""
         self._refusal: str | None = None
         """The first error that doesn't pass by itself; kept, as later errors would hide it."""
         configuration = {**connection.for_librdkafka(), "error_cb": self._record_error}
@@ -152,6 +153,7 @@ class KafkaClient:
         among `names`, by name, with the offsets of their committed records.
 
         Kafka acknowledges a commit a moment before it ends the transaction in its partitions.
+        Raises `JobError` if one hasn't ended after `JOB_REQUEST_TIMEOUT` seconds.
         """
         written = {
             (name, number): span.end
@@ -175,7 +177,9 @@ class KafkaClient:
                 )
             time.sleep(RETRY_INTERVAL)
 
-    def offsets_at(self, partitions: Iterable[Position], moment: float) -> dict[Position, int]:
+    def offsets_at(
+        self, partitions: Iterable[NamedPartition], moment: float
+    ) -> dict[NamedPartition, int]:
         """Return the offset of each partition's first record at or after `moment` (Unix time); -1
         if all records are older."""
         return self._list_offsets(partitions, OffsetSpec.for_timestamp(int(moment * 1000)))
@@ -274,8 +278,8 @@ class KafkaClient:
         return int(descriptions[resource][MAX_MESSAGE_BYTES].value) if descriptions else None
 
     def raise_record_limit(self, topic: str, limit: int) -> None:
-        """Set the largest size of a batch that a topic takes to `limit` bytes; does nothing without
-        the ACL for it."""
+        """Set the largest size of a batch that a topic takes to `limit` bytes. Does nothing without
+        the ACL to change the topic's settings."""
         entry = ConfigEntry(
             MAX_MESSAGE_BYTES, str(limit), incremental_operation=AlterConfigOpType.SET
         )
@@ -287,7 +291,7 @@ class KafkaClient:
             leaving_out=KafkaError.TOPIC_AUTHORIZATION_FAILED,
         )
 
-    def delete_before(self, end_offsets: Mapping[Position, int]) -> None:
+    def delete_before(self, end_offsets: Mapping[NamedPartition, int]) -> None:
         """Delete the records of each partition below its offset in `end_offsets`."""
         if not end_offsets:
             return
@@ -301,6 +305,7 @@ class KafkaClient:
     def consumer(self, **configuration: Any) -> Consumer:
         """Create a consumer, of a group only if `configuration` (librdkafka's settings) names one;
         the caller closes it."""
+        # librdkafka demands an id; Kafka learns of the group only if the consumer joins or commits.
         default_settings = {"group.id": "knafka-unused", "enable.auto.commit": False}
         errors = {"error_cb": self._errors.record}
         return Consumer(
@@ -308,8 +313,8 @@ class KafkaClient:
         )
 
     def _list_offsets(
-        self, partitions: Iterable[Position], spec: OffsetSpec, **options: Any
-    ) -> dict[Position, int]:
+        self, partitions: Iterable[NamedPartition], spec: OffsetSpec, **options: Any
+    ) -> dict[NamedPartition, int]:
         """Return the offset that `spec` asks for (such as the earliest) of each partition.
         `options` are those of librdkafka's request."""
         if not (specs := {TopicPartition(*partition): spec for partition in partitions}):
@@ -331,7 +336,7 @@ class KafkaClient:
 
 
 def read_spans(
-    spark: SparkSession, connection: KafkaConnection, spans: Mapping[Position, OffsetSpan]
+    spark: SparkSession, connection: KafkaConnection, spans: Mapping[NamedPartition, OffsetSpan]
 ) -> DataFrame:
     """Return the committed records of these spans, as Spark's Kafka source has them, with headers.
 

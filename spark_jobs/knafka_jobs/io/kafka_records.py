@@ -15,15 +15,15 @@ from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from knafka_jobs.io.kafka import KafkaClient
 from knafka_jobs.job_errors import JobError
-from knafka_jobs.topic_offsets import OffsetSpan, Partition, Position, RecordMark
+from knafka_jobs.topic_offsets import NamedPartition, OffsetSpan, Partition, RecordMark
 
 NEXT_RECORD_TIMEOUT: Final = 30.0
 """Seconds to wait for the next record or end of a partition."""
 RECORDS_AT_ONCE: Final = 1000
 """Largest number of records that one call of the consumer returns."""
 LOOKBACK_OFFSETS: Final = (10, 1000, sys.maxsize)
-"""Offsets before the end of a span in which its last record is looked for, step by step: offsets of
-transaction markers and of aborted records have no committed record."""
+"""A span's last record is looked for among this many offsets before the span's end, one number
+after the other: offsets of transaction markers and of aborted records have no committed record."""
 
 _AT_END: Final = (
     KafkaError._PARTITION_EOF,
@@ -56,6 +56,7 @@ class KafkaRecords:
         self._kafka = kafka
         self._names = names
         self._ids = {name: topic_id for topic_id, name in names.items()}
+        """The topic's id, by its name."""
 
     def first_at(self, offsets: Mapping[Partition, int]) -> Mapping[Partition, RecordMark]:
         """Return the mark (`RecordMark`) of the first record at or after each offset; partitions
@@ -63,13 +64,14 @@ class KafkaRecords:
         marks: dict[Partition, RecordMark] = {}
         consumer = self._kafka.consumer(**_SINGLE_RECORD_SETTINGS)
         try:
-            waiting = {self._position(partition): offset for partition, offset in offsets.items()}
-            for partition, message in _read_endlessly(consumer, waiting):
-                if message is not None and (key := self._partition(partition)) not in marks:
-                    marks[key] = mark_of_message(message)
+            waiting = {self._with_name(partition): offset for partition, offset in offsets.items()}
+            for named_partition, message in _read_endlessly(consumer, waiting):
+                partition = self._with_id(named_partition)
+                if message is not None and partition not in marks:
+                    marks[partition] = mark_of_message(message)
                 # The partition stays assigned: records of it that are already fetched would be
                 # returned anyway. They are ignored.
-                waiting.pop(partition, None)
+                waiting.pop(named_partition, None)
                 if not waiting:
                     break
         finally:
@@ -99,7 +101,7 @@ class KafkaRecords:
         `JobError`."""
         consumer = self._kafka.consumer(**_SETTINGS)
         try:
-            for _, message in _read_endlessly(consumer, {self._position(partition): span.start}):
+            for _, message in _read_endlessly(consumer, {self._with_name(partition): span.start}):
                 offset = None if message is None else message.offset()
                 if offset is None or offset >= span.end:
                     return
@@ -109,13 +111,13 @@ class KafkaRecords:
         finally:
             consumer.close()
 
-    def _position(self, partition: Partition) -> Position:
-        """Return a partition by its topic's name instead of the topic's id."""
+    def _with_name(self, partition: Partition) -> NamedPartition:
+        """Return a partition with its topic's name in place of the topic's id."""
         return self._names[partition[0]], partition[1]
 
-    def _partition(self, position: Position) -> Partition:
-        """Return a partition by its topic's id instead of the topic's name."""
-        return self._ids[position[0]], position[1]
+    def _with_id(self, partition: NamedPartition) -> Partition:
+        """Return a partition with its topic's id in place of the topic's name."""
+        return self._ids[partition[0]], partition[1]
 
 
 def mark_of_parts(
@@ -144,8 +146,8 @@ def mark_of_message(message: Any) -> RecordMark:
 
 
 def _read_endlessly(
-    consumer: Consumer, starts: Mapping[Position, int]
-) -> Iterator[tuple[Position, Message | None]]:
+    consumer: Consumer, starts: Mapping[NamedPartition, int]
+) -> Iterator[tuple[NamedPartition, Message | None]]:
     """Yield each record from these offsets on, with its partition; never ends by itself.
 
     None in place of a record means that the partition has no further record now, or that Kafka does

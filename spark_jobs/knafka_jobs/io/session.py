@@ -24,7 +24,8 @@ STATIC_SETTINGS: Final[Mapping[str, str]] = {
 
 UNREPEATED_COLUMNS: Final = (
     *("failure_id", "offset", "value", "id", "origin_offset"),
-    "headers.list.element.value",  # of twenty in a dead letter a few repeat: Snappy finds them
+    # Of a dead letter's twenty headers a few repeat, and Snappy compresses those anyway.
+    "headers.list.element.value",
 )
 """Columns whose values hardly repeat in a file."""
 
@@ -70,10 +71,8 @@ def start_session(name: str) -> SparkSession:
         raise JobError(f"Spark does not start: {error}") from error
     on_one_machine = not has_executors(spark)
     configured = spark.sparkContext.getConf()
-    instances, cores = (
-        int(configured.get(f"spark.executor.{setting}", "1") or 1)
-        for setting in ("instances", "cores")
-    )
+    instances = int(configured.get("spark.executor.instances", "1") or 1)
+    cores = int(configured.get("spark.executor.cores", "1") or 1)
     size_settings = LOCAL_SETTINGS if on_one_machine else executor_settings(instances * cores)
     for key, value in {**SESSION_SETTINGS, **size_settings}.items():
         spark.conf.set(key, value)
@@ -96,10 +95,8 @@ def executor_settings(cores: int) -> dict[str, str]:
 def object_store(spark: SparkSession) -> dict[str, str] | None:
     """Return delta-rs's options for the S3 that Spark's settings name; None if they name none."""
     configured = spark.sparkContext.getConf()
-    endpoint, region = (
-        configured.get(f"spark.hadoop.fs.s3a.{name}", "")
-        for name in ("endpoint", "endpoint.region")
-    )
+    endpoint = configured.get("spark.hadoop.fs.s3a.endpoint", "")
+    region = configured.get("spark.hadoop.fs.s3a.endpoint.region", "")
     if not endpoint and not region:
         return None
     from knafka_jobs.io.table_files import s3_options  # deltalake is an extra

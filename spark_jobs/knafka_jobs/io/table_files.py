@@ -24,8 +24,8 @@ OUT_OF_MEMORY_ERROR: Final = "Resources exhausted"
 """Words of DataFusion's error for a query that its memory doesn't suffice for."""
 
 APPEND_ATTEMPTS: Final = 10
-"""How often an append is attempted, with the creation of a missing table: other processes may do
-the same at that time."""
+"""How often an append, with the creation of a missing table, is tried: other processes may append
+or create the table at the same time."""
 
 SPARK_QUOTES: Final = {"datafusion.sql_parser.dialect": "databricks"}
 """Setting of a session whose SQL quotes names as Spark's does."""
@@ -123,16 +123,16 @@ class TableFiles:
         kind = NeedsSpark if OUT_OF_MEMORY_ERROR in str(error) else JobError
         return kind(f"the tables in {self._root} can't be read: {_error_line(error)}")
 
-    def limit_memory(self, memory: str, temporary_files: str) -> None:
-        """Limit the memory of later queries to `memory`. `temporary_files` limits the total size of
-        the files that they write when their memory runs out.
+    def limit_memory(self, memory: str, temporary_size: str) -> None:
+        """Limit the memory of later queries to `memory`. `temporary_size` limits the total size of
+        the temporary files that they write when their memory runs out.
 
         Sizes are written as DataFusion has them, such as `256M`. The files are in Python's
         temporary folder, which is set here, too.
         """
         for setting, value in (
             ("memory_limit", memory),
-            ("max_temp_directory_size", temporary_files),
+            ("max_temp_directory_size", temporary_size),
             ("temp_directory", tempfile.gettempdir()),
         ):
             self.run(f"SET datafusion.runtime.{setting} = '{value}'")
@@ -191,19 +191,20 @@ def _to_arrow_array(values: Sequence[Any], kind: str) -> Array:
     """Return the values of one column as an Arrow array; None stays null. `kind` is the column's
     SQL type; times must have a zone, and are stored in UTC."""
     if kind == "timestamp":
+        # Microseconds, the resolution of a `datetime`.
         micros = [
             None if value is None else (value - _EPOCH) // _EPOCH.resolution for value in values
         ]
         return Array(micros, DataType.int64()).cast(DataType.timestamp("us", tz="UTC"))
-    return Array(values, _TYPES[kind]())
+    return Array(values, _ARROW_TYPES[kind]())
 
 
-_TYPES: Final[Mapping[str, Callable[[], DataType]]] = {
+_ARROW_TYPES: Final[Mapping[str, Callable[[], DataType]]] = {
     "string": DataType.utf8,
     "bigint": DataType.int64,
     "int": DataType.int32,
 }
-"""Arrow's type for each SQL type that can be appended."""
+"""Arrow's type for each SQL type that can be appended, except `timestamp`, which is converted."""
 
 _DELTA_TYPES: Final = {
     "string": "string",
@@ -224,8 +225,8 @@ def _check_layout(name: str, path: str, properties: dict[str, str]) -> None:
 
 
 def s3_options(endpoint: str | None, region: str | None) -> dict[str, str]:
-    """Return delta-rs's options of an S3. Without an endpoint that is AWS's own S3; the region is
-    us-east-1 if none is given."""
+    """Return delta-rs's options of an S3. Without an endpoint (None or empty) that is AWS's own S3;
+    without a region, the region is us-east-1."""
     options = {"AWS_REGION": region or "us-east-1"}
     if endpoint:
         allow_http = str(endpoint.startswith("http://")).lower()

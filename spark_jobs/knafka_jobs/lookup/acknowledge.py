@@ -16,6 +16,7 @@ from knafka_jobs.io.table_files import TableFiles
 from knafka_jobs.schema import ACKNOWLEDGEMENTS
 
 ACKNOWLEDGEMENTS_TABLE: Final = "acknowledgements"
+"""Name of the table of acknowledgements; `schema.ACKNOWLEDGEMENTS` has its columns."""
 
 
 def read_acknowledgements(files: TableFiles, now: datetime) -> dict[str, Acknowledgement]:

@@ -12,6 +12,7 @@ from knafka_jobs.lookup.lookup_plan import sql_literal
 from knafka_jobs.schema import CANCELLATIONS
 
 CANCELLATIONS_TABLE: Final = "cancellations"
+"""Name of the table of cancellations; `schema.CANCELLATIONS` has its columns."""
 
 
 def cancel_replay(files: TableFiles, replay_id: str, by: str, now: datetime) -> None:

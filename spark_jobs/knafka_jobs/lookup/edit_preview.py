@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from knafka.core.dead_letter import headers_for_replay
 from knafka.core.events import kafka_binding
@@ -47,6 +47,15 @@ class EditPreview:
         return {"edits": edits, "not_editable": self.not_editable, "problem": self.problem}
 
 
+class _ShownRecord(NamedTuple):
+    """The record of an event, before and after the edits, with its sort key among all events."""
+
+    order: tuple[Any, ...]
+    """The event's values of the columns `SHOWN_ORDER`."""
+    before: StoredRecord
+    after: StoredRecord
+
+
 def preview_edits(
     files: TableFiles, conditions: Sequence[FailureCondition], edits: EventEdits
 ) -> EditPreview:
@@ -58,8 +67,7 @@ def preview_edits(
     if not size["number"]:
         return preview
     problems: Counter[str] = Counter()
-    # The first events so far, sorted: the sort key of each, its record as it was, and as edited.
-    first: list[tuple[tuple[Any, ...], StoredRecord, StoredRecord]] = []
+    shown: list[_ShownRecord] = []  # the first events so far, sorted
     files.set_option("execution.batch_size", BATCH_ROWS)
     query = groups_plan.letters_of("true", size["first"], size["last"], f"({rows})")
     for batch in files.query_in_batches(query, *tables, "records"):
@@ -73,13 +81,14 @@ def preview_edits(
                     problems[str(error)] += 1
                 continue
             order = tuple(row[name] for name in SHOWN_ORDER)
-            if len(first) < SHOWN_EDITS or order < first[-1][0]:
+            if len(shown) < SHOWN_EDITS or order < shown[-1].order:
+                # As the event came to its Trigger: without the headers that the dead letter added.
                 before = headers_for_replay(headers, ""), row["data"]
-                first = sorted([*first, (order, before, record)])[:SHOWN_EDITS]
+                shown = sorted([*shown, _ShownRecord(order, before, record)])[:SHOWN_EDITS]
     preview.problem = next((problem for problem, _ in problems.most_common(1)), "")
     preview.shown = [
         (kafka_binding.read(*before).event, kafka_binding.read(*after).event)
-        for _, before, after in first
+        for _, before, after in shown
     ]
     return preview
 

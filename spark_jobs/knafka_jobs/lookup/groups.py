@@ -45,8 +45,8 @@ class FailureGroup:
 def list_groups(
     files: TableFiles, conditions: Sequence[FailureCondition], now: datetime
 ) -> list[FailureGroup]:
-    """Return the groups that a report made at `now` with default options would have, the newest by
-    their first failure first.
+    """Return the groups that a report made at `now` with default options would have; the group
+    whose first failure is the latest comes first.
 
     `conditions` may select only by Trigger or Broker, else groups would lack failures. Raises
     `JobError`.
@@ -74,7 +74,7 @@ def members_predicate(
     `unresolved` only for those that aren't resolved. `now` is the time for which the group was
     listed. Raises `JobError`."""
     frequent: Sequence[str] = ()
-    # The group of all rare summaries has those that no other group has.
+    # This group has the failures of its kind whose summary has no group of its own.
     if group.key["summary"] == OTHER_SUMMARIES:
         sql = groups_plan.frequent_summaries(group.key, _timeline_start(now))
         frequent = [row["said"] for row in files.query(sql, "failures")]

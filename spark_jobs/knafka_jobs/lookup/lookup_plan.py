@@ -140,9 +140,9 @@ def count_pending(predicate_sql: str) -> str:
 
 
 def next_offsets(tables: Iterable[str]) -> str:
-    """Return the query for the offsets that these tables have of each log, of which a partition
-    has another one after a cut. Columns: `topic_id`, `partition`, `first` (the lowest offset),
-    `next` (the highest one plus 1)."""
+    """Return the query for the offsets that these tables have of each log; a partition has a
+    further log after each cut. Columns: `topic_id` (a `topic_offsets.log_id`), `partition`, `first`
+    (the lowest offset), `next` (the highest one plus 1)."""
     positions = " UNION ALL ".join(f"SELECT {column_list(KEY)} FROM {table}" for table in tables)
     partition = column_list(KEY[:2])
     ends = 'min("offset") AS first, max("offset") + 1 AS next'
@@ -163,7 +163,8 @@ def latest_failures(predicate_sql: str, limit: int, skip: int = 0) -> str:
 def records_at(first: date, last: date, topic_ids: Iterable[str], offsets: Iterable[int]) -> str:
     """Return the query for the rows of `records` between these days that have one of these topics
     and one of these offsets. As partitions aren't compared, the result may have further rows."""
-    topics, numbers = (", ".join(map(sql_literal, values)) for values in (topic_ids, offsets))
+    topics = ", ".join(map(sql_literal, topic_ids))
+    numbers = ", ".join(map(sql_literal, offsets))
     return (
         f'SELECT failure_id, topic, {column_list(KEY)}, "key", "value", headers, appended '
         f"FROM records WHERE {days_predicate(first, last)} AND topic_id IN ({topics}) AND "
@@ -173,7 +174,7 @@ def records_at(first: date, last: date, topic_ids: Iterable[str], offsets: Itera
 
 def sent_at(failure_ids: Iterable[str]) -> str:
     """Return the query for the pending ones of these failures, which a replay has sent and which
-    are not settled: `failure_id`, and `at`, when that was."""
+    are not settled: `failure_id`, and `at`, the time at which the event was last sent."""
     id_list = ", ".join(map(sql_literal, failure_ids))
     return (
         f"SELECT failure_id, max(sent) AS at FROM sent WHERE {PENDING} "

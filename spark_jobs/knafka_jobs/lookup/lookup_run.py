@@ -146,17 +146,17 @@ class RecordInTables:
         return int(self.row["offset"])
 
     def key(self) -> bytes | None:
-        """Return the record's key."""
+        """Return the record's key; None if it has none."""
         key: bytes | None = self.row["key"]
         return key
 
     def value(self) -> bytes | None:
-        """Return the record's value."""
+        """Return the record's value; None if the event has no data."""
         value: bytes | None = self.row["value"]
         return value
 
     def headers(self) -> RecordHeaders | None:
-        """Return the record's headers."""
+        """Return the record's headers, never None."""
         return headers_of(self.row)
 
     def timestamp(self) -> tuple[int, int]:
@@ -195,9 +195,8 @@ def page_of_dead_letters(
         ids = (row["failure_id"] for row in failures)
         sent_rows = files.query(lookup_plan.sent_at(ids), "sent")
         sent_at = {row["failure_id"]: row["at"] for row in sent_rows}
-    topics, offsets = (
-        _sorted_distinct(row[name] for row in failures) for name in ("topic_id", "offset")
-    )
+    topics = _sorted_distinct(row["topic_id"] for row in failures)
+    offsets = _sorted_distinct(row["offset"] for row in failures)
     first_day = min(row["first_day"] for row in failures)
     last_day = max(row["last_day"] for row in failures)
     rows = files.query(lookup_plan.records_at(first_day, last_day, topics, offsets), "records")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 NOTE_INTERVAL: Final = 15.0
 """Seconds between two notes of a replay, at least."""
-NOTES: Final = 50
+RUN_TIME_DIVISOR: Final = 50
 """Number by which a run's time so far is divided: the result is the interval between two notes, if
 it exceeds `NOTE_INTERVAL`. Each note is a commit to the table, so a long run notes less often."""
 
@@ -34,8 +34,8 @@ class ReplayProgress:
         self, files: TableFiles | None, replay_id: str, already: int, total: int, say: Progress
     ) -> None:
         """`files` None: deltalake is not installed, so nothing is noted. `already` is the number of
-        events that earlier runs of the replay sent, `total` that of all runs in the end. `say` gets
-        a line if a note fails; then nothing more is noted."""
+        events that earlier runs of the replay sent, `total` the number that all runs, with this
+        one, are to send. `say` gets a line if a note fails; then nothing more is noted."""
         self._files = files
         self._replay_id = replay_id
         self._already = already
@@ -67,4 +67,4 @@ class ReplayProgress:
             self._say(f"the progress is not noted: {error}")
             self._files = None
         now = time.monotonic()
-        self._next_note_at = now + max(NOTE_INTERVAL, (now - self._began) / NOTES)
+        self._next_note_at = now + max(NOTE_INTERVAL, (now - self._began) / RUN_TIME_DIVISOR)

@@ -51,8 +51,8 @@ from knafka_jobs.replay.replay_plan import (
 from knafka_jobs.replay.replay_progress import Progress, ReplayProgress
 from knafka_jobs.replay.runs import (
     begin_replay,
-    cancelled_by,
     files_of,
+    find_canceller,
     finish_replay,
     note_sent_events,
 )
@@ -65,7 +65,7 @@ from knafka_jobs.replay.send import (
 )
 from knafka_jobs.replay.spark_lanes import send_in_lanes
 from knafka_jobs.schema import TRIGGER
-from knafka_jobs.topic_offsets import OffsetSpan, Position, TopicState, spans_of
+from knafka_jobs.topic_offsets import NamedPartition, OffsetSpan, TopicState, spans_of
 
 REPLAY_LOCK: Final = "replay"
 """Name of the lock that one replay holds, see `Tables.locked`."""
@@ -117,13 +117,15 @@ class Cancellation:
 
 
 def preview(tables: Tables, selection: FailureSelection) -> Preview:
-    """Preview the events that a replay of this selection would send. Raises `JobError`."""
+    """Preview the events that a replay of this selection would send. Failures that can't be sent
+    are only counted, as left out (`Preview.left_out`). Raises `JobError`."""
     selected = tables.read("failures").transform(select_failures, selection)
     sendable = compute_rows(_sendable_failures(tables, selected))
     triggers = _count_by_trigger(sendable)
     shown = sendable.orderBy(*SHOWN_ORDER).limit(SHOWN_EVENTS)
     events = [row.asDict() for row in shown.select(*SHOWN_COLUMNS).collect()]
-    return Preview(triggers, selected.count() - sum(triggers.values()), events)
+    left_out = selected.count() - sum(triggers.values())
+    return Preview(triggers, left_out=left_out, events=events)
 
 
 def replay(
@@ -143,8 +145,8 @@ def replay(
 
     Without a replay id, an interrupted replay of the same selection and edits is continued, else
     a new one begins. `is_alone`: the caller makes sure that no other replay runs on these tables;
-    for tables on a local path a lock does. Raises `JobError`; the same call then goes on where this
-    one ended.
+    for tables on a local path a lock makes sure of it. Raises `JobError`; the same call then goes
+    on where this one ended.
     """
     with tables.locked(REPLAY_LOCK):
         is_alone = is_alone or tables.has_locks
@@ -166,7 +168,7 @@ def replay(
         topics, problems = _ensure_replay_topics(kafka, counts)
         for problem in problems:
             progress(f"not sent: {problem}")
-        cancellation = Cancellation(partial(cancelled_by, tables, replay_id))
+        cancellation = Cancellation(partial(find_canceller, tables, replay_id))
         result = LaneResult()
         if topics and cancellation.read_canceller() is None:
             total = already + sum(counts[trigger] for trigger in topics)
@@ -291,7 +293,7 @@ def _data_bytes(letters: DataFrame) -> int:
     return 0 if row is None or row[0] is None else int(row[0])
 
 
-def _sent_since(kafka: KafkaClient, starts: Mapping[Position, int]) -> Callable[[], int]:
+def _sent_since(kafka: KafkaClient, starts: Mapping[NamedPartition, int]) -> Callable[[], int]:
     """Return a function that counts, by the topics' ends, the events sent since the topics ended at
     `starts`. Its result is a little too high, as it counts markers of transactions, too."""
     topics = sorted({name for name, _ in starts})

@@ -25,7 +25,7 @@ from knafka_jobs.replay.replay_plan import sent_rows
 from knafka_jobs.replay.replay_progress import Progress
 from knafka_jobs.replay.send import fence_senders
 from knafka_jobs.schema import REPLAYS, TRIGGER
-from knafka_jobs.topic_offsets import OffsetSpan, Position, TopicState, spans_of
+from knafka_jobs.topic_offsets import NamedPartition, OffsetSpan, TopicState, spans_of
 
 if TYPE_CHECKING:
     from knafka_jobs.io.table_files import TableFiles
@@ -64,10 +64,11 @@ def begin_replay(
     no other process can send for this replay, and all other unfinished replays are ended.
 
     `selection` says what is selected and edited, as options of the command line; `by` is the
-    person's name. `replay_id` None: continue the latest interrupted replay of this selection that
-    can be continued (`_is_continuable`; not asked unless `is_alone`), else begin a new one.
-    `is_alone`: whether surely no other replay runs on these tables. Raises `JobError` if the replay
-    is finished or has another selection, or if another replay may run.
+    person's name. `is_alone`: whether surely no other replay runs on these tables.
+
+    `replay_id` None: continue the latest interrupted replay of this selection, else begin a new
+    one. If `is_alone`, a replay that isn't `_is_continuable` is ended instead of continued. Raises
+    `JobError` if the replay is finished or has another selection, or if another replay may run.
     """
     unfinished = tables.read("replays").where("finished IS NULL").orderBy("started").collect()
     if replay_id is None:
@@ -109,16 +110,15 @@ def _is_continuable(tables: Tables, run: Row, since: datetime) -> bool:
     after `since`, and nobody has cancelled it meanwhile."""
     if run["started"].astimezone(UTC) <= since:
         return False
-    return cancelled_by(tables, run["replay_id"]) is None
+    return find_canceller(tables, run["replay_id"]) is None
 
 
 def _end_interrupted(
     tables: Tables, kafka: KafkaClient, run: Row, by: str, progress: Progress, *, is_alone: bool
 ) -> None:
     """End another replay, with the row `run`, that was interrupted, and note the events that it
-    sent. These events are pending then, so the new replay does not send them. `by` is the person
-    who begins the new one. Raises `JobError` unless `is_alone`, as the other replay may be running.
-    """
+    sent. Then these events are pending, so the new replay does not send them. `by` is the person
+    who begins the new replay. Raises `JobError` unless `is_alone`, as the other may be running."""
     replay_id = run["replay_id"]
     if not is_alone:
         raise JobError(
@@ -168,8 +168,8 @@ def files_of(tables: Tables) -> TableFiles | None:
     return TableFiles(tables.root, store=object_store(tables.spark))
 
 
-def cancelled_by(tables: Tables, replay_id: str) -> str | None:
-    """Return who has cancelled a replay; None: nobody. Raises `JobError`."""
+def find_canceller(tables: Tables, replay_id: str) -> str | None:
+    """Return who has cancelled a replay first; None: nobody. Raises `JobError`."""
     if not tables.exists("cancellations"):
         return None  # the first cancellation creates the table
     # Read anew each time: another process writes the table.
@@ -212,7 +212,7 @@ def note_sent_events(
     tables: Tables,
     kafka: KafkaClient,
     replay_id: str,
-    ranges: Mapping[Position, OffsetSpan],
+    ranges: Mapping[NamedPartition, OffsetSpan],
     topics: Mapping[TriggerName, TopicState],
 ) -> None:
     """Add the events that a replay committed in these ranges of the replay topics to the table

@@ -29,7 +29,7 @@ from knafka_jobs.io.kafka import KafkaClient
 from knafka_jobs.io.kafka_connection import KafkaConnection
 from knafka_jobs.io.kafka_records import KafkaRecords
 from knafka_jobs.job_errors import JobError
-from knafka_jobs.topic_offsets import OffsetSpan, Position, TopicState
+from knafka_jobs.topic_offsets import NamedPartition, OffsetSpan, TopicState
 
 MAX_LANES: Final = 8
 """Largest number of lanes of a replay. `fence_senders` fences off that many, whether they were used
@@ -102,8 +102,9 @@ class ReplaySender:
     replay_id: str
     topics: Mapping[TriggerName, str]
     """The replay topic of each Trigger."""
-    starts: Mapping[Position, int]
-    """Ends of the replay topics before this run sent anything."""
+    starts: Mapping[NamedPartition, int]
+    """The offsets at which this run's events begin: the ends that the replay topics' partitions had
+    before this run sent anything."""
     rate: float | None
     """Events a second, at most; None: no limit. A replay with a rate uses only one lane."""
     edits: EventEdits = NO_EDITS
@@ -125,7 +126,7 @@ class ReplaySender:
             for batch in batches(self._edited_events(rows, result), batch_size, REPLAY_BATCH_BYTES):
                 if producer is None:  # a lane without events needs none
                     producer = open_producer(self.connection, self.replay_id, lane)
-                    sent_hashes = self._hashes_sent_earlier()
+                    sent_hashes = self._read_sent_hashes()
                 start = time.monotonic()
                 unsent = [
                     event for event in batch if failure_hash(event.failure_id) not in sent_hashes
@@ -163,9 +164,9 @@ class ReplaySender:
                     continue
             yield FailedEvent(failure_id, topic, _bytes(key), event_data, record_headers)
 
-    def _hashes_sent_earlier(self) -> set[int]:
-        """Return hashes of the failures whose events were sent since this run began, by any lane.
-        If the task of a lane is repeated, these include the events that its first try sent. Raises
+    def _read_sent_hashes(self) -> set[int]:
+        """Return the `failure_hash` of each event that any lane has sent since this run began. If
+        the task of a lane is repeated, that includes the events of its first try. Raises
         `JobError`."""
         kafka = KafkaClient(self.connection)
         hashes: set[int] = set()

@@ -40,14 +40,14 @@ def send_in_lanes(
     lines for users. Returns the sum of all lanes, or an empty result as soon as `is_cancelled`
     returns True. Raises `JobError`."""
     job = _SparkJob(rows, sender)
-    reported = _ReportedProgress(sent_so_far, total, progress)
+    reporter = _ProgressReporter(sent_so_far, total, progress)
     start = time.monotonic()
     with job.running():
         while job.is_running(PROGRESS_CHECK_INTERVAL):
             if is_cancelled():
                 return LaneResult()
             notes.note(lambda: min(sent_so_far(), total))
-            reported.report_if_due()
+            reporter.report_if_due()
     result = job.result()
     progress(progress_text(result.sent, total, result.sent / (time.monotonic() - start)))
     return result
@@ -62,6 +62,7 @@ class _SparkJob:
         self._sender = sender
         self._context = rows.sparkSession.sparkContext
         self._group = f"knafka-replay-{secrets.token_hex(4)}"
+        """Name of Spark's job group, by which the job is cancelled."""
         self._thread = InheritableThread(target=self._run)
         self._lanes: list[LaneResult] = []
         """The results of all lanes, once the job has ended."""
@@ -102,9 +103,9 @@ class _SparkJob:
             self._error = error
 
 
-class _ReportedProgress:
-    """Reports every `PROGRESS_LINE_INTERVAL` seconds how many events are sent, and the rate since
-    the first report in which an event was sent."""
+class _ProgressReporter:
+    """Reports every `PROGRESS_LINE_INTERVAL` seconds how many events were sent, and how many a
+    second since the first report with sent events."""
 
     def __init__(self, sent_so_far: Callable[[], int], total: int, progress: Progress) -> None:
         """`sent_so_far` counts the events that were sent, of `total`; `progress` gets the lines."""

@@ -25,7 +25,7 @@ MEMORY: Final = "256M"
 TEMPORARY_FILES: Final = "8G"
 """Largest size of the temporary files of one report."""
 
-_TYPES: Final = {
+_SQL_TYPES: Final = {
     "string": "VARCHAR",
     "int": "INT",
     "bigint": "BIGINT",
@@ -97,12 +97,14 @@ class DataFusionEngine:
         """
         values = [f"({', '.join(map(_sql_literal, row))})" for row in rows]
         names = ", ".join(f"`{column}`" for column in columns)
-        source = f"(VALUES {', '.join(values)}) AS v({names})"
-        cast = ", ".join(
-            f"CAST({f'v.`{column}`' if values else 'NULL'} AS {_TYPES[kind]}) AS `{column}`"
+        source = f"FROM (VALUES {', '.join(values)}) AS v({names})" if values else "WHERE false"
+        # Without rows there is no `v` to take columns from.
+        expressions = {column: f"v.`{column}`" if values else "NULL" for column in columns}
+        typed_columns = ", ".join(
+            f"CAST({expressions[column]} AS {_SQL_TYPES[kind]}) AS `{column}`"
             for column, kind in columns.items()
         )
-        self.keep(name, f"SELECT {cast} {f'FROM {source}' if values else 'WHERE false'}")
+        self.keep(name, f"SELECT {typed_columns} {source}")
 
     def append_figures(self, rows: Sequence[Sequence[Any]]) -> None:
         """Append rows to the table `reports` in one commit."""

@@ -51,7 +51,8 @@ def publish(
         served_report.write_served_report(kafka, report, archive, replication)
     if broker:
         with note_problem("notAnnounced"):
-            console_of_report = "" if problems else console  # a console can't show it otherwise
+            # A report that could not be served has no URL in the console.
+            console_of_report = "" if problems else console
             announce.send_event(
                 broker, announce.announcement_event(report, archive, console_of_report)
             )

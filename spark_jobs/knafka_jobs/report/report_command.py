@@ -20,7 +20,7 @@ from knafka_jobs.command_options import EngineName
 from knafka_jobs.job_errors import JobError, NeedsSpark
 from knafka_jobs.report.report_document import Report, with_replay_command
 from knafka_jobs.report.report_page import render_file
-from knafka_jobs.report.report_run import SettledSpans, make_report
+from knafka_jobs.report.report_run import SettledSpansReader, make_report
 
 Progress: TypeAlias = Callable[[str], object]
 """Called with one line of progress."""
@@ -29,7 +29,7 @@ Progress: TypeAlias = Callable[[str], object]
 def report_without_spark(
     arguments: Namespace,
     progress: Progress,
-    settled: SettledSpans | None = None,
+    settled: SettledSpansReader | None = None,
     store: Mapping[str, str] | None = None,
 ) -> Report | None:
     """Make a report in this process and return it. None if Spark has to make it: because `--engine`

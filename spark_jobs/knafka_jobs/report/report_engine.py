@@ -45,13 +45,15 @@ class SqlDialect:
 
     def moment(self, time: datetime) -> str:
         """Return a time as a SQL literal, to the microsecond."""
-        return self.time((time - _EPOCH) // _EPOCH.resolution)
+        microseconds = (time - _EPOCH) // _EPOCH.resolution
+        return self.time(microseconds)
 
 
 class ReportEngine(Protocol):
     """Runs the SQL of a report on the tables. Methods raise `JobError`."""
 
     dialect: SqlDialect
+    """Writes the parts of the SQL in which engines differ."""
 
     def query(self, sql: str) -> list[ReportRow]:
         """Run a query, and return its rows in the order of its ORDER BY."""

@@ -121,9 +121,9 @@ def _render(report: Report, traces: str, path: str | None) -> ServedPage:
 
 
 def _packed_data(report: Report, traces: str, path: str | None) -> str:
-    """Return the data for the scripts: the report, all reasons, the summaries of the groups
-    `others`, the template `traces` for URLs of traces, and the `path` of the report's JSON in the
-    console (None: the page is a file). They are one JSON object, compressed, in base64.
+    """Return the data for the scripts: the report, all reasons, the summary of groups that have all
+    other failures, the template `traces` for URLs of traces, and the `path` of the report's JSON in
+    the console (None: the page is a file). They are one JSON object, compressed, in base64.
 
     Compressed without a time stamp, so that the same report always makes the same page.
     """

@@ -162,8 +162,8 @@ def buckets(since: datetime, until: datetime, seconds: int, dialect: SqlDialect)
 def recent_failures(
     since_hour: datetime, since_day: datetime, until: datetime, dialect: SqlDialect
 ) -> str:
-    """Return SQL for how often events failed before `until` and from `since_hour` on (`last_hour`),
-    or from `since_day` on (`last_day`), by `GROUP`. Groups without such failures are left out."""
+    """Return SQL for the number of failures before `until`, by group: `GROUP`, `last_hour` (from
+    `since_hour` on), `last_day` (from `since_day` on). Groups without any are left out."""
     # A failure's history has no later time than `last_failed`.
     return (
         f"SELECT {columns_of(GROUP)}, "
@@ -334,8 +334,9 @@ def replay_counts(limit: int) -> str:
     """Return SQL for the `limit` latest replays, with the numbers of events `sent`, `resolved`,
     `failed_again`.
 
-    Further columns: `first_noted` and `first_sent`, `noted` and `progressed` (the first and the
-    last note of its progress), `total`, `cancelled`.
+    Further columns: `first_noted` and `noted`, the times of the first and the last note of its
+    progress (null: there is none); `first_sent` and `progressed`, how many events these notes have
+    as sent; `total`; and `cancelled`, the time of its cancellation.
     """
     count = "count(*) FILTER (WHERE outcome = '{}') AS {}".format
     return (

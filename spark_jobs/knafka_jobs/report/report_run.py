@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 MAX_REPLAYS: Final = 50
 """Largest number of replays that a report lists: the latest ones."""
 
-SettledSpans: TypeAlias = Callable[[Sequence[ReportRow], datetime], Sequence[SettledSpan]]
-"""Returns the spans of offsets that Triggers have settled since a time. The rows that it is given
-have `TRIGGER` and the `origin_topic` of the Triggers' failed events."""
+SettledSpansReader: TypeAlias = Callable[[Sequence[ReportRow], datetime], Sequence[SettledSpan]]
+"""Returns the spans of offsets that Triggers have settled since a time (see `settled_spans`). The
+rows that it is given have `TRIGGER` and the `origin_topic` of the Triggers' failed events."""
 
 
 def make_report(
@@ -49,7 +49,7 @@ def make_report(
     broker: BrokerName | None,
     now: datetime,
     days: float = TIMELINE_DAYS,
-    settled: SettledSpans | None = None,
+    settled: SettledSpansReader | None = None,
 ) -> Report:
     """Return a report on all failures in the tables, or on one Broker's, and store its figures in
     the table `reports`.
@@ -59,16 +59,19 @@ def make_report(
     """
     dialect = engine.dialect
     earliest = now - timedelta(days=days)
+    # The order matters: each query reads the results of earlier ones, by the names given here.
     engine.derive("reported", report_plan.reported_failures(broker, earliest, dialect))
     engine.keep("frequent", report_plan.FREQUENT)
     many_summaries = bool(engine.query(report_plan.MANY_SUMMARIES))
     engine.derive("counted", report_plan.counted_failures(many_summaries=many_summaries))
+    # In the table `reports`, a report about all Brokers has an empty namespace and Broker.
     about = report_plan.broker_predicate(broker or BrokerName("", ""), dialect)
     previous = _previous_figures(engine, about)
     previous_made = previous.report.made if previous else None
     (first,) = engine.query(report_plan.FIRST_FAILED)
     since = max(earliest, first["first"]) if first["first"] else now - timedelta(hours=1)
     seconds = bucket_seconds(since, now)
+    # Back to the start of a bucket.
     since = datetime.fromtimestamp(int(since.timestamp()) // seconds * seconds, UTC)
     counted_rows = _count_by_group(engine, previous_made, since, now, seconds)
     shares: dict[GroupKey, float] = {}
@@ -158,7 +161,7 @@ def settled_spans(
             spans += [
                 (*trigger, name, partition, starts[name, partition], offset)
                 for partition, offset in committed.items()
-                if 0 <= starts[name, partition] < offset
+                if 0 <= starts[name, partition] < offset  # -1: no record since then
             ]
     return spans
 

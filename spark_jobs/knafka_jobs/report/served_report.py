@@ -43,8 +43,8 @@ def write_served_report(kafka: KafkaClient, report: Report, archive: str, replic
 
     A missing topic is created, with `replication` replicas.
     """
-    assert report.namespace is not None
-    assert report.broker is not None
+    assert report.namespace is not None, "an archive's report is about one Broker"
+    assert report.broker is not None, "an archive's report is about one Broker"
     topic = names.reports_topic(report.namespace, report.broker)
     if not kafka.topics([topic]):
         kafka.create(topic, 1, replication, REPORTS_TOPIC_CONFIG)
