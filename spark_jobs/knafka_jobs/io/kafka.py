@@ -9,7 +9,6 @@ import json
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from concurrent.futures import Future
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from confluent_kafka import (
@@ -320,19 +319,18 @@ class KafkaClient:
         if not (specs := {TopicPartition(*partition): spec for partition in partitions}):
             return {}
         options["request_timeout"] = JOB_REQUEST_TIMEOUT
-        results = _request_results(
-            lambda: self._admin.list_offsets(specs, **options), before_retry=self._refresh_metadata
-        )
+
+        def ask() -> Mapping[TopicPartition, Future[Any]]:
+            """Read the leaders' epochs anew, then send the request: with former epochs it fails for
+            minutes after a restart of Kafka (librdkafka 2.16.1)."""
+            self._admin.list_topics(timeout=JOB_REQUEST_TIMEOUT)
+            return self._admin.list_offsets(specs, **options)
+
+        results = _request_results(ask)
         return {
             (partition.topic, partition.partition): result.offset
             for partition, result in results.items()
         }
-
-    def _refresh_metadata(self) -> None:
-        """Make librdkafka read the leaders' epochs: with those that it knows, a ListOffsets request
-        fails for minutes after a restart of Kafka (2.16.1)."""
-        with suppress(KafkaException):  # the request is repeated, whatever comes of it
-            self._admin.list_topics(timeout=CONNECT_CHECK_INTERVAL)
 
 
 def read_spans(
@@ -362,12 +360,10 @@ def read_spans(
 
 
 def _request_results(
-    ask: Callable[[], Mapping[K, Future[T]]],
-    leaving_out: int | None = None,
-    before_retry: Callable[[], object] | None = None,
+    ask: Callable[[], Mapping[K, Future[T]]], leaving_out: int | None = None
 ) -> dict[K, T]:
     """Send a request by `ask` and return its answers. Answers that fail with the code `leaving_out`
-    are left out (None: no failure is). `before_retry`: see `_with_retries`. Raises `JobError`."""
+    are left out (None: no failure is). Raises `JobError`."""
 
     def answers() -> dict[K, T]:
         """Send the request and return its answers. Raises the first `KafkaException` whose code
@@ -381,13 +377,12 @@ def _request_results(
                     raise
         return results
 
-    return _with_retries(answers, before_retry)
+    return _with_retries(answers)
 
 
-def _with_retries(ask: Callable[[], T], before_retry: Callable[[], object] | None = None) -> T:
+def _with_retries(ask: Callable[[], T]) -> T:
     """Return the answer of `ask`, which sends a request. It is called again while a coordinator or
-    leader is moving, each time after `before_retry`, for at most `JOB_REQUEST_TIMEOUT` seconds.
-    Raises `JobError`."""
+    leader is moving, for at most `JOB_REQUEST_TIMEOUT` seconds. Raises `JobError`."""
     deadline = time.monotonic() + JOB_REQUEST_TIMEOUT
     while True:
         try:
@@ -395,8 +390,6 @@ def _with_retries(ask: Callable[[], T], before_retry: Callable[[], object] | Non
         except KafkaException as error:
             if error.args[0].code() not in TRANSIENT_ERRORS or time.monotonic() > deadline:
                 raise _job_error(error) from error
-        if before_retry is not None:
-            before_retry()
         time.sleep(RETRY_INTERVAL)
 
 
