@@ -40,7 +40,7 @@ _SENSOR = Hosted(SensorFunction())
 
 @functions_framework.aio.http
 async def receive(request: Request) -> Response:
-    """Handle a request by the receiver."""
+    """Let the receiver handle a request."""
     return _Handled(_RECEIVER)
 
 

@@ -70,7 +70,7 @@ class ServerCertificate:
             context = _tls_context()
             context.load_cert_chain(certificate, key)
         except (OSError, ValueError) as error:
-            consequence = "the one before is shown" if self.is_loaded else "no TLS is served"
+            consequence = "the previous one stays in use" if self.is_loaded else "no TLS is served"
             log.error(
                 "the certificate in %s can't be used, %s: %s", self._folder, consequence, error
             )
@@ -129,7 +129,7 @@ def _tls_context() -> ssl.SSLContext:
 
 
 def _file_version(path: Path) -> tuple[int, int, int]:
-    """Return inode, change time (ns) and size of a file, which identify its version. Raises
+    """Return inode, modification time (ns) and size of a file, which identify its version. Raises
     `OSError`, such as for a missing file."""
     status = path.stat()
     return status.st_ino, status.st_mtime_ns, status.st_size

@@ -91,6 +91,19 @@ async def test_one_that_was_created_before_is_ours_by_its_label(
     assert (Step.CREATE_JOB not in seen.failed) is ours
 
 
+async def test_one_that_is_deleted_between_two_requests_is_waited_for(
+    cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was reported as another's."""
+
+    async def exists(manifest: Document) -> bool:
+        return False  # nothing was created
+
+    monkeypatch.setattr(cluster, "create", exists)
+    creating = Create(Step.CREATE_JOB, config_map(None, of="u1"), REFUSAL, "of")
+    assert why(await act(cluster, creating)) == "Waiting: ConfigMap one was deleted meanwhile"
+
+
 @pytest.mark.parametrize(("uid", "left"), [("u1", False), ("u2", True)])
 async def test_only_what_is_its_own_is_deleted(
     cluster: MemoryCluster, uid: str, left: bool

@@ -1,4 +1,4 @@
-"""Runs a Sensor's two handlers within transactions (BUS-21, BUS-23).
+"""Runs a Sensor's two handlers, route and reduce, within transactions (BUS-21, BUS-23).
 
     bus ------route------> trigger topic --reduce--> changelog: what is held
      |                                      |
@@ -297,7 +297,7 @@ class Processor:
             return
         for number, key in list(self._state.old_marks(dedupe, MAX_BATCH_RECORDS)):
             if batch.held(number, key) != self._state.held(number, key):
-                continue  # the event has come again after the mark's time, and is marked anew
+                continue  # this batch has changed the mark: its event has come again
             partition = Partition(self._sensor.trigger_topic, number)
             batch.begin_cause((partition, key))
             batch.set_held(number, key, ())

@@ -178,7 +178,7 @@ def group_rows(
             group.key["summary"],
             _acknowledgement_text(acknowledged.get(group.id)),
         )
-        # Sorting keeps the order of groups with the same key.
+        # `list_groups` has the newest first; sorting keeps that order among groups with one key.
         for group in sorted(unresolved_groups, key=lambda group: group.id in acknowledged)
     ]
 

@@ -57,7 +57,7 @@ def match_trigger(
     files: Files = None,
     data_dir: DataDir = DEFAULT_DATA,
 ) -> None:
-    """Show whether an event matches a Trigger's filters, or which clause refuses it.
+    """Show whether an event matches a Trigger's filters, or which clauses refuse it.
 
     With -f nothing has to run. Exit code 0: it matches, 1: it doesn't, 2: the event or the
     Trigger can't be read.

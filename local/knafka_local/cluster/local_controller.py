@@ -217,7 +217,7 @@ class LocalController(Controller):
             policy for identity, policy in previous.items() if identity not in self._policies
         ]
         if changed and not self._cluster.requires_auth:
-            self._say("EventPolicies keep nobody out here: for that, `knafka up --require-auth`")
+            self._say("EventPolicies aren't enforced here, but by `knafka up --require-auth`")
         self._operator.on_policies(changed, removed)
 
     def is_ours(self, document: Document) -> bool:

@@ -76,7 +76,7 @@ def account_name(archive: str) -> str:
 
 
 def storage_root(namespace: str, storage: Storage) -> str:
-    """Return what identifies the storage of an archive's tables in its cluster: a URL, or
+    """Return an identifier of the storage of an archive's tables, unique in its cluster: a URL, or
     `claim://NAMESPACE/CLAIM/PATH`."""
     if storage.url is not None:
         return storage.url

@@ -391,5 +391,5 @@ def _entry_sources(channel: Document) -> tuple[Any, ...]:
 
 
 def _list_entries(channel: Document) -> Any:
-    """Return a channel's `spec.subscribers` as it is, maybe no list; None: it has none."""
+    """Return a channel's `spec.subscribers` unchecked, so of any type; None if it is missing."""
     return (channel.get("spec") or {}).get("subscribers")

@@ -403,7 +403,7 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
 
     async def leave_receiver(self, document: Document, receiver: str) -> None:
         """Remove a channel's entry from a receiver; returns when every replica has read the
-        removal. Does nothing if the receiver doesn't exist, nor its contract is known.
+        removal. Does nothing if neither the receiver nor a record of its contract exists.
 
         Raises the errors in `EXPECTED`, and `ClusterError`.
         """

@@ -215,6 +215,7 @@ class Shards:
         record = self.states.brokers[identity]
         if not record.has_contract or record.state is None:
             return
+        topic = record.state.topic.name  # the record may lose its state at any `await` below
         try:
             contract = await self.load_contract(identity)
             if contract is None:
@@ -238,7 +239,7 @@ class Shards:
                 elif _now() - shard.empty_since >= EMPTY_SHARD_SECONDS:
                     await self._delete_service(broker, number)
                     with suppress(LogError):  # the next call tries again
-                        await self._delete_members(contract, number, record.state.topic.name)
+                        await self._delete_members(contract, number, topic)
                         record.shards.pop(number, None)
 
     def services_of(self, broker: Identity) -> list[Identity]:

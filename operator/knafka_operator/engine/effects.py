@@ -223,7 +223,9 @@ class Effects:
         if created or refusal is None:
             return
         existing = await self.cluster.get(manifest["apiVersion"], kind, namespace, name)
-        labels = ((existing or {}).get("metadata") or {}).get("labels") or {}
+        if existing is None:
+            raise NotReady("Waiting", f"{kind} {name} was deleted meanwhile", transient=True)
+        labels = existing["metadata"].get("labels") or {}
         if labels.get(effect.label) != manifest["metadata"]["labels"][effect.label]:
             raise _foreign_object_error(refusal, f"{kind} {name}")
 

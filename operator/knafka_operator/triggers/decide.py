@@ -133,7 +133,7 @@ def _decide(
         return steps.decision()
     trigger, broker = observed.trigger, observed.broker
     paused = trigger.metadata.annotations.get(PAUSED_ANNOTATION) == "true"
-    # Only a paused Trigger's functions are deleted; any other may deliver again soon.
+    # Only a paused Trigger's functions are deleted: those of another may be needed again soon.
     effects_to_stop = stop_effects(observed.document, settings) if paused else (StopDelivery(),)
     if paused:
         conditions.set(trigger_conditions.DELIVERY_PAUSED)

@@ -5,7 +5,7 @@
                          tables, see `schema`
     ROOT/checkpoints/    see `compact.checkpoints`
 
-Every write is one atomic commit. The meaning of the rows is defined by the features.
+Every write is one atomic commit. What the rows mean is told by the packages that write them.
 """
 
 from __future__ import annotations

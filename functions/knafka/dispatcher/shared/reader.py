@@ -133,8 +133,8 @@ class GroupReader:
             records = self._take(limit)
             if records or self._must_return() or timeout <= 0:
                 return self._records_or_raise(records)
-            # The timer ends the wait, not the clock, which may still be just before the deadline
-            # when a timer fires.
+            # What counts is that the timer has fired, not what time it is: a timer may fire just
+            # before its deadline.
             timeout_over = loop.create_future()
             timer = loop.call_later(timeout, self._end_wait, timeout_over)
             while not (records or timeout_over.done() or self._must_return()):
