@@ -109,9 +109,7 @@ def test_a_sensor_acts_once_and_has_no_pod_while_it_waits(
 
     cluster.kubectl("delete", "sensor", SENSOR, "-n", namespace, "--timeout=90s")
     # Kafka's broker lists a topic until it has heard of the deletion from its controller.
-    cluster.wait_for(
-        lambda: topics_and_groups(kafka, namespace) == before, READY, "it leaves nothing in Kafka"
-    )
+    until_nothing_is_left(cluster, kafka, namespace, before)
     left = cluster.kubectl("get", "triggers,ksvc", "-n", namespace, "-oname").split()
     assert [each for each in left if SENSOR in each] == []
 
@@ -151,12 +149,27 @@ def test_a_sensor_on_a_channel_acts_and_its_reply_goes_where_it_says(
 
     cluster.kubectl("delete", "sensor", SENSOR, "-n", namespace, "--timeout=90s")
     # Kafka's broker lists a topic until it has heard of the deletion from its controller.
-    cluster.wait_for(
-        lambda: topics_and_groups(kafka, namespace) == before, READY, "it leaves nothing in Kafka"
-    )
+    until_nothing_is_left(cluster, kafka, namespace, before)
     left = cluster.kubectl("get", "subscriptions.messaging.knative.dev", "-n", namespace, "-oname")
     assert SENSOR not in left
     assert functions() == []
+
+
+def until_nothing_is_left(
+    cluster: Cluster, kafka: AdminClient, namespace: str, before: set[str]
+) -> None:
+    """Wait until Kafka has the topics and groups that it had before, and say which it hasn't."""
+    differing: set[str] = set()
+
+    def is_as_before() -> bool:
+        differing.clear()
+        differing.update(topics_and_groups(kafka, namespace) ^ before)
+        return not differing
+
+    try:
+        cluster.wait_for(is_as_before, READY, "it leaves nothing in Kafka")
+    except pytest.fail.Exception as error:
+        pytest.fail(f"{error}: {sorted(differing)}")
 
 
 def topics_and_groups(kafka: AdminClient, namespace: str) -> set[str]:
