@@ -39,9 +39,7 @@ OF_COMPILED := tests/compiled $(wildcard $(patsubst %,tests/unit/test_%.py,attri
 	offset_* shared_*))
 # What `make test` leaves to `make test-integration`: real processes in failures and disturbances,
 # what needs a program that Go compiles, and all of Spark but a slice.
-INTEGRATION = (integration or chaos or go or spark) $(SLICE)
-# The gate, which runs both, has the slice with the rest of Spark, in their session: `SLICE=`.
-SLICE ?= and not slice
+INTEGRATION := (integration or chaos or go or spark) and not slice
 # Of a property's examples (tests/support/examples.py); `make chaos` tries sixteen times as many.
 EXAMPLES ?= 0.5
 # Coverage doubles the CPU of a pure test: the gate measures it, or `make test COVERAGE=1`.
@@ -89,7 +87,7 @@ test-integration: $(VENV)/.dev ## Test failures and restarts of real processes, 
 	@$(MAKE) --no-print-directory -j2 tests-of-jobs tests-of-processes
 
 tests-of-jobs: $(VENV)/.dev
-	$(RUN_TESTS) jobs -m "spark $(SLICE) and not cluster" $(SIDE_BY_SIDE) $(SHOWN_PACKAGES) $(ARGS)
+	$(RUN_TESTS) jobs -m "spark and not slice and not cluster" $(SIDE_BY_SIDE) $(SHOWN_PACKAGES) $(ARGS)
 
 tests-of-processes: $(VENV)/.dev
 	$(RUN_TESTS) processes -m "$(INTEGRATION) and not spark and not cluster" $(SIDE_BY_SIDE) $(SHOWN_PACKAGES) $(ARGS)
@@ -140,6 +138,7 @@ chaos: $(VENV)/.dev ## Disturb bursts; take Kafka and the operator away; what is
 	KNAFKA_TEST_DIRECT=1 $(BIN)/python -m pytest tests/cluster/test_conformance_*.py \
 		tests/cluster/test_channels.py tests/behaviour -m "cluster and not alone" $(ARGS)
 	KNAFKA_EXAMPLES=8 $(BIN)/python -m pytest tests/property $(SIDE_BY_SIDE) $(ARGS)
+	@$(MAKE) --no-print-directory tests-of-jobs
 	@$(MAKE) --no-print-directory test-compiled
 
 .PHONY: mutants

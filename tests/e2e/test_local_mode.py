@@ -161,16 +161,20 @@ def test_no_accepted_event_is_lost_when_any_process_is_killed(
     """Issue 3, "What it must show", 1: `kill -9` of the receiver, a dispatcher, and Kafka."""
     running = up(shop(pause=0.01), "--kafka-port", str(free_port()))
     send = [KNAFKA, "send", "--data-dir", running.data, "--count", "2000", "--rate", "400"]
-    sending = subprocess.Popen([*map(str, send), "--id", "{n}", "--subject", "s{n}"])
+    command = [*map(str, send), "--id", "{n}", "--subject", "s{n}"]
+    sending = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     running.until(lambda: len(running.arrived()) > 50, "the first events")
     for victim in ("knafka.receiver", "knafka.dispatcher", "kafka.Kafka"):
         running.until(lambda what=victim: bool(running.pids(what)), victim)  # type: ignore[misc]
         os.kill(running.pids(victim)[0], signal.SIGKILL)
         seen = len(running.arrived())
         running.until(lambda seen=seen: len(running.arrived()) > seen, "more")  # type: ignore[misc]
-    assert sending.wait(WITHIN) == 0
-    everything = {str(number) for number in range(1, 2001)}
-    running.until(lambda: running.arrived() >= everything, "every accepted event")
+    answers = sending.communicate(timeout=WITHIN)[0]
+    # On a busy machine Kafka may be away for longer than an event is sent again.
+    refused = set(re.findall(r" (\d+): .* after 21 attempts$", answers, re.MULTILINE))
+    assert (sending.returncode == 0) == (not refused), answers
+    accepted = {str(number) for number in range(1, 2001)} - refused
+    running.until(lambda: running.arrived() >= accepted, "every accepted event")
     assert running.stop(signal.SIGTERM) == 0
 
 
