@@ -109,7 +109,7 @@ async def test_what_can_not_be_used_leaves_the_certificate_as_it_was(
         for _ in range(3):
             await world.look()
     (said,) = (each.message for each in caplog.records if each.name == tls_listener.log.name)
-    assert "can't be used, the one before is shown" in said
+    assert "can't be used, the previous one stays in use" in said
     assert "PRIVATE" not in said
     async with world.connect(authority) as wire:
         wire.send(post())
