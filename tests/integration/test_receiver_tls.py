@@ -102,7 +102,7 @@ async def test_a_certificate_and_its_authority_are_rotated_and_no_event_is_lost(
         write(trust, {"bundle.pem": two.certificate})
         await go_on()
         write(server, {"tls.crt": "broken", "tls.key": "broken"})
-        await until(lambda: "the one before is shown" in served.process.log)
+        await until(lambda: "the previous one stays in use" in served.process.log)
         await go_on()
         sender.stopping = True
         answers = await sending
