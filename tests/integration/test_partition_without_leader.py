@@ -273,4 +273,4 @@ async def test_tail_and_trace_read_what_has_a_leader_and_name_the_rest(halved: H
     )
     assert [each.partition() for each in search.matching_records] == [0] * 5
     assert (search.ended, search.covers_topic) == (True, False)
-    assert search.leaderless == [1]
+    assert search.leaderless == {1}
