@@ -14,6 +14,7 @@ import pytest
 from support.waiting import stretched
 
 from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
+from knafka.clients.kafka.consumers.kafka_bounded_reader import BoundedReader
 from knafka.core.errors import LogError
 from knafka_jobs.io.kafka import KafkaClient
 from knafka_jobs.io.kafka_connection import KafkaConnection
@@ -31,17 +32,24 @@ async def test_a_restart_of_kafka_leaves_no_client_without_offsets(own_kafka: Ka
     await admin.ensure_topic("events", 1, 1, {})
     jobs = KafkaClient(KafkaConnection(own_kafka.bootstrap_servers))
 
+    reader = BoundedReader({"bootstrap.servers": own_kafka.bootstrap_servers}, "reader")
+
     def first_offsets() -> object:
         return jobs.offsets_at([("events", 0)], 0.0)
 
-    async def ask_both(group: str) -> object:
-        await answered(lambda: admin.ensure_committed(group, "events"))
-        return await answered(lambda: asyncio.to_thread(first_offsets))
+    def all_records() -> object:
+        return list(reader.read_all("events", 0))
 
-    before = await ask_both("first")
+    async def ask_each(group: str) -> list[object]:
+        await answered(lambda: admin.ensure_committed(group, "events"))
+        first = await answered(lambda: asyncio.to_thread(first_offsets))
+        return [first, await answered(lambda: asyncio.to_thread(all_records))]
+
+    before = await ask_each("first")
     await own_kafka.stop()
     await own_kafka.start()
-    assert await ask_both("second") == before
+    assert await ask_each("second") == before
+    await asyncio.to_thread(reader.close)
 
 
 async def answered(ask: Callable[[], Awaitable[T]]) -> T:

@@ -47,7 +47,9 @@ MOVING_LEADER_ERRORS: Final = frozenset(
         KafkaError.UNKNOWN_LEADER_EPOCH,
     }
 )
-"""Errors of a request that went to a partition's leader as librdkafka knows it."""
+"""Errors of a request that went to a partition's leader as librdkafka knows it, after which the
+metadata must be read (`refresh_metadata`): an admin client's ListOffsets names the leader's epoch
+that was read last, and fails for minutes after a restart of Kafka (2.16.1)."""
 MOVING_ERRORS: Final = MOVING_LEADER_ERRORS | {
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
     KafkaError.COORDINATOR_NOT_AVAILABLE,
@@ -258,14 +260,9 @@ class AdminCalls:
     def _refresh_metadata(self) -> None:
         """Make librdkafka read the cluster's metadata, in a thread, unless that is under way."""
 
-        def read_metadata() -> None:
-            """Read all metadata with the present client; errors are ignored."""
-            with suppress(KafkaException):
-                self.admin.list_topics(timeout=self.timeout)
-
         if self._refreshing is None or self._refreshing.done():
             with suppress(RuntimeError):  # the threads are stopped already
-                self._refreshing = self._threads.submit(read_metadata)
+                self._refreshing = self._threads.submit(refresh_metadata, self.admin, self.timeout)
 
     async def _repeat_until_answered(self, send_request: Callable[[float], Awaitable[T]]) -> T:
         """Send a request by `send_request`, which gets a timeout in seconds and raises
@@ -295,8 +292,6 @@ class AdminCalls:
                 if code not in MOVING_ERRORS or time.monotonic() > deadline:
                     raise log_error_of(error.args[0]) from error
                 if code in MOVING_LEADER_ERRORS:
-                    # An admin client's ListOffsets names the leader's epoch that it has read last,
-                    # and after a restart of Kafka fails for minutes (librdkafka 2.16.1).
                     self._refresh_metadata()
             await asyncio.sleep(REQUEST_RETRY_INTERVAL)
 
@@ -326,6 +321,13 @@ class AdminCalls:
         self.admin.poll(0)
         report = f": {self._errors}" if str(self._errors) else ""
         return LogError(f"Kafka did not answer within {self.timeout:g} s{report}")
+
+
+def refresh_metadata(admin: AdminClient, timeout: float) -> None:
+    """Make librdkafka read the cluster's metadata, so also who leads each partition, within
+    `timeout` seconds; errors are ignored."""
+    with suppress(KafkaException):
+        admin.list_topics(timeout=timeout)
 
 
 def read_watermarks(

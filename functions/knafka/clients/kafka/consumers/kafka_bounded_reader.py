@@ -33,8 +33,10 @@ from knafka.clients.kafka.kafka_client import (
 from knafka.clients.kafka.kafka_commits import metadata_of, topic_mark_of
 from knafka.clients.kafka.kafka_requests import (
     MOVING_ERRORS,
+    MOVING_LEADER_ERRORS,
     NO_ANSWER_ERRORS,
     REQUEST_RETRY_INTERVAL,
+    refresh_metadata,
 )
 from knafka.core.commit_metadata import is_of_another_topic
 from knafka.core.errors import LogError
@@ -369,6 +371,8 @@ class BoundedReader:
                     raise LogError(
                         f"Kafka did not answer within {BOUNDED_READ_REQUEST_TIMEOUT:g} s{report}"
                     ) from error
+                if reason.code() in MOVING_LEADER_ERRORS:
+                    refresh_metadata(self._admin, SINGLE_REQUEST_TIMEOUT)
             self._admin.poll(0)
             time.sleep(REQUEST_RETRY_INTERVAL)
 
