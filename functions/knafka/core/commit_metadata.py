@@ -96,7 +96,7 @@ class CommitMarks(Generic[K]):
 
     @property
     def has_unchecked(self) -> bool:
-        """Whether `find_others` has partitions to check."""
+        """Whether `pop_partitions_of_another_topic` has partitions to check."""
         return bool(self._unchecked_since)
 
     def get(self, key: K) -> str:
@@ -111,20 +111,21 @@ class CommitMarks(Generic[K]):
         is requested at `asked_at` (`time.monotonic`) or later."""
         self._note(key, present or committed, None if present else asked_at)
 
-    def restart(self, key: K, now: float, *, is_of_present: bool = False) -> None:
-        """Note that a partition is read from its start. `is_of_present` True: the partition
+    def restart(self, key: K, now: float, *, is_of_known_topic: bool = False) -> None:
+        """Note that a partition is read from its start. `is_of_known_topic` True: the partition
         certainly belongs to the topic whose id was returned last. False: it may belong to a newer
         topic of that name. `now`: `time.monotonic`."""
         mark = self._present(key, -math.inf)
-        if not is_of_present:
+        if not is_of_known_topic:
             # The log may have been lost because its topic was replaced; then its new id isn't known
             # yet.
             mark = mark_after_restart(self.get(key), mark)
         self._note(key, mark, None if mark else now)
 
-    def find_others(self) -> Sequence[K]:
+    def pop_partitions_of_another_topic(self) -> Sequence[K]:
         """Check the partitions whose topic's id has become known. Return those that began at an
-        earlier topic's commit: the caller must read them from their start, and call `restart`."""
+        earlier topic's commit, each only once: the caller must read them from their start, and call
+        `restart`."""
         others: list[K] = []
         for key, since in list(self._unchecked_since.items()):
             if present := self._present(key, since):

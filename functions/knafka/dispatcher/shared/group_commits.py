@@ -128,10 +128,10 @@ class GroupCommits:
         """Whether the mark of some partition must still be compared with the topic's id."""
         return self._marks.has_unchecked
 
-    def find_partitions_of_earlier_topic(self) -> Sequence[int]:
+    def pop_partitions_of_another_topic(self) -> Sequence[int]:
         """Check the marks, as the topic's id is known now. Returns the partitions that began at a
         commit of an earlier topic: the reader must `restart` them at `BEGINNING`."""
-        return self._marks.find_others()
+        return self._marks.pop_partitions_of_another_topic()
 
     def stop_checking(self, number: int) -> None:
         """Leave the mark of a partition that is revoked as it is, for its last commit."""

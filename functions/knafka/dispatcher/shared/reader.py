@@ -365,7 +365,7 @@ class GroupReader:
         commit of an earlier topic are read from their beginning."""
         if self.is_closing:
             return  # the last commits keep their marks
-        for number in self._commits.find_partitions_of_earlier_topic():
+        for number in self._commits.pop_partitions_of_another_topic():
             cursor = self.cursors[number]
             self._topic.leave(cursor)
             self.restart(cursor, Position(BEGINNING))

@@ -103,7 +103,7 @@ class CommittedTopics:
         """Return the partitions that began at a commit of another topic, as has become known since
         the last call; each is returned only once. The caller must read those that it owns from
         their start, and call `note_restart`."""
-        return self._marks.find_others()
+        return self._marks.pop_partitions_of_another_topic()
 
     def is_of_present_topic(self, committed: TopicPartition) -> bool:
         """Whether a commit has the mark of the present topic. False if it has another mark or none,
@@ -115,7 +115,7 @@ class CommittedTopics:
         """Note that a partition is read from its start now. `is_of_known_topic`: True if its log is
         surely that of the topic whose id was read last; False if the topic may have been created
         anew since, so that its id must be read first."""
-        self._marks.restart(key, time.monotonic(), is_of_present=is_of_known_topic)
+        self._marks.restart(key, time.monotonic(), is_of_known_topic=is_of_known_topic)
 
     def mark(self, key: PartitionKey, metadata: str) -> str:
         """Return the metadata of a commit for a partition, with the mark of the topic whose log was
