@@ -142,6 +142,13 @@ def egress_labels(egress: Egress) -> dict[str, str]:
     return {"namespace": egress.namespace, "broker": egress.broker, "trigger": egress.trigger}
 
 
+def failure_labels(failure: str) -> dict[str, str]:
+    """Return the labels of a failure as `DrainCounts.failures` names it: a reason, and after a
+    space the status code if there was one, such as `status 503`."""
+    reason, _, code = failure.partition(" ")
+    return {"reason": reason, "code": code}
+
+
 def consumed_metric(samples: Iterable[tuple[str, str, Mapping[int, int]]]) -> Metric:
     """Return the metric of consumed records (DSP-16 to DSP-18). `samples`: for each consumer and
     topic, the consumer's name, the topic, and the number of records by partition."""

@@ -167,7 +167,8 @@ def extensions_of(headers: HttpHeaders) -> Sequence[tuple[str, str]]:
 
 def _is_extension(name: str) -> bool:
     """Whether a `kne-` header may set the attribute of this name."""
-    return is_attribute_name(name) and name not in _ADDED_NAMES | _PROTECTED_ATTRIBUTES
+    is_taken = name in _ADDED_NAMES or name in _PROTECTED_ATTRIBUTES
+    return is_attribute_name(name) and not is_taken
 
 
 def dead_letter_of(

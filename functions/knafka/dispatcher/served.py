@@ -16,7 +16,7 @@ from knafka.dispatcher.engine.counts import DrainCounts, ReportedCounts
 from knafka.dispatcher.engine.drain import Drain
 from knafka.dispatcher.engine.pending import AssignedPartition
 from knafka.dispatcher.engine.tracing import EgressTracing
-from knafka.observability import Histogram, Metric, consumed_metric, egress_labels
+from knafka.observability import Histogram, Metric, consumed_metric, egress_labels, failure_labels
 from knafka.tracing.spans import Tracer
 
 EGRESS_STOP_TIMEOUT: Final = 4.0
@@ -109,7 +109,7 @@ def egress_metrics(egresses: Sequence[ServedEgress], now: float) -> Iterator[Met
         "Failed attempts, and records that can't be sent, by reason and status code",
         label_samples(
             lambda counts: (
-                (_failure_labels(failure), count)
+                (failure_labels(failure), count)
                 for failure, count in sorted(counts.failures.items())
             )
         ),
@@ -239,13 +239,6 @@ def _open_partitions(served: ServedEgress) -> Collection[AssignedPartition]:
 def _egress_labels(served: ServedEgress) -> dict[str, str]:
     """Return the labels of the Egress's metrics, such as its Broker and Trigger."""
     return egress_labels(served.egress)
-
-
-def _failure_labels(failure: str) -> dict[str, str]:
-    """Return the labels of a failure as `DrainCounts.failures` names it: a reason, and after a
-    space the status code if there was one, such as `status 503`."""
-    reason, _, code = failure.partition(" ")
-    return {"reason": reason, "code": code}
 
 
 def _is_congested(served: ServedEgress) -> bool:

@@ -22,6 +22,7 @@ from knafka.observability import (
     Metric,
     consumed_metric,
     egress_labels,
+    failure_labels,
     produced_metric,
     prometheus_text,
 )
@@ -192,18 +193,11 @@ def _dead_letter_metrics(
         "knafka_dead_lettered_total",
         "Events that became dead letters, in a topic or at a sink, by the last attempt's failure",
         [
-            ({**labels, **_failure_labels(failure)}, count)
+            ({**labels, **failure_labels(failure)}, count)
             for labels, status in scaled
             for failure, count in sorted(status.counts.dead_letters.items())
         ],
     )
-
-
-def _failure_labels(failure: str) -> dict[str, str]:
-    """Return the labels for the failure of a dead letter's last attempt, as drains report it: a
-    reason, or a reason, a space and the HTTP status, which becomes `code` (else empty)."""
-    reason, _, code = failure.partition(" ")
-    return {"reason": reason, "code": code}
 
 
 def _sensor_metrics(sensors: Sensors) -> Iterator[Metric]:
