@@ -5,7 +5,7 @@
                          tables, see `schema`
     ROOT/checkpoints/    see `compact.checkpoints`
 
-Every write is one atomic commit. What the rows mean is told by the packages that write them.
+Every write is one atomic commit. The package that writes a table says what its rows mean.
 """
 
 from __future__ import annotations

@@ -114,8 +114,8 @@ class Membership(GroupConsumer):
 
     def restart_partition(self, number: int, message: Message | None = None) -> int | None:
         """Read an owned partition again: without `message` from its start, else from the position
-        of `restart_of`. Returns the offset, negative for the start; None: it isn't owned.
-        `Assignment` is told that the partition was lost, and then assigned without a commit."""
+        of `restart_of`. Returns the offset, negative for the start; None: it isn't owned. To
+        `Assignment` the partition is lost, and then assigned anew without a commit."""
         if number not in self.owned:
             return None
         if message is None:
