@@ -431,6 +431,24 @@ async def test_a_deletion_does_not_hide_the_object_that_was_created_before_its_a
     assert await cluster.get(EVENTING, "Broker", "shop", "default") == created
 
 
+async def test_an_object_with_a_finalizer_is_still_read_though_its_watch_was_faster_than_the_answer(
+    api: Api, cluster: CachedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its watch has nothing more to report until the finalizer is removed."""
+    broker = api.put(_document(EVENTING, "Broker", "default"))
+    cluster.on_objects(BROKERS, (broker,), ())
+
+    async def answer_late(*_: str) -> None:
+        metadata = {**broker["metadata"], "deletionTimestamp": "now", "finalizers": ["a"]}
+        cluster.on_objects(BROKERS, (api.put({**broker, "metadata": metadata}),), ())
+
+    monkeypatch.setattr(api, "delete", answer_late)
+    await cluster.delete(EVENTING, "Broker", "shop", "default")
+    found = await cluster.get(EVENTING, "Broker", "shop", "default")
+    assert found is not None
+    assert "deletionTimestamp" in found["metadata"]
+
+
 async def test_a_reconciliation_is_not_repeated_for_what_it_has_written(
     api: Api, cluster: CachedCluster, told: list[Any]
 ) -> None:

@@ -15,7 +15,7 @@ from support.sensors_world import BUS, CHILD, GROUP, OWN, SensorsWorld, ready_se
 
 from knafka.core.errors import LogError
 from knafka_operator.engine.work_queue import GONE
-from knafka_operator.model.sensors import SENSOR
+from knafka_operator.model.sensors import KNAFKA, SENSOR
 from knafka_operator.runtime.selections import SENSORS
 
 
@@ -149,6 +149,24 @@ async def test_a_kafka_that_refuses_keeps_no_sensor_for_ever(world: SensorsWorld
     world.inner.kafka_failures["delete_topic"] = LogError("Kafka did not answer")
     await world.delete()
     assert world.there(SENSOR) == set()
+
+
+async def test_a_sensor_waits_for_the_deletion_of_its_triggers_without_a_limit(
+    world: SensorsWorld,
+) -> None:
+    """Each Trigger's own deletion has one: else a slow Trigger left the Sensor's topics."""
+    await world.inner.restart(sensors=True, deletion_timeout=0)
+    world.controller = controller_of(world.inner)
+    await world.turn("Broker", "default")
+    world.inner.cluster.remove(KNAFKA, SENSOR, "shop", "paid")
+    for _ in range(2):
+        await world.turn()
+        assert world.there(SENSOR) == {"paid"}
+    for trigger in sorted(world.there("Trigger")):
+        await world.turn("Trigger", trigger)
+    await world.turn()
+    assert world.there(SENSOR) == set()
+    assert not {each for each in world.inner.log.topics if each in OWN}
 
 
 async def test_a_sensor_is_looked_at_when_more_than_its_status_has_changed(

@@ -1,6 +1,7 @@
 """Deletions: limits how long the deletion of an object's topics and groups in Kafka is retried.
 
     attempt --Kafka refuses--> attempt again --too long--> give up; an Event reports what is left
+            --other objects are being deleted--> attempt again, and the time starts anew
 
 So an object can be deleted even if its Kafka never answers again.
 
@@ -15,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, Literal, TypeAlias
 
 from knafka.core.errors import KnafkaError
+from knafka_operator.decisions.status import NotReady
 from knafka_operator.installation.settings import Settings
 from knafka_operator.model.cluster import Document
 from knafka_operator.model.identity import Key
@@ -27,6 +29,15 @@ Post: TypeAlias = Callable[[Document, EventType, str, str], None]
 
 LEFT_IN_KAFKA: Final = "LeftInKafka"
 """Reason of the Event for a deletion that was given up."""
+
+
+class BeingDeleted(NotReady):
+    """Raised while objects whose deletion must come first still exist. Each of them limits the time
+    of its own deletion, so waiting for them has no limit."""
+
+    def __init__(self, message: str) -> None:
+        """`message` names the objects."""
+        super().__init__("Waiting", message, transient=True)
 
 
 class Deletions:
@@ -58,6 +69,10 @@ class Deletions:
         self.began[key] = uid, first_attempt
         try:
             await deletion
+        except BeingDeleted as error:
+            log.info("%s is not deleted yet: %s", " ".join(key), error)
+            del self.began[key]
+            return False
         except Exception as error:  # bugs too: otherwise the object could never be deleted
             if not isinstance(error, KnafkaError):
                 log.exception("deleting %s", " ".join(key))

@@ -89,9 +89,9 @@ class _WatchedObjects:
         return document
 
     def is_absent(self, identity: Identity) -> bool:
-        """Whether the object certainly doesn't exist."""
-        known_identities = self.versions if self.selection.metadata_only else self.documents
-        return self.synced and self.selection.is_everything and identity not in known_identities
+        """Whether the object certainly doesn't exist: not one that `CachedCluster.delete` dropped,
+        which exists until its finalizers are removed."""
+        return self.synced and self.selection.is_everything and identity not in self.versions
 
     def is_gone(self, document: Document) -> bool:
         """Whether the object was deleted, or is older than a deleted one of its name."""
@@ -341,8 +341,9 @@ class CachedCluster:
             self.keep(stored)
 
     async def delete(self, api_version: str, kind: str, namespace: str, name: str) -> None:
-        """Delete an object, if it exists, and drop it from the cache unless the request fails. If a
-        watch reports a new object of its name before the API server answers, that one stays."""
+        """Delete an object, if it exists. Unless the request fails, drop it from the cache: it is
+        read from the API server until its watch reports a change. If the watch reports a new object
+        of its name before the API server answers, that one stays."""
         identity = namespace, name
         cached = [
             (watched.documents, document)

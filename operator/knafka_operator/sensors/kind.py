@@ -19,6 +19,7 @@ from knafka.core.documents import parse
 from knafka.core.errors import InvalidDocument, KnafkaError
 from knafka_operator.decisions.effects import Annotate
 from knafka_operator.decisions.status import EXPECTED, NotReady, is_ready, why_not_ready
+from knafka_operator.engine.deletions import BeingDeleted
 from knafka_operator.engine.effects import Effects, resource_of
 from knafka_operator.engine.kind import BrokerReconciler, Kind, Reconciler, key_of
 from knafka_operator.engine.work_queue import WorkQueue
@@ -179,8 +180,8 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
 
     async def delete(self, document: Document) -> None:
         """Delete a Sensor's Triggers and function; once the Triggers are gone, also its group and
-        topics. Raises `NotReady` while one of the Triggers still exists, `ClusterError`, and the
-        errors of `_delete_group_and_topics`."""
+        topics. Raises `BeingDeleted` while one of the Triggers still exists, `ClusterError`, and
+        the errors of `_delete_group_and_topics`."""
         record, sensor = self.remember(document), resource_of(document)
         family, namespace = record.bus.family, sensor.metadata.namespace
         trigger_kind = family.trigger_version, family.trigger
@@ -192,7 +193,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         # List them again: their finalizers may keep deleted Triggers for a while.
         if remaining_triggers := sorted(await self._list_triggers(sensor, family)):
             message = f"{family.trigger}s {', '.join(remaining_triggers)} are being deleted"
-            raise NotReady("Waiting", message, transient=True)
+            raise BeingDeleted(message)
         # The status names topics before they and the group are created.
         if any(name_key in status_annotations(document) for name_key, _ in TOPICS.values()):
             await self._delete_group_and_topics(document, record)
