@@ -2,9 +2,9 @@
 
     python tools/run_tests.py NAME [PYTEST OPTIONS]
 
-A test of a real Kafka, Spark or Kubernetes can fail because the machine was busy. Such a test is
-run a second time, by itself, after all others. If it passes then, the run passes, and its last
-lines name the test: `flaky: tests/…`. What fails twice fails the run; so does a pure test that
+A test of a real Kafka, Spark, Kubernetes or browser can fail because the machine was busy. Such a
+test is run a second time, by itself, after all others. If it passes then, the run passes, and its
+last lines name the test: `flaky: tests/…`. What fails twice fails the run; so does a pure test that
 fails once, and more than `MOST_SECOND_TRIES` failures.
 
 JUnit files are kept as build/tests/NAME.xml, where a flaky test has a `flakyFailure` as Maven's
@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-OF_REAL_SERVICES: Final = frozenset({"kafka", "cluster", "spark"})
+OF_REAL_SERVICES: Final = frozenset({"browser", "kafka", "cluster", "spark"})
 """Markers of the tests that get a second try."""
 MOST_SECOND_TRIES: Final = 2
 REPORTS: Final = Path("build/tests")

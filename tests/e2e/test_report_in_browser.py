@@ -331,7 +331,7 @@ def test_a_browser_that_cannot_read_the_data_says_so(open_page: Open) -> None:
     added = chromium.execute_cdp_cmd(command, lacking)
     try:
         with pytest.raises(TimeoutException):
-            open_page(sample_report(sample_group()), patience=1)
+            open_page(sample_report(sample_group()), within=0.3)
     finally:
         chromium.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
     assert "A browser of 2023 or later" in one(chromium, "#trouble").text

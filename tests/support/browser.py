@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from support.gate import IN_CI
+from support.waiting import PATIENCE
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
@@ -74,10 +75,11 @@ def script(chromium: Chrome, expression: str, *arguments: object) -> object:
     return chromium.execute_script(f"return {expression}", *arguments)
 
 
-def wait(chromium: Chrome, condition: Callable[[], object], patience: float = 20) -> None:
+def wait(chromium: Chrome, condition: Callable[[], object], within: float = 20) -> None:
+    """Wait until `condition` holds; TimeoutException after `PATIENCE` times `within` seconds."""
     from selenium.webdriver.support.ui import WebDriverWait
 
-    WebDriverWait(chromium, patience, poll_frequency=0.05).until(lambda _: condition())
+    WebDriverWait(chromium, PATIENCE * within, poll_frequency=0.05).until(lambda _: condition())
 
 
 def one(chromium: Chrome, selector: str) -> WebElement:

@@ -50,8 +50,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def mark_what_it_needs(item: pytest.Item) -> None:
-    """Mark a test of Kafka, Spark or an S3, as its fixtures tell, and by its folder and world."""
+    """Mark a test of Kafka, Spark, an S3 or a browser, as its fixtures tell, and by its folder and
+    world."""
     fixtures = getattr(item, "fixturenames", ())
+    if "chromium" in fixtures:
+        item.add_marker(pytest.mark.browser)
     if not _KAFKAS.isdisjoint(fixtures):
         item.add_marker(pytest.mark.kafka)
     if "spark_environment" in fixtures:

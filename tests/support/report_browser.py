@@ -33,7 +33,7 @@ def open_page(chromium: Chrome, tmp_path: Path) -> Iterator[Open]:
         width: int = 1280,
         height: int = 900,
         dark: bool = False,
-        patience: float = 20,
+        within: float = 20,
     ) -> Chrome:
         path = tmp_path / f"report-{len(pages)}.html"
         path.write_text(render_file(report), encoding="utf-8")
@@ -41,7 +41,7 @@ def open_page(chromium: Chrome, tmp_path: Path) -> Iterator[Open]:
         look_as(chromium, width, height, dark=dark)
         chromium.get(path.as_uri() + fragment)
         if report.groups:
-            wait(chromium, lambda: script(chromium, READY), patience)
+            wait(chromium, lambda: script(chromium, READY), within)
         return chromium
 
     chromium.get_log("performance")  # type: ignore[no-untyped-call]

@@ -51,7 +51,7 @@ def program() -> Any:
     ("failures", "reason"),
     [
         ({"a": ["kafka"]}, ""),
-        ({"a": ["cluster"], "b": ["spark", "slow"]}, ""),
+        ({"a": ["browser"], "b": ["spark", "slow"]}, ""),
         ({"a": ["slow"]}, "a pure test never fails by luck: a"),
         ({"a": ["kafka"], "b": []}, "a pure test never fails by luck: b"),
         ({name: ["kafka"] for name in "abc"}, "3 tests failed, more than 2"),
