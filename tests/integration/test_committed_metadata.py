@@ -52,6 +52,18 @@ class Noting:
         self.losses.append(list(partitions))
 
 
+class HasRead(Noting):
+    """Notes as well what is revoked, and commits the first record of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.revoked: list[int] = []
+
+    async def on_revoked(self, partitions: Sequence[int]) -> Commits:
+        self.revoked += partitions
+        return dict.fromkeys(partitions, OffsetAndMetadata(1, "revoked"))
+
+
 class Unanswered(Consumer):
     """A consumer whose first questions for what is committed fail."""
 
@@ -161,6 +173,49 @@ async def test_a_commit_has_the_leader_epoch_of_what_was_read_and_the_next_reade
         await server.stop()
 
 
+async def test_the_last_commit_of_a_revoked_partition_has_the_epoch_of_its_present_leader(
+    kafka_distribution: KafkaDistribution, tmp_path: Path
+) -> None:
+    """Also if all records that were read are older than that leader. Else the next reader would
+    drop the commit's metadata: they hold only until another leader is elected."""
+    server = KafkaServer(kafka_distribution, tmp_path / "kafka")
+    await server.start()
+    connection = {"bootstrap.servers": server.bootstrap_servers}
+    admin, writer = KafkaAdmin(connection), KafkaWriter(connection)
+    readers: list[KafkaReader] = []
+    try:
+        await admin.ensure_topic("events", 2, 1, {})
+        for key in (b"%d" % number for number in range(20)):
+            stored: asyncio.Future[LogError | None] = asyncio.get_running_loop().create_future()
+            writer.append("events", key, b"", [], stored.set_result)
+            assert await stored is None
+        asked = Consumer({**connection, "group.id": "group"})
+        begin = [TopicPartition("events", number, 0, "text", 0) for number in range(2)]
+        await asyncio.to_thread(asked.commit, offsets=begin, asynchronous=False)
+        await server.stop()
+        await server.start()
+
+        first, second = HasRead(), HasRead()
+        readers.append(KafkaReader(connection, "group", "events", first))
+        async with asyncio.timeout(60):
+            for _ in range(20):
+                await one_record(readers[0], at_most=1)
+            readers.append(KafkaReader(connection, "group", "events", second))
+            while not second.committed:
+                for reader in readers:
+                    await reader.read(10, 0.1)
+        asked.close()
+        ((revoked, commit),) = second.committed.items()
+        assert first.revoked == [revoked]
+        assert commit == OffsetAndMetadata(1, "revoked"), "the leader is the one of the commit"
+    finally:
+        for reader in readers:
+            await reader.close(10)
+        await writer.close(1)
+        await admin.close()
+        await server.stop()
+
+
 @pytest.mark.parametrize("start", ["latest", "earliest", 1])
 async def test_the_start_of_a_new_group_has_a_leader_epoch(
     kafka: Kafka, place: tuple[str, str], start: Start
@@ -181,9 +236,9 @@ async def test_the_start_of_a_new_group_has_a_leader_epoch(
     assert committed.leader_epoch == record.leader_epoch()
 
 
-async def one_record(reader: KafkaReader) -> Record:
+async def one_record(reader: KafkaReader, at_most: int = 10) -> Record:
     async with asyncio.timeout(60):
-        while not (records := await reader.read(10, 1.0)):
+        while not (records := await reader.read(at_most, 1.0)):
             pass
     (record,) = records
     return record

@@ -346,11 +346,12 @@ class Membership(GroupConsumer):
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Wait for `Assignment` to finish with revoked partitions, and make their last commits."""
         finishing = set(map(self.number_of, partitions)) & self._finishing.keys()
+        epochs = {**self.owned, **self._finishing}
         numbers = self._forget_owned(partitions)
         try:
             commits = self._last_commits_of(numbers, finishing)
             if commits:
-                self._commits.commit_revoked(consumer, commits, {**self.owned, **self._finishing})
+                self._commits.commit_revoked(consumer, commits, epochs)
         except (KafkaException, TimeoutError, CancelledError) as error:
             _log_failed_commit(error)
         finally:
