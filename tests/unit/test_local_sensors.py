@@ -14,6 +14,9 @@ from support.waiting import until
 from typer.testing import CliRunner
 
 from knafka_cli.command_line import app
+from knafka_client.state import snapshot_file
+from knafka_client.state.installation import Installation
+from knafka_client.state.snapshot import Snapshot, TriggerRow
 from knafka_local.cluster.kept_names import SENSOR_ANNOTATIONS, KeptNames
 from knafka_operator.model.sensors import KNAFKA, SENSOR
 from knafka_operator.model.sensors import TOPICS as TOPICS_OF_SENSORS
@@ -206,6 +209,31 @@ def test_on_a_cluster_its_status_says_what_a_sensor_waits_for(
     result = CliRunner().invoke(app, ["sensor", "status", "shop/paid", "--kubeconfig", file])
     assert (result.exit_code, result.output.splitlines()[0]) == (1, "shop/paid: R: m")
     assert CliRunner().invoke(app, [*asked, "other"]).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        ([], ["default/paid", "shop/paid", "shop/sent"]),
+        (["-n", "shop"], ["shop/paid", "shop/sent"]),
+        (["paid"], ["default/paid"]),
+        (["paid", "-n", "shop"], ["shop/paid"]),
+        (["shop/paid"], ["shop/paid"]),
+        (["sent"], []),
+    ],
+)
+def test_a_sensor_of_knafka_up_is_found_in_its_namespace(
+    tmp_path: Path, options: list[str], shown: list[str]
+) -> None:
+    rows = tuple(map(TriggerRow, ("default/paid", "shop/paid", "shop/sent")))
+    installation = Installation(tmp_path)
+    with installation.hold_lock():
+        snapshot_file.write_snapshot(installation, Snapshot("up", sensors=rows))
+        asked = ["sensor", "status", *options, "--data-dir", str(tmp_path)]
+        result = CliRunner().invoke(app, asked)
+    assert result.exit_code == (0 if shown else 2)
+    if shown:
+        assert [line.partition(":")[0] for line in result.output.splitlines()] == shown
 
 
 def test_a_cluster_without_sensors_is_said(tmp_path: Path) -> None:

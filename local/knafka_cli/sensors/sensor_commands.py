@@ -25,7 +25,7 @@ from knafka_cli.shared import event_input, moments
 from knafka_cli.shared.job_options import JobArguments, run_job, takes_job_options
 from knafka_cli.shared.options import EXIT_FAILED, DataDir, add_command, exit_on_bad_input, refuse
 from knafka_cli.shared.source_options import ContextName, Kubeconfig, NamespaceName
-from knafka_client.declared.declared_source import namespace_in
+from knafka_client.declared.declared_source import DEFAULT_NAMESPACE, namespace_in
 from knafka_client.state import snapshot_file
 from knafka_client.state.installation import DEFAULT_DATA, Installation
 from knafka_client.state.snapshot import TriggerRow
@@ -62,15 +62,20 @@ def show_status(
 ) -> None:
     """Show what Sensors have fired, and which events their triggers hold and wait for.
 
-    Shows those of `knafka up`, or of a namespace of a cluster, by their status, which doesn't count
-    firings. Exit code 0: all are ready, 1: one isn't, 2: there is none of that name.
+    Shows those of `knafka up`, of all its namespaces unless one is given, or of a namespace of a
+    cluster, by their status, which doesn't count firings. Exit code 0: all are ready, 1: one isn't,
+    2: there is none of that name.
     """
     on_cluster = context is not None or kubeconfig is not None
+    if name is not None:
+        namespace = namespace_in(name) or namespace
     if on_cluster:
-        named_namespace = namespace_in(name) if name else None
-        rows = _read_cluster_sensors(context, kubeconfig, named_namespace or namespace)
+        rows = _read_cluster_sensors(context, kubeconfig, namespace)
     else:
         rows = snapshot_file.read_snapshot(Installation(data_dir)).sensors
+        if name is not None:
+            namespace = namespace or DEFAULT_NAMESPACE
+        rows = [row for row in rows if namespace in (None, namespace_in(row.name))]
     shown_rows = [row for row in rows if name in (None, row.name, row.name.partition("/")[2])]
     if not shown_rows:
         raise refuse(f"no Sensor {name} runs" if name else "no Sensor runs")
