@@ -81,7 +81,7 @@ class Processor:
         self._state = State(self._rules, sensor.max_held_keys, sensor.max_held_bytes)
         self._refused: Refused = {}
         """Outputs that are known to be too large for their topics, until a transaction without them
-        is committed."""
+        is committed: by cause, and by topic and key, the size from which on they are left out."""
         self._is_compressed = sensor.kafka.producer.get("compression.type", "none") != "none"
         """Whether records are compressed: then a larger record may take fewer bytes in its topic
         than a smaller one."""
@@ -294,7 +294,7 @@ class Processor:
         """Drop the marks of events (`core.sensor.duplicates`) that are older than the time within
         which duplicates are recognised."""
         if (dedupe := self._sensor.dedupe_millis) is None or not batch.taken:
-            return
+            return  # without a new event, no mark has grown older
         for number, key in list(self._state.old_marks(dedupe, MAX_BATCH_RECORDS)):
             if batch.held(number, key) != self._state.held(number, key):
                 continue  # this batch has changed the mark: its event has come again

@@ -388,13 +388,13 @@ def _automatic_isolation(
     """Return the isolation of an `auto` Trigger, `SHARED` or `OWN`, by its activity and its current
     dispatcher (`shards.automatic_isolation`)."""
     annotations = status_annotations(observed.document)
+    own_dispatcher = dispatcher_services.dispatcher_name(
+        family_of(trigger.kind), services.identity_of(trigger)
+    )
     return shards.automatic_isolation(
         observed.needed,
         observed.watched.isolation if observed.watched else None,
         drains_always=bool(autoscaling.min_scale),
         has_record=egress.group in contract.records,
-        has_own=annotations.get(DISPATCHER_KEY)
-        == dispatcher_services.dispatcher_name(
-            family_of(trigger.kind), services.identity_of(trigger)
-        ),
+        has_own=annotations.get(DISPATCHER_KEY) == own_dispatcher,
     )

@@ -53,9 +53,9 @@ Progress = Callable[[str], object]
 """Called with one line of progress."""
 
 _VACUUM: Final = "knafka-vacuum"
-"""Name of the clock that says when VACUUM last ran (`Tables.is_due`)."""
+"""The daily task that runs VACUUM (`Tables.is_due`)."""
 _RETENTION: Final = "knafka-retention"
-"""Name of the clock that says when the retention was last applied (`Tables.is_due`)."""
+"""The daily task that applies the retention (`Tables.is_due`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +249,7 @@ def vacuum(tables: Tables, now: datetime) -> None:
     for name in BY_DAY:
         if tables.exists(name) and tables.is_due(name, _VACUUM, now):
             tables.vacuum(name)
-            tables.set_clock(name, _VACUUM, now)
+            tables.note_done(name, _VACUUM, now)
 
 
 def forget_expired(
@@ -276,7 +276,7 @@ def forget_expired(
         return expired_failures(failures, *days_before)
 
     count = delete_failures(tables, choose, partial(fold, Checkpoints(tables)), in_topics)
-    tables.set_clock("failures", _RETENTION, now)
+    tables.note_done("failures", _RETENTION, now)
     return count
 
 

@@ -29,7 +29,7 @@ from pyspark.sql import functions as F
 from knafka_jobs.job_errors import JobError
 from knafka_jobs.schema import BOUNDED, BY_DAY, LAYOUT, LAYOUT_PROPERTY, TABLES, Columns, ddl
 
-CLOCK_INTERVAL: Final = timedelta(days=1)
+TASK_INTERVAL: Final = timedelta(days=1)
 """Time between two runs of a daily task, such as VACUUM."""
 
 ORPHAN_AGE: Final = timedelta(days=1)
@@ -170,30 +170,29 @@ class Tables:
         """VACUUM a table: delete files that it has not used for a week (Delta's default)."""
         self._ensure_table(name).vacuum()
 
-    def is_due(self, name: str, clock: str, now: datetime) -> bool:
-        """Whether the daily task `clock` is due for a table: more than a day has passed at `now`
-        since it last ran. If it never ran, the table's creation counts instead."""
-        path, system = self._clock_file(name, clock)
+    def is_due(self, name: str, task: str, now: datetime) -> bool:
+        """Whether a daily `task` is due for a table: more than a day has passed at `now` since it
+        was last done (`note_done`). If it never was, the table's creation counts instead."""
+        path, system = self._done_file(name, task)
         if system.exists(path):
             stream = system.open(path)
             text = bytes(stream.readAllBytes())
             stream.close()
             last = float(text) if text.isdigit() else 0.0
         else:
-            # Earlier versions noted it as a transaction's number.
-            last = self.last_version(name, clock) or self._creation_time(name)
-        return now.timestamp() - last > CLOCK_INTERVAL.total_seconds()
+            last = self._creation_time(name)
+        return now.timestamp() - last > TASK_INTERVAL.total_seconds()
 
-    def set_clock(self, name: str, clock: str, now: datetime) -> None:
-        """Note that the daily task `clock` was done for a table, in a file beside the table."""
-        path, system = self._clock_file(name, clock)
+    def note_done(self, name: str, task: str, now: datetime) -> None:
+        """Note that a daily `task` was done for a table, in a file beside the table."""
+        path, system = self._done_file(name, task)
         stream = system.create(path, True)
         stream.write(bytearray(b"%d" % now.timestamp()))
         stream.close()
 
-    def _clock_file(self, name: str, clock: str) -> tuple[Any, Any]:
+    def _done_file(self, name: str, task: str) -> tuple[Any, Any]:
         """Return Hadoop path and file system of the file that says when a task was last done."""
-        return self.file(f"checkpoints/{clock}-{self.table_id(name)}")
+        return self.file(f"checkpoints/{task}-{self.table_id(name)}")
 
     def erase_unused_files(self, name: str) -> None:
         """Delete every data file that the current version of the table does not use.

@@ -49,9 +49,9 @@ class CursorOwner(Protocol):
         """Return the position from which the cursor's group continues in another reader."""
         ...
 
-    def restart(self, cursor: Cursor, shared: Position) -> None:
-        """Start the cursor's partition anew, as its log was replaced from `shared` on; `BEGINNING`:
-        as a whole, or from an unknown position on."""
+    def restart(self, cursor: Cursor, replaced_from: Position) -> None:
+        """Start the cursor's partition anew, as it has another log from `replaced_from` on;
+        `BEGINNING`: as a whole, or from an unknown position on."""
         ...
 
     def fail(self, error: LogError) -> None:

@@ -67,9 +67,9 @@ class Placement(Protocol):
         """Make a cursor read from this position, in an existing or a new buffer."""
         ...
 
-    def restart_unplaced(self, number: int, shared: Position) -> None:
-        """Restart the cursors of the partition `number` that are in no buffer, as its log was
-        replaced from the position `shared` on."""
+    def restart_unplaced(self, number: int, replaced_from: Position) -> None:
+        """Restart the cursors of the partition `number` that are in no buffer, as it has another
+        log from `replaced_from` on."""
         ...
 
     def merge(self, fetcher: Fetcher) -> None:
@@ -161,9 +161,9 @@ class Fetcher:
         """Restart the buffers whose logs the read has found replaced, append the records, note the
         partitions' ends, and evict cursors of another log. `reading` has the buffers that existed
         when the read began; newer ones get no records. Returns the cursors to hand records to."""
-        for number, shared in self._source.restarted.items():
+        for number, replaced_from in self._source.restarted.items():
             if (buffer := self._unchanged_buffer(number, reading)) is not None:
-                reading[number] = self._restart(buffer, shared)
+                reading[number] = self._restart(buffer, replaced_from)
         concerned: list[Cursor] = []
         by_partition: defaultdict[int, list[SharedRecord]] = defaultdict(list)
         for record in records:
@@ -203,28 +203,28 @@ class Fetcher:
         buffer = self.buffers.get(number)
         return buffer if buffer is not None and reading.get(number) is buffer else None
 
-    def _restart(self, buffer: PartitionBuffer, shared: Position) -> PartitionBuffer:
-        """Replace the buffer of a partition whose log was replaced from `shared` on; returns the
-        new buffer, which begins there. Cursors beyond `shared` are restarted. Cursors up to it, and
-        unproven ones, keep their positions and are placed anew; if `shared` is the beginning, all
-        are restarted."""
-        number, start = buffer.number, max(0, shared.offset)
+    def _restart(self, buffer: PartitionBuffer, replaced_from: Position) -> PartitionBuffer:
+        """Replace the buffer of a partition that has another log from `replaced_from` on; returns
+        the new buffer, which begins there. Cursors beyond that position are restarted. Cursors up
+        to it, and unproven ones, keep their positions and are placed anew; if the position is the
+        beginning, all are restarted."""
+        number, start = buffer.number, max(0, replaced_from.offset)
         if start > 0:  # the source reads from the partition's beginning
             self._source.drop({number})
-            self._beginning[number] = shared
-        new_buffer = self.buffers[number] = PartitionBuffer(number, start, shared.epoch)
+            self._beginning[number] = replaced_from
+        new_buffer = self.buffers[number] = PartitionBuffer(number, start, replaced_from.epoch)
         for cursor in list(buffer.cursors):
             epoch, unproven = cursor.owner.position_of(cursor).epoch, cursor in buffer.unproven
             buffer.leave(cursor)
             if start > 0 and (unproven or cursor.offset <= start):
                 self._placement.place(cursor, Position(cursor.offset, epoch))
                 continue
-            cursor.owner.restart(cursor, shared)
+            cursor.owner.restart(cursor, replaced_from)
             if cursor.offset >= start:
                 new_buffer.join(cursor)
             else:
                 self._placement.place(cursor, cursor.owner.position_of(cursor))
-        self._placement.restart_unplaced(number, shared)
+        self._placement.restart_unplaced(number, replaced_from)
         return new_buffer
 
     # Demand

@@ -98,13 +98,12 @@ class GroupCommits:
         if commit is not None:
             self.committed[number] = commit.offset
 
-    def restart(self, number: int, shared: Position) -> Position:
-        """Drop the commits of a partition whose log was replaced from `shared` on. Returns where to
-        read it again: at `shared`, or at the first offset that the drain hasn't settled if that is
-        lower. If that offset isn't known, returns `BEGINNING`, which has no leader epoch."""
-        start = Position(min(shared.offset, self._settled.get(number, BEGINNING)), shared.epoch)
-        if start.offset < 0:
-            start = Position(BEGINNING)
+    def restart(self, number: int, replaced_from: Position) -> Position:
+        """Drop the commits of a partition that has another log from `replaced_from` on. Returns
+        where to read it again: there, or at the first offset that the drain hasn't settled if that
+        is lower. If that offset isn't known, returns `BEGINNING`, which has no leader epoch."""
+        offset = min(replaced_from.offset, self._settled.get(number, BEGINNING))
+        start = Position(BEGINNING) if offset < 0 else Position(offset, replaced_from.epoch)
         self._to_commit.pop(number, None)
         self.epochs[number] = start.epoch
         self._end_epochs.pop(number, None)

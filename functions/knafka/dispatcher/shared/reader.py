@@ -328,17 +328,17 @@ class GroupReader:
         """Return the cursor's next offset with its leader epoch."""
         return Position(cursor.offset, self._commits.note_epoch(cursor.number))
 
-    def restart(self, cursor: Cursor, shared: Position) -> None:
-        """Prepare to read a partition again whose log was replaced from `shared` on: from `shared`
-        or, if it is lower, from the first offset that the drain hasn't settled. Assigns the
-        partition to the drain anew, and drops the commits that are not made yet. The caller then
-        places the cursor."""
+    def restart(self, cursor: Cursor, replaced_from: Position) -> None:
+        """Prepare to read again a partition that has another log from `replaced_from` on: move the
+        cursor there or, if that is lower, to the first offset that the drain hasn't settled. Drop
+        the commits that are not made yet, and assign the partition to the drain anew. The caller
+        then places the cursor."""
         number = cursor.number
         self._forget_news(number)
-        start = self._commits.restart(number, shared)
+        start = self._commits.restart(number, replaced_from)
         cursor.offset, cursor.reported, cursor.paused = max(0, start.offset), -1, False
         if start.offset == BEGINNING:
-            self._enqueue_check()
+            self._enqueue_check()  # the log may be that of a topic that was created anew
         self._assignment.on_lost([number])
         self._assignment.on_assigned({number: None})
 

@@ -320,10 +320,11 @@ class SharedTopic:
         if not cursor.paused:
             self._place(cursor, Position(cursor.offset, epoch), fetcher)
 
-    def restart_unplaced(self, number: int, shared: Position) -> None:
+    def restart_unplaced(self, number: int, replaced_from: Position) -> None:
         """Restart the cursors of the partition `number` that are in no buffer, such as evicted ones
-        that are paused: they would not notice that the log was replaced from `shared` on, and would
-        skip records below their old offsets. Drop the commits of readers that are closing."""
+        that are paused: they would not notice that the partition has another log from
+        `replaced_from` on, and would skip records below their old offsets. Drop the commits of
+        readers that are closing."""
         for reader in list(self._readers):
             cursor = reader.cursors.get(number)
             if cursor is None or cursor.buffer is not None:
@@ -331,7 +332,7 @@ class SharedTopic:
             if reader.is_closing:
                 reader.lose_partitions([number])
             else:
-                reader.restart(cursor, shared)
+                reader.restart(cursor, replaced_from)
                 self.place(cursor, reader.position_of(cursor))
 
     def merge(self, fetcher: Fetcher) -> None:
