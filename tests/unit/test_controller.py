@@ -303,7 +303,11 @@ async def test_what_is_deleted_goes_with_its_group_and_topic(ready: World) -> No
     await until(lambda: ready.server.found(EVENTING, "Broker", "shop", "default") is None)
     assert topic not in await MemoryAdmin(ready.log).topics()
     controller = ready.controller
-    kept = (ready.operator.states.declarations, controller._gone, controller._deletions.began)
+    kept = (
+        ready.operator.states.declarations,
+        controller._gone,
+        controller._deletions.failing_since,
+    )
     await until(lambda: not any(kept) and len(ready.operator.queue) == 0)
 
 

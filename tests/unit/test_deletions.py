@@ -30,10 +30,26 @@ async def test_a_recreated_object_has_the_whole_time_for_its_deletion() -> None:
     deletions = Deletions(lambda *event: posted.append(event), settings)
     first, second = ({"metadata": {"uid": uid}} for uid in ("first", "second"))
     assert not await deletions.try_delete(KEY, first, _fail(), "left")
-    uid, began = deletions.began[KEY]
-    deletions.began[KEY] = uid, began - 61
+    uid, since = deletions.failing_since[KEY]
+    deletions.failing_since[KEY] = uid, since - 61
     assert not await deletions.try_delete(KEY, second, _fail(), "left")
     assert posted == []
+
+
+@pytest.mark.looptime
+async def test_an_attempt_that_waits_for_drains_takes_nothing_of_the_time_for_kafka() -> None:
+    """Its group may keep its last member for a moment, and has no time left to be deleted."""
+    settings = replace(SETTINGS, deletion_timeout=60)
+    deletions = Deletions(lambda *event: None, settings)
+    document = {"metadata": {"uid": "a"}}
+
+    async def fail_after(seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        await _fail()
+
+    for seconds in (100, 30, 30):
+        assert not await deletions.try_delete(KEY, document, fail_after(seconds), "left")
+    assert await deletions.try_delete(KEY, document, _fail(), "left")
 
 
 @pytest.mark.looptime

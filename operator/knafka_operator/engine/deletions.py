@@ -47,9 +47,9 @@ class Deletions:
         """`post` posts Kubernetes Events."""
         self._post = post
         self._settings = settings
-        self.began: dict[Key, tuple[str, float]] = {}
-        """By key of each object whose deletion is being tried: its UID, and the time of the first
-        attempt, by the event loop's clock."""
+        self.failing_since: dict[Key, tuple[str, float]] = {}
+        """By key of each object whose deletion fails: its UID, and the time of the first failure,
+        by the event loop's clock."""
 
     async def try_delete(
         self, key: Key, document: Document, deletion: Awaitable[object], leftovers: str
@@ -57,26 +57,28 @@ class Deletions:
         """Await `deletion`, one attempt to delete what was made for an object.
 
         Returns True if the attempt has succeeded, or if deletion is given up: the attempt has
-        failed, and began at least `Settings.deletion_timeout` seconds after the first one. Then an
-        Event says, with the text `leftovers`, what may still exist. Returns False if the attempt
-        has failed and must be repeated later.
+        failed, and began at least `Settings.deletion_timeout` seconds after the first failure since
+        the last `BeingDeleted`. Then an Event says, with the text `leftovers`, what may still
+        exist. Returns False if the attempt has failed and must be repeated later.
         """
-        now = asyncio.get_running_loop().time()
-        uid = document["metadata"].get("uid", "")
-        previous_uid, first_attempt = self.began.get(key, (uid, now))
-        if previous_uid != uid:
-            first_attempt = now  # an earlier object of the name was never deleted
-        self.began[key] = uid, first_attempt
+        loop, uid = asyncio.get_running_loop(), document["metadata"].get("uid", "")
+        began = loop.time()
+        failing_uid, failing_since = self.failing_since.get(key, (None, 0.0))
+        is_first_failure = failing_uid != uid  # also if an earlier object of the name was failing
         try:
             await deletion
         except BeingDeleted as error:
             log.info("%s is not deleted yet: %s", " ".join(key), error)
-            del self.began[key]
+            self.failing_since.pop(key, None)
             return False
         except Exception as error:  # bugs too: otherwise the object could never be deleted
             if not isinstance(error, KnafkaError):
                 log.exception("deleting %s", " ".join(key))
-            if now - first_attempt < self._settings.deletion_timeout:
+            waited = 0.0 if is_first_failure else began - failing_since
+            if waited < self._settings.deletion_timeout:
+                if is_first_failure:
+                    # The attempt may have waited for drains: that time doesn't count.
+                    self.failing_since[key] = uid, loop.time()
                 log.info("%s is not deleted yet: %s", " ".join(key), error)
                 return False
             message = f"{leftovers}: {error}"
@@ -85,5 +87,5 @@ class Deletions:
         return True
 
     def forget(self, key: Key) -> None:
-        """Forget since when the deletion of an object is being tried, as the object is gone."""
-        self.began.pop(key, None)
+        """Forget since when the deletion of an object fails, as the object is gone."""
+        self.failing_since.pop(key, None)

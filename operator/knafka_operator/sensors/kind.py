@@ -180,8 +180,8 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
 
     async def delete(self, document: Document) -> None:
         """Delete a Sensor's Triggers and function; once the Triggers are gone, also its group and
-        topics. Raises `BeingDeleted` while one of the Triggers still exists, `ClusterError`, and
-        the errors of `_delete_group_and_topics`."""
+        topics. Raises `BeingDeleted` while there is a Trigger, `ClusterError`, and the errors of
+        `_delete_group_and_topics`."""
         record, sensor = self.remember(document), resource_of(document)
         family, namespace = record.bus.family, sensor.metadata.namespace
         trigger_kind = family.trigger_version, family.trigger
@@ -190,10 +190,9 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
             if "deletionTimestamp" not in trigger["metadata"]:
                 await self.cluster.delete(*trigger_kind, namespace, name)
         await self._delete_function(record)
-        # List them again: their finalizers may keep deleted Triggers for a while.
+        # Finalizers may keep deleted Triggers for a while.
         if remaining_triggers := sorted(await self._list_triggers(sensor, family)):
-            message = f"{family.trigger}s {', '.join(remaining_triggers)} are being deleted"
-            raise BeingDeleted(message)
+            raise BeingDeleted(f"{family.trigger}s {', '.join(remaining_triggers)} still exist")
         # The status names topics before they and the group are created.
         if any(name_key in status_annotations(document) for name_key, _ in TOPICS.values()):
             await self._delete_group_and_topics(document, record)
