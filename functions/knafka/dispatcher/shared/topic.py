@@ -321,10 +321,9 @@ class SharedTopic:
             self._place(cursor, Position(cursor.offset, epoch), fetcher)
 
     def restart_unplaced(self, number: int, replaced_from: Position) -> None:
-        """Restart the cursors of the partition `number` that are in no buffer, such as evicted ones
-        that are paused: they would not notice that the partition has another log from
-        `replaced_from` on, and would skip records below their old offsets. Drop the commits of
-        readers that are closing."""
+        """Restart the cursors of the partition `number` that are in no buffer, such as paused ones:
+        they would not notice that the partition has another log from `replaced_from` on, and would
+        skip records below their old offsets. Drop the commits of readers that are closing."""
         for reader in list(self._readers):
             cursor = reader.cursors.get(number)
             if cursor is None or cursor.buffer is not None:

@@ -396,6 +396,5 @@ class Membership(GroupConsumer):
 
 
 def _log_failed_commit(error: Exception) -> None:
-    """Log that the last commit of revoked partitions failed. The next member goes back to the
-    commit before, so events are delivered twice, but none is lost."""
+    """Log that a revoked partition's last commit failed; some events will be delivered twice."""
     log.warning("the last commit of a revoked partition failed: %r", error)
