@@ -189,7 +189,7 @@ def replay(
         if result.not_editable:
             problems.append(f"{_events_text(result.not_editable)} not edited: {result.problem}")
             progress(f"not sent: {problems[-1]}")
-        sent = finish_replay(tables, replay_id, by)
+        sent = finish_replay(tables, replay_id)
         if cancellation.last is not None:
             progress(f"cancelled by {cancellation.last}")
         elif problems and not sent:

@@ -93,7 +93,7 @@ def begin_replay(
         )
     for other in unfinished:
         if other["replay_id"] != replay_id:
-            _end_interrupted(tables, kafka, other, by, progress, is_alone=is_alone)
+            _end_interrupted(tables, kafka, other, progress, is_alone=is_alone)
     if run is None:
         row = (replay_id, by, selection, datetime.now(UTC), None, None)
         tables.append(tables.rows([row], REPLAYS), "replays")
@@ -114,11 +114,11 @@ def _is_continuable(tables: Tables, run: Row, since: datetime) -> bool:
 
 
 def _end_interrupted(
-    tables: Tables, kafka: KafkaClient, run: Row, by: str, progress: Progress, *, is_alone: bool
+    tables: Tables, kafka: KafkaClient, run: Row, progress: Progress, *, is_alone: bool
 ) -> None:
     """End another replay, with the row `run`, that was interrupted, and note the events that it
-    sent. Then these events are pending, so the new replay does not send them. `by` is the person
-    who begins the new replay. Raises `JobError` unless `is_alone`, as the other may be running."""
+    sent. Then these events are pending, so the new replay does not send them. Raises `JobError`
+    unless `is_alone`, as the other may be running."""
     replay_id = run["replay_id"]
     if not is_alone:
         raise JobError(
@@ -127,7 +127,7 @@ def _end_interrupted(
             f"{replay_id} with the same selection continues it"
         )
     _take_over(tables, kafka, run)
-    sent = finish_replay(tables, replay_id, by)
+    sent = finish_replay(tables, replay_id)
     progress(
         f"the replay {replay_id} ({run['selection']}) was interrupted: it is ended, "
         f"with {sent} sent"
@@ -187,13 +187,11 @@ def find_canceller(tables: Tables, replay_id: str) -> str | None:
     return None if row is None else str(row["by"])
 
 
-def finish_replay(tables: Tables, replay_id: str, by: str) -> int:
-    """Mark a replay as finished; returns how many events it sent in all its runs. `by` is the
-    person whose run ends the replay. The name isn't written, as the table keeps who began the
-    replay."""
+def finish_replay(tables: Tables, replay_id: str) -> int:
+    """Mark a replay as finished; returns how many events it sent in all its runs."""
     total = tables.read("sent").where(F.col("replay_id") == replay_id).count()
     # Only `finished` and `events` of this row are used.
-    finished_row = tables.rows([(replay_id, by, "", None, datetime.now(UTC), total)], REPLAYS)
+    finished_row = tables.rows([(replay_id, "", "", None, datetime.now(UTC), total)], REPLAYS)
     tables.update(
         finished_row,
         "replays",
