@@ -63,22 +63,22 @@ class Deletions:
         """
         loop, uid = asyncio.get_running_loop(), document["metadata"].get("uid", "")
         began = loop.time()
-        failing_uid, failing_since = self.failing_since.get(key, (None, 0.0))
-        is_first_failure = failing_uid != uid  # also if an earlier object of the name was failing
+        failing_uid, failing_since = self.failing_since.get(key, (uid, began))
+        if failing_uid != uid:  # an earlier object of the name was never deleted
+            self.forget(key)
+            failing_since = began
         try:
             await deletion
         except BeingDeleted as error:
             log.info("%s is not deleted yet: %s", " ".join(key), error)
-            self.failing_since.pop(key, None)
+            self.forget(key)
             return False
         except Exception as error:  # bugs too: otherwise the object could never be deleted
             if not isinstance(error, KnafkaError):
                 log.exception("deleting %s", " ".join(key))
-            waited = 0.0 if is_first_failure else began - failing_since
-            if waited < self._settings.deletion_timeout:
-                if is_first_failure:
-                    # The attempt may have waited for drains: that time doesn't count.
-                    self.failing_since[key] = uid, loop.time()
+            if began - failing_since < self._settings.deletion_timeout:
+                # The first attempt may have waited for drains: that time doesn't count.
+                self.failing_since.setdefault(key, (uid, loop.time()))
                 log.info("%s is not deleted yet: %s", " ".join(key), error)
                 return False
             message = f"{leftovers}: {error}"
@@ -87,5 +87,5 @@ class Deletions:
         return True
 
     def forget(self, key: Key) -> None:
-        """Forget since when the deletion of an object fails, as the object is gone."""
+        """Forget since when the deletion of an object fails."""
         self.failing_since.pop(key, None)
