@@ -192,6 +192,7 @@ async def test_the_last_commit_of_a_revoked_partition_has_the_epoch_of_its_prese
         asked = Consumer({**connection, "group.id": "group"})
         begin = [TopicPartition("events", number, 0, "text", 0) for number in range(2)]
         await asyncio.to_thread(asked.commit, offsets=begin, asynchronous=False)
+        asked.close()
         await server.stop()
         await server.start()
 
@@ -204,7 +205,6 @@ async def test_the_last_commit_of_a_revoked_partition_has_the_epoch_of_its_prese
             while not second.committed:
                 for reader in readers:
                     await reader.read(10, 0.1)
-        asked.close()
         ((revoked, commit),) = second.committed.items()
         assert first.revoked == [revoked]
         assert commit == OffsetAndMetadata(1, "revoked"), "the leader is the one of the commit"

@@ -1,7 +1,7 @@
 """The cache of the API server, while watches and answers come in any order.
 
 Each request is sent, takes effect and is answered at times of its own; each change is reported
-later. Whoever doesn't hear of the last version of what it has read would never act on it.
+later. An object whose reconciliation isn't told of a change wouldn't be reconciled for minutes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ class Reconciliation:
     """One that runs: it reads an object, and then does something with it."""
 
     key: Key
-    name: str
     running: Coroutine[Any, Any, None]
     context: Context = field(default_factory=copy_context)
 
@@ -198,7 +197,7 @@ class World:
         """Begin to reconcile, unless that key is being reconciled."""
         if all(each.key != key for each in self.reconciliations):
             self.due.discard(key)
-            one = Reconciliation(key, name, self._reconcile(key, name, action))
+            one = Reconciliation(key, self._reconcile(key, name, action))
             self.reconciliations.append(one)
             self.go_on(one)
 
@@ -287,7 +286,7 @@ STEP: Final = st.tuples(
 @pytest.mark.parametrize("metadata_only", [False, True], ids=["whole", "metadata"])
 @settings(max_examples=examples(100))
 @given(steps=st.lists(STEP, min_size=STEPS // 2, max_size=STEPS))
-def test_the_cache_hides_no_object_and_whoever_read_one_hears_of_its_last_version(
+def test_the_cache_shows_what_is_stored_and_each_change_enqueues_its_readers(
     metadata_only: bool, steps: list[tuple[str, str, str, Action]]
 ) -> None:
     world = World(metadata_only=metadata_only)
