@@ -86,7 +86,7 @@ WATCHED = tuple(Path(__file__).parent / folder for folder in ("unit", "property"
 
 @pytest.fixture(autouse=True)
 def unblocked_loop(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fail where our code keeps the event loop from running for 100 ms: `support.loop_watch`."""
+    """Fail where our code keeps the event loop from running for long: `support.loop_watch`."""
     if request.node.get_closest_marker("blocks_the_loop") or not any(
         request.path.is_relative_to(each) for each in WATCHED
     ):

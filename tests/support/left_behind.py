@@ -32,6 +32,9 @@ from knafka.observability import RateLimitedFilter
 ALLOWED: Final = ("loop-watch", "pytest_timeout", "parser", "tokio-rt-worker", "jemalloc_bg_thd")
 """What the names of threads begin with that serve all tests of a process, such as delta-rs's, and
 call nothing of a test's but what it waits for."""
+OF_SPARK: Final = "py4j."
+"""What the modules begin with whose functions Spark's threads run. Java calls back in a new thread,
+also when its garbage collector finds, many tests later, that a stream's function is not needed."""
 LIBRDKAFKA: Final = "rdk:"
 """What the names of the threads of Kafka's clients begin with."""
 PATIENCE: Final = 10.0
@@ -144,8 +147,8 @@ def left_by(expected: frozenset[str]) -> list[str]:
 
 
 def _name(number: str) -> str:
-    """The name of a thread, Python's if it has one, or of a process; empty if it has ended or is
-    one of `ALLOWED`."""
+    """The name of a thread, Python's if it has one, or of a process; empty if it has ended, is one
+    of `ALLOWED` or Spark's."""
     name = ""
     for place in (_TASKS / number, Path("/proc") / number):
         with suppress(OSError):
@@ -153,8 +156,13 @@ def _name(number: str) -> str:
             break
     for thread in threading.enumerate():
         if str(thread.native_id) == number:
-            name = thread.name
+            name = "" if module_of(thread).startswith(OF_SPARK) else thread.name
     return "" if name.startswith(ALLOWED) else name
+
+
+def module_of(thread: threading.Thread) -> str:
+    """The module of what a thread runs; empty if it is a subclass's own `run`, or has ended."""
+    return getattr(getattr(thread, "_target", None), "__module__", None) or ""
 
 
 def settings() -> Mapping[str, object]:

@@ -12,6 +12,7 @@ from typing import Final
 
 import pytest
 from confluent_kafka.admin import AdminClient
+from py4j.java_gateway import CallbackServer  # type: ignore[import-untyped]
 from support import left_behind
 from support.left_behind import changed, left_by, running, settings
 
@@ -59,6 +60,18 @@ def test_a_kafka_client_that_nobody_has_any_more_ends_here_and_not_in_a_later_te
     del client, kept
     assert running() - before
     assert left_by(before) == []
+
+
+def test_a_thread_that_spark_has_java_call_back_in_is_not_the_tests() -> None:
+    """A Java that lives on starts one when it collects garbage, many tests after its last use."""
+    before = running()
+    server = CallbackServer({}, None, port=0)
+    server.start()
+    try:
+        assert running() - before
+        assert left_by(before) == []
+    finally:
+        server.shutdown()  # waits for its thread
 
 
 def test_a_setting_that_is_another_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
