@@ -143,7 +143,7 @@ from knafka.clients.kafka.producers.kafka_transactions import KafkaTransactions
 from knafka.ports.transactions import Output
 
 class Claims:
-    def not_ready(self, partitions): return ()
+    def find_unready(self, partitions): return ()
     def on_assigned(self, partitions): pass
     def on_revoked(self, partitions): pass
 

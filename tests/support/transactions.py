@@ -44,7 +44,7 @@ class Holder:
         self.asked = 0
         """How often it was asked for those."""
 
-    def not_ready(self, partitions: Collection[Partition]) -> Collection[Partition]:
+    def find_unready(self, partitions: Collection[Partition]) -> Collection[Partition]:
         self.asked += 1
         return self.missing & set(partitions)
 

@@ -30,8 +30,7 @@ class LeasedSide:
         """Return at once, as this side is ready from the start; `timeout` is ignored."""
 
     def note_refusal(self) -> None:
-        """Note that this process has refused a request, which names something else than what this
-        process drains."""
+        """Note that this process has refused a request for a drain that isn't its own."""
         self._lease.note_refusal()
 
     def start(self, *, drain: bool) -> None:

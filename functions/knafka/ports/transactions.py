@@ -68,7 +68,7 @@ class Claims(Protocol):
     """Receives the partitions that a member is assigned and loses; called within `read` and
     `close`, never while a transaction is under way."""
 
-    def not_ready(self, partitions: Collection[Partition]) -> Collection[Partition]:
+    def find_unready(self, partitions: Collection[Partition]) -> Collection[Partition]:
         """Return which of these newly assigned partitions can't be taken over yet, because data
         that are needed for them can't be read now. The log doesn't read the returned partitions,
         and calls this method again later. Never raises."""

@@ -58,5 +58,5 @@ class SensorCounts:
             setattr(self, counter.name, getattr(total, counter.name))
 
     def copy(self) -> SensorCounts:
-        """Return a copy, which doesn't change when counts are added to these ones."""
-        return self + SensorCounts()
+        """Return a copy, which a later `add` to these counts doesn't change."""
+        return self + SensorCounts()  # each sum is a new Counter

@@ -81,7 +81,7 @@ class Processor:
         self._state = State(self._rules, sensor.max_held_keys, sensor.max_held_bytes)
         self._refused: Refused = {}
         """Outputs that are known to be too large for their topics, until a transaction without them
-        is committed: by cause, and by topic and key, the size from which on they are left out."""
+        is committed: by cause, and then by topic and key, the least size that is left out."""
         self._is_compressed = sensor.kafka.producer.get("compression.type", "none") != "none"
         """Whether records are compressed: then a larger record may take fewer bytes in its topic
         than a smaller one."""
@@ -107,8 +107,8 @@ class Processor:
         since the Unix epoch), in one transaction. Raises `LogError` if the log can't be used any
         more.
 
-        Returns the number of records and keys that were handled; keys whose timers ran out count
-        only if further ones may wait. 0: the drain may count as idle.
+        Returns the number of records and keys that were handled. Keys whose timers ran out count
+        only if more of them may be left. 0: the drain may count as idle.
         """
         if now < self._now - MAX_STEP_BACK:
             # The noted times up to which everything was read may lie in the future now.
@@ -198,7 +198,7 @@ class Processor:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the events that are held here, as JSON."""
+        """Size of the events that are held here: the bytes of their JSON."""
         return self._state.held_bytes
 
     @property
@@ -209,12 +209,12 @@ class Processor:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether events were read that wait until they are next."""
+        """Whether events were read that wait until all earlier ones were."""
         return self._ordering.first_time is not None
 
     @property
     def waiting(self) -> int:
-        """Number of events that were read and wait until they are next."""
+        """Number of events that were read and wait until all earlier ones were."""
         return self._ordering.waiting
 
     @property
@@ -240,7 +240,7 @@ class Processor:
 
     # Partitions
 
-    def not_ready(self, partitions: Collection[Partition]) -> Collection[Partition]:
+    def find_unready(self, partitions: Collection[Partition]) -> Collection[Partition]:
         """Return which of these partitions this process can't take over now: partitions of the
         trigger topic whose held events can't be read from the changelog."""
         trigger_topic = self._sensor.trigger_topic

@@ -122,7 +122,7 @@ def release(
         if yes and plan.can_be_carried_out:
             adopter.carry_out(plan)
             adopter.wait_until_complete("not released", kind, identity, timeout, find_not_released)
-            # The plan to adopt an object waits for members of its groups: here for Knafka's own.
+            # As before an adoption, but the members that must leave are Knafka's.
             adopter.wait_until_group_empty(kind, identity, timeout)
             typer.echo(f"\n{kind} {identity} is released: nothing of Knafka's is in its groups.")
     _exit_by_outcome(failed, yes)

@@ -92,7 +92,7 @@ SOURCES_PEERS: Final = (
 
 
 class AdoptionObserver:
-    """Reads the objects of one cluster with its user's rights; a base class of `Adopter`.
+    """Reads the objects of one cluster with the rights of the user; a base class of `Adopter`.
 
     Methods with a parameter `unseen` add a sentence to that list for each object that the user may
     not read.
@@ -109,11 +109,11 @@ class AdoptionObserver:
         bootstrap_servers: str | None = None,
         connect: Callable[[Mapping[str, Any]], LogAdmin] = KafkaAdmin,
     ) -> None:
-        """`source` returns connections that work from here, in which `bootstrap_servers` replace
-        the declared servers (None: they don't); `declared_source` returns the declared connections.
-        `bootstrap_servers` replace a KafkaSource's, too. `system_namespace` is that of Knafka's
-        operator, and `peers_namespace` eventing-kafka-broker's. `connect` makes a client from a
-        librdkafka configuration."""
+        """`source` finds a Broker's Kafka as it can be reached from this machine, and
+        `declared_source` as the Broker declares it. `bootstrap_servers` replace those that a
+        KafkaSource declares (None: they don't), as `source` does for Brokers. `system_namespace` is
+        that of Knafka's operator, `peers_namespace` eventing-kafka-broker's. `connect` makes a
+        client from a librdkafka configuration."""
         self._api = api
         self._source = source
         self._declared = declared_source

@@ -224,7 +224,7 @@ def _check_document(
                 errors = [refusal]  # admission reports all problems, in Knative's words
             warnings += _unknown_annotations(document)
     if isinstance(resource, Trigger):
-        errors += trigger_warnings(document)  # of admission: filters that no event can pass
+        errors += trigger_warnings(document)  # filters that no event can pass; admission warns
         errors += missing_functions(resource.spec.filters, "spec.filters")
         errors += contradictions(resource.spec.filters, "spec.filters")
         if resource.spec.filters and resource.spec.filter.attributes:
@@ -392,8 +392,9 @@ def _missing_references(
 def _referenced_destinations(
     destinations: Mapping[str, Destination | None], namespace: str
 ) -> Iterator[tuple[str, ObjectIdentity]]:
-    """Yield path and object of each of the `destinations`, given by path, that refers to a Service,
-    Broker or KafkaChannel. A reference without a namespace is to an object in `namespace`."""
+    """Yield the path and the object of each destination that refers to a Service, Broker or
+    KafkaChannel. `destinations` are keyed by path. A reference without a namespace is to an object
+    in `namespace`."""
     for path, destination in destinations.items():
         if destination is not None and (ref := destination.ref) is not None:
             if (ref.api_version, ref.kind) in _REFERENCED_KINDS:

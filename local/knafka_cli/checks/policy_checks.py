@@ -99,8 +99,8 @@ def errors(policy: EventPolicy) -> list[str]:
         spec = _parse_spec(policy)
     except InvalidDocument as error:
         return [str(error)]
-    calls = missing_functions(spec.filters, "spec.filters")
-    return [*calls, *contradictions(spec.filters, "spec.filters")]
+    unknown = missing_functions(spec.filters, "spec.filters")
+    return [*unknown, *contradictions(spec.filters, "spec.filters")]
 
 
 def missing_objects(

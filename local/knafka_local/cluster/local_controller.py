@@ -172,26 +172,26 @@ class LocalController(Controller):
         Waits for each group of `_IN_ORDER` until its objects are Ready or say why not, at most
         `SETTLE_TIMEOUT` seconds.
         """
-        config_maps = self._declared_objects("ConfigMap")  # before any of them is removed
+        config_maps = self._objects_from_files("ConfigMap")  # before any of them is removed
         await self._remove_undeclared(declared)
         self._apply_policies(declared)
         for kinds in _IN_ORDER:
             for identity, (document, folder) in declared.documents.items():
                 if identity.kind in kinds:
                     self._cluster.declare(document, folder)
-            previous_config_maps, config_maps = config_maps, self._declared_objects("ConfigMap")
+            previous_config_maps, config_maps = config_maps, self._objects_from_files("ConfigMap")
             if config_maps != previous_config_maps:
                 self._enqueue_all_brokers()
             await self._wait_until(partial(self._are_settled, *kinds), SETTLE_TIMEOUT)
         await self._withdraw_undeclared()
 
     async def _remove_undeclared(self, declared: DeclaredObjects) -> None:
-        """Delete the objects that no file declares any more, before those that they depend on, and
+        """Delete the objects that came from files and are in none any more, dependents first, and
         wait until all are gone."""
         dependents_first = [kind for kinds in reversed(_IN_ORDER) for kind in kinds]
         removed = [
             document
-            for document in self._declared_objects(*dependents_first)
+            for document in self._objects_from_files(*dependents_first)
             if _is_undeclared(document, declared)
         ]
         for document in removed:
@@ -346,9 +346,9 @@ class LocalController(Controller):
             for broker in self._cluster.of(family.broker):
                 self._operator.queue.enqueue(key_of(broker))
 
-    def _declared_objects(self, *kinds: str) -> list[Document]:
-        """Return the cluster's objects of these kinds that files declare; objects that the operator
-        made are left out."""
+    def _objects_from_files(self, *kinds: str) -> list[Document]:
+        """Return the cluster's objects of these kinds that came from files, also those that are in
+        none any more. Objects that the operator made are left out."""
         return [
             document
             for kind in kinds
@@ -365,7 +365,7 @@ class LocalController(Controller):
         """Whether every declared object of these kinds is Ready or says why not."""
         return all(
             ready_of(document).get("status") in ("True", "False")
-            for document in self._declared_objects(*kinds)
+            for document in self._objects_from_files(*kinds)
             if document["kind"] != "ConfigMap" and self.is_ours(document)
         )
 

@@ -37,7 +37,7 @@ _SUBSCRIPTION_TYPES: Final = {
     BROKER_READY: CHANNEL_READY,
     SUBSCRIPTION_READY: ADDED_TO_CHANNEL,
 }
-"""The type that a Trigger's condition gets on a Subscription, by its type on the Trigger."""
+"""Conditions with another type on a Subscription: by the Trigger's type, the Subscription's."""
 _REFERENCES: Final = (SUBSCRIBER_RESOLVED, DEAD_LETTER_SINK_RESOLVED)
 """Conditions of a Trigger that become one condition of a Subscription, `ReferencesResolved`."""
 _RESOLVED: Final = (

@@ -39,7 +39,7 @@ def is_direct(broker: Resource, settings: Settings) -> bool:
 
     The Broker's annotation `DIRECT` decides. Without it the installation's setting does, but a
     receiver that may scale to zero needs the proxy. Raises `InvalidDocument` for an invalid
-    annotation, or for `true` at a receiver that may scale to zero.
+    annotation, or if it is `true` and the receiver may scale to zero.
     """
     direct = _declared_direct(broker)
     may_sleep = min_receiver_pods(broker.metadata.annotations, 1) < 1

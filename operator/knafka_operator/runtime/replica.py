@@ -90,7 +90,7 @@ async def _run(
     # with our first read.
     acquired = asyncio.Event()
     lease = LeaseThread(leadership, lambda: _set_from_thread(loop, acquired))
-    closing.push_async_callback(_leave, lease)  # for an error before the second one, below
+    closing.push_async_callback(_leave, lease)  # if what follows fails; below it is pushed again
     tracing = FollowedTracing(settings, api)
     keys = FunctionKeys(settings, api)
     clients = OperatorClients(partial(KafkaAdmin, max_read_bytes=MAX_READ_BYTES), KafkaWriter)

@@ -290,8 +290,8 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
     async def _with_topics(
         self, observed: Observed, sensor: Sensor, bus: BrokerState, record: SensorRecord
     ) -> Observed:
-        """Return `observed` with descriptions of the Sensor's topics, and with the topics and the
-        group that may be somebody else's. An error of Kafka takes the place of the topics."""
+        """Return `observed` with descriptions of the Sensor's topics, which of them may be somebody
+        else's, and whether its group is. If Kafka fails, `topics` is the error."""
         annotations = status_annotations(observed.document)
         topics = await self._describe_topics(sensor, annotations, bus)
         try:

@@ -288,7 +288,7 @@ class MemoryTransactions:
         self._revoke(lost - self._held_back)
         self._generation = self._coordinator.generation
         assigned = new | self._held_back - lost
-        self._held_back = set(self._claims.not_ready(assigned)) if assigned else set()
+        self._held_back = set(self._claims.find_unready(assigned)) if assigned else set()
         self._assign(sorted(assigned - self._held_back))
         self._start_anew()
 

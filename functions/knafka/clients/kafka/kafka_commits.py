@@ -44,9 +44,10 @@ REBALANCING_ERRORS: Final = frozenset(
 )
 """Errors of a commit that may succeed a moment later, as during a rebalance."""
 
-Epochs = Mapping[int, int]
-"""The least leader epoch for a commit of each partition, by the partition's number. A parameter of
-this type that is called `owned` also says, by its keys, which partitions may be committed."""
+Epochs: TypeAlias = Mapping[int, int]
+"""The least leader epoch for a commit of each partition, by the partition's number."""
+OwnedEpochs: TypeAlias = Epochs
+"""The same; only the partitions in it may be committed."""
 
 Mark: TypeAlias = Callable[[PartitionKey, str], str]
 """Gets a partition and the metadata of its commit; returns the metadata with the mark of the
@@ -69,10 +70,11 @@ class OffsetCommits:
         self._repeat_at = 0.0
         """Monotonic time from which on `_to_repeat` may be committed."""
 
-    def commit(self, consumer: Consumer, commits: Commits, owned: Epochs) -> None:
+    def commit(self, consumer: Consumer, commits: Commits, owned: OwnedEpochs) -> None:
         """Make the commits of partitions that are still `owned`, without waiting for Kafka; the
-        other commits are dropped. Never raises: the consumer's `on_commit` gets the result, and
-        must pass it to `note_result`."""
+        other commits are dropped, and earlier commits of all of them repeated no more. Never
+        raises: the consumer's `on_commit` gets Kafka's answer, and must pass it to `note_result`.
+        """
         owned_commits = {number: commit for number, commit in commits.items() if number in owned}
         self._drop_repetitions(commits)
         if owned_commits:
@@ -83,7 +85,7 @@ class OffsetCommits:
                     asynchronous=True,
                 )
 
-    def repeat(self, consumer: Consumer, owned: Epochs) -> None:
+    def repeat(self, consumer: Consumer, owned: OwnedEpochs) -> None:
         """Make the commits again that have failed during a rebalance, if `COMMIT_RETRY_INTERVAL`
         seconds have passed since the last failure."""
         if self._to_repeat and time.monotonic() > self._repeat_at:
@@ -98,7 +100,7 @@ class OffsetCommits:
         }
 
     def note_result(
-        self, error: KafkaError | None, partitions: list[TopicPartition], owned: Epochs
+        self, error: KafkaError | None, partitions: list[TopicPartition], owned: OwnedEpochs
     ) -> None:
         """Note the result of a commit made without waiting. `error`: the error of the whole
         request; None: there is none. Each of `partitions` may have an error of its own. If a commit
@@ -118,7 +120,7 @@ class OffsetCommits:
                 self._to_repeat[number] = last_commit
                 self._repeat_at = time.monotonic() + COMMIT_RETRY_INTERVAL
 
-    def commit_now(self, consumer: Consumer, commits: Commits, owned: Epochs) -> None:
+    def commit_now(self, consumer: Consumer, commits: Commits, owned: OwnedEpochs) -> None:
         """Commit, and wait for Kafka; earlier commits of these partitions are repeated no more.
         Raises `KafkaException` if Kafka refuses a commit."""
         self._drop_repetitions(commits)

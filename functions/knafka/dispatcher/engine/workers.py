@@ -6,8 +6,8 @@
 An event that waits for its retry holds no worker. While the subscriber is away (`congestion`) only
 probes get attempts. Events bound for the dead letter sink or topic go on, as they go to another
 server. So do replies whose delivery is tried again; they don't count against the subscriber's rate
-either. But if failing replies are the reason why only probes are sent, only the replies of probes
-are tried again.
+either. One exception: if it is replies that failed, so that only probes are sent, only the replies
+of probes are tried again.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Workers:
         self._probes_due: deque[PendingEvent] = deque()
         """Probes whose next attempt is due."""
         self._not_for_subscriber: deque[PendingEvent] = deque()
-        """Events that are due and not bound for the subscriber: dead letters, and kept replies."""
+        """Events that are due for another address: dead letters, and replies tried again."""
         self._under_way: dict[PendingEvent, None] = {}
         """Events with an attempt at the subscriber under way, in the order in which the attempts
         began."""
@@ -305,7 +305,7 @@ class Workers:
             partition = event.partition
             if event.attempts or not partition.retrying or partition.may_begin:
                 return event
-            # Commits keep its state already: its first attempt was put off for lack of a token.
+            # The commit metadata have its state already: there was no token for its first attempt.
             if event in partition.retrying:
                 return event
             partition.held_back.append(event)  # the commit metadata has no room for its state
@@ -385,7 +385,7 @@ class Workers:
             self._wake_worker()
 
     def _wake_later(self, wake_at: float) -> None:
-        """Wake a worker at this time of the event loop's clock; an earlier planned time stays."""
+        """Have a worker woken at this time of the event loop's clock, if none will be earlier."""
         if self._timer is not None:
             if self._timer.when() <= wake_at:
                 return

@@ -36,13 +36,13 @@ class CursorOwner(Protocol):
     """The drain that reads; None: the group wants every record."""
 
     def notify(self, number: int, is_record: bool) -> int:
-        """Report that the partition `number` has more: records (`is_record` True) or only a later
-        end. Returns how many records the drain took at once."""
+        """Note that a partition has new records (`is_record` True) or only a later end. Returns how
+        many records the drain took at once."""
         ...
 
     def hand_over(self, cursor: Cursor) -> int:
-        """Report new records for this cursor; returns how many of them the drain took at once. The
-        cursor's fetcher calls this between two reads."""
+        """Hand new records for this cursor over to the drain, if it waits for some; returns how
+        many it took. The cursor's fetcher calls this between two reads."""
         ...
 
     def position_of(self, cursor: Cursor) -> Position:

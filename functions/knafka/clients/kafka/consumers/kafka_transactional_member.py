@@ -98,7 +98,7 @@ class TransactionalMember(GroupConsumer):
         self._refusal: LogError | None = None
         """The error that every `read` raises from now on; None: there is none."""
         self._stalled = StalledPartitions(connection)
-        self._undecided = UndecidedPartitions(connection, claims.not_ready)
+        self._undecided = UndecidedPartitions(connection, claims.find_unready)
         super().__init__({**CONSUMER_SETTINGS, **connection}, group, topics, protocol)
         self._ids_thread = ReplacedTopicsThread(connection, topics)
         self._replaced = self._ids_thread.replaced

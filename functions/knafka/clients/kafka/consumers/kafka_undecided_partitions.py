@@ -3,7 +3,7 @@
 A Sensor can't begin without the metadata, or events would count twice, nor with metadata that
 describe lost records, or events in their place would be skipped (`kafka_elections`). Nor can it
 begin without the state that it holds for the partition, which it reads from another topic
-(`Claims.not_ready`). If Kafka doesn't answer in time, as for a partition without a leader, the
+(`Claims.find_unready`). If Kafka doesn't answer in time, as for a partition without a leader, the
 partition stays assigned, but it is paused and its member doesn't own it yet. Kafka is asked again
 between reads, less and less often, while the other partitions are read.
 """
@@ -50,12 +50,12 @@ class UndecidedPartitions:
     def __init__(
         self,
         connection: Connection,
-        not_ready: Callable[[Collection[Partition]], Collection[Partition]],
+        find_unready: Callable[[Collection[Partition]], Collection[Partition]],
     ) -> None:
-        """Begin without partitions. `connection`: the consumer's. `not_ready` gets partitions, and
-        returns the ones whose state can't be read now (`Claims.not_ready`)."""
+        """Begin without partitions. `connection`: the consumer's. `find_unready` gets partitions,
+        and returns the ones whose state can't be read now (`Claims.find_unready`)."""
         self._connection = connection
-        self._not_ready = not_ready
+        self._find_unready = find_unready
         self._commits: dict[Partition, TopicPartition] = {}
         """The commit of each partition that is held back."""
         self._interval = MIN_ASK_INTERVAL
@@ -137,11 +137,11 @@ class UndecidedPartitions:
         `reach_timeout`), and `Claims` whether it is ready. Return the decided commits, and store
         the others in `_commits`."""
         elections = elections_since(consumer, self._connection, committed, reach_timeout)
-        not_ready = self._not_ready([_partition_of(entry) for entry in committed])
+        unready = self._find_unready([_partition_of(entry) for entry in committed])
         decided: list[tuple[TopicPartition, LeaderElection]] = []
         for entry in committed:
             election = elections.get(_partition_of(entry), NO_ELECTION)
-            if not election.is_answered or _partition_of(entry) in not_ready:
+            if not election.is_answered or _partition_of(entry) in unready:
                 self._commits[_partition_of(entry)] = entry
                 continue
             # A Kafka that answers without leader epochs will never say more.
