@@ -98,7 +98,7 @@ class ContractFollower(Generic[E]):
         and read the topic from its beginning again."""
         while True:
             try:
-                await self._read_from_beginning()
+                await self._follow_from_beginning()
             except LogError as error:
                 self.problem = str(error)
                 log.warning("the contract can't be read: %s", error)
@@ -108,9 +108,9 @@ class ContractFollower(Generic[E]):
             await asyncio.sleep(restart_after(self._failures))
             self._failures += 1
 
-    async def _read_from_beginning(self) -> None:
+    async def _follow_from_beginning(self) -> None:
         """Open a reader at the topic's beginning, follow the topic with it (`_follow`), and close
-        it. Raises `LogError`."""
+        it after an error or if cancelled; never returns. Raises `LogError`."""
         reader = self._open_reader()
         try:
             reader.begin({CONTRACT_PARTITION: Position(BEGINNING)})

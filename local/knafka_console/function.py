@@ -91,7 +91,7 @@ class ViewerSources:
             ConsoleScope(
                 self._settings.name,
                 viewer.namespaces,
-                reviews_kafka=True,
+                reads_kafka_as_itself=True,
                 trace_url=self._settings.trace_url,
             ),
             topics=self._topics,

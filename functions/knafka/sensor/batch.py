@@ -88,7 +88,8 @@ class Batch:
         self.positions: dict[Partition, int] = {}
         """The offset to commit of each partition."""
         self.routed: dict[int, Routed] = {}
-        """Up to which time each partition of the bus in `positions` is routed with this batch."""
+        """For each partition of the bus in `positions`: the time up to which its events are routed
+        once this batch is committed."""
         self.taken: dict[int, Taken | None] = {}
         """For each partition of the trigger topic: which records at or after its committed offset
         were taken already."""
@@ -116,9 +117,9 @@ class Batch:
         self._starts.append(len(self._outputs))
 
     def refused_outputs(self, topic: str, key: bytes | None, *, all_as_large: bool) -> Refused:
-        """Return the outputs that the next batch must not contain, by cause, because `topic` has
-        refused the output with the record key `key` (None: without key) as too large. Empty if the
-        batch has no such output. `all_as_large` True: every other output to the topic that is at
+        """Return the outputs that the next batch must leave out, by cause, as `topic` has refused
+        the output with the record key `key` (None: without key) for its size. Empty if this batch
+        has no such output. `all_as_large` True: every other output to the topic that is at
         least as large is returned, too."""
         topic_outputs = [
             (output, cause)

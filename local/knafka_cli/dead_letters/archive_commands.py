@@ -186,7 +186,7 @@ def _ask_kafka_of(
     """Call `ask` with a client of the Egress's Kafka, whose connection is in `view`, and with the
     Egress; returns the result of `ask`. Raises `KafkaNotReached` and `LogError`."""
     with view.explain_unreached_kafka(egress):
-        return ask_kafka(view.connection(egress), lambda admin: ask(admin, egress))
+        return ask_kafka(view.kafka_configuration(egress), lambda admin: ask(admin, egress))
 
 
 def _refuse_local_options(options: Mapping[str, Any]) -> None:

@@ -216,7 +216,9 @@ def _print_records(
     matches = all_of(predicates)
 
     try:
-        for record in tailing.tail_records(view.connection(owner), topics, start, print_error):
+        for record in tailing.tail_records(
+            view.kafka_configuration(owner), topics, start, print_error
+        ):
             if (problem := tailing.problem_of(record)) is not None:
                 print_error(problem)
                 continue

@@ -136,7 +136,7 @@ def _offsets_to_read(
                 continue
         since, last = tail_start.since, tail_start.last
         offsets_since = {} if since is None else reader.offsets_since(topic, spans, since)
-        # None: all of them, as far as `since` allows.
+        # None: all of them since `since`.
         most_existing = 0 if last is None and since is None else last
         for number, (low, end) in spans.items():
             # The newest N of all partitions are among the newest N of each.
@@ -153,8 +153,8 @@ def _offsets_to_read(
 def _keep_newest(
     records: list[Record], ends: Mapping[TopicAndPartition, int], count: int | None
 ) -> list[Record]:
-    """Sort `records` in place by time, and return them without all but the newest `count` existing
-    ones; None as `count`: return all.
+    """Sort `records` in place by time, and return them, of the existing ones only the newest
+    `count`; None as `count`: return all.
 
     A record is an existing one if its offset is below its partition's end offset at the start of
     the command (`ends`).

@@ -164,7 +164,7 @@ def _trace_records(view: DeclaredView, ingress: Ingress, search: TopicSearch) ->
     records = [record for record in search.matching_records if searching.is_traceable(record)]
     if not records:
         return []
-    configuration = view.connection(ingress)
+    configuration = view.kafka_configuration(ingress)
 
     async def trace_records(admin: KafkaAdmin) -> list[Trace]:
         """Trace one record after the other."""
@@ -204,7 +204,9 @@ def _search_topic(
             )
 
         with contextlib.suppress(KeyboardInterrupt), view.explain_unreached_kafka(ingress):
-            searching.run_search(view.connection(ingress), search, is_event, moment, show_progress)
+            searching.run_search(
+                view.kafka_configuration(ingress), search, is_event, moment, show_progress
+            )
     return search
 
 
@@ -290,7 +292,7 @@ def _find_dead_letters(
     the Broker `ingress`. Raises `LogError` and `KafkaNotReached`."""
     with view.explain_unreached_kafka(ingress):
         return ask_kafka(
-            view.connection(ingress),
+            view.kafka_configuration(ingress),
             lambda admin: replaying.choose_dead_letters(
                 admin, view.egresses_of(ingress), [id_], {}
             ),

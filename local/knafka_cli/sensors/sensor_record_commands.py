@@ -197,7 +197,7 @@ def _find_cluster_sensor(
     place = sensor_place_of(
         sensors[sensor_name], own_name(bus.identity.name), own_name(sensor_name)
     )
-    return view.connection(ingress), place.model_copy(update={"topic": ingress.topic})
+    return view.kafka_configuration(ingress), place.model_copy(update={"topic": ingress.topic})
 
 
 def sensor_place_of(document: Mapping[str, Any], bus: str, own_name: str) -> SensorPlace:

@@ -97,7 +97,7 @@ class DeclaredView:
             egress for egress in self.egresses if broker_name_of(egress) == broker_name_of(ingress)
         ]
 
-    def connection(self, owner: Ingress | Egress) -> dict[str, Any]:
+    def kafka_configuration(self, owner: Ingress | Egress) -> dict[str, Any]:
         """Return the librdkafka configuration for the Kafka of a Broker, KafkaChannel, Trigger or
         Subscription."""
         return dict(self.connections[broker_name_of(owner)])

@@ -1,7 +1,7 @@
 """ClusterConsole: the console's source of a cluster, under one viewer's own rights.
 
 Objects are read and changed with the viewer's token, so Kubernetes checks the rights. It can't
-check rights in Kafka: where another account reads Kafka (`reviews_kafka`), the viewer needs
+check rights in Kafka: where another account reads Kafka (`reads_kafka_as_itself`), the viewer needs
 rights to the Trigger's subresources `deadletters` (get) and `replays` (create).
 """
 
@@ -251,7 +251,7 @@ class ClusterConsole:
             case Action.PAUSE:
                 return await self._has_right("patch", trigger)
             case Action.REPLAY:
-                return not self._scope.reviews_kafka or all(
+                return not self._scope.reads_kafka_as_itself or all(
                     [
                         await self._has_right("get", trigger, DEAD_LETTERS_SUBRESOURCE),
                         await self._has_right("create", trigger, REPLAYS_SUBRESOURCE),
@@ -261,7 +261,9 @@ class ClusterConsole:
     async def _require_right(self, verb: str, trigger: TriggerName, subresource: str) -> None:
         """Raise `Forbidden` if the viewer lacks a right to the Trigger's subresource. Does nothing
         where Kafka is read with the viewer's own credentials."""
-        if self._scope.reviews_kafka and not await self._has_right(verb, trigger, subresource):
+        if self._scope.reads_kafka_as_itself and not await self._has_right(
+            verb, trigger, subresource
+        ):
             plural = OBJECTS_BY_KIND[trigger.kind].plural
             raise Forbidden(f"you may not {verb} {plural}/{subresource} in {trigger.namespace}")
 

@@ -91,4 +91,4 @@ class ClusterKafka:
         if not view.egresses:
             raise ClusterError("; ".join(view.problems))
         (egress,) = view.egresses
-        return egress, view.connection(egress)
+        return egress, view.kafka_configuration(egress)

@@ -99,7 +99,7 @@ class ConsoleScope:
     cluster_name: str
     namespaces: Sequence[str] = ()
     """The only namespaces whose objects are listed; empty: all namespaces."""
-    reviews_kafka: bool = False
+    reads_kafka_as_itself: bool = False
     """Whether Kafka is read with another account than the viewer's, so that the viewer needs rights
     to the subresources of objects."""
     trace_url: str = ""
@@ -170,7 +170,7 @@ class ClusterReports:
         )
         if document is None:
             raise NotFound(f"there is no DeadLetterArchive {archive}")
-        if self._scope.reviews_kafka and not await self._is_allowed(
+        if self._scope.reads_kafka_as_itself and not await self._is_allowed(
             "get", archive, ARCHIVE_OBJECTS, REPORT_SUBRESOURCE
         ):
             raise Forbidden(f"you may not get deadletterarchives/report in {archive.namespace}")

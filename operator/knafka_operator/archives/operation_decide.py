@@ -90,12 +90,12 @@ class ObservedOperation(ObservedObject):
         return self.document.get("status") or {}
 
     def after(self, effect: Effect, result: Any) -> ObservedOperation:
-        """Return a copy whose deletion was tried: the only effect deletes the operation."""
+        """Return a copy that says that the deletion was tried; an operation has no other effect."""
         return replace(self, deletion_tried=True)
 
     def with_failure(self, effect: Effect, error: KnafkaError) -> ObservedOperation:
-        """Return a copy whose deletion was tried: it has failed, and is tried again at the next
-        reconciliation."""
+        """Return a copy that says that the deletion was tried: it has failed, and is tried again
+        at the next reconciliation."""
         return replace(self, deletion_tried=True)
 
 

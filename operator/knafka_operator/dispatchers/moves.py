@@ -78,14 +78,14 @@ class Moves:
     ) -> Move | None:
         """Add a sample to a Trigger's history, and return the move that the history calls for.
         None: the Trigger stays, or can't move now; in the second case its history is dropped."""
-        needed, watched = record.needed, _movable_delivery(record)
+        isolation, watched = record.chosen_isolation, _movable_delivery(record)
         scaling_status = None
         if watched is not None:
             scaling_status = watched.kafka.scaler.status(self.states.family.trigger_id(identity))
-        if needed is None or record.broker is None or watched is None or scaling_status is None:
+        if isolation is None or record.broker is None or watched is None or scaling_status is None:
             self._histories.pop(identity, None)
             return None
-        history, activity = self._histories.get(identity), ACTIVITY_BY_ISOLATION[needed]
+        history, activity = self._histories.get(identity), ACTIVITY_BY_ISOLATION[isolation]
         # Also after a move: samples from before it don't count for the way back.
         if history is None or history.state.activity is not activity:
             history = self._histories[identity] = History(ActivityState(activity, now))
@@ -101,7 +101,7 @@ class Moves:
         record = self.states.triggers.get(move.trigger)
         if record is None:
             return  # the Trigger was deleted meanwhile
-        record.needed = move.to
+        record.chosen_isolation = move.to
         where = "a dispatcher of its own" if move.to is Isolation.OWN else "a shared dispatcher"
         message = f"It moves to {where}: {move.why}"
         log.info("%s %s: %s", self.states.family.trigger, move.trigger, message)
@@ -115,6 +115,6 @@ def _movable_delivery(record: TriggerRecord) -> Watched | None:
     Trigger isn't delivered, is paused, is already moving, or has a min-scale, for which it needs
     its own dispatcher."""
     watched = record.watched
-    if watched is None or watched.isolation is not record.needed:
+    if watched is None or watched.isolation is not record.chosen_isolation:
         return None
     return None if watched.autoscaling.min_scale else watched

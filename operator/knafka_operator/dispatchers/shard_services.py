@@ -56,9 +56,8 @@ class Shards:
     """Makes an object due for reconciliation."""
 
     async def load_contract(self, broker: Identity) -> SharedContractTopic | None:
-        """Return the contract topic of a Broker that has its own topic, and read its records unless
-        those in memory are current. None: no contract can be written in the Broker's Kafka, so the
-        Broker has no shared dispatchers.
+        """Return the contract topic of a Broker whose topic exists, with its current records. None:
+        no contract can be written in the Broker's Kafka, so the Broker has no shared dispatchers.
 
         Raises `LogError`, and `NotReady` if the Broker is being deleted.
         """
@@ -112,8 +111,8 @@ class Shards:
 
     def reserve(self, broker: Identity, watched: Watched) -> None:
         """Count a Trigger among the members of the shard that delivers it, by its delivery
-        `watched`. A Trigger that no shard delivers is no longer counted, unless the contract still
-        has its record, or a shard may not have read the removal of the record yet."""
+        `watched`. A Trigger that no shard delivers any more is counted until its record is removed
+        from the contract, and all shards have read that."""
         record, group = self.states.brokers.get(broker), watched.egress.group
         if record is None or watched.kafka.open_writer is None:
             return
@@ -205,11 +204,11 @@ class Shards:
 
     async def maintain(self, broker: Broker) -> None:
         """Bring a Broker's shards up to date: enqueue all its Triggers if others have changed the
-        contract, remove records of deleted Triggers, apply the shards' Services again, and delete
-        the shards without Triggers for `EMPTY_SHARD_SECONDS`.
+        contract, remove records of deleted Triggers, apply again the Services that were applied
+        before, and delete the shards without Triggers for `EMPTY_SHARD_SECONDS`.
 
-        If the contract can't be read, that is logged, and the shards wait for the next call. Raises
-        `ClusterError`.
+        If the contract can't be read, or a shard still delivers a deleted Trigger, that is logged,
+        and the shards wait for the next call. Raises `ClusterError`.
         """
         identity = Identity(broker.metadata.namespace, broker.metadata.name)
         record = self.states.brokers[identity]
@@ -239,7 +238,7 @@ class Shards:
                 elif _now() - shard.empty_since >= EMPTY_SHARD_SECONDS:
                     await self._delete_service(broker, number)
                     with suppress(LogError):  # the next call tries again
-                        await self._delete_members(contract, number, topic)
+                        await self._delete_member_group(contract, number, topic)
                         record.shards.pop(number, None)
 
     def services_of(self, broker: Identity) -> list[Identity]:
@@ -260,7 +259,9 @@ class Shards:
         namespace, name = self._service_identity(services.identity_of(broker), number)
         await delete_service(self.cluster, name, broker, namespace)
 
-    async def _delete_members(self, contract: SharedContractTopic, number: int, topic: str) -> None:
+    async def _delete_member_group(
+        self, contract: SharedContractTopic, number: int, topic: str
+    ) -> None:
         """Delete the consumer group by which the processes of shard `number` read the Broker's
         `topic`; raises `LogError`, also while the group has members."""
         shard = names.shard_group(*contract.broker, number)

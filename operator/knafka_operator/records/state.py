@@ -119,7 +119,7 @@ class TriggerRecord:
     published: tuple[object, float] = (None, -math.inf)
     """The scaling state last written to the Trigger's status, and when that was, by the event
     loop's clock."""
-    needed: Isolation | None = None
+    chosen_isolation: Isolation | None = None
     """The isolation chosen for a Trigger that declares `auto`, `OWN` or `SHARED`; None: the Trigger
     doesn't declare `auto`, or none was chosen yet."""
     checked: Document | None = None

@@ -38,8 +38,8 @@ DRAIN_STOP_TIMEOUT: Final = 15.0
 """Seconds for a drain to end after its stop; then its request is cancelled."""
 UNHELD_END_SECONDS: Final = 8.0
 """Seconds within which a drain without a request of ours ends after its Service got a new Revision:
-its dispatcher's own request is refused within 3, attempts under way end within 2
-(`draining.lease`), and 3 are to spare."""
+3 until its dispatcher's own request is refused, 2 for attempts under way (`draining.lease`), and 3
+to spare."""
 HOLD_GRACE_PERIOD: Final = 60.0
 """Seconds past its budget after which a request is cancelled: for a cold start and a slow end."""
 MIN_BACKOFF: Final = 0.5
@@ -158,7 +158,7 @@ class Holds(Generic[Line]):
         """Holds that aren't ending, with the event that stops each."""
         self._ending: set[Hold] = set()
         self._without_request: set[Hold] = set()
-        """Holds whose last request ended or broke off before its drain ended."""
+        """Holds whose drains may go on without a request: no line has said that they ended."""
         self.wakes: Counter[Cause] = Counter()
         """Times that a hold was opened while there was none, by cause."""
 
@@ -256,7 +256,7 @@ class Holds(Generic[Line]):
     async def _end_unheld(self, hold: Hold, stop: asyncio.Event, send: SendRequest[Line]) -> None:
         """End a drain that has no open request, by one more request with `stop` set. Otherwise the
         drain would go on with the old contract, and skip events that only the new one accepts."""
-        ended = await self._request(hold, stop, send, DRAIN_STOP_TIMEOUT, may_fail=True)
+        ended = await self._request(hold, stop, send, DRAIN_STOP_TIMEOUT, reports_failure=False)
         if ended is not Ended.STOPPED:
             # A newer Revision has answered. The old dispatcher's own request reaches that one too,
             # is refused, and its drain ends.
@@ -269,11 +269,11 @@ class Holds(Generic[Line]):
         send: SendRequest[Line],
         budget: float,
         *,
-        may_fail: bool = False,
+        reports_failure: bool = True,
     ) -> Ended:
         """Send one request by `send`, and hold it for at most `budget` seconds; returns how its
-        drain ended (`BUDGET`: it may go on). Raises only if cancelled. `may_fail` True: a failure
-        isn't reported to the unit."""
+        drain ended (`BUDGET`: it may go on). Raises only if cancelled. A failure is reported
+        to the unit if `reports_failure` is True."""
         may_end_idle = len(self._open) > self._unit.floor
         request = DrainRequest(
             # A drain that min-scale requires doesn't end when idle, since another would have to
@@ -296,7 +296,7 @@ class Holds(Generic[Line]):
                         self._without_request.discard(hold)
                     self._unit.on_line(hold, line)
         except Exception as error:  # any error goes to the status, and the drain is retried
-            if not may_fail:
+            if reports_failure:
                 self._unit.on_end(Ended.FAILED, last, f"the drain failed: {error_text(error)}")
             return Ended.FAILED
         finally:
@@ -310,7 +310,7 @@ class Holds(Generic[Line]):
             case Ended.FAILED:
                 reason = reported_error or "it did not say why"
                 self._unit.on_end(ended, last, f"the drain failed: {reason}")
-            case None if not may_fail:
+            case None if reports_failure:
                 self._unit.on_end(Ended.FAILED, last, "the drain failed: it broke off")
         return ended or Ended.FAILED
 
@@ -337,17 +337,17 @@ class EndingHolds:
         for hold in holds.stop():
             self._add(id_, hold)
 
-    def delay_end(self, id_: str, condition: Callable[[], Awaitable[None]]) -> None:
-        """Count the holds of an id as ended only once `condition`, awaited after them, returns."""
+    def delay_end(self, id_: str, wait_more: Callable[[], Awaitable[None]]) -> None:
+        """Count the holds of an id as ended only once they are, and `wait_more` has returned."""
         self._add(
-            id_, asyncio.create_task(self._end_after(set(self._holds.get(id_, ())), condition))
+            id_, asyncio.create_task(self._end_after(set(self._holds.get(id_, ())), wait_more))
         )
 
-    async def _end_after(self, ending: set[Hold], condition: Callable[[], Awaitable[None]]) -> None:
-        """Wait for the end of these holds, then for `condition`."""
+    async def _end_after(self, ending: set[Hold], wait_more: Callable[[], Awaitable[None]]) -> None:
+        """Wait for the end of these holds, and then call `wait_more`."""
         if ending:
             await asyncio.wait(ending)
-        await condition()
+        await wait_more()
 
     def _add(self, id_: str, hold: Hold) -> None:
         """Keep a hold under an id until it has ended."""

@@ -148,9 +148,9 @@ def topics_to_create(
     disputed: Container[str],
 ) -> Sequence[CreateTopic]:
     """Return the effects that create missing topics. `annotations` are those of the Sensor's
-    status. An empty topic id there proves that a topic is the Sensor's own, unless the topic is in
-    `disputed`. Raises `TopicRefused` for a topic that somebody else has recreated, or that is too
-    large."""
+    status: a topic's name there without its id was written before the Sensor created it, which
+    proves that the topic is its own, unless others claim it, too (`disputed`). Raises
+    `TopicRefused` for a topic that somebody else has recreated, or that is too large."""
     effects: list[CreateTopic] = []
     for use, topic in topics_by_use.items():
         name_key, id_key = TOPICS[use]
@@ -159,7 +159,8 @@ def topics_to_create(
         needed = topic_effects(
             topic, existing_topics[topic.name], recorded, maxima, disputed=is_disputed
         )
-        # `topic_effects` uses a Broker's keys of the status; the topics of a Sensor have others.
+        # `topic_effects` names a Broker's keys of the status, where this topic of a Sensor has
+        # others.
         if any(isinstance(effect, CreateTopic) for effect in needed):
             effects.append(CreateTopic(topic, name_key, id_key))
     return effects

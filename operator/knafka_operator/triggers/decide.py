@@ -71,7 +71,7 @@ class TriggerDecision(Generic[K]):
     """The status without conditions, and without annotations that effects write."""
     watched: Watched[K] | None = None
     """The delivery that the effect `StartDelivery` begins; None: nothing is delivered."""
-    automatic: Isolation | None = None
+    chosen_isolation: Isolation | None = None
     """The isolation that was chosen for an `auto` Trigger; None: the Trigger isn't `auto`."""
 
 
@@ -250,7 +250,7 @@ def _decide_delivery(
             trigger, broker, destinations, actions, observed, taken, settings
         )
         contract = value_or_raise(observed.contract)
-        place, automatic = _choose_dispatcher(
+        place, chosen_isolation = _choose_dispatcher(
             trigger, broker, egress, autoscaling, contract, observed, settings
         )
         watched = Watched(
@@ -271,7 +271,7 @@ def _decide_delivery(
                 effects += (service_accounts.account_deletion(observed.document, account),)
             auth_status = None if observed.failure is None else {"serviceAccountName": account}
             steps.status["auth"] = auth_status
-        return TriggerDecision(effects, steps.conditions, steps.status, watched, automatic)
+        return TriggerDecision(effects, steps.conditions, steps.status, watched, chosen_isolation)
     return None
 
 
@@ -357,15 +357,15 @@ def _choose_dispatcher(
         return None, None
     default = settings.isolation if trigger.kind == BROKERS.trigger else Isolation.SHARED
     isolation = shards.effective_isolation(trigger, broker.broker, default)
-    automatic = None
+    chosen_isolation = None
     if isolation is Isolation.AUTO:
-        isolation = automatic = _automatic_isolation(
+        isolation = chosen_isolation = _automatic_isolation(
             trigger, egress, autoscaling, contract, observed
         )
     if isolation is not Isolation.SHARED or autoscaling.paused:
-        return None, automatic
+        return None, chosen_isolation
     number = shards.shard_number_for(egress.group, contract.numbers, settings.shard_size)
-    return shards.shard_placement(broker.broker, number, broker.defaults.kafka), automatic
+    return shards.shard_placement(broker.broker, number, broker.defaults.kafka), chosen_isolation
 
 
 def _audience_fields(destinations: egresses.TriggerDestinations) -> dict[str, str | None]:

@@ -147,14 +147,14 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         return desired.NamesOfOthers(self.states.groups, record.uid)
 
     def decide(self, observed: Observed, record: TriggerRecord) -> Decision:
-        """Decide what to do from `observed`, and reserve the Trigger's place in a shard."""
+        """Decide what to do, reserve the Trigger's place in a shard, and record its isolation."""
         names_of_others = replace(
             self._groups_of_others(record), applications=observed.foreign_groups
         )
         decision = deciding.decide(observed, names_of_others, self.settings)
         if decision.watched is not None and not observed.acted:
             self.shards.reserve(broker_of(observed.document), decision.watched)
-            record.needed = decision.automatic
+            record.chosen_isolation = decision.chosen_isolation
         return decision
 
     async def run_effects(

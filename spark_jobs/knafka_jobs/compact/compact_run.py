@@ -180,8 +180,8 @@ def fold(checkpoints: Checkpoints) -> int:
 
 
 def fold_leftovers(tables: Tables) -> None:
-    """Fold records that a killed run left; call it within `Tables.locked`. Raises `JobError`, first
-    of all if `failures` wasn't folded from the current table `records` (`check_fold`)."""
+    """Fold records that a killed run left; call it within `Tables.locked`. Raises `JobError`,
+    before any change if `failures` was folded from another table `records` (`check_fold`)."""
     checkpoints = Checkpoints(tables)
     checkpoints.check_fold()
     fold(checkpoints)

@@ -76,8 +76,8 @@ class ConfirmedReader:
         self._uncommitted: list[Record] = []
         """Records that were read and whose offsets are not committed yet."""
         self._uncommitted_ends: dict[int, int] = {}
-        """By partition: an end that was reached, until its commit is confirmed and it is moved to
-        `ends`. It is kept because the inner reader reports each end only once."""
+        """Ends that were reached and whose commits aren't confirmed yet, by partition; then they
+        move to `ends`. They are kept because the inner reader reports each end only once."""
         self._next_offsets: dict[int, int] = {}
         """The offset to read next, by assigned partition."""
         self._committed: dict[int, int] = {}

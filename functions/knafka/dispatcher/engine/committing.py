@@ -78,7 +78,7 @@ class CommitLoop:
     def _interval(self, shared: SharedReader | None) -> float:
         """Return the seconds until the next commit while there is something to commit. It is
         `COMMIT_INTERVAL` for a reader that isn't shared (`shared` None), and while a partition
-        isn't read until its commit metadata has room again."""
+        isn't read because its commit metadata is full."""
         may_read_all = all(partition.may_read for partition in self._partitions.touched)
         if shared is None or not may_read_all:
             return COMMIT_INTERVAL

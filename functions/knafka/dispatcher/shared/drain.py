@@ -313,7 +313,8 @@ class ShardDrain:
 
     @property
     def position(self) -> int:
-        """Offset of the contract topic below which every record is in effect."""
+        """Offset of the contract topic up to which all records are applied, and the drains that
+        they stopped have ended."""
         return min(self._position_by_stopped_task.values(), default=self._contract.position)
 
     def _apply_contract(self) -> None:

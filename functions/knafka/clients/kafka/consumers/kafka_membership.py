@@ -1,7 +1,7 @@
 """A consumer's membership in its group: joining, owned partitions, and leaving.
 
     joining --assigned--> member --finish--> finishing --last commit--> left
-                             \\--revoked: finish, commit--/
+                          member --revoked: last commits of the partitions--> member
 
 All methods are called on the thread that polls the consumer (docs/decisions/0004). The group's
 callbacks run within such a poll, and wait there for `Assignment` on the event loop.
@@ -95,7 +95,7 @@ class Membership(GroupConsumer):
         self.last_commits: Future[Commits] = Future()
         """The last commits to make, which `finish` requests from `Assignment`."""
         self._finishing: dict[int, int] = {}
-        """After `finish`: what `owned` had, of partitions whose last commits aren't made yet."""
+        """After `finish`: the part of `owned` whose last commits aren't made yet."""
         self._is_finishing = self._closed = False  # whether `finish`, `close` were called
         self._restarts: dict[int, int] = {}
         """How often each partition was restarted."""
@@ -196,8 +196,8 @@ class Membership(GroupConsumer):
 
     def commit(self, commits: Commits, known_restarts: Mapping[int, int]) -> None:
         """Make the commits of partitions that are still owned, without waiting for Kafka. Commits
-        of partitions that were restarted since they were requested are dropped; `known_restarts`:
-        the value of that attribute then."""
+        of partitions that were restarted since they were requested are dropped; `known_restarts` is
+        the attribute's value at the request."""
         if self._restarts:
             commits = {
                 number: commit
