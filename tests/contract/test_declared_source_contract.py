@@ -66,7 +66,7 @@ class DeclaredSourceContract:
     def test_kafka_is_reached_as_the_broker_says(self, tested: DeclaredSource) -> None:
         view = tested.read("shop")
         for of in (view.find_ingress("main"), view.find_egress("mail")):
-            assert view.connection(of)["bootstrap.servers"] == "kafka:9092"
+            assert view.kafka_configuration(of)["bootstrap.servers"] == "kafka:9092"
 
     def test_what_there_is_not_is_said_with_what_there_is(self, tested: DeclaredSource) -> None:
         view = tested.read("shop")
@@ -100,7 +100,8 @@ class ChannelsContract:
             )
         assert view.find_ingress("main").kind == "Broker"
         assert (
-            view.connection(view.find_ingress("channel/main"))["bootstrap.servers"] == "kafka:9092"
+            view.kafka_configuration(view.find_ingress("channel/main"))["bootstrap.servers"]
+            == "kafka:9092"
         )
         with pytest.raises(UnknownObject, match=r"there is shop/main, .*channel/shop/main"):
             view.find_ingress("channel/other")
@@ -315,12 +316,12 @@ def test_a_channel_has_the_credentials_of_all_or_of_the_secret_that_it_names(
     """CHN-20."""
     server, client = channels
     view = ClusterSource(client, "shop").read()
-    main = view.connection(view.find_ingress("channel/main"))
+    main = view.kafka_configuration(view.find_ingress("channel/main"))
     assert (main["bootstrap.servers"], main["sasl.username"]) == ("kafka:9092", "all")
     named = {"annotations": {"knafka.dev/kafka-secret": "second"}}
     server.put(V1BETA1, "KafkaChannel", "shop", "main", metadata=named)
     view = ClusterSource(client, "shop").read()
-    main = view.connection(view.find_ingress("channel/main"))
+    main = view.kafka_configuration(view.find_ingress("channel/main"))
     assert (main["bootstrap.servers"], main["sasl.username"]) == ("second:9092", "another")
     server.put(CORE, "Secret", "knafka", "second", metadata={"labels": {}})
     view = ClusterSource(client, "shop").read()
@@ -337,7 +338,7 @@ def test_without_the_channels_config_map_the_status_says_where_kafka_is(
     server.refused[server.path(CORE, "ConfigMap", "knafka", "kafka-channel-config")] = 403
     view = ClusterSource(client, "shop").read()
     of = view.find_ingress("channel/main")
-    assert view.connection(of) == {"bootstrap.servers": "known:9092"}
+    assert view.kafka_configuration(of) == {"bootstrap.servers": "known:9092"}
     assert "can't get ConfigMap knafka/kafka-channel-config: refused" in view.problems[0]
 
 
@@ -363,8 +364,8 @@ def test_credentials_are_those_of_the_secret_that_names_the_servers(
 ) -> None:
     view = ClusterSource(cluster[1]).read("shop")
     main, more = (
-        view.connection(view.find_ingress("main")),
-        view.connection(view.find_ingress("more")),
+        view.kafka_configuration(view.find_ingress("main")),
+        view.kafka_configuration(view.find_ingress("more")),
     )
     assert (main["sasl.username"], main["sasl.password"]) == ("me", "pw")
     assert "sasl.username" not in more
@@ -374,7 +375,7 @@ def test_an_address_that_is_given_takes_the_place_of_the_declared_one(
     cluster: tuple[ApiServer, Any],
 ) -> None:
     view = ClusterSource(cluster[1], "shop", bootstrap_servers="localhost:19092").read()
-    main = view.connection(view.find_ingress("main"))
+    main = view.kafka_configuration(view.find_ingress("main"))
     assert (main["bootstrap.servers"], main["sasl.username"]) == ("localhost:19092", "me")
 
 
@@ -389,7 +390,9 @@ def test_without_the_installations_config_map_the_status_says_where_kafka_is(
         status={"annotations": {"bootstrap.servers": "known:9092"}},
     )  # fmt: skip
     view = ClusterSource(client, "shop").read()
-    assert view.connection(view.find_ingress("more")) == {"bootstrap.servers": "known:9092"}
+    assert view.kafka_configuration(view.find_ingress("more")) == {
+        "bootstrap.servers": "known:9092"
+    }
     assert "can't get ConfigMap knafka/kafka-broker-config: refused" in view.problems[0]
 
 

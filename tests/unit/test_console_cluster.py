@@ -263,7 +263,9 @@ async def test_what_is_in_kafka_needs_a_right_of_its_own_where_another_account_r
     def as_(name: str) -> ClusterConsole:
         viewer = signed_in(client, name)
         kafka = ClusterKafka(viewer, "knafka", system=system)
-        return console_of(viewer, memory, kafka=kafka, reviews_kafka=True, namespaces=["shop"])
+        return console_of(
+            viewer, memory, kafka=kafka, reads_kafka_as_itself=True, namespaces=["shop"]
+        )
 
     with pytest.raises(Forbidden, match="you may not get triggers/deadletters in shop"):
         await as_("ada").failures(MAIL)

@@ -87,7 +87,7 @@ def test_a_view_keeps_a_channel_and_a_broker_of_one_name_apart() -> None:
         assert view.find_ingress(name).kind == "KafkaChannel"
     assert view.egresses_of(view.find_ingress("shop")) == [of_broker]
     assert view.egresses_of(view.find_ingress("channel/shop")) == [of_channel]
-    assert view.connection(of_channel) == reached
+    assert view.kafka_configuration(of_channel) == reached
     with pytest.raises(UnknownObject, match="there is default/shop, channel/default/shop"):
         view.find_ingress("channel/other")
 

@@ -392,7 +392,7 @@ def _automatic_isolation(
         family_of(trigger.kind), services.identity_of(trigger)
     )
     return shards.automatic_isolation(
-        observed.needed,
+        observed.chosen_isolation,
         observed.watched.isolation if observed.watched else None,
         drains_always=bool(autoscaling.min_scale),
         has_record=egress.group in contract.records,

@@ -78,7 +78,9 @@ class TriggerObserver:
             actions=await self.sensor_actions(document, state) if state else None,
         )
         observed = await self.with_destinations(observed, identity)
-        return replace(observed, needed=record.needed)  # read last: it may change
+        return replace(
+            observed, chosen_isolation=record.chosen_isolation
+        )  # read last: it may change
 
     async def with_destinations(
         self, observed: ObservedTrigger[KafkaCluster], identity: Identity

@@ -70,7 +70,7 @@ class ObservedTrigger(ObservedObject, Generic[K]):
     """The contract of the Broker's shared dispatchers; None: the Broker has none."""
     actions: SensorActions | KnafkaError | None = None
     """A Sensor's firings, which the Trigger delivers; None: it delivers its Broker's events."""
-    needed: Isolation | None = None
+    chosen_isolation: Isolation | None = None
     """The isolation chosen for an `auto` Trigger, `OWN` or `SHARED`; None: none was chosen yet."""
     foreign_groups: frozenset[str] = frozenset()
     """Existing groups of applications that have the name which a template gives to the Trigger's
