@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from support.kafka import Kafka, MakeTopic
+from support.waiting import until_found
 
 from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
-from knafka.clients.kafka.consumers.kafka_group_consumer import GroupProtocol
+from knafka.clients.kafka.consumers.kafka_group_consumer import (
+    GroupConsumer,
+    GroupProtocol,
+    assign_paused,
+)
 from knafka.clients.kafka.consumers.kafka_reader import KafkaReader
 from knafka.ports.log import Commits, OffsetAndMetadata
 
@@ -62,6 +69,40 @@ class Member:
         await self.reader.close(timeout)
 
 
+class Unpolled(GroupConsumer):
+    """A consumer that nobody polls until it leaves, and what happens then in its order."""
+
+    def __init__(self, bootstrap: str, place: str, protocol: GroupProtocol) -> None:
+        self.happened: list[str] = []
+        super().__init__({"bootstrap.servers": bootstrap}, place, [place], protocol)
+        self.consumer: Any = Closing(self.consumer, self.happened)
+
+    def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self.happened.append("assigned")
+        assign_paused(consumer, partitions)
+
+    def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self.happened.append("revoked")
+        consumer.incremental_unassign(partitions)
+
+    _on_lost = _on_revoke
+
+
+class Closing:
+    """A consumer that notes when it is closed."""
+
+    def __init__(self, consumer: Consumer, happened: list[str]) -> None:
+        self._consumer = consumer
+        self._happened = happened
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._consumer, name)
+
+    def close(self) -> None:
+        self._happened.append("closes")
+        self._consumer.close()
+
+
 class World:
     def __init__(self, bootstrap: str, place: str) -> None:
         self.bootstrap = bootstrap
@@ -84,8 +125,13 @@ class World:
 
     async def in_group(self) -> int:
         """How many members Kafka counts."""
+        return len(await self.assignments())
+
+    async def assignments(self) -> list[Sequence[TopicPartition]]:
+        """The partitions of each member that Kafka counts."""
         described = self._client.describe_consumer_groups([self.place])[self.place]
-        return len((await asyncio.wrap_future(described)).members)
+        members = (await asyncio.wrap_future(described)).members
+        return [member.assignment.topic_partitions for member in members]
 
 
 @pytest.fixture
@@ -127,6 +173,25 @@ async def test_a_reader_that_closes_while_another_holds_the_rebalance_up_has_com
         world.members.remove(each)
         await each.close(20)
     assert await world.lag() == 0, "what it had read was committed"
+
+
+@each_protocol
+async def test_an_assignment_that_waits_is_accepted_before_librdkafkas_close(
+    world: World, protocol: GroupProtocol
+) -> None:
+    """Accepted within it, the process stood still now and then (librdkafka#4884)."""
+    member = Unpolled(world.bootstrap, world.place, protocol)
+
+    async def is_assigned() -> bool:
+        with suppress(KafkaException):  # the group has no coordinator yet
+            return any(await world.assignments())
+        return False
+
+    await until_found(is_assigned, SOON)
+    member.consumer.list_topics(timeout=SOON)  # the assignment's answer came before this one
+    await asyncio.to_thread(member.leave)
+    assert member.happened[:2] == ["assigned", "closes"]
+    assert await world.in_group() == 0
 
 
 @each_protocol

@@ -15,6 +15,7 @@ import struct
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from enum import StrEnum
 from typing import Any, Final
 
@@ -55,6 +56,8 @@ COMMITTED_TIMEOUT: Final = 15.0
 """Seconds to read the commits of new partitions, enough for a coordinator to move meanwhile."""
 SINGLE_COMMITTED_TIMEOUT: Final = 5.0
 """Seconds for one request for commits, as an answer may be lost."""
+ACCEPT_TIMEOUT: Final = 0.5
+"""Seconds within which a consumer that leaves looks for an assignment among fetched records."""
 
 _DESCRIPTION_START: Final = b"CGMDv2:"
 """First bytes of librdkafka's description of a member."""
@@ -200,12 +203,26 @@ class GroupConsumer(ABC):
         """Leave the group, and join it with a new consumer. Raises `LogError` if none can be
         opened; then the present consumer is still a member."""
         new_consumer = self._open()
-        self.consumer.close()
+        self.leave()
         self._errors.forget_all()  # those of the former consumer
         self.joined = False
         self._opened_at = time.monotonic()
         self.consumer = new_consumer
         self._subscribe()
+
+    def leave(self) -> None:
+        """Leave the group, and close the consumer; blocks while Kafka doesn't answer.
+
+        An assignment that waits for its callback is accepted before. Within librdkafka's close,
+        accepting it can end the group before the revocation that follows is accepted, too: then
+        librdkafka drops that call without an answer, and as confluent-kafka keeps Python's lock
+        meanwhile, the whole process stands still (librdkafka#4884).
+        """
+        accept_until = time.monotonic() + ACCEPT_TIMEOUT
+        with suppress(KafkaException):
+            while self.consumer.poll(0) is not None and time.monotonic() < accept_until:
+                pass  # a record that was fetched before, which is read again by another member
+        self.consumer.close()
 
     def check(self, *, heard: bool) -> None:
         """Raise `LogError` if this consumer can't become a member of its group, or has lost Kafka

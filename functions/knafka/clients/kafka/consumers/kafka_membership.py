@@ -304,7 +304,7 @@ class Membership(GroupConsumer):
         """Leave the group, whether or not the last commits were made; further calls do nothing."""
         if not self._closed:
             self._closed = True
-            self.consumer.close()
+            self.leave()
 
     # Callbacks of the group, within a poll
 

@@ -383,7 +383,7 @@ class TransactionalMember(GroupConsumer):
     def close(self) -> None:
         """Leave the group, and close the clients."""
         self._ids_thread.close()
-        self.consumer.close()
+        self.leave()
 
     def _call_claims(self, call: Callable[[Any], None], argument: object) -> None:
         """Call a method of `Claims`. An error is kept for `read` to raise: in librdkafka's callback
