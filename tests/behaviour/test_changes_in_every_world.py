@@ -116,4 +116,5 @@ def test_triggers_go_on_where_they_were_when_the_operator_starts_again(world: Wo
     world.send("shop", "after")
     for each in ("mail", "fax"):
         until_arrived(world, each, "after")
-        assert world.arrived(each) == ["before", "after"]
+        # What was delivered before isn't again; a busy machine may deliver the other one twice.
+        assert world.arrived(each).count("before") == 1
