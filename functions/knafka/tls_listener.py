@@ -44,8 +44,8 @@ class ServerCertificate:
         self.context.sni_callback = self._use_newest_certificate
         self._folder = folder
         self._seen: _FileVersions | str | None = None
-        """Versions of the files that were read last, or the error for which they weren't found;
-        None: they weren't read yet."""
+        """What the last `reload_if_changed` saw: the files' versions, or why they weren't found;
+        None: it wasn't called yet."""
         self._newest: ssl.SSLContext | None = None
         """The context with the newest certificate; None: there is none yet."""
 

@@ -64,8 +64,8 @@ def assign_days(
 
 
 def rewrite_days(tables: Tables, days: Iterable[date]) -> None:
-    """Rewrite these days of `failure_days` from `failures`, after failures of them were deleted
-    there."""
+    """Replace the rows of these days in `failure_days` by those that `failures` still has; call it
+    after failures of these days were deleted."""
     if (day_list := list(days)) and tables.exists("failure_days"):
         has_such_day = in_days("day", day_list)
         rows = (

@@ -107,20 +107,20 @@ def split_log_id(text: str) -> tuple[str, int]:
     return topic_id, int(number) if number.isdecimal() else 0
 
 
-def read_states_of(log_rows: Iterable[tuple[str, int, int, int]]) -> dict[Partition, ReadState]:
-    """Return how far partitions were read, from the rows that tables have of each log.
+def read_states_of(log_ranges: Iterable[tuple[str, int, int, int]]) -> dict[Partition, ReadState]:
+    """Return how far partitions were read, from what tables have of each log.
 
-    `log_rows` has log id, partition, the first row's offset, and the offset after the last row. The
-    states have no marks, as rows don't tell them.
+    `log_ranges` has for each log its id, the partition, the first row's offset, and the offset
+    after the last row. The states have no marks, as the tables don't have them.
     """
     logs: dict[Partition, dict[int, tuple[int, int]]] = {}
-    for log_id_text, partition, first, next_offset in log_rows:
+    for log_id_text, partition, first, next_offset in log_ranges:
         topic_id, number = split_log_id(log_id_text)
         logs.setdefault((topic_id, partition), {})[number] = first, next_offset
     states = {}
     for partition_key, bounds_by_log in logs.items():
         last = max(bounds_by_log)
-        # Where a log without rows began isn't known: assume that it began where the next log did.
+        # A log without rows tells no start: assume that it is empty, and began where the next did.
         cuts = [bounds_by_log[last][0]] * last
         for number in range(last - 1, 0, -1):
             cuts[number - 1] = bounds_by_log[number][0] if number in bounds_by_log else cuts[number]

@@ -169,7 +169,7 @@ def retry_after_seconds(header_value: bytes, now: float) -> float | None:
     """
     text = header_value.decode("latin-1").strip()
     if text.isascii() and text.isdigit():
-        return float(text[:12])  # more than 300 digits would be infinite
+        return float(text[:12])  # longer than any wait; 309 digits would be infinite
     try:
         moment = parsedate_to_datetime(text)
     except (ValueError, TypeError, IndexError, OverflowError):

@@ -263,7 +263,8 @@ class ReceiverFunction:
         """Return at once, as `interrupt` ends nothing that must be waited for."""
 
     async def stop(self) -> None:
-        """Finish the requests under way, within `RECEIVER_STOP_TIMEOUT`, and close all clients."""
+        """End the background tasks, wait up to `RECEIVER_STOP_TIMEOUT` for Kafka's answers to the
+        requests under way, and close all clients."""
         if self.ingest.held is not None:
             self.ingest.held.close()
         self._connections.close()

@@ -75,8 +75,8 @@ class IngestHandler:
         verifier: TokenVerifier | None = None,
         observers: ReceiverObservers = UNOBSERVED,
     ) -> None:
-        """`writers` has the writer of each Ingress, in the same order. `contract`: the contract in
-        a topic, which isn't read yet: `serve` must be called once it is; None: the environment
+        """`writers` has the writer of each Ingress, in the same order. `contract`: an empty one if
+        the Ingresses are declared in a topic: call `serve` once it was read; None: the environment
         declares the Ingresses. `clock` returns seconds of any monotonic clock. `verifier` verifies
         senders' tokens; None: no keys are known."""
         self.limits = limits
@@ -96,7 +96,7 @@ class IngestHandler:
         """Addresses whose declaration is invalid."""
         only_path = ingresses[0].path if contract is None and len(ingresses) == 1 else None
         self.serve(zip(ingresses, writers, strict=True), contract, only_path)
-        # Replaces what `serve` has set: a contract in a topic isn't read yet.
+        # `serve` has set it for a contract that was read; this one wasn't.
         self._contract_is_read = contract is None
         self.held: HeldRequests | None = None
         """Held requests, which only show load (`direct`); None: no load is shown."""
@@ -189,7 +189,7 @@ class IngestHandler:
         limits, clock, types = self.limits, self._clock, self._types
         began = clock()
 
-        # It uses `held` and `record_headers`, which are set below, before Kafka gets the event.
+        # `held` and `record_headers` are set below, before this can be called.
         def on_stored(error: LogError | None) -> None:
             """Answer the request after Kafka's report of its event: release its bytes, note its
             type if it was stored, and count the duration."""

@@ -172,7 +172,7 @@ class Batch:
         try:
             self._append(Output(topic, letter.key, letter.value, letter.headers))
         except TooLarge:
-            letter = letters.cut(letter)
+            letter = letters.without_data(letter)
             self._outputs.append(Output(topic, letter.key, letter.value, letter.headers))
         self.dead_letter_count += 1
         self.counts.dead_letters[reason.value] += 1

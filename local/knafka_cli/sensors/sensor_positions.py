@@ -210,7 +210,7 @@ def _store_dead_letter(
         try:
             error: LogError | None = await append(writer, topic, letter)
             if error is not None and error.too_large:
-                error = await append(writer, topic, letters.cut(letter))
+                error = await append(writer, topic, letters.without_data(letter))
             if error is not None:
                 raise error
         finally:

@@ -96,7 +96,7 @@ def target_of(url: str) -> Target:
     """Return the target at `url`. Raises `InvalidDocument` if no event can be posted there."""
     target = Target.parse(url)
     if target.problem:
-        raise InvalidDocument("", target.problem)
+        raise InvalidDocument("", target.problem)  # no document, so no field's path
     return target
 
 
@@ -117,8 +117,8 @@ async def send(
     `rate` None: as fast as possible. `connections` requests are in flight at once. `retry` False:
     each request is sent only once. With `batch`, a request has up to that many events, which share
     its answer (CE-H11); 0: each event has a request of its own. `authorization` returns a request's
-    `authorization` header line; the default, `bytes`, returns none. Raises `InvalidDocument` for an
-    unusable URL, and `BadInput` from `events`.
+    `authorization` header line; the default returns an empty one: none is sent. Raises
+    `InvalidDocument` for an unusable URL, and `BadInput` from `events`.
     """
     target = target_of(url)
     subscriber = HttpSubscriber(limit=connections)

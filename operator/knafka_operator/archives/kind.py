@@ -362,8 +362,8 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
     async def follow_up(
         self, effect: Effect, observed: Observed, record: _ArchiveRecord
     ) -> Observed:
-        """Read again what an effect has changed: the number of waiting dead letters after a
-        recorded run, nothing after an applied account, Jobs and Lease after any other effect."""
+        """Return `observed` with what the effect has changed read again: the number of waiting dead
+        letters after a recorded run, nothing after an applied account, else Jobs and Lease."""
         match effect.step:
             case Step.RECORD_RUN:
                 record.waiting.forget()
@@ -371,7 +371,7 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
             case Step.APPLY_ACCOUNT:
                 return observed
         if isinstance(effect, Create):
-            # A created Lease has no such label, and so changes no operation.
+            # A created Job may be an operation's, which it changes; a Lease has no such label.
             labels = effect.manifest["metadata"].get("labels") or {}
             self.operations.on_job(labels.get(OPERATION_LABEL, ""))
         return await self._with_jobs(observed, record)

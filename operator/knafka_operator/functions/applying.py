@@ -100,20 +100,22 @@ class Rolls:
         return service in self._waiting
 
     def add_condition(self, conditions: ConditionSet, *functions: Identity) -> None:
-        """Add the condition `RolledOut` to an object's `conditions` if one of its `functions`,
-        given by their Services, waits for its turn; for the first such function."""
+        """If one of an object's `functions` (their Services) waits for its turn, add the condition
+        `RolledOut` to `conditions`; it names the first such function."""
         for service in functions:
             if service in self._waiting:
                 conditions.set(roll_rules.roll_waits_condition(service, self._stuck, self.at_most))
                 return
 
     async def check_turns(self, cluster: Cluster) -> None:
-        """Check all turns: end those of functions that are Ready, gone or too slow, and give free
-        turns to waiting functions. Raises `ClusterError`."""
+        """End the turns of functions that are Ready, gone or too slow, forget waiting functions
+        that are gone, and enqueue those that may take a free turn. Raises `ClusterError`."""
         for service in [*self._rolling, *self._stuck]:
             stored = await cluster.get(SERVING, "Service", *service)
             since = self._rolling.get(service)
-            elapsed = math.inf if since is None else _now() - since  # None: it is stuck
+            elapsed = (
+                math.inf if since is None else _now() - since
+            )  # stuck: for longer than any limit
             # A function is also Ready before the change is applied, hence the minimum time.
             if stored is None or (_is_rolled_out(stored) and elapsed >= APPLY_SECONDS):
                 self.end_turn(service)

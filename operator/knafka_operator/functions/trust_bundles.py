@@ -112,8 +112,8 @@ class TrustBundleCopies:
                     await asyncio.sleep(1.0)
 
     async def _read(self) -> None:
-        """Read the ConfigMaps with trusted certificates, merge them, and log each new problem.
-        Raises `ClusterError`."""
+        """Read the ConfigMaps with trusted certificates, merge them, and log all problems if
+        they aren't those of the last time. Raises `ClusterError`."""
         labels = {trust_bundle_manifests.TRUST_BUNDLE_LABEL: "true"}
         config_maps = await self._cluster.list(CORE, "ConfigMap", labels, self._source)
         bundle = trust_bundle_manifests.merge_certificates(config_maps)

@@ -207,7 +207,7 @@ class ApiCluster:
         return await self._run_in_thread(metadata.get("namespace", ""), action, ask)
 
     async def write_status(self, document: Document, status: Document) -> None:
-        """Merge `status` into the object's stored status. Raises `ClusterError`."""
+        """Merge `status` into the object's stored status, if it exists. Raises `ClusterError`."""
         await self.patch_status(document, status)
 
     async def patch_status(self, document: Document, status: Document) -> Document | None:

@@ -376,17 +376,18 @@ class SensorLagCheck(LagCheck):
         `LogError`."""
         scaled, sensor = self.scaled, self.scaled.sensor
         holds, cause = scaled.holds, scaled.scale.cause
-        if len(holds) >= scaled.scale.replicas or self._is_ending():
+        if len(holds) >= scaled.scale.replicas or self._has_ending_drains():
             return
         # Also the slots of drains that another operator has opened.
         used_slots = {sensor.slot_of(member) for member in await self.kafka.members(sensor.group)}
         # The Sensor may have changed, or been stopped, during the request.
-        if self._is_unchanged(sensor) and not self._is_ending():
+        if self._is_unchanged(sensor) and not self._has_ending_drains():
             while len(holds) < scaled.scale.replicas:
                 holds.open(cause, {slot for slot in used_slots if slot is not None})
 
-    def _is_ending(self) -> bool:
-        """Whether stopped drains of the Sensor haven't ended yet, so that none may be opened."""
+    def _has_ending_drains(self) -> bool:
+        """Whether drains of the Sensor that were stopped still run: until they end, none may be
+        opened."""
         return self.scaled.id in self.ending or self.scaled.holds.is_ending
 
     def _seconds_until_due(self) -> float:

@@ -187,7 +187,8 @@ class ScaledTrigger(ScaledGroup):
 
     @property
     def is_resting(self) -> bool:
-        """Whether waiting events open no drain, as the filter has lately passed none."""
+        """Whether waiting events open no drain, as the filter has passed none lately; never for a
+        Trigger of a shard."""
         return not self.is_shared and self.rest.is_resting(asyncio.get_running_loop().time())
 
     def on_open(self, hold: Hold) -> None:

@@ -86,7 +86,7 @@ class _TriggerSteps(Generic[K]):
         self.status: dict[str, Any] = {
             "observedGeneration": observed.document["metadata"].get("generation", 0),
             "annotations": observed.annotations,
-            "subscriberUri": "",  # KN-TRG-03
+            "subscriberUri": "",  # empty, not absent, while it is unknown (KN-TRG-03)
             "subscriberCACerts": None,
             "deadLetterSinkUri": None,
             "deadLetterSinkCACerts": None,

@@ -24,8 +24,8 @@ from knafka_operator.model.resources import CORE
 from knafka_operator.webhooks.server import SERVICE
 
 REGISTER_INTERVAL: Final = 10.0
-"""Seconds between two writes, which mostly change nothing; they repair changes by others, such as a
-version that registers by kopf."""
+"""Seconds between two registrations. Most change nothing; they undo changes by others, such as an
+older operator that registers by kopf."""
 
 REGISTRATION: Final = "admissionregistration.k8s.io/v1"
 """apiVersion of the configuration objects."""
@@ -92,9 +92,9 @@ def is_newest(uid: str, pods: Iterable[Document]) -> bool:
     """Whether the pod with this UID runs the newest version of the operator; `pods` are all pods of
     the operator.
 
-    A version is as old as its oldest running pod, as pods of an older version may be recreated
-    later. Ending pods don't count: False if this pod is ending. True outside a cluster, where no
-    pod is ours.
+    A version is as old as its oldest pod that isn't ending: a pod that is made anew doesn't make an
+    old version look new. Ending pods don't count: False if this pod is ending. True outside a
+    cluster, where no pod is ours.
     """
     started_at: dict[str, datetime] = {}
     own_version = None

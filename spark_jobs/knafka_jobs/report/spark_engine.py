@@ -57,8 +57,8 @@ class SparkEngine:
         return [{name: _to_plain(value) for name, value in row.asDict().items()} for row in rows]
 
     def derive(self, name: str, sql: str, *, repeated: bool = False) -> None:
-        """Create the view `name` of a query. With `repeated`, its rows are computed now and only
-        once; without, each time they are read."""
+        """Create the view `name` of a query. `repeated`: the view is read several times, so its
+        rows are computed once, now; else at each read."""
         rows = self._tables.spark.sql(sql)
         (compute_rows(rows) if repeated else rows).createOrReplaceTempView(name)
 

@@ -116,10 +116,10 @@ def of_events(
     return of_record(sensor, place, draft._replace(key=key.encode()), failure, now)
 
 
-def cut(letter: Draft) -> Draft:
+def without_data(letter: Draft) -> Draft:
     """Return a dead letter without its data (`core.dead_letter.stub_of`), for a topic that refuses
     it as too large."""
-    # A foreign record's headers may have no values.
+    # Of a record that Knafka didn't write, headers may be None, which `stub_of` doesn't take.
     return stub_of(letter._replace(headers=[(name, raw or b"") for name, raw in letter.headers]))
 
 

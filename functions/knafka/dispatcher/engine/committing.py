@@ -1,6 +1,6 @@
 """Commits: when a drain commits the positions of its partitions.
 
-    every COMMIT_INTERVAL (beside many drains, every MAX_COMMIT_INTERVAL at the latest):
+    every COMMIT_INTERVAL (less often where many drains share a reader):
         the positions, and the progress of the records above them
 
 Where a shared reader has many drains, a drain for which nothing comes commits less often still, and
@@ -63,7 +63,9 @@ class CommitLoop:
                 commit = partition.to_commit(self._policy)
                 if commit is not None and commit != partition.committed:
                     commits[partition.number] = partition.committed = commit
-                self._workers.release(partition)  # its held-back events, if there is room now
+                self._workers.release(
+                    partition
+                )  # the commit may have made room for held-back events
             partitions.touched = {
                 partition for partition in partitions.touched if partition.tracker.unsettled
             }
@@ -85,9 +87,10 @@ class CommitLoop:
         return shared.commit_interval
 
     def _choose_partitions(self, shared: SharedReader | None) -> list[AssignedPartition]:
-        """Return the partitions whose positions are committed now; if they are all partitions, note
-        the time. With a shared reader (`shared` None: it isn't shared) they are all once in
-        `quiet_commit_interval`; in between, only the open partitions that brought records."""
+        """Return the partitions whose positions are committed now. With a shared reader (`shared`
+        None: it isn't shared) these are all partitions once in `quiet_commit_interval`, and in
+        between only the open ones that brought records. Before all, the shared reader catches up.
+        """
         now = self._loop.time()
         interval = COMMIT_INTERVAL if shared is None else shared.quiet_commit_interval
         if interval > COMMIT_INTERVAL and now < self._all_committed_at + interval:

@@ -285,9 +285,9 @@ class Fetcher:
         return not self._full_buffers(active)
 
     def _evict_slow(self, buffer: PartitionBuffer) -> None:
-        """Evict the groups that lag by more than half of the buffer, unless all groups do; then
-        forget the records that all others have taken. The slowest group goes first, so that the
-        others can join its new buffer."""
+        """Evict the groups that lag by more than half of the buffer's records, unless all groups
+        do; then forget the records that all others have taken, in all buffers. The slowest group
+        goes first, so that the others can join its new buffer."""
         slow_cursors = [
             cursor for cursor in buffer.cursors if cursor.lag > len(buffer.records) // 2
         ]

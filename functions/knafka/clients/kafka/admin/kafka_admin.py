@@ -225,12 +225,12 @@ class KafkaAdmin:
         self._groups.forget(group)
 
     def note_committed(
-        self, groups: Collection[str], topic: str, positions: Positions, since: float
+        self, groups: Collection[str], topic: str, positions: Positions, seconds: float
     ) -> None:
         """Note the offsets (`positions`) that a dispatcher reports as committed for these groups.
-        `since`: the seconds for which the dispatcher has made the groups' commits. While the topic
+        The dispatcher has made the groups' commits for `seconds`. While the topic
         ends at these offsets, `lags` needs no request."""
-        self._lags.note_committed(groups, topic, positions, since)
+        self._lags.note_committed(groups, topic, positions, seconds)
 
     async def read_last(self, topic: str, limit: int) -> Sequence[Record]:
         """Return the last `limit` records of a topic, oldest first. Raises `LogError`, also if they

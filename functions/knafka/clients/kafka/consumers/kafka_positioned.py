@@ -67,11 +67,11 @@ class KafkaPositionedReader:
         self.new_epochs: Mapping[int, Sequence[EpochStart]] = {}
         """Leader epochs that begin in the records of the last read, by partition."""
         self.restarted: Mapping[int, Position] = {}
-        """Partitions that the last read began anew from their start, each with the position up to
-        which its log is still the one that was read before; `BEGINNING`: none of it is known to
-        be."""
+        """Partitions whose log was another one at the last read, which began anew from its start.
+        The value is the position up to which both logs are the same; `BEGINNING`: maybe nothing
+        is."""
         self._connection = connection
-        # Used only on the thread:
+        # Used only on the thread from here on:
         self._consumer = self._open()
         self._replaced = ReplacedTopics(ids or TopicIds(connection), [topic])
         self._active_partitions: set[int] = set()
@@ -239,8 +239,8 @@ class KafkaPositionedReader:
     def _poll_messages(self, limit: int, timeout: float, ends: dict[int, int]) -> list[Message]:
         """Return up to `limit` messages, waiting up to `timeout` seconds for the first. Reports of
         partitions' ends that arrive before the first are stored in `ends` instead."""
-        # As in `kafka_reader`, `consume` alone would wait for the whole batch; an end alone doesn't
-        # end the read.
+        # `consume` alone would wait until the batch is full, so `poll` waits for the first record.
+        # A partition's end is no record, so the wait goes on after it.
         deadline = time.monotonic() + timeout
         while (first_message := self._consumer.poll(timeout)) is not None and _is_end(
             first_message
