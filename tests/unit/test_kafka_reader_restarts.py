@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from queue import SimpleQueue
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import pytest
@@ -63,9 +64,11 @@ class ScriptedConsumer:
             if not self.polls:
                 on_assign(self, [TopicPartition(TOPIC, 0)])
         self.polls += 1
-        while isinstance(message := self.messages.get(), int):
-            self._assign(self, [TopicPartition(TOPIC, message)])
-        return message
+        with suppress(Empty):
+            while isinstance(message := self.messages.get(block=timeout > 0), int):
+                self._assign(self, [TopicPartition(TOPIC, message)])
+            return message
+        return None
 
     def consume(self, number: int, timeout: float) -> list[Message]:
         return []
