@@ -53,7 +53,7 @@ LARGER := KNAFKA_BURST=40000 KNAFKA_AWAY=5,30,60 KNAFKA_OUTAGES=20 KNAFKA_ABSENT
 LARGER_TESTS := tests/chaos $(patsubst %,tests/cluster/test_%.py,changes components operator_absent \
 	rolls scale_to_zero senders) $(patsubst %,tests/integration/test_%.py,dead_letter_pipeline dead_letters_on_s3)
 
-.PHONY: help run jobs test test-fast compiled test-compiled test-integration test-cluster test-again tests-here tests-of-jobs tests-of-processes tests-of-cluster tests-of-cluster-alone style lint types docs bench bench-backtest bench-jobs bench-replay chaos lock clean \
+.PHONY: help run jobs test test-fast compiled test-compiled test-integration test-cluster test-again tests-here tests-of-jobs tests-of-processes style lint types docs bench bench-backtest bench-jobs bench-replay chaos lock clean \
 	collector s3-gateway java image image-push image-jobs cluster-build cluster-up cluster-images cluster-down cluster-purge
 
 help: ## Show this list
@@ -94,16 +94,10 @@ tests-of-processes: $(VENV)/.dev
 
 test-cluster: $(VENV)/.dev ## Run the tests on a real Kubernetes with Knative (40 minutes; root, Linux, Go)
 	@failed=0; \
-	$(MAKE) --no-print-directory tests-of-cluster || failed=$$?; \
-	$(MAKE) --no-print-directory tests-of-cluster-alone || failed=$$?; \
-	exit $$failed
-
-tests-of-cluster: $(VENV)/.dev
 	KNAFKA_KEEP_CLUSTER=1 $(RUN_TESTS) cluster $(ON_CLUSTER) -m "cluster and not alone" \
-		-n $(CLUSTER_WORKERS) $(BY_FILE) $(SHOWN_PACKAGES) $(ARGS)
-
-tests-of-cluster-alone: $(VENV)/.dev
-	$(RUN_TESTS) cluster-alone $(ON_CLUSTER) -m "cluster and alone" $(SHOWN_PACKAGES) $(ARGS)
+		-n $(CLUSTER_WORKERS) $(BY_FILE) $(SHOWN_PACKAGES) $(ARGS) || failed=$$?; \
+	$(RUN_TESTS) cluster-alone $(ON_CLUSTER) -m "cluster and alone" $(SHOWN_PACKAGES) $(ARGS) || failed=$$?; \
+	exit $$failed
 
 test-again: $(VENV)/.dev ## Run tests of real services ten times, under load, shuffled (ARGS="--runs 3")
 	$(BIN)/python tools/repeat_tests.py $(ARGS)
