@@ -92,6 +92,9 @@ class SensorConsumer:
             for number in sorted(fetched)
         ]
 
+    def poll(self, timeout: float) -> None:
+        """Return nothing: only who leaves the group polls."""
+
     def committed(self, partitions: list[TopicPartition], timeout: float) -> list[TopicPartition]:
         metadata = mark(METADATA, self.mark)
         return [TopicPartition(TOPIC, each.partition, 3, metadata, 1) for each in partitions]
