@@ -118,3 +118,4 @@ def test_triggers_go_on_where_they_were_when_the_operator_starts_again(world: Wo
         until_arrived(world, each, "after")
         # What was delivered before isn't again; a busy machine may deliver the other one twice.
         assert world.arrived(each).count("before") == 1
+        assert list(dict.fromkeys(world.arrived(each))) == ["before", "after"]

@@ -156,11 +156,11 @@ def _name(number: str) -> str:
             break
     for thread in threading.enumerate():
         if str(thread.native_id) == number:
-            name = "" if module_of(thread).startswith(OF_SPARK) else thread.name
+            name = "" if _module_of(thread).startswith(OF_SPARK) else thread.name
     return "" if name.startswith(ALLOWED) else name
 
 
-def module_of(thread: threading.Thread) -> str:
+def _module_of(thread: threading.Thread) -> str:
     """The module of what a thread runs; empty if it is a subclass's own `run`, or has ended."""
     return getattr(getattr(thread, "_target", None), "__module__", None) or ""
 

@@ -75,9 +75,9 @@ class FakeLags:
         }
 
     def note_committed(
-        self, groups: Collection[str], topic: str, positions: Positions, since: float
+        self, groups: Collection[str], topic: str, positions: Positions, seconds: float
     ) -> None:
-        self.noted.append((list(groups), topic, positions, round(since, 2)))
+        self.noted.append((list(groups), topic, positions, round(seconds, 2)))
 
     async def members(self, group: str) -> Collection[str]:
         self.looked_for_members.append(now())

@@ -235,7 +235,7 @@ async def test_ends_are_remembered_of_topics_that_another_look_leaves_out(
 async def test_groups_that_are_told_to_be_at_the_end_of_their_topic_are_not_asked() -> None:
     """Issue 15: a shard tells what it has committed for 1,000 groups."""
     groups = Asked()
-    groups.note_commits(GROUPS[1:], "id", {0: 10, 1: 0}, since=60)
+    groups.note_commits(GROUPS[1:], "id", {0: 10, 1: 0}, seconds=60)
     await groups.commits_of_groups(GROUPS, "id", PARTITIONS, ENDS)
     assert groups.asked == GROUPS[:1]
     assert groups.have_committed(GROUPS[1:], "id", ENDS)
@@ -246,13 +246,13 @@ async def test_what_is_told_of_other_offsets_than_all_ends_spares_no_question(
     told: Positions,
 ) -> None:
     groups = Asked()
-    groups.note_commits(GROUPS, "id", told, since=60)
+    groups.note_commits(GROUPS, "id", told, seconds=60)
     assert await groups.look() == sorted(GROUPS)
 
 
 async def test_what_is_told_of_a_topic_that_was_made_again_spares_no_question() -> None:
     groups = Asked()
-    groups.note_commits(GROUPS, "another", ENDS, since=60)
+    groups.note_commits(GROUPS, "another", ENDS, seconds=60)
     assert await groups.look() == sorted(GROUPS)
 
 
@@ -264,11 +264,11 @@ async def test_a_group_that_may_have_been_set_back_during_a_drain_is_asked_after
     groups.forget(GROUPS[7])
     began = time.monotonic()
     set_time(monkeypatch, began + 50)
-    groups.note_commits(GROUPS, "id", ENDS, since=60)
+    groups.note_commits(GROUPS, "id", ENDS, seconds=60)
     groups.asked.clear()
     await groups.commits_of_groups(GROUPS, "id", PARTITIONS, ENDS)
     assert groups.asked == [GROUPS[7]]
-    groups.note_commits(GROUPS, "id", {0: 10, 1: 1}, since=40)
+    groups.note_commits(GROUPS, "id", {0: 10, 1: 1}, seconds=40)
     assert groups.have_committed(GROUPS, "id", {0: 10, 1: 1}), (
         "what was set back before it has begun there"
     )
@@ -276,6 +276,6 @@ async def test_a_group_that_may_have_been_set_back_during_a_drain_is_asked_after
 
 async def test_what_was_told_is_asked_again_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     groups = Asked()
-    groups.note_commits(GROUPS, "id", ENDS, since=60)
+    groups.note_commits(GROUPS, "id", ENDS, seconds=60)
     set_time(monkeypatch, time.monotonic() + cache_seconds(len(GROUPS)) + 1)
     assert await groups.look() == sorted(GROUPS)

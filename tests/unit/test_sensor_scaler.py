@@ -70,7 +70,7 @@ class Group:
         self.forgotten += 1
 
     def note_committed(
-        self, groups: Collection[str], topic: str, positions: Positions, since: float
+        self, groups: Collection[str], topic: str, positions: Positions, seconds: float
     ) -> None:
         raise NotImplementedError
 

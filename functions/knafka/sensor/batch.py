@@ -119,8 +119,8 @@ class Batch:
     def refused_outputs(self, topic: str, key: bytes | None, *, all_as_large: bool) -> Refused:
         """Return the outputs that the next batch must leave out, by cause, as `topic` has refused
         the output with the record key `key` (None: without key) for its size. Empty if this batch
-        has no such output. `all_as_large` True: every other output to the topic that is at
-        least as large is returned, too."""
+        has no such output. `all_as_large` True: every other output to the topic that is at least as
+        large is returned, too."""
         topic_outputs = [
             (output, cause)
             for output, cause in self._outputs_with_causes()

@@ -113,9 +113,8 @@ class Rolls:
         for service in [*self._rolling, *self._stuck]:
             stored = await cluster.get(SERVING, "Service", *service)
             since = self._rolling.get(service)
-            elapsed = (
-                math.inf if since is None else _now() - since
-            )  # stuck: for longer than any limit
+            # A stuck function has rolled for longer than any limit.
+            elapsed = math.inf if since is None else _now() - since
             # A function is also Ready before the change is applied, hence the minimum time.
             if stored is None or (_is_rolled_out(stored) and elapsed >= APPLY_SECONDS):
                 self.end_turn(service)

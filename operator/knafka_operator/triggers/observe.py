@@ -78,9 +78,8 @@ class TriggerObserver:
             actions=await self.sensor_actions(document, state) if state else None,
         )
         observed = await self.with_destinations(observed, identity)
-        return replace(
-            observed, chosen_isolation=record.chosen_isolation
-        )  # read last: it may change
+        # Read last: it may change meanwhile.
+        return replace(observed, chosen_isolation=record.chosen_isolation)
 
     async def with_destinations(
         self, observed: ObservedTrigger[KafkaCluster], identity: Identity

@@ -129,7 +129,7 @@ class MemoryAdmin:
     def forget_group(self, group: str) -> None: ...
 
     def note_committed(
-        self, groups: Collection[str], topic: str, positions: Positions, since: float
+        self, groups: Collection[str], topic: str, positions: Positions, seconds: float
     ) -> None: ...
 
     async def read_last(self, topic: str, limit: int) -> Sequence[Record]:

@@ -228,8 +228,8 @@ class KafkaAdmin:
         self, groups: Collection[str], topic: str, positions: Positions, seconds: float
     ) -> None:
         """Note the offsets (`positions`) that a dispatcher reports as committed for these groups.
-        The dispatcher has made the groups' commits for `seconds`. While the topic
-        ends at these offsets, `lags` needs no request."""
+        It has made the groups' commits for `seconds`. While the topic ends at these offsets, `lags`
+        needs no request."""
         self._lags.note_committed(groups, topic, positions, seconds)
 
     async def read_last(self, topic: str, limit: int) -> Sequence[Record]:

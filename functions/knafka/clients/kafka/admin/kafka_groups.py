@@ -295,20 +295,20 @@ class KafkaGroups:
         return all(entry is not None and entry.is_at(ends, now) for entry in entries)
 
     def note_commits(
-        self, groups: Collection[str], topic_id: str, positions: Positions, since: float
+        self, groups: Collection[str], topic_id: str, positions: Positions, seconds: float
     ) -> None:
         """Cache the offsets (`positions`) that a dispatcher has committed for these groups.
-        `since`: the seconds for which the dispatcher has made the groups' commits. While the topic
-        ends at these offsets, `commits_of_groups` needs no request.
+        It has made the groups' commits for `seconds`. While the topic ends at these offsets,
+        `commits_of_groups` needs no request.
 
         A group is left out if `forget` was called for it within these seconds: somebody else may
-        have reset its offsets. All are left out if `since` is longer than `MAX_REPORT_SECONDS`.
+        have reset its offsets. All are left out if `seconds` is more than `MAX_REPORT_SECONDS`.
         """
         now = time.monotonic()
         committed = {number: OffsetAndMetadata(offset) for number, offset in positions.items()}
         for group in groups:
             forgotten_at = self._forgotten_at.get(group, -math.inf)
-            if since < MAX_REPORT_SECONDS and forgotten_at < now - since:
+            if seconds < MAX_REPORT_SECONDS and forgotten_at < now - seconds:
                 expires_at = now + cache_seconds(len(self._cached)) * random.uniform(0.5, 1)
                 self._cached.setdefault(group, {})[topic_id] = _CachedCommits(
                     committed, positions, expires_at

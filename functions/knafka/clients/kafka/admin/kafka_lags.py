@@ -207,13 +207,13 @@ class KafkaLags:
         return ranges, read_ranges.keys()
 
     def note_committed(
-        self, groups: Collection[str], topic: str, positions: Positions, since: float
+        self, groups: Collection[str], topic: str, positions: Positions, seconds: float
     ) -> None:
         """Note the offsets (`positions`) that a dispatcher reports as committed for these groups.
-        `since`: the seconds for which the dispatcher has made the groups' commits. While the topic
-        ends at these offsets, `lags` needs no request."""
+        It has made the groups' commits for `seconds`. While the topic ends at these offsets, `lags`
+        needs no request."""
         if (cached := self._cached_partitions.get(topic)) is not None:
-            self._groups.note_commits(groups, cached.id, positions, since)
+            self._groups.note_commits(groups, cached.id, positions, seconds)
 
     def forget_topic(self, topic: str) -> None:
         """Forget all that is cached of a topic that is being deleted."""
