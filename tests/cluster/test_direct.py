@@ -29,7 +29,7 @@ from support.cluster import OPERATOR_NAMESPACE
 from support.functions import receiver
 from support.gate import only_chaos
 from support.installation import READY, ROOT, Installation, Subscriber
-from support.requests import ingress
+from support.receiver_requests import ingress
 from support.steady_load import RATE, Load, longest_pause
 
 from bench.usage import cpu_seconds

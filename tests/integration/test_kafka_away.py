@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.functions import FunctionProcess, receiver
 from support.http_cases import EVENT
-from support.requests import ingress
+from support.receiver_requests import ingress
 from support.second_broker import second_broker
 from support.waiting import until_frozen
 from support.wire import connected

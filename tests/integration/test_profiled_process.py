@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from support.functions import FunctionProcess, dispatcher, receiver
-from support.requests import ingress
+from support.receiver_requests import ingress
 
 from knafka.core.contract import Egress, Kafka, Sink
 from knafka.settings import PROFILING

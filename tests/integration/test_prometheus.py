@@ -30,7 +30,7 @@ from support.prometheus import (
     rule_groups,
     running_prometheus,
 )
-from support.requests import ingress
+from support.receiver_requests import ingress
 from support.scripted import Arrival, ScriptedServer, raw
 from support.trigger_world import Held, TriggerWorld
 from support.waiting import until

@@ -13,7 +13,7 @@ import pytest
 from support.contracts import COMPACTED, KafkaContract, ingress_record
 from support.functions import FunctionProcess
 from support.kafka import Kafka, MakeTopic
-from support.requests import MINIMAL, channel
+from support.receiver_requests import MINIMAL, channel
 from support.waiting import until
 from support.wire import Wire, connected
 

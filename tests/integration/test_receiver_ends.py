@@ -15,12 +15,12 @@ import pytest
 from support.functions import receiver
 from support.http_cases import EVENT
 from support.kafka import Kafka
-from support.receivers import LIMIT, running
-from support.requests import (
+from support.receiver_requests import (
     Request,
     attributes,
     ingress,
 )
+from support.receivers import LIMIT, running
 from support.waiting import until, until_frozen
 from support.wire import connected
 

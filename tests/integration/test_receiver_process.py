@@ -15,8 +15,7 @@ import pytest_asyncio
 from support.functions import receiver
 from support.http_cases import BROKEN, CHUNKED, EVENT, HEAD
 from support.kafka import Kafka, MakeTopic
-from support.receivers import LIMIT, Running, running
-from support.requests import (
+from support.receiver_requests import (
     MALFORMED,
     MINIMAL,
     UNSUPPORTED,
@@ -25,6 +24,7 @@ from support.requests import (
     attributes,
     ingress,
 )
+from support.receivers import LIMIT, Running, running
 from support.wire import connected
 
 pytestmark = [pytest.mark.kafka, pytest.mark.asyncio(loop_scope="module")]

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import pytest
 from support.kafka import Kafka
+from support.receiver_requests import VALID
 from support.receivers import running
-from support.requests import VALID
 
 from knafka.core.events.http_binding import record_of
 from knafka.core.events.kafka_binding import in_structured_mode

@@ -12,7 +12,7 @@ import pytest
 from support.functions import FunctionProcess
 from support.kafka import Kafka, MakeTopic
 from support.otlp import otlp_collector
-from support.requests import ingress
+from support.receiver_requests import ingress
 from support.scripted import Arrival, ScriptedServer, raw
 from support.trigger_world import TriggerWorld, drained
 from support.waiting import until

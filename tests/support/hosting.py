@@ -6,7 +6,7 @@ from collections.abc import Iterable, MutableMapping
 from typing import Any
 
 from support.memory.log import MemoryLog
-from support.requests import MINIMAL, PATH, Headers
+from support.receiver_requests import MINIMAL, PATH, Headers
 
 from knafka.receiver.function import ReceiverFunction
 

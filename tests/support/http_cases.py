@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from support.requests import MINIMAL
+from support.receiver_requests import MINIMAL
 
 EVENT = MINIMAL.wire()
 HEAD = EVENT.removesuffix(b"content-length: 0\r\n\r\n")

@@ -101,7 +101,10 @@ def make() -> None:
     running = []
     for name in ARCHIVES:
         environment = {**os.environ, "JAVA_HOME": str(HOME), MAKE: name}
-        running.append(subprocess.Popen([sys.executable, __file__, name], env=environment))
+        # As a module: a script's own folder would come first, and a module of ours there may have the
+        # name of a library's.
+        command = [sys.executable, "-m", "support.quick_java", name]
+        running.append(subprocess.Popen(command, env=environment))
     for name, process in zip(ARCHIVES, running, strict=True):
         unfinished = HOME / f"{name}.jsa.unfinished"
         if process.wait():

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from support.functions import FunctionProcess, receiver
-from support.requests import (
+from support.receiver_requests import (
     ingress,
 )
 from support.wire import Wire, connected

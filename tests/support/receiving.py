@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import uvicorn
 from support.memory.log import MemoryLog, MemoryWriter
-from support.requests import ingress
+from support.receiver_requests import ingress
 from support.waiting import until
 from support.wire import Wire, connected
 from uvicorn.server import ServerState

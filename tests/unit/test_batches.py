@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support.memory.log import MemoryLog, MemoryWriter
-from support.requests import PATH, ingress
+from support.receiver_requests import PATH, ingress
 
 from knafka.core.errors import InvalidEvent, LogError, LogFull
 from knafka.core.events import json_format

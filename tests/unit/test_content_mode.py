@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from support.memory.log import MemoryLog, MemoryWriter
-from support.requests import PATH, VALID, Headers, Request, attributes, ingress
+from support.receiver_requests import PATH, VALID, Headers, Request, attributes, ingress
 from support.spans import Recorded
 from support.waiting import until
 

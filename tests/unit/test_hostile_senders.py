@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
+from support.receiver_requests import MINIMAL, PATH
 from support.receiving import Server
-from support.requests import MINIMAL, PATH
 from support.senders import (
     AUDIENCE,
     KEY_ID,

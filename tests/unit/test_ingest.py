@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.memory.log import MemoryLog, MemoryWriter
-from support.requests import EVERY, MINIMAL, PATH, Headers, Request, attributes, channel, ingress
+from support.receiver_requests import (
+    EVERY,
+    MINIMAL,
+    PATH,
+    Headers,
+    Request,
+    attributes,
+    channel,
+    ingress,
+)
 from support.waiting import until
 
 from knafka.core.contract import MAX_EVENT_BYTES, Ingress

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.local_world import URL, broker, channel, config_map, running_locally
 from support.memory.log import MemoryLog, MemoryWriter
-from support.requests import MINIMAL, ingress
+from support.receiver_requests import MINIMAL, ingress
 from support.senders import NOW, BelievingKeys, bearer, believed
 from support.waiting import until
 from typer.testing import CliRunner

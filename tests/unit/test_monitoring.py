@@ -11,7 +11,7 @@ from support.channel_world import running_channels
 from support.installation import ROOT
 from support.memory.log import MemoryLog, MemoryWriter
 from support.prometheus import METRIC, MONITORING, dashboard
-from support.requests import ingress
+from support.receiver_requests import ingress
 from support.scaling import egress
 
 from knafka.clients.kafka.kafka_statistics import ClientStatistics

@@ -12,7 +12,7 @@ from support.contracts import MemoryContract, ingress_record
 from support.hosting import Hosted
 from support.memory.log import MemoryLog, MemoryWriter
 from support.memory.shared import MemoryPositionedReader
-from support.requests import MINIMAL, channel, ingress
+from support.receiver_requests import MINIMAL, channel, ingress
 from support.waiting import until
 from support.wire import Wire, connected
 from uvicorn.server import ServerState

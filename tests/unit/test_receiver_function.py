@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 import pytest
 from support.hosting import Hosted
 from support.memory.log import MemoryLog, MemoryWriter
-from support.requests import EVERY, Request, attributes, ingress
+from support.receiver_requests import EVERY, Request, attributes, ingress
 from support.waiting import until
 
 from knafka.core.contract import MAX_EVENT_BYTES

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 from support.http_cases import BROKEN, CHUNKED, EVENT, HEAD
+from support.receiver_requests import EVERY, MINIMAL, Request
 from support.receiving import Server
-from support.requests import EVERY, MINIMAL, Request
 from support.waiting import until
 
 from knafka.receiver import responses

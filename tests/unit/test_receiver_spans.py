@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from support.memory.log import MemoryLog, MemoryWriter
-from support.requests import MINIMAL, PATH, Headers, ingress
+from support.receiver_requests import MINIMAL, PATH, Headers, ingress
 from support.spans import Recorded
 
 from knafka.core.contract import Ingress

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from support.memory.log import MemoryLog, MemoryWriter
-from support.requests import PATH, Headers, attributes, ingress
+from support.receiver_requests import PATH, Headers, attributes, ingress
 from support.waiting import until
 
 from knafka.core.errors import LogError

@@ -16,7 +16,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from jwt.algorithms import RSAAlgorithm
 from support.memory.log import MemoryLog, MemoryWriter
-from support.requests import MINIMAL, PATH, ingress
+from support.receiver_requests import MINIMAL, PATH, ingress
 from support.senders import (
     AUDIENCE,
     EC_KEY,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from support.requests import ingress
+from support.receiver_requests import ingress
 
 from knafka import settings
 from knafka.core.contract import Egress, Kafka, Receiver, Shard, Sink
