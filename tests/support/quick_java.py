@@ -101,8 +101,8 @@ def make() -> None:
     running = []
     for name in ARCHIVES:
         environment = {**os.environ, "JAVA_HOME": str(HOME), MAKE: name}
-        # As a module: a script's own folder would come first, and a module of ours there may have the
-        # name of a library's.
+        # As a module: a script's own folder comes first in the path, and a module of ours there may
+        # have the name of a library's.
         command = [sys.executable, "-m", "support.quick_java", name]
         running.append(subprocess.Popen(command, env=environment))
     for name, process in zip(ARCHIVES, running, strict=True):
