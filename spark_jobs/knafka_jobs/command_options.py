@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
@@ -85,18 +86,19 @@ class FailureSelection:
 
     @classmethod
     def from_arguments(cls, arguments: argparse.Namespace) -> FailureSelection:
-        """Return the selection that these parsed options declare. An option that is missing sets no
-        field."""
+        """Return the selection that parsed options of the command line declare. The field of an
+        option that is missing stays None."""
         return cls(**{field.name: getattr(arguments, field.name, None) for field in fields(cls)})
 
     def __str__(self) -> str:
-        """Return the selection as options of the command line; `everything` if no field is set."""
+        """Return the selection as options of a shell's command line, so that no two selections have
+        the same text; `everything` if no field is set."""
         options = [
-            f"--{field.name} {value}"
+            f"--{field.name} {shlex.quote(str(value))}"
             for field in fields(self)
             if (value := getattr(self, field.name)) is not None and field.name != "ids"
         ]
-        options += [f"--id {event_id}" for event_id in self.ids or ()]
+        options += [f"--id {shlex.quote(event_id)}" for event_id in self.ids or ()]
         return " ".join(options) or "everything"
 
 
@@ -120,7 +122,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _parse_broker(text: str) -> BrokerName:
-    """Parse `NAMESPACE/NAME`. Raises `ArgumentTypeError`."""
+    """Parse the name of a Broker, `NAMESPACE/NAME`. Raises `ArgumentTypeError`."""
     if re.fullmatch("[^/]+/[^/]+", text) is None:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not NAMESPACE/NAME: give for example shop/orders"
@@ -129,7 +131,8 @@ def _parse_broker(text: str) -> BrokerName:
 
 
 def _parse_replay_id(text: str) -> str:
-    """Return a replay id unchanged, after checking its characters. Raises `ArgumentTypeError`."""
+    """Check the length and the characters of a replay id, and return it unchanged. Raises
+    `ArgumentTypeError`."""
     if re.fullmatch("[A-Za-z0-9._-]{1,64}", text) is None:
         raise argparse.ArgumentTypeError(
             f"{text!r} is no replay id: use 1 to 64 of A-Z, a-z, 0-9, '.', '_' and '-'"
@@ -138,20 +141,21 @@ def _parse_replay_id(text: str) -> str:
 
 
 def _parse_trace_url(text: str) -> str:
-    """Return a URL unchanged, after checking that it can link to traces. Raises
+    """Check that a URL can link to traces, and return it unchanged. Raises
     `ArgumentTypeError`."""
     if not is_trace_url(text):
         raise argparse.ArgumentTypeError(f"{text!r}: {EXPECTED_TRACE_URL}")
     return text
 
 
-def _positive_parser(kind: Callable[[str], N]) -> Callable[[str], N]:
-    """Return a parser of numbers above 0 of one type: `kind` is int or float."""
+def _positive_parser(number_type: Callable[[str], N]) -> Callable[[str], N]:
+    """Return a function that parses a number above 0 of this type, int or float."""
 
     # The function's name is in argparse's message: "invalid number value".
     def number(text: str) -> N:
-        """Parse a number. Raises `ArgumentTypeError` unless it is above 0."""
-        if not (value := kind(text)) > 0:  # not `<= 0`, which NaN would pass
+        """Parse a number. Raises `ArgumentTypeError` unless it is above 0, and `ValueError` if the
+        text is no number."""
+        if not (value := number_type(text)) > 0:  # not `<= 0`, which NaN would pass
             raise argparse.ArgumentTypeError(f"{text!r} is too small: give a number above 0")
         return value
 
@@ -182,9 +186,10 @@ def parse_moment_or_age(text: str) -> datetime:
     """Parse a time (ISO 8601; in UTC if it has no offset), or an age such as `30d` or `12h`: the
     time that long before now. Raises `ArgumentTypeError`."""
     try:
-        if (age := _match_age(text)) is None:
+        if (match := _match_age(text)) is None:
             return _parse_moment(text)
-        return datetime.now(UTC) - timedelta(**{_UNITS[age[2]]: float(age[1])})
+        number, unit = match.groups()
+        return datetime.now(UTC) - timedelta(**{_UNITS[unit]: float(number)})
     except (ValueError, OverflowError):
         raise argparse.ArgumentTypeError(
             f"{text!r} is no time: give an age such as 30d, 12h or 90m, or a time such as "

@@ -12,6 +12,7 @@ data everything but the edited member stays byte for byte, except for whitespace
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -83,26 +84,27 @@ class EventEdits:
         return edits
 
     def __bool__(self) -> bool:
-        """Whether anything is edited."""
+        """Whether there is any edit."""
         return bool(self.set_attributes or self.remove_attributes or self.set_data)
 
     def __str__(self) -> str:
-        """Return the edits as options of the command line."""
-        options = [f"--set-attribute {name}={value}" for name, value in self.set_attributes]
-        options += [f"--remove-attribute {name}" for name in self.remove_attributes]
-        options += [f"--set-data {pointer}={value}" for pointer, value in self.set_data]
-        return " ".join(options)
+        """Return the edits as options of a shell's command line, so that no two edits have the same
+        text."""
+        options = [("--set-attribute", f"{name}={value}") for name, value in self.set_attributes]
+        options += [("--remove-attribute", name) for name in self.remove_attributes]
+        options += [("--set-data", f"{pointer}={value}") for pointer, value in self.set_data]
+        return " ".join(f"{option} {shlex.quote(value)}" for option, value in options)
 
     @property
     def _names(self) -> list[str]:
-        """The names of the attributes that are set or removed, each once."""
-        return [
-            *dict.fromkeys([*(name for name, _ in self.set_attributes), *self.remove_attributes])
-        ]
+        """Names of the attributes that are set or removed, each once."""
+        set_names = [name for name, _ in self.set_attributes]
+        return list(dict.fromkeys([*set_names, *self.remove_attributes]))
 
     def edit(self, event: Event) -> Event:
-        """Return the edited event; an event that has all values already is returned unchanged. The
-        names of changed attributes, and `data`, are added to the attribute `EDITED`.
+        """Return the event with the edits applied; an event that has all new values already stays
+        as it is. The names of changed attributes, and `data` if the data changed, are added to the
+        attribute `EDITED`.
 
         Raises `CannotEdit` if the data can't be edited, or the edited event would be invalid.
         """
@@ -114,13 +116,15 @@ class EventEdits:
             raise CannotEdit("the event has no data")
         for pointer, value in self.set_data:
             data = set_member(data or b"", _parse_pointer(pointer), _as_json(value))
-        edited = [
+        changed = [
             name for name in self._names if attributes.get(name) != event.attributes.get(name)
         ]
-        edited += ["data"] if data != event.data else []
-        if edited:
-            earlier = filter(None, attributes.get(EDITED, "").split(","))
-            attributes[EDITED] = ",".join(dict.fromkeys([*earlier, *edited]))
+        if data != event.data:
+            changed.append("data")
+        if changed:
+            # An earlier replay may have edited the event, too.
+            changed_earlier = filter(None, attributes.get(EDITED, "").split(","))
+            attributes[EDITED] = ",".join(dict.fromkeys([*changed_earlier, *changed]))
         try:
             validate(attributes)
         except InvalidEvent as error:
@@ -130,8 +134,8 @@ class EventEdits:
     def edit_record(
         self, headers: RecordHeaders, value: bytes | None
     ) -> tuple[RecordHeaders, bytes | None]:
-        """Return headers and value of a record with the edited event; a value is None if the event
-        has no data. Raises `CannotEdit`.
+        """Return the headers and the value of an event's record, with the edits applied to the
+        event. A value of None stands for an event without data. Raises `CannotEdit`.
 
         The record's key stays, so the event keeps its order among the events of its key.
         """
@@ -140,6 +144,7 @@ class EventEdits:
         except InvalidEvent as error:
             raise CannotEdit(str(error)) from None
         draft: Draft = kafka_binding.to_record(self.edit(envelope.event), envelope.passed)
+        # Keep the header of an event that came as JSON, so that it is delivered as JSON again.
         mode = [(MODE, b"structured")] if envelope.sent_as_json else []
         return [*draft.headers, *mode], draft.value
 
@@ -151,9 +156,10 @@ NO_EDITS: Final = EventEdits()
 def edited_record(
     edits: EventEdits, headers: RecordHeaders, value: bytes | None
 ) -> tuple[RecordHeaders, bytes | None]:
-    """Return headers and value of a dead letter's event, edited and without the headers that Knafka
-    added to the dead letter. Raises `CannotEdit`."""
-    # Without the last header, which names the replay: the sender adds that header.
+    """Return the headers and the value with which a dead letter's event is sent again: with the
+    edits applied, and without the headers that Knafka added to the dead letter. Raises
+    `CannotEdit`."""
+    # The last header names the replay; it is left out, as the sender adds it.
     *own_headers, _ = headers_for_replay(headers, "")
     return edits.edit_record(own_headers, value)
 
@@ -202,8 +208,8 @@ def _set_value(document: bytes, pointer: Sequence[str], value: bytes) -> bytes:
 
 
 def _split(text: str, expected_form: str) -> tuple[str, str]:
-    """Return the two sides of the first equals sign. Raises `ValueError`, which names
-    `expected_form`, if there is no equals sign."""
+    """Split a text at its first equals sign, and return the parts before and after it. Raises
+    `ValueError`, whose text names `expected_form`, if there is no equals sign."""
     name, equals, value = text.partition("=")
     if not equals:
         raise ValueError(f"{text!r:.80} is not {expected_form}")
@@ -228,7 +234,8 @@ def _parse_pointer(text: str) -> Pointer:
 
 
 def _as_json(text: str) -> bytes:
-    """Return a value as JSON: the text itself if it is JSON, else the text as a string."""
+    """Return a value to set in JSON data: the text itself if it is JSON, else the text as a JSON
+    string."""
     try:
         return bytes(_decode_value(text.encode()))
     except (msgspec.DecodeError, RecursionError):

@@ -364,3 +364,12 @@ def test_a_job_knows_the_templates_of_names_where_there_are_any() -> None:
         naming.set_current_template(kind, f"{kind.name}-{{{{ .UID }}}}")
     lines = given()["KNAFKA_NAME_TEMPLATES"].splitlines()
     assert lines == ["BROKER_TOPIC-{{ .UID }}", "TRIGGER_GROUP-{{ .UID }}"]
+
+
+def test_no_two_archives_of_a_namespace_share_the_name_of_a_job() -> None:
+    """`a.b` and `a-b` did: while the one's Job ran, the other had `JobNotOurs`."""
+    archives = ["kept", "a-b", "a.b", "a-b-1", "9", "x" * 52, "x" * 50 + ".y"]
+    job_names = {manifests.job_name(archive, run) for archive in archives for run in (1, 11)}
+    assert len(job_names) == 2 * len(archives)
+    assert all(len(name) <= 63 and "." not in name for name in job_names)
+    assert manifests.job_name("kept", 7) == "kept-7"

@@ -365,7 +365,7 @@ async def test_an_answer_brings_nothing_back_that_is_gone_by_now(
     broker = api.put(_document(EVENTING, "Broker", "default"))
     cluster.on_objects(BROKERS, (broker,), ())
     cluster.on_objects(BROKERS, (), (broker,))
-    cluster.keep(broker)
+    cluster.store_answer(broker)
     assert await cluster.get(EVENTING, "Broker", "shop", "default") is None
 
 
@@ -379,7 +379,7 @@ async def test_an_answer_about_a_deleted_object_does_not_replace_the_one_created
     metadata = {**broker["metadata"], "uid": "another", "resourceVersion": "1000"}
     created = {**broker, "metadata": metadata}
     cluster.on_objects(BROKERS, (created,), ())
-    cluster.keep(broker)
+    cluster.store_answer(broker)
     assert await cluster.get(EVENTING, "Broker", "shop", "default") == created
 
 
@@ -398,7 +398,7 @@ async def test_an_answer_about_an_object_deleted_twice_brings_neither_back(
     for broker in (first, second):
         cluster.on_objects(BROKERS, (broker,), ())
         cluster.on_objects(BROKERS, (), (broker,))
-    cluster.keep(first)
+    cluster.store_answer(first)
     assert await cluster.get(EVENTING, "Broker", "shop", "default") is None
 
 
@@ -409,7 +409,7 @@ async def test_a_late_deletion_does_not_hide_the_object_that_an_answer_showed_re
     broker = api.put(_document(EVENTING, "Broker", "default"))
     cluster.on_objects(BROKERS, (broker,), ())
     created = _recreated(broker, 1000)
-    cluster.keep(created)
+    cluster.store_answer(created)
     cluster.on_objects(BROKERS, (), (broker,))
     assert await cluster.get(EVENTING, "Broker", "shop", "default") == created
 

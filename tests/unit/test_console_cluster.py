@@ -23,6 +23,7 @@ from knafka.core.names import (
     of_channel,
     replay_topic,
 )
+from knafka.observability import PRODUCED
 from knafka_client.declared.declared_source import KafkaNotReached
 from knafka_client.declared.kubernetes_api import KubernetesApi
 from knafka_console.model.document import Action, EventName, Health
@@ -357,3 +358,5 @@ def test_a_replica_that_no_longer_acts_has_no_say() -> None:
     assert figures.parse_figures([old]).triggers == {}
     with pytest.raises(figures.InvalidMetrics):
         figures.parse_figures(["knafka_trigger_lag{ nonsense"])
+    with pytest.raises(figures.InvalidMetrics, match="no label topic"):
+        figures.parse_figures([f"{metrics(True, 7)}\n{PRODUCED}{{}} 3\n"])

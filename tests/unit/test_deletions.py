@@ -53,7 +53,8 @@ async def test_an_attempt_that_waits_for_drains_takes_nothing_of_the_time_for_ka
 
 
 @pytest.mark.looptime
-async def test_a_source_whose_secret_is_gone_is_deleted_in_the_end() -> None:
+@pytest.mark.parametrize("word", [None, ""], ids=["gone", "empty"])
+async def test_a_source_whose_secret_is_no_use_is_deleted_in_the_end(word: str | None) -> None:
     """Another operator has taken over: without the Secret it can't reach the group's Kafka."""
     group = "knative-kafka-source-7c2b2f0e-5f3a-4c83-9c43-0d6f6f1a2b3c"
     password = {"secretKeyRef": {"name": "user", "key": "word"}}
@@ -65,7 +66,10 @@ async def test_a_source_whose_secret_is_gone_is_deleted_in_the_end() -> None:
         world.declare(consumerGroup=group, net={"sasl": sasl})
         await world.turn()
         assert world.committed(group)
-        world.inner.cluster.remove(CORE, "Secret", "shop", "user")
+        if word is None:
+            world.inner.cluster.remove(CORE, "Secret", "shop", "user")
+        else:
+            world.inner.declare_secret("shop", "user", word=word)
         await world.start()
         await world.delete()
         assert key in stored

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from support.drains import DEAD, TOPIC, Answer, NoTopics, Request, World, response, until
@@ -135,6 +136,18 @@ async def test_of_attributes_too_large_for_the_topic_a_stub_keeps_those_that_fit
     assert stub.attributes.items() >= {"id": "1", "source": "/s", "type": "t", "small": "z"}.items()
     assert not {"large", "subject"} & stub.attributes.keys()
     assert world.records_of(DEAD)[0].key() is None
+
+
+async def test_a_stub_of_an_event_with_a_header_without_value_keeps_its_attributes() -> None:
+    """Kafka allows such a header, and its client gives None."""
+    world = World(always(response(400)))
+    passed: list[Any] = [("empty", None)]
+    world.send("1", "k", b"x" * (MAX_RECORD_BYTES - 200), passed)
+    assert (await world.run()).dead_lettered == 1
+    (stub,) = world.events_of(DEAD)
+    assert stub.attributes.items() >= {"id": "1", "knativeerrorcode": "400"}.items()
+    assert stub.attributes["knafkaomitted"] == "data"
+    assert ("empty", b"") in (world.records_of(DEAD)[0].headers() or ())
 
 
 async def test_an_undecodable_record_too_large_for_the_topic_leaves_a_stub_too() -> None:

@@ -111,7 +111,10 @@ def test_a_selection_is_read_as_it_was_said() -> None:
         since=datetime(2026, 11, 21, tzinfo=UTC),
     )
     assert str(selection) == (
-        "--broker shop/main --reason status --code 503 --since 2026-11-21 00:00:00+00:00"
+        "--broker shop/main --reason status --code 503 --since '2026-11-21 00:00:00+00:00'"
+    )
+    assert str(command_options.FailureSelection(summary="no --id 7", id="8")) == (
+        "--summary 'no --id 7' --id 8"
     )
 
 

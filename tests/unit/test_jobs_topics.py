@@ -148,7 +148,7 @@ def test_a_replay_to_a_trigger_without_dead_letters_is_refused() -> None:
 def test_a_transaction_is_bounded_by_events_and_by_bytes() -> None:
     sizes = [4, 4, 4, 30, 1, 1, 1, 1, 0]
     events = [FailedEvent(str(each), "t", b"", b"x" * each, []) for each in sizes]
-    sent = [[each.size for each in batch] for batch in batches(events, count=4, size=10)]
+    sent = [[each.size for each in batch] for batch in batches(events, 4, 10)]
     assert sent == [[4, 4], [4], [30], [1, 1, 1, 1], [0]]
 
 

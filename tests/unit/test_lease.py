@@ -133,6 +133,27 @@ async def test_who_asks_while_the_drain_is_being_ended_gets_a_new_one() -> None:
     await second.task
 
 
+async def test_a_request_that_waits_for_a_drains_end_starts_none_in_a_process_that_ends() -> None:
+    """Nobody would stop that drain: the process would run on until it is killed."""
+    running = await started(slow)
+    running.world.send("1")
+    first = running.drain(idle="PT1H", egress=running.digest)
+    await until(lambda: running.world.subscriber.posts)
+    first.tell(STOP)
+    await asyncio.sleep(0.1)
+    first.task.cancel()
+    await asyncio.wait({first.task})
+    second = running.drain(idle="PT1H", egress=running.digest)
+    await asyncio.sleep(0.1)
+    stopping = asyncio.create_task(running.dispatcher.stop())
+    await asyncio.wait({stopping}, timeout=60)
+    assert stopping.done()
+    await second.task
+    assert second.status == 503
+    assert running.opened == 1
+    assert running.world.log.groups[GROUP].members == []
+
+
 async def test_at_the_end_of_the_process_attempts_get_what_the_grace_period_leaves() -> None:
     """Fault 7: a subscriber that takes 60 s got events twice."""
     running = Running(World(slow))

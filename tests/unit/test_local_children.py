@@ -16,7 +16,7 @@ from support.wire import get
 
 from knafka_client.sockets import listen, port_of
 from knafka_local.processes import children
-from knafka_local.processes.children import Child, Command, Supervised
+from knafka_local.processes.children import Child, Command, Supervised, describe_exit
 from knafka_local.supervisor import Supervisor, UpOptions
 from knafka_local.view import View
 
@@ -52,6 +52,12 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
     except FileNotFoundError:
         return False
+
+
+def test_how_a_child_has_ended_is_said_in_words() -> None:
+    assert describe_exit(3) == "ended with code 3"
+    assert describe_exit(-9) == "was ended by SIGKILL"
+    assert describe_exit(-35) == "was ended by signal 35", "a real-time signal has no name"
 
 
 async def test_what_a_child_prints_is_shown_line_by_line_and_logged(tmp_path: Path) -> None:

@@ -52,6 +52,12 @@ async def sent(
     return await send(events, url, answers.append, retry=retry, connections=2), answers
 
 
+async def test_a_status_that_only_a_proxy_knows_is_shown() -> None:
+    async with answering(b"HTTP/1.1 520 Odd\r\ncontent-length: 0\r\n\r\n") as (url, _):
+        _, (answer,) = await sent(url)
+    assert str(answer).startswith("520 ")
+
+
 def test_an_event_has_all_that_it_needs_even_if_nothing_is_said() -> None:
     event = sample_event({}, None, 1)
     assert event.attributes.keys() == {"specversion", "id", "source", "type"}

@@ -9,6 +9,7 @@ from support.memory.records import MemoryRecord
 
 from knafka.core.events.event import Event
 from knafka.core.events.kafka_binding import to_record
+from knafka_cli.events import tailing
 from knafka_cli.events.tailing import OutputFormat, line_of, problem_of
 from knafka_cli.shared.event_input import BadInput
 from knafka_cli.shared.moments import START_OF_TOPIC, parse_moment
@@ -47,6 +48,16 @@ def test_no_event_can_move_the_cursor_or_break_its_line() -> None:
     assert line is not None
     assert "\x1b" not in line
     assert "\n" not in line
+
+
+@pytest.mark.parametrize(("count", "kept"), [(1, [2]), (3, [0, 1, 2]), (5, [0, 1, 2]), (0, [])])
+def test_the_newest_existing_records_are_kept_however_few_there_are(
+    count: int, kept: list[int]
+) -> None:
+    records = [MemoryRecord("t", 0, offset, None, b"", [], offset) for offset in range(4)]
+    ends = {("t", 0): 3}  # the last record is new
+    newest = tailing._keep_newest(list(records), ends, count)
+    assert [record.offset() for record in newest] == [*kept, 3]
 
 
 def test_only_what_is_wanted_is_shown() -> None:

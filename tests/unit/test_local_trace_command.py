@@ -171,6 +171,21 @@ def test_what_was_found_until_ctrl_c_is_shown(memory: MemoryLog, tmp_path: Path)
     assert "interrupted: 1 older records of main were not searched" in said
 
 
+def test_a_search_that_was_interrupted_at_once_says_nothing_of_the_event(
+    memory: MemoryLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(searching, "run_search", interrupt)
+    code, _, said = knafka("1", "--broker", "shop/main", "--since", "start", data=tmp_path)
+    assert code == 1
+    assert "interrupted: main was not searched" in said
+    assert "no event 1 was found in main before the search was interrupted" in said
+    code, printed, _ = knafka("1", "--broker", "shop/main", "--json", data=tmp_path)
+    assert json.loads(printed)["complete"] is False
+
+
 def test_a_time_that_is_none_is_refused(memory: MemoryLog, tmp_path: Path) -> None:
     assert knafka("1", "--since", "yesterday", data=tmp_path)[0] == 2
 

@@ -246,3 +246,13 @@ async def test_a_brokers_receiver_gets_no_more_pods_than_the_installation_allows
     assert (found["status"], found["reason"]) == ("False", "Invalid")
     assert "6: want at most 5" in found["message"]
     assert (SERVING, "Service", SHOP, "default-kn-receiver") not in world.cluster.objects
+
+
+@pytest.mark.looptime
+async def test_a_number_of_pods_of_thousands_of_digits_is_refused_in_a_condition(
+    world: OperatorWorld,
+) -> None:
+    """`int()` raises for more than 4,300 digits."""
+    world.declare_broker(SHOP, annotations={"autoscaling.knative.dev/min-scale": "9" * 5_000})
+    found = condition(await world.reconcile_broker(SHOP), "DataPlaneAvailable")
+    assert (found["status"], found["reason"]) == ("False", "Invalid")

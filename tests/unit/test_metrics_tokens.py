@@ -28,7 +28,7 @@ from knafka.receiver.answers import Answer
 from knafka.receiver.ingest import METRICS_PATH, IngestHandler
 from knafka.receiver.observing import ReceiverObservers
 from knafka_client.sockets import free_port
-from knafka_console.function import metrics_of
+from knafka_console.function import metrics_reader
 from knafka_console.settings import ConsoleSettings
 from knafka_console.sources.metrics import DirectMetrics, MetricsUnavailable
 from knafka_operator.functions import services
@@ -130,7 +130,7 @@ async def test_the_console_of_a_cluster_reads_the_operators_closed_metrics() -> 
         try:
             for tokens, is_read in ((f"{NEW},{OLD}", True), ("", False)):
                 settings = ConsoleSettings.from_environment({**environment, METRICS_TOKENS: tokens})
-                reading = asyncio.to_thread(metrics_of(settings, port).read)
+                reading = asyncio.to_thread(metrics_reader(settings, port).read)
                 if is_read:
                     assert len(await reading) == 1
                 else:

@@ -347,7 +347,7 @@ async def test_entries_of_a_channel_that_is_gone_are_not_written_down(world: Cha
     world.declare_entry(SHOP, CHANNEL, UID)
     world.hear()
     assert world.channels.entries is not None
-    document = world.channels.entries.known(Identity(SHOP, f"{CHANNEL}.{UID}"))
+    document = world.channels.entries.find_subscription(Identity(SHOP, f"{CHANNEL}.{UID}"))
     assert document is not None
     world.cluster.remove(VERSION, "KafkaChannel", SHOP, CHANNEL)
     await world.channels.cluster.write_status(document, {"annotations": {"group.id": group()}})

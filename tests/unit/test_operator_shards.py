@@ -36,7 +36,7 @@ from knafka_operator.model.resources import CORE, ISOLATION, PAUSED_ANNOTATION, 
 
 pytestmark = pytest.mark.looptime
 
-MEMBERS = names.shard_members(
+MEMBERS = names.shard_members_group(
     names.shard_group(SHOP, "default", 0), names.broker_topic(SHOP, "default")
 )
 """The group of the shard's processes."""

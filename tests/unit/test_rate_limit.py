@@ -18,6 +18,7 @@ from knafka.dispatcher.engine.rate import AttemptRate
 from knafka_operator.kafka import kafka_settings
 from knafka_operator.model.autoscaling import Autoscaling
 from knafka_operator.model.isolation import Isolation
+from knafka_operator.model.resources import SEMANTICS
 
 TEN_A_MINUTE = RateLimit(unit=RateUnit.MINUTE, requests_per_unit=10)
 TEN_A_SECOND = RateLimit(requests_per_unit=10)
@@ -119,8 +120,10 @@ def test_a_trigger_declares_it(text: str, interval: float) -> None:
 
 @pytest.mark.parametrize("text", ["10", "10/Day", "0/Second", "-1/Second", "x/Hour", "/Second"])
 def test_what_is_no_limit_is_refused(text: str) -> None:
-    with pytest.raises(InvalidDocument, match="rate-limit: invalid value"):
-        kafka_settings.check_trigger_settings({"knafka.dev/rate-limit": text})
+    annotations = {"knafka.dev/rate-limit": text}
+    for semantics in ("at-least-once", "at-most-once"):
+        with pytest.raises(InvalidDocument, match="rate-limit: invalid value"):
+            kafka_settings.check_trigger_settings(annotations | {SEMANTICS: semantics})
 
 
 def test_one_with_a_limit_shares_no_dispatcher() -> None:

@@ -217,7 +217,7 @@ async def test_of_200_triggers_each_commits_within_a_second(
     shard: Shard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A kill repeats no more than with one Trigger (docs/reference/delivery.md)."""
-    monkeypatch.setattr(SharedTopic, "readers", 200)
+    monkeypatch.setattr(SharedTopic, "reader_count", 200)
     reader = GroupReader(shard.shared, "group", Owner(), MemoryOffsets(shard.world.log))
     assert (reader.commit_interval, reader.quiet_commit_interval) == (1.0, 1.0)
 

@@ -49,6 +49,8 @@ REPLY_ATTEMPTS: Final = f"{ATTRIBUTE_PREFIX}replyattempts"
 LOGGED_ATTEMPTS: Final = 10
 """Most attempts in `ATTEMPT_LOG`, which has fewer than 500 characters then."""
 
+_EXTENSION_HEADER_PREFIX: Final = b"kne-"
+"""Begins the names of response headers by which a subscriber adds attributes to a dead letter."""
 EXTENSION_BYTES: Final = 4096
 """Most bytes of names and values that are kept from `kne-` headers; further headers are left
 out."""
@@ -156,9 +158,10 @@ def extensions_of(headers: HttpHeaders) -> Sequence[tuple[str, str]]:
     extensions: dict[str, str] = {}
     remaining_bytes = EXTENSION_BYTES
     for header, raw in headers:
-        if not header.startswith(b"kne-"):
+        if not header.startswith(_EXTENSION_HEADER_PREFIX):
             continue
-        name, value = header[4:].decode("latin-1"), decode_header_value(raw)
+        name = header.removeprefix(_EXTENSION_HEADER_PREFIX).decode("latin-1")
+        value = decode_header_value(raw)
         remaining_bytes -= len(name) + len(raw)
         if remaining_bytes >= 0 and value and _is_extension(name) and is_legal(value):
             extensions[name] = value
@@ -188,15 +191,17 @@ def dead_letter_of(
         if envelope.document is not None:  # the event is JSON
             _, headers, value = to_record(envelope.event, envelope.passed)
     own_headers = [(name, raw) for name, raw in headers if name not in FAILURE_HEADERS]
-    # The event's own attributes stay as they are (KN-BRK-10).
+    # The event's own attributes stay as they are (KN-BRK-10). Its datacontenttype is in the header
+    # `content-type`, so it has to be named here.
     own_names = {name for name, _ in own_headers} | {"ce_datacontenttype"}
     new_extensions = {
         name: text for name, text in failure.extensions if f"ce_{name}" not in own_names
     }
     failure_attributes |= new_extensions | {EXTENSIONS: ",".join(new_extensions)}
-    return own_headers + [
+    added_headers = [
         (f"ce_{name}", text.encode()) for name, text in failure_attributes.items() if text
-    ], value
+    ]
+    return own_headers + added_headers, value
 
 
 def _failure_attributes(failure: Failure, origin: Origin) -> dict[str, str]:
@@ -222,17 +227,16 @@ def _failure_attributes(failure: Failure, origin: Origin) -> dict[str, str]:
 
 
 def origin_of(headers: RecordHeaders) -> tuple[str, int, int] | None:
-    """Return topic, partition and offset of the record that failed, from a dead letter's headers;
-    None if they are missing or invalid."""
+    """Return topic, partition and offset of the record that failed, as the `headers` of its dead
+    letter state them; None if one of the three is missing or invalid."""
     header_values = dict(headers)
     topic, partition, offset = (
         header_values.get(f"ce_{ATTRIBUTE_PREFIX}{field_name}") or b""
         for field_name in ("topic", "partition", "offset")
     )
-    # Kafka's numbers have 64 bits, so at most 19 digits. Anybody may have forged the headers.
-    if not topic or not all(
-        number.isdigit() and len(number) < 20 for number in (partition, offset)
-    ):
+    # Anybody may have forged the headers. Kafka's numbers have 64 bits, so at most 19 digits.
+    are_numbers = all(number.isdigit() and len(number) < 20 for number in (partition, offset))
+    if not topic or not are_numbers:
         return None
     return topic.decode(errors="replace"), int(partition), int(offset)
 
@@ -241,16 +245,17 @@ def stub_of(letter: Draft) -> Draft:
     """Return a dead letter without its data, for a topic that refuses it as too large. The stub
     keeps the attributes that were added to the event, and up to `STUB_BYTES` of the event's own
     attributes: the required ones first, then the shortest. `OMITTED` says what is missing."""
-    own_headers = [header for header in letter.headers if header[0] not in FAILURE_HEADERS]
+    # The headers of a foreign record may have no value, which is None in Kafka's client.
+    all_headers = [(name, raw or b"") for name, raw in letter.headers]
+    own_headers = [header for header in all_headers if header[0] not in FAILURE_HEADERS]
     kept_names = _names_within_stub(own_headers)
-    omitted_parts = [
-        *(["data"] if letter.value else []),
-        *(["attributes"] if len(kept_names) < len(own_headers) else []),
-    ]
+    omitted_parts: list[str] = []
+    if letter.value:
+        omitted_parts.append("data")
+    if len(kept_names) < len(own_headers):
+        omitted_parts.append("attributes")
     headers = [
-        header
-        for header in letter.headers
-        if header[0] in FAILURE_HEADERS or header[0] in kept_names
+        header for header in all_headers if header[0] in FAILURE_HEADERS or header[0] in kept_names
     ]
     key = letter.key if letter.key and len(letter.key) <= MAX_STUB_KEY else None
     return Draft(key, [*headers, (f"ce_{OMITTED}", ",".join(omitted_parts).encode())], None)
@@ -274,8 +279,8 @@ def _names_within_stub(own_headers: RecordHeaders) -> set[str]:
 
 
 def headers_for_replay(headers: Iterable[tuple[str, bytes]], replay: str) -> RecordHeaders:
-    """Return a dead letter's headers for a replay: without the headers that the dead letter added
-    to its event, and with `REPLAY`, whose value is `replay`.
+    """Return the headers with which a dead letter's event is sent again: the dead letter's
+    `headers` without those that it added to the event, and with `REPLAY`, whose value is `replay`.
 
     The record's key and value are sent again as they are.
     """
@@ -295,8 +300,8 @@ def headers_for_replay(headers: Iterable[tuple[str, bytes]], replay: str) -> Rec
 
 def _truncated_body(body: bytes) -> bytes:
     """Return at most `ERROR_DATA_BYTES` of a body, not cut within a UTF-8 character."""
-    # A character has at most 4 bytes, and all but its first are 10xxxxxx. Without such a boundary
-    # the body isn't UTF-8, and may be cut anywhere.
+    # A character has at most 4 bytes, and all but its first are 10xxxxxx: the body is cut before a
+    # byte of another form. If none of the last 4 is, the body isn't UTF-8 and may be cut anywhere.
     for end in range(ERROR_DATA_BYTES, ERROR_DATA_BYTES - 4, -1):
         if end >= len(body) or body[end] & 0xC0 != 0x80:
             return body[:end]

@@ -17,12 +17,12 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from knafka import settings
 from knafka.clients.kafka.kafka_statistics import ClientStatistics
-from knafka.core import drain as contract
+from knafka.core import drain as drain_protocol
 from knafka.core.documents import parse_json
 from knafka.core.drain import DrainRequest
 from knafka.core.errors import InvalidDocument, LogError
 from knafka.core.tokens.caller_tokens import EVERYBODY, NO_SCRAPER, bearer_of
-from knafka.draining.streaming import answer, refuse_caller
+from knafka.draining.streaming import answer, refuse_caller, refuse_while_ending
 from knafka.observability import CONTENT_TYPE, Metric, prometheus_text
 from knafka.serving import LIVENESS, READINESS, Receive, Scope, Send
 from knafka.settings import DrainSettings
@@ -80,9 +80,9 @@ class Side(Protocol):
         ...
 
     async def stream(self, request: DrainRequest, caller: asyncio.Task[bool], send: Send) -> None:
-        """Answer a request for a drain with lines of progress until the request is over. The task
-        `caller` waits for the caller: it returns True if the caller asks for a stop, False if it
-        disconnects; it is cancelled if another request replaces this one."""
+        """Answer a request for a drain with lines of progress until the request is over. `caller`
+        is a task that ends when the caller acts: it returns True if the caller asks for a stop,
+        False if it disconnects. It is cancelled if another request replaces this one."""
         ...
 
     def detach(self) -> None:
@@ -127,8 +127,8 @@ class DrainingFunction:
         self._scrapers = EVERYBODY
         """Who may read the metrics; set by `start`."""
         self._replaceable_request: tuple[asyncio.Task[bool], asyncio.Event] | None = None
-        """The `caller` task of the request under way, and the event that is set when that request
-        has ended; None: no request is under way that another one may replace."""
+        """The request under way: its `caller` task (`Side.stream`), and the event that is set when
+        it has ended. None: no request is under way that another one may replace."""
         self._tracing: Tracing | None = None
         """The function's tracing, set by `start`; None: tracing is off."""
         self.statistics: ClientStatistics
@@ -148,7 +148,8 @@ class DrainingFunction:
         self._side.start(drain=drain_settings.at_start)
 
     def state(self) -> Mapping[str, Any]:
-        """Return what all connections to this function share: nothing, unlike in the receiver."""
+        """Return the ASGI state that all connections share: nothing here, unlike in the
+        receiver."""
         return {}
 
     def interrupt(self) -> None:
@@ -196,7 +197,7 @@ class DrainingFunction:
         """Answer one HTTP request as an ASGI application: `POST /drain`, the probes, or `GET
         /metrics`; any other with 404."""
         method, path = scope["method"], scope["path"]
-        if path == contract.PATH:
+        if path == drain_protocol.PATH:
             if method != "POST":
                 await answer(send, 405, b"drain with POST\n")
             elif self._callers.accept(bearer := bearer_of(scope["headers"])):
@@ -253,7 +254,7 @@ class DrainingFunction:
         if side.is_attached:
             await answer(send, 409, b"a drain is under way here\n")
         elif self._is_ending:
-            await answer(send, 503, b"this process is ending\n")
+            await refuse_while_ending(send)
         elif side.problem:
             await answer(send, 503, f"{side.problem}\n".encode())
         else:
@@ -273,8 +274,9 @@ async def _read_request(receive: Receive) -> tuple[DrainRequest, bytes] | None:
     """Read a drain request. Returns the request and the bytes of the body that were read after it;
     None if the caller has disconnected. Raises `InvalidDocument` for an invalid request.
 
-    The request is the body's first line if that is a valid request and more of the body follows or
-    may follow; else it is the whole body. An empty body is a request without settings.
+    A caller may keep the body open, to send a stop later. So the request is the body's first line
+    if that is a valid request and more of the body follows or may follow; else it is the whole
+    body. An empty body is a request without settings.
     """
     body, has_more = b"", True
     while has_more:
@@ -299,10 +301,10 @@ async def _wait_for_caller(receive: Receive, body_rest: bytes) -> bool:
     """Wait until the caller asks to stop the drain or disconnects; return True if it asks for the
     stop, False if it disconnects. `body_rest`: the bytes of the body after the request that were
     read already."""
-    while contract.STOP.strip() not in body_rest:
+    while drain_protocol.STOP.strip() not in body_rest:
         message = await receive()
         if message["type"] == "http.disconnect":
             return False
-        # Only the end is kept, as a body may go on for as long as the request.
+        # Only the body's end is kept, as it may grow for as long as the request lasts.
         body_rest = (body_rest + message.get("body", b""))[-MAX_REQUEST_BYTES:]
     return True

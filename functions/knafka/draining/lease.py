@@ -132,11 +132,11 @@ class DrainLease(Generic[P]):
         self._drains_from_start = True
         self._begin_drain()
 
-    async def attach(self, request: DrainRequest) -> tuple[Leased[P], asyncio.Task[P]]:
-        """Begin a request: start a drain, unless one is running; if the running one is being
-        stopped, wait for its end and start another. A renewal under way is cancelled, unless it has
-        sent this request. Returns the drain, and the task that returns the drain's last
-        progress."""
+    async def attach(self, request: DrainRequest) -> tuple[Leased[P], asyncio.Task[P]] | None:
+        """Begin to serve a request: start a drain, unless one is running; if the running one is
+        being stopped, wait for its end and start another. A renewal under way is cancelled, unless
+        it has sent this request. Returns the drain, and the task that runs it and returns its last
+        progress; None if the process has begun to end meanwhile, so that no drain may start."""
         self.is_attached = True
         self._request = request
         if not request.renewal:
@@ -145,6 +145,8 @@ class DrainLease(Generic[P]):
         if self._drain is not None and self._drain.is_stopping and self._running is not None:
             await asyncio.wait({self._running})
         if self._running is None:
+            if self._is_ending:
+                return None
             self._begin_drain()
         assert self._drain is not None
         assert self._running is not None
@@ -268,9 +270,9 @@ class DrainLease(Generic[P]):
         assert self._renewal is not None
         while (drain := self._drain) is not None and not drain.is_stopping:
             if drain.shrunk_at is not None:  # somebody has started another dispatcher
-                wait = drain.shrunk_at + HANDOVER_SECONDS - self._loop.time()
-                if wait > 0:
-                    await asyncio.sleep(wait)
+                seconds_left = drain.shrunk_at + HANDOVER_SECONDS - self._loop.time()
+                if seconds_left > 0:
+                    await asyncio.sleep(seconds_left)
                     continue
             request = self._request.model_copy(update={"budget": RENEWAL_BUDGET, "renewal": True})
             try:

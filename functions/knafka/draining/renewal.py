@@ -46,7 +46,7 @@ class OwnService:
             )
         except DeliveryError as error:
             raise RenewalFailed(f"{self._target.url}: {error}") from error
-        if response.status == 412:  # so `DrainingFunction` refuses what it doesn't drain
+        if response.status == 412:  # a `DrainingFunction` that drains something else answers this
             raise AnotherEgress(f"{self._target.url} drains something else")
         if response.status != 200:
             raise RenewalFailed(f"{self._target.url} answered {response.status}")

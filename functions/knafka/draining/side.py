@@ -1,4 +1,5 @@
-"""A side with one lease: the common part of a single Egress's side and a Sensor's side."""
+"""The draining half of a function with one lease: what that of a single Egress and that of a Sensor
+have in common (`function.Side` is the interface)."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ class LeasedSide:
         """Return at once, as this side is ready from the start; `timeout` is ignored."""
 
     def note_refusal(self) -> None:
-        """Note that this process has refused a request for a drain that isn't its own."""
+        """Note that this process has refused a request for something that it doesn't drain: it is
+        being replaced, so a planned drain is postponed (`DrainLease.note_refusal`)."""
         self._lease.note_refusal()
 
     def start(self, *, drain: bool) -> None:
@@ -39,9 +41,9 @@ class LeasedSide:
             self._lease.drain_from_start()
 
     async def stream(self, request: DrainRequest, caller: asyncio.Task[bool], send: Send) -> None:
-        """Answer a request for a drain with lines of progress until the request is over. The task
-        `caller` waits for the caller: it returns True if the caller asks for a stop, False if it
-        disconnects; it is cancelled if another request replaces this one."""
+        """Answer a request for a drain with lines of progress until the request is over. `caller`
+        is a task that ends when the caller acts: it returns True if the caller asks for a stop,
+        False if it disconnects. It is cancelled if another request replaces this one."""
         await stream(self._lease, request, caller, send)
 
     def detach(self) -> None:

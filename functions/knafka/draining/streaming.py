@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-from knafka.core import drain as contract
+from knafka.core import drain as drain_protocol
 from knafka.core.drain import DrainProgress, DrainRequest, Ended, ShardProgress
 from knafka.core.tokens.caller_tokens import REFUSED
 from knafka.draining.lease import DrainLease, Leased
@@ -29,31 +29,34 @@ async def stream(
     request: DrainRequest,
     caller: asyncio.Task[bool],
     send: Send,
-    line_of: Callable[[P], P] = lambda progress: progress,
+    part_to_send: Callable[[P], P] = lambda progress: progress,
     news: asyncio.Event | None = None,
 ) -> None:
     """Answer a request for a drain: send lines of the drain's progress, one each second, until the
     drain ends, the request's budget is spent or the caller disconnects. The drain itself goes on,
-    unless the caller asks for a stop.
+    unless the caller asks for a stop. A process that has begun to end answers 503.
 
-    The task `caller` waits for the caller: it returns True if the caller asks for a stop, False if
-    it disconnects; it is cancelled if another request replaces this one. `line_of` returns the part
-    of a progress that is sent; by default all of it. `news`: an event; when it is set, the next
-    line is sent at once.
+    `caller` is a task that ends when the caller acts: it returns True if the caller asks for a
+    stop, False if it disconnects. It is cancelled if another request replaces this one.
+    `part_to_send` returns the part of a progress that a line holds; by default all of it. When the
+    event `news` is set, the next line is sent at once; None: lines are sent each second only.
     """
     loop = asyncio.get_running_loop()
-    drain, running = await lease.attach(request)
+    if (attached := await lease.attach(request)) is None:
+        await refuse_while_ending(send)
+        return
+    drain, running = attached
     deadline = loop.time() + request.budget
     error = None  # why this request has ended before the drain and before its budget was spent
-    await start(send, 200, b"application/x-ndjson")
+    await send_head(send, 200, b"application/x-ndjson")
     while not running.done() and (seconds_left := deadline - loop.time()) > 0:
         if news is not None:
             news.clear()  # before `progress`, so that no later news are missed
-        await _send_line(send, line_of(drain.progress()))
+        await _send_line(send, part_to_send(drain.progress()))
         tasks: set[asyncio.Task[Any]] = {running} if caller.done() else {running, caller}
-        await _wait(tasks, news, min(seconds_left, contract.PROGRESS_INTERVAL))
+        await _wait(tasks, news, min(seconds_left, drain_protocol.PROGRESS_INTERVAL))
         if not caller.done():
-            continue
+            continue  # a second has passed, there is news, or the drain has ended
         if caller.cancelled():
             error = REPLACED
             break
@@ -62,13 +65,13 @@ async def stream(
         if not request.can_be_stopped:
             error = STOP_REFUSED
             break
-        drain.stop()
+        drain.stop()  # called again after each further line, which changes nothing
         deadline = math.inf  # the response lasts until the drain has ended
     if running.done():
         last_progress = _last_progress_of(running, drain)
     else:
         last_progress = drain.progress(Ended.BUDGET, error)
-    await _send_line(send, line_of(last_progress))
+    await _send_line(send, part_to_send(last_progress))
     await send({"type": "http.response.body", "body": b""})
 
 
@@ -93,14 +96,19 @@ def _last_progress_of(running: asyncio.Task[P], drain: Leased[P]) -> P:
         return drain.progress(Ended.FAILED, f"{type(error).__name__}: {error}")
 
 
+async def refuse_while_ending(send: Send) -> None:
+    """Send 503, as this process has begun to end and starts no drain."""
+    await answer(send, 503, b"this process is ending\n")
+
+
 async def refuse_caller(send: Send, reason: str = REFUSED) -> None:
     """Send 401 with this `reason` as its text, as the caller shows no valid token."""
     text = f"{reason}\n".encode()
-    await start(send, 401, b"text/plain; charset=utf-8", (b"www-authenticate", b"Bearer"))
+    await send_head(send, 401, b"text/plain; charset=utf-8", (b"www-authenticate", b"Bearer"))
     await send({"type": "http.response.body", "body": text})
 
 
-async def start(
+async def send_head(
     send: Send, status: int, content_type: bytes, *headers: tuple[bytes, bytes]
 ) -> None:
     """Send the status and the headers of a response. The caller must then send the body."""
@@ -112,7 +120,7 @@ async def answer(
     send: Send, status: int, body: bytes, content_type: bytes = b"text/plain; charset=utf-8"
 ) -> None:
     """Send a whole response with this body."""
-    await start(send, status, content_type)
+    await send_head(send, status, content_type)
     await send({"type": "http.response.body", "body": body})
 
 

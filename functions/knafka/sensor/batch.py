@@ -1,5 +1,13 @@
 """Collects the results of some records of a Sensor for one transaction; they take effect only when
-it is committed."""
+it is committed.
+
+    bus            the topic whose events the Sensor reads
+    trigger topic  the Sensor's own topic, through which events reach the triggers that need them
+    changelog      a topic with one record for each event that a trigger holds
+    action topic   one record for each firing, for the trigger's subscriber
+
+A trigger holds events until its condition is true; then it fires.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +15,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Final, TypeAlias
 
+from knafka.core.dead_letter import stub_of
 from knafka.core.delivery import Reason
 from knafka.core.events.kafka_binding import Draft
 from knafka.core.sensor import letters, records
@@ -103,8 +112,8 @@ class Batch:
         """Number of stale records of the changelog that this batch removes."""
 
     def _remove_stale(self) -> int:
-        """Append the tombstones of stale records of the changelog, up to `MAX_BATCH_RECORDS`;
-        returns their number."""
+        """Append the tombstones of stale records of the changelog (`State.stale_records`), up to
+        `MAX_BATCH_RECORDS`; returns their number."""
         count = 0
         for number, record_key in islice(self._state.stale_records, MAX_BATCH_RECORDS):
             self._remove(number, record_key)
@@ -112,28 +121,30 @@ class Batch:
         return count
 
     def begin_cause(self, cause: Cause) -> None:
-        """Set the cause of all outputs that are added from now on, until the next call."""
+        """Set the cause (a record that was read, or a key whose events change without one) of all
+        outputs that are added from now on, until the next call."""
         self._causes.append(cause)
         self._starts.append(len(self._outputs))
 
     def refused_outputs(self, topic: str, key: bytes | None, *, all_as_large: bool) -> Refused:
-        """Return the outputs that the next batch must leave out, by cause, as `topic` has refused
-        the output with the record key `key` (None: without key) for its size. Empty if this batch
-        has no such output. `all_as_large` True: every other output to the topic that is at least as
-        large is returned, too."""
+        """Return, by cause, the outputs that the next batch must leave out, as `topic` has refused
+        this batch's output with the record key `key` (None: without key) for its size.
+        `all_as_large` True: outputs to the topic that are at least as large are returned, too;
+        without it, the result is empty if this batch has no output with this key."""
         topic_outputs = [
             (output, cause)
             for output, cause in self._outputs_with_causes()
             if output.topic == topic
         ]
+        # If several outputs have the key, the largest of them counts as the refused one.
         limit = max(
             (_size_of(output) for output, _ in topic_outputs if output.key == key), default=0
         )
-        causes: Refused = {}
+        refused: Refused = {}
         for output, cause in topic_outputs:
             if _size_of(output) >= limit and (all_as_large or output.key == key):
-                causes.setdefault(_id_of_cause(cause), {})[topic, output.key] = limit
-        return causes
+                refused.setdefault(_id_of_cause(cause), {})[topic, output.key] = limit
+        return refused
 
     def _outputs_with_causes(self) -> Iterator[tuple[Output, Cause]]:
         """Yield the outputs with their causes; leave out the tombstones of stale changelog records,
@@ -146,8 +157,8 @@ class Batch:
                 yield self._added[record_id], self._causes[cause_index]
 
     def _check_size(self, output: Output) -> None:
-        """Raise `TooLarge` if the topic has refused an output of the present cause with this
-        output's record key and at most its size."""
+        """Raise `TooLarge` if the output is known to be too large: earlier, its topic has refused
+        an output of the same cause and record key that was at most as large."""
         limits = self._refused.get(_id_of_cause(self._causes[-1])) if self._causes else None
         if limits is None:
             return
@@ -160,7 +171,7 @@ class Batch:
 
     def _append(self, output: Output) -> None:
         """Add an output of the present cause. Raises `TooLarge` if it is known to be too large for
-        its topic."""
+        its topic (`_check_size`)."""
         if self._refused:
             self._check_size(output)
         self._outputs.append(output)
@@ -172,12 +183,12 @@ class Batch:
         try:
             self._append(Output(topic, letter.key, letter.value, letter.headers))
         except TooLarge:
-            letter = letters.without_data(letter)
+            letter = stub_of(letter)
             self._outputs.append(Output(topic, letter.key, letter.value, letter.headers))
         self.dead_letter_count += 1
         self.counts.dead_letters[reason.value] += 1
 
-    def give_up(
+    def add_dead_letter_of_record(
         self,
         place: tuple[str, int, int],
         record: Draft,
@@ -185,7 +196,8 @@ class Batch:
         trigger: str | None,
     ) -> None:
         """Add the dead letter of the record at `place` (topic, partition, offset). `failure` is the
-        reason and a text; `trigger` is the only trigger for which the record failed (None: all)."""
+        dead letter's reason and text; `trigger` is the only trigger for which the record failed
+        (None: it failed for all)."""
         now = self._now / 1000
         letter = letters.of_record(self._sensor, place, record, failure, now, trigger)
         reason, _ = failure
@@ -193,22 +205,22 @@ class Batch:
 
     def drop_held(self, number: int, key: str, failure: tuple[Reason, str]) -> None:
         """Drop the events held at a key. If there are any, add a dead letter that names them;
-        `failure` is its reason and text."""
+        `failure` is the dead letter's reason and text."""
         if held := self.held(number, key):
-            self.add_dead_letter_of(number, key, held, failure)
+            self.add_dead_letter_of_events(number, key, held, failure)
         self.set_held(number, key, ())
 
-    def add_dead_letter_of(
+    def add_dead_letter_of_events(
         self, number: int, key: str, events: Held, failure: tuple[Reason, str]
     ) -> None:
-        """Add one dead letter that names these events of the trigger in `key`; `failure` is its
-        reason and text."""
+        """Add one dead letter that names these events of the trigger in `key`; `failure` is the
+        dead letter's reason and text."""
         letter = letters.of_events(self._sensor, key, events, number, failure, self._now / 1000)
         reason, _ = failure
         self.add_dead_letter(letter, reason)
 
     def held(self, number: int, key: str) -> Held:
-        """Return the events held at a key, including the changes of this batch."""
+        """Return the events held at a key, with the changes of this batch applied."""
         changed = self._changed.get(number, {}).get(key)
         return self._state.held(number, key) if changed is None else changed
 
@@ -226,9 +238,9 @@ class Batch:
                 yield number, key, held
 
     def send_to_trigger(self, key: str, event: HeldEvent, until: int | None) -> None:
-        """Send an event to the trigger in `key` through the trigger topic (BUS-13). Its record says
-        `until`: the time (ms) before which every event of the bus was read; None: not known. Raises
-        `TooLarge`."""
+        """Send an event to the trigger in `key`: add its record for the trigger topic (BUS-13).
+        The record says `until`: the time (ms) before which every event of the bus was read; None:
+        not known. Raises `TooLarge`."""
         until_or_never = records.NEVER if until is None else until
         headers = records.headers_of(event, self._sensor.generation, until_or_never)
         topic = self._sensor.trigger_topic
@@ -276,9 +288,10 @@ class Batch:
         """Add the action of a firing: the record that announces it to the trigger's subscriber.
         Raises `TooLarge`.
 
-        `place` is a text that says where the firing's last event was read; with it, the action has
-        the same id each time. `own_key` is the event's record key, if the condition wants one event
-        only; None: it wants several, or the record has no key.
+        `place` is a text that says where the firing's last event was read. It is part of the
+        action's id, which is thus the same if the records are read again. `own_key` is the event's
+        record key, if the condition wants one event only; None: it wants several, or the record has
+        no key.
         """
         sensor, trigger = self._sensor, records.trigger_of(key)
         size = sum(len(event.document) for event in firing.events)
@@ -300,9 +313,8 @@ class Batch:
         """Return an action's record key: actions with the same key are delivered one after another.
         None: the action has no key, and is delivered in any order.
 
-        `key`: the trigger and its correlation key; `own_key`: the record key of the event that
-        fired it if the condition wants one event only, else None. A correlation counts before the
-        event's own key.
+        `key`: the trigger and its correlation key, which is the result if the trigger has a
+        correlation. `own_key`: as in `fire`.
         """
         if records.correlation_of(key) is not None:
             return key.encode()
@@ -311,10 +323,10 @@ class Batch:
         return key.encode() if key in self._sensor.triggers_in_order else None
 
     def metadata(self, partition: Partition) -> str:
-        """Return the text to commit with this partition's position. For the bus, the text says up
-        to which time events were routed. For the trigger topic, it holds the lowest offset that
-        each uncorrelated trigger needs, when the next firing is due, and the records taken
-        (BUS-16)."""
+        """Return the text to commit with this partition's position. For the bus, it says up to
+        which time events were sent to the triggers. For the trigger topic, it says which offset is
+        the lowest that each trigger without a correlation needs, when the next firing is due, and
+        which records after the position were handled already (BUS-16)."""
         if partition.topic != self._sensor.trigger_topic:
             return records.bus_metadata(self.routed.get(partition.number, Routed()))
         number, position = partition.number, self.positions[partition]
@@ -337,6 +349,7 @@ def _id_of_cause(cause: Cause) -> CauseId:
 
 
 def _size_of(output: Output) -> int:
-    """Return the bytes of key, value and headers, by which records of one topic can be compared."""
+    """Return an output's size, by which outputs to one topic are compared: the bytes of its key,
+    value and headers."""
     headers = sum(len(name) + len(value or b"") for name, value in output.headers)
     return len(output.key or b"") + len(output.value or b"") + headers

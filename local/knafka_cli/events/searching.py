@@ -31,8 +31,8 @@ class TopicSearch:
     """The matching records, oldest first once the search has ended."""
     offsets_read: int = 0
     """Number of offsets that were searched."""
-    offsets_total: int = 0
-    """Number of offsets since the given time."""
+    offsets_total: int | None = None
+    """Number of offsets since the given time; None: not known yet."""
     covers_topic: bool = False
     """Whether the search covers the whole topic, since no record is older than the given time."""
     leaderless: Collection[int] = ()
@@ -41,12 +41,12 @@ class TopicSearch:
     @property
     def ended(self) -> bool:
         """Whether all records since the given time were searched."""
-        return self.offsets_read >= self.offsets_total
+        return self.offsets_total is not None and self.offsets_read >= self.offsets_total
 
 
 def holds_event_with(id_: str, source: str | None) -> Callable[[Record], bool]:
-    """Return a function that returns whether a record holds the event with this id and source; None
-    as `source`: an event with this id of any source."""
+    """Return a function that says of a record whether it holds the event with this id and source.
+    `source` None: an event with this id of any source."""
     encoded_id = id_.encode()
     encoded_source = None if source is None else source.encode()
 
@@ -91,7 +91,7 @@ def run_search(
     progress: Callable[[TopicSearch], None],
 ) -> None:
     """Search a topic for records for which `matches` returns True, from its end back to the time
-    `since` in seconds since the Unix epoch.
+    `since`, in seconds since the Unix epoch.
 
     `search` names the topic and gets the results, also those of an interrupted search. `progress`
     is called with `search` after each chunk. `connection` is librdkafka's configuration. Raises
@@ -102,22 +102,25 @@ def run_search(
         with RangeReader(connection, "knafka-trace", settings) as reader:
             spans, search.leaderless = reader.readable_spans(search.topic)
             starts = reader.offsets_since(search.topic, spans, since)
-            ends = {number: end for number, (_, end) in spans.items()}
-            search.offsets_total = sum(ends[number] - start for number, start in starts.items())
+            # A span is the first offset of a partition and the end offset.
+            ends = {partition: end for partition, (_, end) in spans.items()}
+            search.offsets_total = sum(
+                ends[partition] - start for partition, start in starts.items()
+            )
             search.covers_topic = not search.leaderless and all(
-                start == spans[number][0] for number, start in starts.items()
+                start == spans[partition][0] for partition, start in starts.items()
             )
             # Read a chunk of each partition at a time, from the end to the start.
-            while any(ends[number] > start for number, start in starts.items()):
+            while any(ends[partition] > start for partition, start in starts.items()):
                 chunk_starts = {
-                    number: max(starts[number], end - SEARCH_CHUNK_OFFSETS)
-                    for number, end in ends.items()
+                    partition: max(starts[partition], end - SEARCH_CHUNK_OFFSETS)
+                    for partition, end in ends.items()
                 }
                 search.matching_records += filter(
                     matches, reader.records(search.topic, chunk_starts, ends)
                 )
                 search.offsets_read += sum(
-                    ends[number] - start for number, start in chunk_starts.items()
+                    ends[partition] - start for partition, start in chunk_starts.items()
                 )
                 ends = chunk_starts
                 progress(search)

@@ -68,18 +68,19 @@ def tail_records(
     connection: Mapping[str, Any],
     topics: Sequence[str],
     tail_start: TailStart,
-    note: Callable[[str], None],
+    show_problem: Callable[[str], None],
 ) -> Iterator[Record]:
     """Yield the existing records of the topics that `tail_start` selects, oldest first, and then
     each new record, for ever.
 
     Beyond `ORDERED_RECORDS`, existing records are in order within each partition only. A topic that
-    doesn't exist is skipped. Partitions without a leader are skipped, too, and `note` gets a
-    sentence that names them. `connection` is librdkafka's configuration. Raises `LogError` if a
-    topic can't be read, and `TopicsMissing` if none exists.
+    doesn't exist is skipped. Partitions without a leader are skipped, too, and `show_problem` is
+    called with a sentence that names them. `connection` is librdkafka's configuration.
+
+    Raises `LogError` if a topic can't be read, and `TopicsMissing` if none exists.
     """
     with RangeReader(connection, "knafka-tail") as reader:
-        starts, ends = _offsets_to_read(reader, topics, tail_start, note)
+        starts, ends = _offsets_to_read(reader, topics, tail_start, show_problem)
         reader.consumer.assign([TopicPartition(*place, start) for place, start in starts.items()])
         # The existing records of all partitions are ordered before the first one is yielded.
         unread = {place for place, start in starts.items() if start < ends[place]}
@@ -110,14 +111,17 @@ TopicAndPartition: TypeAlias = tuple[str, int]
 
 
 def _offsets_to_read(
-    reader: RangeReader, topics: Sequence[str], tail_start: TailStart, note: Callable[[str], None]
+    reader: RangeReader,
+    topics: Sequence[str],
+    tail_start: TailStart,
+    show_problem: Callable[[str], None],
 ) -> tuple[Mapping[TopicAndPartition, int], Mapping[TopicAndPartition, int]]:
-    """Return by partition of these topics the offsets from which `tail_start` reads, and the
-    present end offsets.
+    """Return two mappings from the partitions of these topics: to the offset at which reading
+    starts, as `tail_start` says, and to the present end offset.
 
-    Topics that don't exist are skipped. Partitions without a leader are skipped, too, and `note`
-    gets a sentence that names them. Raises `LogError`, also if no partition has a leader, and
-    `TopicsMissing` if no topic exists.
+    Topics that don't exist are skipped. Partitions without a leader are skipped, too, and
+    `show_problem` is called with a sentence that names them. Raises `LogError`, also if no
+    partition has a leader, and `TopicsMissing` if no topic exists.
     """
     starts: dict[TopicAndPartition, int] = {}
     ends: dict[TopicAndPartition, int] = {}
@@ -130,19 +134,19 @@ def _offsets_to_read(
                 raise
             continue
         if leaderless:
-            note(f"{leaderless_text(topic, leaderless)}: events there aren't shown")
+            show_problem(f"{leaderless_text(topic, leaderless)}: events there aren't shown")
             if not spans:
                 leaderless_topic = topic
                 continue
         since, last = tail_start.since, tail_start.last
         offsets_since = {} if since is None else reader.offsets_since(topic, spans, since)
-        # None: all of them since `since`.
+        # The most existing records to read of a partition; None: all since `since`.
         most_existing = 0 if last is None and since is None else last
-        for number, (low, end) in spans.items():
-            # The newest N of all partitions are among the newest N of each.
+        for partition, (low, end) in spans.items():
+            # The newest N records of all partitions are among the newest N of each partition.
             start = low if most_existing is None else max(low, end - most_existing)
-            ends[topic, number] = end
-            starts[topic, number] = max(start, offsets_since.get(number, low))
+            ends[topic, partition] = end
+            starts[topic, partition] = max(start, offsets_since.get(partition, low))
     if not ends and leaderless_topic is not None:
         raise LogError(f"no partition of {leaderless_topic} has a leader")
     if not ends:
@@ -153,11 +157,11 @@ def _offsets_to_read(
 def _keep_newest(
     records: list[Record], ends: Mapping[TopicAndPartition, int], count: int | None
 ) -> list[Record]:
-    """Sort `records` in place by time, and return them, of the existing ones only the newest
-    `count`; None as `count`: return all.
+    """Return `records` in the order of time, without those existing ones that aren't among the
+    newest `count`; `count` None: return all. Sorts `records` in place.
 
     A record is an existing one if its offset is below its partition's end offset at the start of
-    the command (`ends`).
+    the command (`ends`). The others are new, and always returned.
     """
     records.sort(key=lambda record: (record.timestamp()[1], record.offset()))
     if count is None:
@@ -165,7 +169,7 @@ def _keep_newest(
     existing = [
         record for record in records if record.offset() < ends[record.topic(), record.partition()]
     ]
-    dropped = {id(record) for record in existing[: len(existing) - count]}
+    dropped = {id(record) for record in existing[: max(0, len(existing) - count)]}
     return [record for record in records if id(record) not in dropped]
 
 
@@ -205,7 +209,8 @@ def line_of(record: Record, predicate: Predicate | None, format_: OutputFormat) 
 
 
 def _remaining_attributes(record: Record, attributes: Mapping[str, str]) -> str:
-    """Return the record's place and key, and its attributes beside `_SHOWN_ATTRIBUTES`, as text."""
+    """Return as text the record's place and key, and those of the event's `attributes` that aren't
+    in `_SHOWN_ATTRIBUTES`."""
     key = record.key()
     pairs = {"key": key.decode(errors="replace")} if key is not None else {}
     pairs |= {name: value for name, value in attributes.items() if name not in _SHOWN_ATTRIBUTES}

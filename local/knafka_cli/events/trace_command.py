@@ -148,7 +148,9 @@ def _is_complete(searches: Sequence[TopicSearch], traces: Sequence[Trace]) -> bo
 
 def _print_unsearched(search: TopicSearch) -> None:
     """Print on stderr which records of a topic were not searched; nothing if all were."""
-    if not search.ended:
+    if search.offsets_total is None:
+        print_error(f"interrupted: {search.topic} was not searched")
+    elif not search.ended:
         print_error(
             f"interrupted: {search.offsets_total - search.offsets_read} older records of "
             f"{search.topic} were not searched"
@@ -211,9 +213,9 @@ def _search_topic(
 
 
 def _with_zipkin_steps(view: DeclaredView, record_trace: Trace, zipkin: str) -> Trace:
-    """Return the trace with the steps that the Zipkin at the URL `zipkin` recorded added. If the
-    trace isn't sampled, or if Zipkin doesn't answer, return the trace unchanged; an error of Zipkin
-    is printed on stderr."""
+    """Return the trace, with the steps added that the Zipkin at the URL `zipkin` has recorded. If
+    the trace isn't sampled, or if Zipkin doesn't answer, return it unchanged; an error of Zipkin is
+    printed on stderr."""
     # Imported here, since the HTTP client that it needs takes longer than a whole command.
     from knafka_cli.events.zipkin import ZipkinError, fetch_spans, steps_of
 
@@ -224,13 +226,11 @@ def _with_zipkin_steps(view: DeclaredView, record_trace: Trace, zipkin: str) -> 
     except ZipkinError as error:
         print_error(f"the spans are not shown: {error}")
         return record_trace
-    by_name = {trigger_name_of(egress): egress for egress in view.egresses}
-    deliveries = [
-        replace(
-            delivery, steps=merge_steps(delivery.steps, steps_of(spans, by_name[delivery.trigger]))
-        )
-        for delivery in record_trace.deliveries
-    ]
+    egresses_by_name = {trigger_name_of(egress): egress for egress in view.egresses}
+    deliveries = []
+    for delivery in record_trace.deliveries:
+        zipkin_steps = steps_of(spans, egresses_by_name[delivery.trigger])
+        deliveries.append(replace(delivery, steps=merge_steps(delivery.steps, zipkin_steps)))
     return replace(record_trace, deliveries=deliveries)
 
 
@@ -267,11 +267,14 @@ def _not_found_message(
     view: DeclaredView, id_: str, source: str | None, moment: float, searches: Sequence[TopicSearch]
 ) -> str:
     """Return an error message that says why the searches may not have found the event with this id
-    and source since `moment` (seconds since the Unix epoch), and which of its dead letters are
-    kept. Raises `LogError` and `KafkaNotReached`."""
+    and source (None: any source), and which dead letters of the event are kept. `moment`, in
+    seconds since the Unix epoch, is how far the searches went back. Raises `LogError` and
+    `KafkaNotReached`."""
     event = f"event {id_}" + (f" of the source {source}" if source else "")
     topics = ", ".join(search.topic for search in searches) or "no Broker"
-    if all(search.covers_topic for search in searches):
+    if not all(search.ended for search in searches):
+        text = f"no {event} was found in {topics} before the search was interrupted"
+    elif all(search.covers_topic for search in searches):
         text = f"no {event} is in {topics}: it was not accepted, or Kafka has deleted it by now"
     else:
         text = (

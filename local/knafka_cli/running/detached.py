@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, TextIO
 
@@ -47,25 +48,25 @@ def start(arguments: Sequence[str], installation: Installation, say: Say) -> int
         raise NotStarted(
             f"knafka up runs on {installation.data} already (pid {running}): knafka down stops it"
         )
-    log = log_file(installation)
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("wb") as out:
+    log_path = log_file(installation)
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    with log_path.open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "knafka_cli", "up", *arguments, "--plain"],
             stdin=subprocess.DEVNULL,
-            stdout=out,
+            stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
     try:
-        with log.open(errors="replace") as lines:
+        with log_path.open(errors="replace") as open_log:
             while not _is_up(installation, process.pid):
                 exit_code = process.poll()
-                _show_new_lines(lines, say)
+                _show_new_lines(open_log, say)
                 if exit_code is not None:
-                    raise NotStarted(f"knafka up ended with code {exit_code}: see {log}")
+                    raise NotStarted(f"knafka up ended with code {exit_code}: see {log_path}")
                 time.sleep(DETACHED_POLL_INTERVAL)
-            _show_new_lines(lines, say)
+            _show_new_lines(open_log, say)
     except BaseException:  # also Ctrl-C
         process.terminate()
         process.wait()
@@ -83,7 +84,8 @@ def stop(installation: Installation, timeout: float = DETACHED_STOP_TIMEOUT) -> 
     pid = installation.running_pid()
     if pid is None:
         return False
-    os.kill(pid, signal.SIGTERM)
+    with suppress(ProcessLookupError):  # it has ended by itself
+        os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + timeout
     while installation.running_pid() == pid:
         if time.monotonic() > deadline:
@@ -93,7 +95,7 @@ def stop(installation: Installation, timeout: float = DETACHED_STOP_TIMEOUT) -> 
 
 
 def log_file(installation: Installation) -> Path:
-    """Return the file with the output of a `knafka up` in the background."""
+    """Return the path of the file with the output of a `knafka up` in the background."""
     return installation.logs / "up.log"
 
 
@@ -102,7 +104,7 @@ def _is_up(installation: Installation, pid: int) -> bool:
     return installation.running_pid() == pid and installation.read_status() is not None
 
 
-def _show_new_lines(lines: TextIO, say: Say) -> None:
-    """Show the lines that were written to the file since the last call."""
-    for line in lines:
+def _show_new_lines(open_log: TextIO, say: Say) -> None:
+    """Call `say` with each line that was written to this log since the last call."""
+    for line in open_log:
         say(line.rstrip("\n"))

@@ -44,7 +44,7 @@ SHOWN_WAITING: Final = 20
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add these commands of `knafka sensor` to its `app`."""
+    """Add the commands `test` and `status` of `knafka sensor` to its `app`."""
     add_command(
         app, "test", backtest_sensor, "knafka sensor test sensor.yaml --events events.ndjson"
     )
@@ -76,6 +76,7 @@ def show_status(
         if name is not None:
             namespace = namespace or DEFAULT_NAMESPACE
         rows = [row for row in rows if namespace in (None, namespace_in(row.name))]
+    # `name` may have a namespace or not; a row's name always has one.
     shown_rows = [row for row in rows if name in (None, row.name, row.name.partition("/")[2])]
     if not shown_rows:
         raise refuse(f"no Sensor {name} runs" if name else "no Sensor runs")
@@ -174,8 +175,8 @@ def _refuse_job_options(options: Mapping[str, Any]) -> None:
 
 
 def _print_job_result(result: Mapping[str, Any]) -> None:
-    """Print the result of the job `backtest` as text: some firings, then the numbers of firings,
-    of conditions that wait, and of records that could not be used."""
+    """Print the result of the job `backtest`, a JSON object, as text: some firings, then the
+    numbers of firings, of conditions that wait, and of records that could not be used."""
     for firing in result["shown"]:
         typer.echo(_firing_line(firing))
     total = sum(result["firings"].values())
@@ -197,9 +198,9 @@ def _print_job_result(result: Mapping[str, Any]) -> None:
 def _backtest_topic_options(
     sensor: Sensor, job_options: JobArguments, data_dir: Path
 ) -> Mapping[str, str]:
-    """Return the job's options for topic and Kafka that the user left out, with the values of the
-    Sensor's Broker or KafkaChannel (its bus) in `knafka up`; empty if the user gave both. Raises
-    `BadInput` if the given options can't be completed, and `NotRunning`."""
+    """Return those of the job's options `topic` and `bootstrap-servers` that the user left out,
+    with the values of the Sensor's bus (its Broker or KafkaChannel) in `knafka up`; empty if the
+    user gave both. Raises `BadInput` if the given options can't be completed, and `NotRunning`."""
     if job_options["bootstrap-servers"] is not None:
         if job_options["topic"] is None:
             raise event_input.BadInput(
@@ -213,10 +214,11 @@ def _backtest_topic_options(
     if job_options["topic"] is not None:
         return options
     family, identity = sensor.bus
+    bus_kind = family.broker
     for ingress in running.ingresses:
-        if (ingress.kind, ingress.namespace, ingress.broker) == (family.broker, *identity):
+        if (ingress.kind, ingress.namespace, ingress.broker) == (bus_kind, *identity):
             return {**options, "topic": ingress.topic}
-    raise event_input.BadInput(f"there is no {family.broker} {identity}: name the --topic")
+    raise event_input.BadInput(f"there is no {bus_kind} {identity}: name the --topic")
 
 
 def _iso_moment(text: str | None) -> str | None:
@@ -238,12 +240,12 @@ def _conditions_document(sensor: Sensor) -> dict[str, Any]:
         SensorTrigger.model_construct(**{name: getattr(trigger, name) for name in field_names})
         for trigger in sensor.spec.triggers
     ]
-    spec = Conditions(
+    conditions = Conditions(
         dependencies=sensor.spec.dependencies,
         triggers=tuple(triggers),
         dedupe=sensor.spec.dedupe,
     )
-    return dump(spec)
+    return dump(conditions)
 
 
 def _test_file(sensor: Conditions, events: Path, as_json: bool) -> None:
@@ -259,30 +261,32 @@ def _test_file(sensor: Conditions, events: Path, as_json: bool) -> None:
     backtest = Backtest(sensor, lambda kind: errors.update([kind]))
     past_events = sorted(_read_events(events), key=lambda event: event.at)
     firings = list(backtest.play(past_events))
-    held_events = backtest.held
+    held_by_key = backtest.held  # a key names a trigger and a correlation; it waits if it holds any
     if as_json:
         counts = Counter(trigger_of(firing.key) for firing in firings)
         result = {
             "events": len(past_events),
             "errors": errors,
             "firings": {trigger.name: counts[trigger.name] for trigger in sensor.triggers},
-            "waiting": Counter(map(trigger_of, held_events)),
+            "waiting": Counter(map(trigger_of, held_by_key)),
             "shown": [_firing_document(firing) for firing in firings],
         }
         typer.echo(json.dumps(result))
         return
     for firing in firings:
         typer.echo(_firing_line(_firing_document(firing)))
-    typer.echo(f"{len(past_events)} events: {len(firings)} firings, {len(held_events)} wait")
-    for key, waiting in sorted(held_events.items())[:SHOWN_WAITING]:
-        typer.echo(f"  {key} has {_event_names([_event_document(event) for event in waiting])}")
-    if len(held_events) > SHOWN_WAITING:
-        typer.echo(f"  and {len(held_events) - SHOWN_WAITING} more")
+    typer.echo(f"{len(past_events)} events: {len(firings)} firings, {len(held_by_key)} wait")
+    for key, held_events in sorted(held_by_key.items())[:SHOWN_WAITING]:
+        event_documents = [_event_document(event) for event in held_events]
+        typer.echo(f"  {key} has {_event_names(event_documents)}")
+    if len(held_by_key) > SHOWN_WAITING:
+        typer.echo(f"  and {len(held_by_key) - SHOWN_WAITING} more")
     _print_errors(errors)
 
 
 def _print_errors(errors: Mapping[str, int]) -> None:
-    """Print how many filters and correlations ended with an error, for each kind of error."""
+    """Print, for each kind of error, how often a filter or correlation ended with it. `errors` has
+    the numbers by kind."""
     for kind, count in errors.items():
         typer.echo(f"  {count} filters or correlations ended with an error: {kind}")
 
@@ -293,7 +297,7 @@ def _read_sensor(file: Path) -> Sensor:
 
     try:
         documents = [document for document in yaml.safe_load_all(file.read_text()) if document]
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise event_input.BadInput(f"{file} can't be read: {error}") from None
     sensors = [
         document
@@ -337,7 +341,8 @@ def _parse_milliseconds(rfc3339_time: str) -> int:
 
 
 def _firing_document(fired: Fired) -> Mapping[str, Any]:
-    """Return a firing as the job's result has it: trigger, correlation, time and events."""
+    """Return a firing as a document of the form that the Spark job's result has: trigger,
+    correlation, time and events."""
     from knafka.core.sensor.records import correlation_of, trigger_of
 
     return {
@@ -349,7 +354,9 @@ def _firing_document(fired: Fired) -> Mapping[str, Any]:
 
 
 def _event_document(event: HeldEvent) -> Mapping[str, Any]:
-    """Return an event as the job's result has it: dependency, source, id and time."""
+    """Return a held event as a document of the form that the Spark job's result has: dependency,
+    source, id and time."""
+    # An identity is the source and the id, with a space between them.
     source, _, event_id = event.identity.partition(" ")
     return {
         "dependency": event.dependency,

@@ -19,6 +19,7 @@ from confluent_kafka import TopicPartition
 from knafka.clients.kafka.admin.kafka_admin import KafkaAdmin
 from knafka.clients.kafka.kafka_client import CONSUMER_DEFAULTS
 from knafka.clients.kafka.producers.kafka_writer import KafkaWriter
+from knafka.core.dead_letter import stub_of
 from knafka.core.delivery import Reason
 from knafka.core.errors import InvalidEvent, KnafkaError, LogError
 from knafka.core.events.kafka_binding import Draft, RecordHeaders, read
@@ -87,7 +88,9 @@ class SensorPosition:
             return f"{description}, no event: its headers can't be read"
         try:
             if self.topic == sensor.trigger_topic:
-                trigger_record = records.read_trigger(record.key(), value, headers, record.offset())
+                trigger_record = records.read_trigger_record(
+                    record.key(), value, headers, record.offset()
+                )
                 source, _, event_id = trigger_record.event.identity.partition(" ")
                 generation = f"of generation {trigger_record.generation} of the Sensor"
                 description += (
@@ -105,8 +108,8 @@ class SensorPosition:
 def unread_positions(
     connection: Mapping[str, Any], sensor: SensorPlace
 ) -> Sequence[SensorPosition]:
-    """Return the Sensor's position in each partition with unread records, of the topic of its
-    Broker or channel and of its trigger topic. Raises `LogError`."""
+    """Return the Sensor's position in each partition with unread records, first of the topic of its
+    Broker or channel, then of its trigger topic. Raises `LogError`."""
     with _open_reader(connection, sensor) as reader:
         return list(_read_positions(reader, sensor))
 
@@ -115,8 +118,8 @@ def skip(connection: Mapping[str, Any], sensor: SensorPlace, place: str) -> Sens
     """Skip the record at a place (`TOPIC/PARTITION/OFFSET`): store it as a dead letter, then commit
     the offset after it.
 
-    Returns the Sensor's position before the skip. Raises `CannotSkip` if that isn't the place of
-    the next record of a partition, or if the Sensor has processes, and `LogError`.
+    Returns the Sensor's position before the skip. Raises `CannotSkip` if `place` isn't that of the
+    next record of a partition, or if the Sensor has running processes; and `LogError`.
     """
     with _open_reader(connection, sensor) as reader:
         by_place = {position.place: position for position in _read_positions(reader, sensor)}
@@ -159,8 +162,8 @@ def _read_positions(reader: RangeReader, sensor: SensorPlace) -> Iterator[Sensor
 
 
 def _read_headers(record: Record) -> RecordHeaders | None:
-    """Return the record's headers, which the client returns only once; None if they can't be
-    read."""
+    """Return the record's headers; None if they can't be read. Called once for each record, since
+    the client returns its headers only once."""
     try:
         return record.headers() or []
     except Exception:  # the client's, for a name that isn't UTF-8
@@ -171,8 +174,8 @@ def _commit(
     reader: RangeReader, sensor: SensorPlace, position: SensorPosition, offset: int
 ) -> None:
     """Commit this offset in the partition of `position` for the Sensor's group, and keep the
-    metadata of the group's last commit. Raises `CannotSkip` if the Sensor has processes, and
-    `LogError`."""
+    metadata of the group's last commit. Raises `CannotSkip` if the Sensor has running processes,
+    and `LogError`."""
     topic_partition = TopicPartition(position.topic, position.partition, offset, position.metadata)
     try:
         reader.commit([topic_partition])
@@ -210,7 +213,7 @@ def _store_dead_letter(
         try:
             error: LogError | None = await append(writer, topic, letter)
             if error is not None and error.too_large:
-                error = await append(writer, topic, letters.without_data(letter))
+                error = await append(writer, topic, stub_of(letter))
             if error is not None:
                 raise error
         finally:

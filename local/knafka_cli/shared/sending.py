@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
+from http.client import responses
 from typing import Final
 
 from knafka.clients.http.http_subscriber import HttpSubscriber
@@ -33,6 +34,8 @@ FIRST_SEND_BACKOFF: Final = 0.2
 """Seconds before the first retry; doubled for each further one."""
 LONGEST_SEND_BACKOFF: Final = 5.0
 """The longest backoff in seconds; twenty retries outlast a restart of Kafka by a minute."""
+LONGEST_ANSWER_TEXT: Final = 500
+"""Largest number of characters that are kept of an answer's body."""
 RETRIED_STATUSES: Final = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})
 """Status codes after which an event is sent again."""
 
@@ -61,7 +64,8 @@ class SendResult:
         if self.status is None:
             return f"not sent  {about}: {self.text}{tried}"
         reason = f": {self.text}" if self.text and not self.is_accepted else ""
-        return f"{self.status} {HTTPStatus(self.status).phrase}  {about}{reason}{tried}"
+        phrase = responses.get(self.status, "")  # a proxy may answer with a status of its own
+        return f"{self.status} {phrase}  {about}{reason}{tried}"
 
 
 @dataclass(slots=True)
@@ -75,7 +79,7 @@ class SendSummary:
 
     @property
     def all_accepted(self) -> bool:
-        """Whether every event was accepted."""
+        """Whether every event was accepted; True if none was sent."""
         return set(self.statuses) <= {HTTPStatus.ACCEPTED}
 
     def __str__(self) -> str:
@@ -93,7 +97,8 @@ class SendSummary:
 
 
 def target_of(url: str) -> Target:
-    """Return the target at `url`. Raises `InvalidDocument` if no event can be posted there."""
+    """Return the parsed `url`, the target of requests. Raises `InvalidDocument` if no event can be
+    posted there."""
     target = Target.parse(url)
     if target.problem:
         raise InvalidDocument("", target.problem)  # no document, so no field's path
@@ -132,6 +137,7 @@ async def send(
         # All tasks take from this one iterator, so each group is sent by one of them.
         for number_before, request_events in numbered_groups:
             if rate is not None:
+                # At this rate, the events before these take `number_before / rate` seconds.
                 await asyncio.sleep(start + number_before / rate - loop.time())
             first = request_events[0]
             head, body = _batch_request(request_events) if batch else _single_request(first)
@@ -163,12 +169,13 @@ def _split_into_groups(events: Iterable[Event], size: int) -> Iterator[tuple[int
 
 
 def _single_request(event: Event) -> tuple[bytes, bytes]:
-    """Return header lines and body of a request with one event."""
+    """Return header lines and body of a request with one event in binary content mode: the
+    attributes are headers, the data are the body."""
     return head_of(event.attributes), event.data or b""
 
 
 def _batch_request(events: Sequence[Event]) -> tuple[bytes, bytes]:
-    """Return header lines and body of a request with a batch of events."""
+    """Return header lines and body of a request with a batch of events, a JSON array."""
     head = f"content-type: {json_format.BATCH_MEDIA_TYPE}\r\n".encode()
     return head, json_format.write_batch(events)
 
@@ -192,7 +199,7 @@ async def _post_with_retries(
             answer = SendResult(event, None, str(error), attempt)
         else:
             text = response.body.decode(errors="replace").strip()
-            answer = SendResult(event, response.status, text[:500], attempt)
+            answer = SendResult(event, response.status, text[:LONGEST_ANSWER_TEXT], attempt)
             if response.status not in RETRIED_STATUSES:
                 return answer
             delay = max(delay, _retry_after(response))
@@ -206,4 +213,6 @@ async def _post_with_retries(
 def _retry_after(response: Response) -> float:
     """Return the seconds that the response's Retry-After asks for; 0 if it has no valid one."""
     value = response.header(b"retry-after")
-    return (retry_after_seconds(value, time.time()) or 0.0) if value else 0.0
+    if not value:
+        return 0.0
+    return retry_after_seconds(value, time.time()) or 0.0

@@ -74,11 +74,12 @@ def parse_figures(texts: Iterable[str]) -> Figures:
     written: Counter[str] = Counter()
     for text in texts:
         samples = _parse_samples(text)
-        if not any(name == LEADER_METRIC and value == 1 for name, _, value in samples):
+        is_leader = any(name == LEADER_METRIC and value == 1 for name, _, value in samples)
+        if not is_leader:
             continue
         for name, labels, value in samples:
             if name == PRODUCED:
-                written[labels["topic"]] += int(value)
+                written[_label(name, labels, "topic")] += int(value)
             elif (key := _trigger_key(labels)) is None:
                 continue
             elif name == LAG_METRIC:
@@ -86,8 +87,15 @@ def parse_figures(texts: Iterable[str]) -> Figures:
             elif name == REPLICAS_METRIC:
                 triggers[key].replicas = int(value)
             elif name == EVENTS_METRIC:
-                triggers[key].outcomes[labels["outcome"]] = int(value)
+                triggers[key].outcomes[_label(name, labels, "outcome")] = int(value)
     return Figures(dict(triggers), written)
+
+
+def _label(metric: str, labels: Mapping[str, str], label: str) -> str:
+    """Return the value of a sample's label. Raises `InvalidMetrics` if the sample hasn't it."""
+    if label not in labels:
+        raise InvalidMetrics(f"the operator's metric {metric} has no label {label}")
+    return labels[label]
 
 
 def _parse_samples(text: str) -> list[tuple[str, Mapping[str, str], float]]:

@@ -168,10 +168,10 @@ def adopted_annotations(document: Document) -> dict[str, str]:
     """
     metadata = document["metadata"]
     identity = metadata["namespace"], metadata["name"]
-    if document["kind"] in (CHANNELS.broker, CHANNELS.trigger):
-        return {}  # these kinds did not exist before annotations were kept
     if document["kind"] == "Trigger":
         return {GROUP_STATUS: names.trigger_group(*identity)}
+    if document["kind"] != "Broker":
+        return {}  # the other kinds did not exist before annotations were kept
     if EXTERNAL_TOPIC in (metadata.get("annotations") or {}):
         return {}
     return {TOPIC_STATUS: names.broker_topic(*identity), TOPIC_ID: ""}

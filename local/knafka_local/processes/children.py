@@ -37,6 +37,8 @@ MAX_LOG_BYTES: Final = 10 * 1024 * 1024
 """A log file that is larger when a child starts becomes `NAME.old.log`, and a new one begins."""
 LONGEST_LINE: Final = 8192
 """Bytes of one printed line that are shown; the log file has all of it."""
+OUTPUT_CHUNK_BYTES: Final = 64 * 1024
+"""Bytes of a child's output that are read at once."""
 Say: TypeAlias = Callable[[str], None]
 """Shows one line of text to a person."""
 
@@ -91,19 +93,19 @@ class Child:
         if command.log.exists() and command.log.stat().st_size > MAX_LOG_BYTES:
             command.log.replace(command.log.with_suffix(".old.log"))
         with command.log.open("ab") as log, contextlib.ExitStack() as stack:
-            printed, output = log, None
+            stdout, output = log, None
             if show is not None:
                 # A pipe of our own: with asyncio's, `wait` would return only once the process's own
                 # children have closed it, too.
-                reading, writing = os.pipe()
-                output = asyncio.create_task(_forward_output(reading, command.log, show))
-                printed = stack.enter_context(os.fdopen(writing, "wb"))
+                read_end, write_end = os.pipe()
+                output = asyncio.create_task(_forward_output(read_end, command.log, show))
+                stdout = stack.enter_context(os.fdopen(write_end, "wb"))
             process = await asyncio.create_subprocess_exec(
                 *command.arguments,
                 env={**os.environ, **_CHILD_ENVIRONMENT, **command.environment},
                 cwd=command.folder,
                 stdin=asyncio.subprocess.DEVNULL,
-                stdout=printed,
+                stdout=stdout,
                 stderr=log,
                 pass_fds=() if command.listener is None else (command.listener.fileno(),),
                 start_new_session=True,
@@ -161,10 +163,10 @@ async def _forward_output(pipe: int, log: Path, show: Say) -> None:
     )
     with contextlib.closing(transport), log.open("ab", buffering=0) as file:
         incomplete_line = b""
-        while data := await reader.read(65_536):
+        while data := await reader.read(OUTPUT_CHUNK_BYTES):
             file.write(data)
             *lines, incomplete_line = (incomplete_line + data).split(b"\n")
-            incomplete_line = incomplete_line[:LONGEST_LINE]
+            incomplete_line = incomplete_line[:LONGEST_LINE]  # bounds our memory
             for line in lines:
                 show(line[:LONGEST_LINE].decode(errors="replace"))
 
@@ -236,5 +238,7 @@ def describe_exit(code: int) -> str:
     """Return how a process ended, as part of a sentence: `ended with code 1`, `was ended by
     SIGKILL`."""
     if code < 0:
-        return f"was ended by {signal.Signals(-code).name}"
+        with contextlib.suppress(ValueError):  # a real-time signal has no name
+            return f"was ended by {signal.Signals(-code).name}"
+        return f"was ended by signal {-code}"
     return f"ended with code {code}"

@@ -1,5 +1,4 @@
-"""Archive manifests: builds the manifests of a run's Job, its executors' account and its Lease.
-Pure.
+"""Archive manifests: builds a run's Job, the account of its executors, and its Lease. Pure.
 
 A run belongs to the archive itself, or to an operation on its tables (a replay or a purge).
 
@@ -66,8 +65,8 @@ _INSTALLATION_POD_FIELDS: Final = ("imagePullSecrets", "nodeSelector", "tolerati
 
 
 def job_name(archive: str, run: int) -> str:
-    """Return the name of an archive's Job for a run number."""
-    return f"{archive.replace('.', '-')}-{run}"
+    """Return the name of an archive's Job for a run number; no two archives share one."""
+    return names.child(archive, f"-{run}")
 
 
 def account_name(archive: str) -> str:
@@ -86,7 +85,10 @@ def storage_root(namespace: str, storage: Storage) -> str:
 
 def tables_location(storage: Storage) -> str:
     """Return the URL or folder of the tables, as the Job's pods open it."""
-    return storage.url or f"{MOUNT}/{storage.claim.path if storage.claim else ''}"
+    if storage.url is not None:
+        return storage.url
+    assert storage.claim is not None
+    return f"{MOUNT}/{storage.claim.path}"
 
 
 def job_manifest(
@@ -161,7 +163,8 @@ def job_manifest(
 def _common_options(
     archive: DeadLetterArchive, group: str, bootstrap_servers: str, secret: tuple[str, str] | None
 ) -> Mapping[str, str]:
-    """Return the options that every run gets, by name. `secret` None: Kafka needs no Secret."""
+    """Return the command-line options that every run's Job gets, by name (without dashes).
+    `secret` is the name and version of Kafka's Secret; None: Kafka needs none."""
     spec = archive.spec
     options = {
         "tables": tables_location(spec.storage),
@@ -174,25 +177,25 @@ def _common_options(
 
 
 def _archive_arguments(archive: DeadLetterArchive, options: Mapping[str, str]) -> Sequence[str]:
-    """Return the arguments of `knafka_jobs.pod` for compaction: the common `options`, and the
-    archive's retention in hours."""
+    """Return the arguments of `knafka_jobs.pod` for the archive's own run, which compacts dead
+    letters: the common `options`, and the archive's retention in hours."""
     spec, retention_options = archive.spec, dict[str, str]()
     for name in ("resolved", "unresolved"):
         if (retention := getattr(spec.retention, name)) is not None:
             retention_options[f"{name}-hours"] = f"{retention / 3600:g}"
-    return ["archive", *_options({**options, **retention_options})]
+    return ["archive", *_option_arguments({**options, **retention_options})]
 
 
 def _report_options(archive: DeadLetterArchive, address: str, settings: Settings) -> Sequence[str]:
-    """Return the options for a report: the days that it covers, and where it is announced and
-    shown. `address` is the Broker's URL; if it is empty or could be unsafe as an argument, the
-    report isn't announced."""
+    """Return the arguments that make a run also write a report: the days that it covers, and where
+    it is announced and shown. `address` is the Broker's URL; if it is empty or could be unsafe as
+    an argument, the report isn't announced."""
     options = {"archive": archive.metadata.name, "trace-url": settings.trace_url}
     if (report := archive.spec.report) is not None:
         options["days"] = str(report.days)
         if report.announce and _match_safe_address(address):
             options |= {"announce": address, "console-url": settings.console_url}
-    return ["--report", *_options({key: value for key, value in options.items() if value})]
+    return ["--report", *_option_arguments({key: value for key, value in options.items() if value})]
 
 
 def operation_arguments(operation: Operation, options: Mapping[str, str]) -> Sequence[str]:
@@ -203,22 +206,24 @@ def operation_arguments(operation: Operation, options: Mapping[str, str]) -> Seq
     selection = spec.select.model_dump(mode="json", exclude_defaults=True)
     # The API server cuts a creation time to whole seconds.
     created = datetime.fromisoformat(metadata.creation_timestamp) + timedelta(seconds=1)
-    selection["until"] = min(selection.get("until", created.isoformat()), created.isoformat())
+    latest_until = created.isoformat()
+    # Compared as texts: both are ISO 8601 in UTC, so their order is that of the times.
+    selection["until"] = min(selection.get("until", latest_until), latest_until)
     operation_options = {"select": services.compact_json(selection)}
     flags = ["--dry-run"] if spec.dry_run else []
     if isinstance(operation, Replay):
         operation_options |= {"replay-id": metadata.uid, "by": operation.id}
         if operation.spec.rate is not None:
             operation_options["rate"] = f"{operation.spec.rate:g}"
-        return ["replay", *_options({**options, **operation_options}), *flags]
+        return ["replay", *_option_arguments({**options, **operation_options}), *flags]
     if operation.spec.unresolved:
         flags.append("--unresolved")
-    return ["purge", *_options({**options, **operation_options}), *flags]
+    return ["purge", *_option_arguments({**options, **operation_options}), *flags]
 
 
-def _options(options: Mapping[str, str]) -> Sequence[str]:
+def _option_arguments(options: Mapping[str, str]) -> Sequence[str]:
     """Return options as arguments of a process, `--NAME=VALUE`."""
-    return [f"--{key}={value}" for key, value in options.items()]
+    return [f"--{name}={value}" for name, value in options.items()]
 
 
 def _pod_spec(
@@ -227,14 +232,15 @@ def _pod_spec(
     secret: tuple[str, str] | None,
     settings: Settings,
 ) -> Manifest:
-    """Return the pod spec of a Job with these arguments; `secret` is the name and version of
-    Kafka's Secret, None if Kafka needs none."""
+    """Return the pod spec of a Job that runs `knafka_jobs.pod` with these arguments. `secret` is
+    the name and version of Kafka's Secret; None: Kafka needs none."""
     spec = archive.spec
     volumes, mounts = _volumes_and_mounts(spec.storage)
     if secret is not None:
         secret_name, _ = secret
         volumes.append({"name": "kafka", "secret": {"secretName": secret_name}})
         mounts.append({"name": "kafka", "mountPath": services.SECRET_PATH, "readOnly": True})
+    memory_limit = {"containerName": "archive", "resource": "limits.memory", "divisor": "1Mi"}
     container: Manifest = {
         "name": "archive",
         "image": settings.jobs_image,
@@ -243,16 +249,7 @@ def _pod_spec(
             _pod_field_variable("KNAFKA_POD_NAME", "metadata.name"),
             _pod_field_variable("KNAFKA_POD_NAMESPACE", "metadata.namespace"),
             _pod_field_variable("KNAFKA_POD_IP", "status.podIP"),
-            {
-                "name": "KNAFKA_MEMORY",
-                "valueFrom": {
-                    "resourceFieldRef": {
-                        "containerName": "archive",
-                        "resource": "limits.memory",
-                        "divisor": "1Mi",
-                    }
-                },
-            },
+            {"name": "KNAFKA_MEMORY", "valueFrom": {"resourceFieldRef": memory_limit}},
             *_spark_environment(archive, settings),
             *_store_credentials(spec.storage),
         ],
@@ -289,9 +286,8 @@ def _spark_environment(archive: DeadLetterArchive, settings: Settings) -> list[M
     if spec.executors:
         variables["KNAFKA_EXECUTOR_IMAGE"] = settings.jobs_image
         variables["KNAFKA_EXECUTOR_CPU"] = str(spec.resources.requests.get("cpu", "1"))
-        variables["KNAFKA_EXECUTOR_TEMPLATE"] = services.compact_json(
-            executor_template(archive, settings)
-        )
+        pod_template = executor_template(archive, settings)
+        variables["KNAFKA_EXECUTOR_TEMPLATE"] = services.compact_json(pod_template)
     return [*services.env_variables(variables)]
 
 
@@ -366,16 +362,17 @@ def account_manifests(archive: DeadLetterArchive) -> tuple[Manifest, ...]:
 
 
 def lease_manifest(root: str, holder: str, now: datetime, settings: Settings) -> Manifest:
-    """Return the Lease that lets one archive run Jobs on the tables at `root`. `holder` is that
-    archive, as `NAMESPACE/NAME/UID`. Each namespace has its own Lease: otherwise an archive that
-    names another namespace's bucket could block the archives there.
+    """Return the Lease, in the operator's namespace, that lets the archive `holder` (in the form
+    `NAMESPACE/NAME/UID`) run Jobs on the tables at `root`. The Lease's name depends on the
+    archive's namespace, so that no archive can block another namespace's by naming their bucket.
     """
+    archive_namespace = holder.partition("/")[0]
     return {
         "apiVersion": COORDINATION,
         "kind": "Lease",
         "metadata": {
             "namespace": settings.namespace,
-            "name": names.archive_lease(holder.partition("/")[0], root),
+            "name": names.archive_lease(archive_namespace, root),
             "labels": services.with_common_labels({services.ROLE_LABEL: ARCHIVE_ROLE}),
             "annotations": {ROOT_ANNOTATION: root},
         },
@@ -387,18 +384,20 @@ def lease_manifest(root: str, holder: str, now: datetime, settings: Settings) ->
 
 
 def _job_labels(archive: DeadLetterArchive) -> Mapping[str, str]:
-    """Return the labels of an archive's Job and its pods; by them its Jobs are found again."""
-    labels = services.with_common_labels(
-        {services.ROLE_LABEL: ARCHIVE_ROLE, ARCHIVE_LABEL: archive.metadata.uid}
-    )
-    return {**labels, "knafka.dev/archive-name": names.child(archive.metadata.name, "")}
+    """Return the labels of an archive's Jobs, pods and account; the operator finds Jobs by them."""
+    labels = {
+        services.ROLE_LABEL: ARCHIVE_ROLE,
+        ARCHIVE_LABEL: archive.metadata.uid,
+        # The name itself, or what `child` makes of one that is too long or has dots.
+        "knafka.dev/archive-name": names.child(archive.metadata.name, ""),
+    }
+    return services.with_common_labels(labels)
 
 
 def _installation_pod_fields(settings: Settings) -> Mapping[str, Any]:
     """Return the fields of KNAFKA_POD that Jobs' pods have, too."""
-    return {
-        key: value for key, value in settings.pods.spec.items() if key in _INSTALLATION_POD_FIELDS
-    }
+    pod_fields = settings.pods.spec.items()
+    return {name: value for name, value in pod_fields if name in _INSTALLATION_POD_FIELDS}
 
 
 def _volumes_and_mounts(storage: Storage) -> tuple[list[Manifest], list[Manifest]]:

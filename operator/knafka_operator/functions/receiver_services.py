@@ -81,8 +81,8 @@ def receiver_name(broker: Resource) -> str:
 
 
 def declared_scaling(owner: Resource) -> dict[str, str]:
-    """Return the `autoscaling.knative.dev/...` annotations that a receiver's owner declares; they
-    are copied to the receiver."""
+    """Return the `autoscaling.knative.dev/...` annotations of a receiver's owner, such as a Broker;
+    they are copied to the receiver."""
     annotations = owner.metadata.annotations
     return {key: value for key, value in annotations.items() if key.startswith(KNATIVE_AUTOSCALING)}
 
@@ -146,8 +146,8 @@ def receiver_service(
 
 
 def _event_types_variable(*, reported: bool) -> Mapping[str, str]:
-    """Return the environment variable by which a receiver reports new event types; empty if they
-    aren't `reported`."""
+    """Return the environment variable that makes a receiver report new event types; empty if it
+    shouldn't report them."""
     # Not in the contract: receivers of an earlier release, which run until they are rolled, would
     # refuse the unknown field and serve nothing.
     return {EVENT_TYPES: "enabled"} if reported else {}
@@ -261,8 +261,7 @@ stands for `min-scale` and `minScale`."""
 def min_receiver_pods(annotations: Mapping[str, str], default: int) -> int:
     """Return the min-scale that a Broker's annotations declare for its receiver; `default` if they
     declare none, and 0 for a text that is no number, which Knative refuses."""
-    text = annotations.get(MIN_SCALE, str(default)).strip()
-    return int(text) if text.isdecimal() else 0
+    return _pod_count(annotations.get(MIN_SCALE, str(default))) or 0
 
 
 def check_receiver_scaling(annotations: Mapping[str, str], maxima: Maxima) -> None:
@@ -272,8 +271,17 @@ def check_receiver_scaling(annotations: Mapping[str, str], maxima: Maxima) -> No
         name = key.removeprefix(KNATIVE_AUTOSCALING).lower().replace("-", "")
         if not key.startswith(KNATIVE_AUTOSCALING) or name not in _POD_COUNTS:
             continue
-        digits = text.strip()
-        if digits.isascii() and digits.isdigit():
-            # With ten or more digits it counts as the largest: int() refuses very long numbers.
-            pods = int(digits) if len(digits) < len(str(LARGEST_INT32)) else LARGEST_INT32
+        pods = _pod_count(text)
+        if pods is not None:
             maxima.check_scale(pods, annotation_path(key))
+
+
+def _pod_count(text: str) -> int | None:
+    """Parse the value of an annotation that is a number of pods; None if it is no number.
+
+    A number of ten or more digits counts as the largest that Kubernetes takes: `int()` refuses
+    very long ones."""
+    digits = text.strip()
+    if not (digits.isascii() and digits.isdigit()):
+        return None
+    return int(digits) if len(digits) < len(str(LARGEST_INT32)) else LARGEST_INT32

@@ -84,6 +84,7 @@ def channel_topic_settings(annotations: Mapping[str, str]) -> Mapping[str, str]:
 def check_channel_settings(annotations: Mapping[str, str]) -> None:
     """Refuse invalid client and topic settings in a KafkaChannel's annotations; raises
     `InvalidDocument`."""
+    # Called only for the errors that they raise.
     client_settings.declared_settings(annotations, KNAFKA_PREFIX, annotation_path(""))
     channel_topic_settings(annotations)
 
@@ -91,12 +92,14 @@ def check_channel_settings(annotations: Mapping[str, str]) -> None:
 def check_trigger_settings(annotations: Mapping[str, str]) -> None:
     """Refuse invalid annotations of a Trigger about start position, semantics, rate limit, client
     settings and isolation; raises `InvalidDocument`."""
+    # Called only for the errors that they raise.
     start_position(annotations)
     required_isolation(annotations)
 
 
 def required_isolation(annotations: Mapping[str, str]) -> Isolation | None:
-    """Return the isolation that a Trigger's annotations declare or require; None: neither.
+    """Return the isolation (an own or a shared dispatcher) that a Trigger's annotations declare or
+    require; None: neither.
 
     A shared dispatcher has one reader and one writer with the Broker's settings, and delivers at
     least once. So a Trigger with client settings, at-most-once semantics or a rate limit requires
@@ -112,8 +115,8 @@ def required_isolation(annotations: Mapping[str, str]) -> Isolation | None:
 
 
 def _find_conflict_with_sharing(annotations: Mapping[str, str]) -> str | None:
-    """Return the end of a message for users: a Trigger's annotation that a shared dispatcher can't
-    follow, the reason, and the remedy. None: a shared dispatcher can follow all of them. Raises
+    """Find an annotation of a Trigger that a shared dispatcher can't follow, and return it with the
+    reason and the remedy, as the end of a message for users. None: there is none. Raises
     `InvalidDocument` for an invalid annotation."""
     client_annotations = [
         f"{KNAFKA_PREFIX}{client}.{name}"
@@ -122,12 +125,13 @@ def _find_conflict_with_sharing(annotations: Mapping[str, str]) -> str | None:
         ).items()
         for name in settings
     ]
+    limit = rate_limit(annotations)  # parsed in any case, for its error
     if is_at_most_once(annotations):
         return (
             f"{SEMANTICS}: {AT_MOST_ONCE}: a shared dispatcher delivers at least once: "
             f"want own, or {AT_LEAST_ONCE}"
         )
-    if rate_limit(annotations) is not None:
+    if limit is not None:
         return f"{RATE_LIMIT}: several pods would have that rate each: want own, or no limit"
     if client_annotations:
         return (
@@ -166,8 +170,8 @@ def rate_limit(annotations: Mapping[str, str]) -> RateLimit | None:
 
 
 def _with_client_settings(kafka: Kafka, overrides: Mapping[str, Mapping[str, str]]) -> Kafka:
-    """Return a copy of `kafka` with the settings of consumers and producers in `overrides`, given
-    under these two keys, merged over its own."""
+    """Return a copy of `kafka` with the client settings in `overrides` merged over its own;
+    `overrides` has them under the keys `consumer` and `producer`."""
     merged = {
         "consumer": {**kafka.consumer, **overrides["consumer"]},
         "producer": {**kafka.producer, **overrides["producer"]},
@@ -210,17 +214,18 @@ def start_position(annotations: Mapping[str, str]) -> Start:
 
 
 def check_start_unchanged(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    """Refuse a change of the annotation `START` in the stored Trigger `old` if its status names a
-    group: that group has offsets already, so the change would have no effect. Removing the
-    annotation is allowed, and so is the position at which the group has begun. Raises
-    `InvalidDocument`.
+    """Refuse a change of the annotation `START` between a Trigger's documents `old` and `new` if
+    the status in `old` names a consumer group: the group has offsets already, so the change would
+    have no effect. Removing the annotation is allowed, and so is the position at which the group
+    has begun. Raises `InvalidDocument`.
     """
     status = status_annotations(old)
     old_start, new_start = (
         ((document.get("metadata") or {}).get("annotations") or {}).get(START)
         for document in (old, new)
     )
-    if GROUP_STATUS in status and new_start not in (None, old_start, status.get(START)):
+    has_group = GROUP_STATUS in status
+    if has_group and new_start not in (None, old_start, status.get(START)):
         raise InvalidDocument(
             annotation_path(START),
             f"can't be changed: this Trigger began at {status.get(START, LATEST_POSITION)}: want a "

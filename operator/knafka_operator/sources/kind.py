@@ -8,11 +8,12 @@ Not here: observing (`observe`), and the texts of the status (`decide`).
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from knafka.core.errors import InvalidDocument, KnafkaError
-from knafka_operator.decisions.status import EXPECTED, ConditionSet
+from knafka_operator.decisions.status import EXPECTED, ConditionSet, NotReady
 from knafka_operator.engine.kind import Kind
 from knafka_operator.engine.work_queue import GONE, Requeue
 from knafka_operator.kafka.clusters import KafkaCluster
@@ -22,6 +23,7 @@ from knafka_operator.model.identity import Identity, Key
 from knafka_operator.model.resources import KNAFKA_PREFIX, is_claimed_by_peer
 from knafka_operator.model.sources import (
     PEERS_SOURCE_FINALIZER,
+    KafkaSource,
     SourceTrigger,
     consumer_group_of,
     has_generated_group,
@@ -48,12 +50,12 @@ class KafkaSources(Triggers):
     # Changes of objects, and operations on one object.
 
     def on_change(self, document: Document, *, gone: bool) -> Collection[Key]:
-        """Record a change as `Kind.on_change` does, and return its keys; also forget the group's
-        offsets in memory, so that they are read again."""
+        """Record a change and return the keys to reconcile, as `Kind.on_change` does; also drop the
+        cached offsets of the source's group, so that they are read again."""
         changed_keys = Kind.on_change(self, document, gone=gone)
         record = self.states.triggers.get(Identity.of(document))
         if changed_keys and record is not None and record.watched is not None:
-            # A user who resets its group annotates it so that the operator notices at once.
+            # A user who resets the group's offsets annotates the source, to have them read at once.
             record.watched.kafka.topics.forget_group(record.watched.egress.group)
         return changed_keys
 
@@ -68,8 +70,8 @@ class KafkaSources(Triggers):
 
     async def hand_over(self, document: Document) -> None:
         """Stop delivering for a source that another implementation has claimed: delete its
-        functions and our part of its status, but leave its consumer group. Does nothing if the
-        status has no annotations of Knafka's. Raises `KnafkaError`."""
+        functions, and our annotations and all conditions in its status, but leave its consumer
+        group. Does nothing if the status has no annotations of Knafka's. Raises `KnafkaError`."""
         knafka_annotations = [
             key for key in status_annotations(document) if key.startswith(KNAFKA_PREFIX)
         ]
@@ -79,6 +81,7 @@ class KafkaSources(Triggers):
         await self.stop_delivery(identity)
         await self._delete_functions(document)
         self.drop(document)
+        # A None removes the annotation.
         patch = {"annotations": dict.fromkeys(knafka_annotations), "conditions": []}
         await self.cluster.write_status(document, patch)
 
@@ -131,9 +134,9 @@ class KafkaSources(Triggers):
         """Translate a Trigger's conditions and status to a KafkaSource's."""
         trigger = observed.trigger
         assert isinstance(trigger, SourceTrigger | KnafkaError)
-        scaled = self.scaling_status(Identity.of(observed.document))
-        own = source_status(status, observed.document, trigger, scaled)
-        return source_conditions(conditions, observed.failed), own
+        scaling = self.scaling_status(Identity.of(observed.document))
+        translated_status = source_status(status, observed.document, trigger, scaling)
+        return source_conditions(conditions, observed.failed), translated_status
 
     async def start_delivery(
         self, document: Document, watched: Watched, *, replaces: bool
@@ -156,21 +159,29 @@ class KafkaSources(Triggers):
         await self._delete_functions(document)
         record = self.states.triggers.get(identity)
         kafka = None if record is None else record.kafka
-        try:
+        with suppress(InvalidDocument):  # the group of an invalid source isn't known
             trigger = self.states.family.read_trigger(document)
             assert isinstance(trigger, SourceTrigger)
             group = consumer_group_of(trigger.source)
-            may_delete = has_generated_group(trigger.source)
-            if may_delete and not await self._is_shared(identity, group):
+            is_generated = has_generated_group(trigger.source)
+            if is_generated and not await self._is_group_shared(identity, group):
                 if kafka is None:
-                    kafka, _ = await self.source_observer.connect_kafka(trigger.source)
+                    kafka = await self._connect_to_delete(trigger.source)
                 await kafka.topics.delete_group(group)
-        except InvalidDocument:
-            pass  # the source is invalid, so its group isn't known
         self.drop(document)
 
-    async def _is_shared(self, identity: Identity, group: str) -> bool:
-        """Whether another KafkaSource names this group, too. Raises `ClusterError`."""
+    async def _connect_to_delete(self, source: KafkaSource) -> KafkaCluster:
+        """Return the Kafka of a source that is being deleted. Raises `NotReady`, also for invalid
+        credentials, so that the deletion is tried again for a while, and `ClusterError`."""
+        try:
+            kafka, _ = await self.source_observer.connect_kafka(source)
+        except InvalidDocument as error:
+            raise NotReady("KafkaNotReachable", str(error)) from error
+        return kafka
+
+    async def _is_group_shared(self, identity: Identity, group: str) -> bool:
+        """Whether a KafkaSource other than `identity` names this group, too. Raises
+        `ClusterError`."""
         sources = await self.cluster.list(SOURCES.trigger_version, SOURCES.trigger)
         return any(
             (source.get("spec") or {}).get("consumerGroup") == group

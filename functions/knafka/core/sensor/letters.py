@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from knafka.core import names
-from knafka.core.dead_letter import Failure, Origin, dead_letter_of, stub_of
+from knafka.core.dead_letter import Failure, Origin, dead_letter_of
 from knafka.core.delivery import Reason
 from knafka.core.errors import InvalidEvent
 from knafka.core.events import json_format
@@ -91,10 +91,10 @@ def of_events(
     (`records.key_of`) in a partition of the trigger topic. `failure`: the reason, and a text that
     explains it. `now`: seconds since the Unix epoch."""
     trigger, correlation = records.trigger_of(key), records.correlation_of(key)
-    last = max(event.offset for event in events)
+    last_offset = max(event.offset for event in events)
     attributes = {
         "specversion": "1.0",
-        "id": f"{sensor.namespace}.{sensor.name}.{trigger}.{partition}.{last}",
+        "id": f"{sensor.namespace}.{sensor.name}.{trigger}.{partition}.{last_offset}",
         "source": records.source_of(sensor.namespace, sensor.name),
         "type": FAILED,
         "time": rfc3339(now),
@@ -112,36 +112,29 @@ def of_events(
         separators=(",", ":"),
     )
     draft = to_record(Event(attributes, data.encode()))
-    place = sensor.trigger_topic, partition, last
+    place = sensor.trigger_topic, partition, last_offset
     return of_record(sensor, place, draft._replace(key=key.encode()), failure, now)
-
-
-def without_data(letter: Draft) -> Draft:
-    """Return a dead letter without its data (`core.dead_letter.stub_of`), for a topic that refuses
-    it as too large."""
-    # Of a record that Knafka didn't write, headers may be None, which `stub_of` doesn't take.
-    return stub_of(letter._replace(headers=[(name, raw or b"") for name, raw in letter.headers]))
 
 
 def _named_events(events: Sequence[HeldEvent]) -> Sequence[dict[str, Any]]:
     """Return for each event the values that name it in a dead letter: dependency, source, id, time,
     and offset in the trigger topic. Events beyond `MAX_NAMED_BYTES` are left out."""
-    named: list[dict[str, Any]] = []
+    named_events: list[dict[str, Any]] = []
     remaining_bytes = MAX_NAMED_BYTES
     for event in events:
-        source, _, identity = event.identity.partition(" ")
-        name = {
+        source, _, event_id = event.identity.partition(" ")
+        names_of_event = {
             "dependency": event.dependency,
             "source": source[:MAX_NAMED_EVENT_CHARACTERS],
-            "id": identity[:MAX_NAMED_EVENT_CHARACTERS],
+            "id": event_id[:MAX_NAMED_EVENT_CHARACTERS],
             "time": rfc3339(event.at / 1000),
             "offset": event.offset,
         }
-        remaining_bytes -= len(json.dumps(name))
+        remaining_bytes -= len(json.dumps(names_of_event))
         if remaining_bytes < 0:
             break
-        named.append(name)
-    return named
+        named_events.append(names_of_event)
+    return named_events
 
 
 def _failure_of_letter(
