@@ -120,7 +120,7 @@ class ContractFollower(Generic[E]):
                 await reader.close(CONTRACT_CLOSE_TIMEOUT)
 
     async def _follow(self, reader: PositionedReader) -> None:
-        """Apply records as they come, and publish the contract once the topic's end is reached, and
+        """Apply records as they come; publish the contract when the topic's end is reached, and
         after each later read. Never returns. Raises `LogError`, also if the end isn't reached
         within `READ_TO_END_TIMEOUT`."""
         loop = asyncio.get_running_loop()

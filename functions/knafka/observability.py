@@ -67,6 +67,7 @@ class Histogram:
 
     def observe(self, seconds: float) -> None:
         """Count an observation in seconds."""
+        # Only an observation outside the last one's bucket needs the slower search for its bucket.
         if not self._above < seconds <= self._upto:
             self._select_bucket(seconds)
         self.counts[self._last] += 1

@@ -94,6 +94,7 @@ def listen_address(environment: Environment) -> ListenAddress:
     """Return host and port at which the function listens; port 0: any free port. Raises
     `InvalidDocument` if PORT is no port."""
     port = environment.get("PORT", "8080")
+    # The length is checked first, here and below, as `int` of very many digits takes long.
     if not port.isdecimal() or len(port) > 5 or int(port) > 65_535:
         raise InvalidDocument("PORT", f"invalid value: {port:.80}: want a port number")
     return ListenAddress(environment.get("HOST", "0.0.0.0"), int(port))
@@ -160,13 +161,13 @@ def allows_local_addresses(environment: Environment) -> bool:
 
 
 def callers(environment: Environment) -> Callers:
-    """Return the callers whom `/drain` and `/contract` answer: everybody if the variable isn't set.
-    Raises `InvalidDocument` for an invalid value."""
+    """Return who may call `/drain` and `/contract`: everybody if the variable isn't set. Raises
+    `InvalidDocument` for an invalid value."""
     return Callers.parse(environment.get(CALLERS, ""))
 
 
 def scrapers(environment: Environment) -> Callers:
-    """Return the callers whom `/metrics` answers: everybody if the variable isn't set. Raises
+    """Return who may call `/metrics`: everybody if the variable isn't set. Raises
     `InvalidDocument` for an invalid value."""
     return Callers.parse(environment.get(SCRAPERS, ""), SCRAPERS)
 
@@ -291,8 +292,8 @@ def service_url(environment: Environment) -> str | None:
 
 
 def drain_settings(environment: Environment) -> DrainSettings:
-    """Return the settings of the function's drains. At the end, attempts get the grace period
-    without its last `LEAVING_SECONDS`. Raises `InvalidDocument` that names the variable."""
+    """Return the settings of the function's drains. Their `stop_timeout` is the grace period minus
+    `LEAVING_SECONDS`. Raises `InvalidDocument`, which names the variable with an invalid value."""
     at_start = environment.get(DRAIN_AT_START, "false").strip().lower()
     if at_start not in ("true", "false"):
         raise InvalidDocument(DRAIN_AT_START, f"invalid value: {at_start:.80}: want true or false")

@@ -15,6 +15,8 @@ HOST: Final = "127.0.0.1"
 """The loopback address, at which everything on this machine listens."""
 _BELOW_EPHEMERAL: Final = range(10_000, 30_000)
 """Ports below those that a kernel assigns to outgoing connections (Linux: from 32,768)."""
+_FREE_PORT_TRIES: Final = 100
+"""Number of random ports that `free_port` tries."""
 
 
 class PortTaken(KnafkaError):
@@ -47,9 +49,9 @@ def free_port() -> int:
     """Return a port that is free now, for a program that binds it itself.
 
     It is below the range from which the kernel takes ports for outgoing connections, so that no
-    such connection takes it first. Raises `OSError` if none of 100 random ports is free.
+    such connection takes it first. Raises `OSError` if none of `_FREE_PORT_TRIES` ports is free.
     """
-    for port in random.sample(_BELOW_EPHEMERAL, 100):
+    for port in random.sample(_BELOW_EPHEMERAL, _FREE_PORT_TRIES):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind((HOST, port))
             return port

@@ -65,19 +65,20 @@ class ViewerSources:
         """
         now = self._clock()
         key = hashlib.sha256("\n".join([viewer.token, *viewer.namespaces]).encode()).digest()
+        # Taken out and put in again, since `_sources` is ordered by the time of the last request.
         _, kept_source = self._sources.pop(key, (now, None))
         source = kept_source or self._create_source(viewer)
         self._sources[key] = now, source
         # This viewer's source is at the end and fresh, so it is never removed.
         while (
             len(self._sources) > MAX_KEPT_VIEWERS
-            or self._oldest_request() < now - VIEWER_IDLE_TIMEOUT
+            or self._longest_idle_since() < now - VIEWER_IDLE_TIMEOUT
         ):
             self._sources.popitem(last=False)
         return source
 
-    def _oldest_request(self) -> float:
-        """Return the time of the last request of the viewer who has been idle longest."""
+    def _longest_idle_since(self) -> float:
+        """Return when the viewer who has been idle longest sent the last request, by `clock`."""
         return next(iter(self._sources.values()))[0]
 
     def _create_source(self, viewer: Viewer) -> ClusterConsole:
@@ -119,21 +120,21 @@ def own_client() -> kubernetes.client.ApiClient:
     return kubernetes.client.ApiClient(configuration)
 
 
-def metrics_of(settings: ConsoleSettings, port: int = METRICS_PORT) -> DirectMetrics:
-    """Return a reader of the operator's metrics, with the token that the operator requires for
-    them."""
+def metrics_reader(settings: ConsoleSettings, port: int = METRICS_PORT) -> DirectMetrics:
+    """Return a reader of the operator's metrics, which shows the token that the operator requires
+    for them."""
     return DirectMetrics(settings.metrics, port, token=settings.metrics_token)
 
 
 async def serve(settings: ConsoleSettings, system: kubernetes.client.ApiClient) -> None:
     """Serve the console at the port in `settings` until SIGTERM or SIGINT; `system` is the client
     of the function's own account. Raises `OSError` if the port is in use."""
-    viewers = ViewerSources(system, SharedFigures(metrics_of(settings)), settings)
+    viewers = ViewerSources(system, SharedFigures(metrics_reader(settings)), settings)
     sign_in = SignIn(viewers.source_for, plain_http=settings.plain_http)
-    stop = asyncio.Event()
+    stop_requested = asyncio.Event()
     for signal_number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(signal_number, stop.set)
+        asyncio.get_running_loop().add_signal_handler(signal_number, stop_requested.set)
     with contextlib.closing(socket.create_server(("", settings.port))) as listener:
         server = await ConsoleServer.start_signed_in(listener, sign_in)
-        await stop.wait()
+        await stop_requested.wait()
         await server.close()

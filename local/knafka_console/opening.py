@@ -37,7 +37,7 @@ def open_listener(
     Yields None if the console is not `enabled`, or if none of `CONSOLE_PORTS_TRIED` ports is free.
     Raises `PortTaken` if `port` is in use; `option` is the command's option that chooses another.
     """
-    opened_listener = _listen_on_free_port(port, option) if enabled else None
+    opened_listener = _listen_for_console(port, option) if enabled else None
     try:
         yield opened_listener
     finally:
@@ -87,9 +87,9 @@ async def serve_source(source: Source, listener: socket.socket) -> AsyncIterator
         await server.close()
 
 
-def _listen_on_free_port(port: int | None, option: str) -> socket.socket | None:
-    """Return a socket that listens at `port`. If `port` is None, take the first free port from
-    `CONSOLE_PORT`; None if all `CONSOLE_PORTS_TRIED` are in use.
+def _listen_for_console(port: int | None, option: str) -> socket.socket | None:
+    """Return a socket that listens at `port`; if `port` is None, at the first free port from
+    `CONSOLE_PORT` on. Returns None if none of the `CONSOLE_PORTS_TRIED` ports from there is free.
 
     Raises `PortTaken` if `port` is in use; its message names `option`.
     """

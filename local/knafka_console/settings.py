@@ -39,18 +39,20 @@ class ConsoleSettings:
         namespace = environment.get("KNAFKA_NAMESPACE", "")
         if not namespace:
             raise InvalidDocument("KNAFKA_NAMESPACE", "missing: set it to the operator's namespace")
-        plain = environment.get("KNAFKA_CONSOLE_PLAIN_HTTP", "false").strip().lower()
-        if plain not in ("true", "false"):
+        plain_http = environment.get("KNAFKA_CONSOLE_PLAIN_HTTP", "false").strip().lower()
+        if plain_http not in ("true", "false"):
             raise InvalidDocument("KNAFKA_CONSOLE_PLAIN_HTTP", "must be true or false")
         port = environment.get("PORT", "8080")
         if not port.isdecimal() or not 0 < int(port) < 65_536:
             raise InvalidDocument("PORT", f"{port:.80}: must be a port from 1 to 65535")
+        metrics_host = f"knafka-operator-replicas.{namespace}.svc"
+        metrics_tokens = parse_metrics_tokens(environment.get(METRICS_TOKENS, ""))
         return cls(
-            namespace,
-            environment.get("KNAFKA_CONSOLE_NAME", "cluster"),
-            environment.get("KNAFKA_CONSOLE_METRICS", f"knafka-operator-replicas.{namespace}.svc"),
-            next(iter(parse_metrics_tokens(environment.get(METRICS_TOKENS, ""))), ""),
-            plain == "true",
-            trace_url(environment),
-            int(port),
+            namespace=namespace,
+            name=environment.get("KNAFKA_CONSOLE_NAME", "cluster"),
+            metrics=environment.get("KNAFKA_CONSOLE_METRICS", metrics_host),
+            metrics_token=metrics_tokens[0] if metrics_tokens else "",
+            plain_http=plain_http == "true",
+            trace_url=trace_url(environment),
+            port=int(port),
         )

@@ -114,8 +114,8 @@ class Supervisor:
             stack.enter_context(_log_to_file(logs / "operator.log"))
             # A stack of its own, entered before everything that needs Kafka: so Kafka stops last.
             kafka_stack = await stack.enter_async_context(AsyncExitStack())
-            starting = asyncio.create_task(self._start_kafka(kafka_stack))
-            stack.push_async_callback(cancel, starting)
+            kafka_start = asyncio.create_task(self._start_kafka(kafka_stack))
+            stack.push_async_callback(cancel, kafka_start)
             # Imported while Kafka starts, since the operator takes half a second.
             await asyncio.to_thread(import_module, "knafka_local.cluster.local_knative")
             from knafka_local.cluster.local_knative import LocalKnative
@@ -125,7 +125,7 @@ class Supervisor:
             knative = LocalKnative(self.url, listener, channels, logs, self._view, issuer)
             self._knative = knative
             async with knative.serving(self._declared):
-                self._kafka = Kafka(bootstrap_servers=await starting)
+                self._kafka = Kafka(bootstrap_servers=await kafka_start)
                 knative.connect(
                     self._kafka.bootstrap_servers, await self._read_kept_names(), adopt=adopt
                 )
@@ -183,7 +183,7 @@ class Supervisor:
         port = options.port + 1
         # Most installations have no KafkaChannels: a port in use must not prevent their start.
         with contextlib.suppress(OSError, OverflowError):
-            # 0 takes any free port, as Kafka is about to take the next one.
+            # Leave Kafka's port free, since Kafka starts only later: 0 takes any free port.
             return listen(0 if port == options.kafka_port else port)
         return listen()
 
@@ -304,8 +304,8 @@ def _listen_at(port: int, option: str) -> socket.socket:
 
 @contextlib.contextmanager
 def _log_to_file(file: Path) -> Iterator[None]:
-    """Write what the operator logs inside to a file, so that the terminal stays free for the
-    view."""
+    """While the context is open, append what this process logs (the operator's messages) to a file,
+    so that the terminal stays free for the view."""
     handler = logging.FileHandler(file, delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger()

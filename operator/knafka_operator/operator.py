@@ -5,6 +5,11 @@
     Service changed    -> its owner, and Triggers whose subscriber it is
     receiver started   -> open drains of its Broker's Triggers, as an event is on its way
 
+A drain is a period in which a dispatcher delivers; requests of the operator begin and extend it. A
+family is a pair of kinds, Broker and Trigger or KafkaChannel and Subscription; where this module
+says Broker and Trigger, both pairs are meant. `entries` shows the elements of a channel's
+`spec.subscribers` as Subscriptions.
+
 Not here: the reconcilers and their tasks (`wiring`), hearing of changes (`runtime.controller`), and
 what reconciling does (the module `kind` of each package).
 """
@@ -96,17 +101,17 @@ class Operator(OperatorParts):
     async def stop_triggers(self, broker: Identity) -> None:
         """End all delivery to the Triggers and Sensors of a Broker; raises `KnafkaError` while
         drains go on."""
-        await self._stop_delivery(broker)
+        await self._stop_only_triggers(broker)
         if self.sensors is not None:
             await self.sensors.stop_on_bus(Bus(self.family, broker))
 
-    async def _stop_delivery(self, broker: Identity) -> None:
-        """Stop the delivery of all Triggers of a Broker; raises the first error after all have been
-        tried."""
+    async def _stop_only_triggers(self, broker: Identity) -> None:
+        """End all delivery to the Triggers of a Broker, but not to its Sensors; raises the first
+        error after all Triggers have been tried."""
         # Concurrently, so that the removals from shards' contracts are written as one batch.
         triggers = self.states.triggers_of(broker)
-        stopping = (self.triggers.stop_delivery(trigger) for trigger in triggers)
-        for failure in await asyncio.gather(*stopping, return_exceptions=True):
+        stop_calls = (self.triggers.stop_delivery(trigger) for trigger in triggers)
+        for failure in await asyncio.gather(*stop_calls, return_exceptions=True):
             if failure is not None:
                 raise failure
 
@@ -117,8 +122,9 @@ class Operator(OperatorParts):
         # First: without this, a Trigger that is being reconciled now would begin to drain again.
         self.states.ensure_broker(document).state = None
         await self.brokers.remember_kafka(document)
-        await self._stop_delivery(identity)
+        await self._stop_only_triggers(identity)
         triggers = self.states.triggers_of(identity)
+        # A group that the status of another Trigger names, too, isn't deleted.
         groups = {
             group
             for trigger in triggers
@@ -143,8 +149,9 @@ class Operator(OperatorParts):
 
     def on_change(self, document: Document, *, gone: bool) -> None:
         """Handle a Broker or Trigger that has changed or, with `gone`, was deleted: enqueue it
-        unless only its status has changed, and the objects that depend on it. A change of a channel
-        or Subscription may change the Subscriptions that `entries` shows; these are handled, too.
+        unless only its status has changed, and the objects that depend on it. For a channel or
+        Subscription, also handle each Subscription that `entries` shows differently after the
+        change.
         """
         is_broker = document["kind"] == self.family.broker
         if is_broker:
@@ -170,9 +177,9 @@ class Operator(OperatorParts):
             self.queue.enqueue((self.family.broker, *channel))
 
     def on_eventing(self, installed: bool | None) -> None:
-        """Handle whether Knative Eventing is installed (None: not known). If that changes who
-        handles Subscriptions, enqueue all channels and the Sensors on them. Does nothing for
-        Brokers."""
+        """Record whether Knative Eventing is `installed` (None: not known), and handle the
+        Subscriptions that are shown differently then. If this changes which controller reconciles
+        Subscriptions, enqueue all channels and the Sensors on them. Does nothing for Brokers."""
         if self.entries is None:
             return
         previous_handler = self.entries.handling.handler
@@ -187,9 +194,10 @@ class Operator(OperatorParts):
         shown are enqueued, so that their delivery ends."""
         assert self.entries is not None
         for identity in changed:
-            if (subscription := self.entries.known(identity)) is not None:
+            if (subscription := self.entries.find_subscription(identity)) is not None:
                 self.on_trigger(subscription, gone=False)
             else:
+                # Forgotten, so that it counts as changed if it is shown again.
                 self.states.declarations.pop((self.family.trigger, *identity), None)
                 self.queue.enqueue((self.family.trigger, *identity))
 
@@ -197,8 +205,9 @@ class Operator(OperatorParts):
         self, identity: Identity
     ) -> float | Literal[Verdict.BACK_OFF, Verdict.GONE]:
         """End the delivery of a Subscription that doesn't exist now, and may come back. Returns
-        `BACK_OFF` while its delivery goes on; then the seconds until it counts as deleted, or
-        `GONE` if nothing is left to do. For a Trigger, do nothing and return `GONE`.
+        `BACK_OFF` while its delivery goes on, so that this is called again; then the seconds until
+        it counts as deleted, or `GONE` if nothing is left to do. For a Trigger, do nothing and
+        return `GONE`.
 
         The consumer group stays for a while (`channels.entry_cluster`). Raises `ClusterError`.
         """
@@ -223,9 +232,9 @@ class Operator(OperatorParts):
         Triggers."""
         if self.entries is None:
             return
-        for waiting in self.entries.release_name(identity):
-            self.queue.enqueue((self.family.trigger, *waiting))
-        subscription = self.entries.known(identity)
+        for waiting_subscription in self.entries.release_name(identity):
+            self.queue.enqueue((self.family.trigger, *waiting_subscription))
+        subscription = self.entries.find_subscription(identity)
         if subscription is not None and "deletionTimestamp" not in subscription["metadata"]:
             # The Subscription was recreated meanwhile.
             self.states.declarations.pop((self.family.trigger, *identity), None)
@@ -241,8 +250,8 @@ class Operator(OperatorParts):
             self.brokers.drop(document)
         elif is_ours:
             self.brokers.remember_topic(document)
-        # A Trigger that was seen before its Broker counted as ours. Now it may turn out that
-        # another implementation serves the Broker.
+        # Triggers that were seen before their Broker counted as ours. They are reconciled again if
+        # the Broker is gone, or if another implementation serves it.
         if self._enqueue_if_changed(document, gone=gone) and (gone or not is_ours):
             self.enqueue_triggers_and_sensors(identity)
 
@@ -263,8 +272,8 @@ class Operator(OperatorParts):
             record.watched.kafka.topics.forget_group(record.watched.egress.group)
 
     def _enqueue_if_changed(self, document: Document, *, gone: bool) -> bool:
-        """Enqueue an object if more than its status has changed since the last call, or if it is
-        `gone`; returns whether it was enqueued. Remembers the document for the next call."""
+        """Enqueue an object if more than its status has changed since the last call for it, or if
+        it is `gone`; returns whether it was enqueued. Remembers the document for the next call."""
         key = document["kind"], *Identity.of(document)
         previous = self.states.declarations.pop(key, None)
         if not gone:
@@ -283,10 +292,10 @@ class Operator(OperatorParts):
             self.queue.enqueue((self.family.trigger, *trigger))
 
     def on_policies(self, changed: Sequence[Document], gone: Sequence[Document]) -> None:
-        """Update the EventPolicies that have `changed` or are `gone`, and enqueue the owners of
-        receivers in their namespaces."""
+        """Record the EventPolicies that have `changed` or are `gone`, and enqueue the owners of
+        receivers in their namespaces, as receivers enforce the policies."""
         namespaces = self.states.policies.update(changed, gone)
-        self._enqueue_receivers_owners(lambda broker: broker.namespace in namespaces)
+        self._enqueue_receiver_owners(lambda broker: broker.namespace in namespaces)
 
     def on_policies_known(self, known: bool) -> None:
         """Record whether all EventPolicies are `known`. When they become known, enqueue all owners
@@ -295,9 +304,9 @@ class Operator(OperatorParts):
             return
         self.states.policies.is_known = known
         if known:
-            self._enqueue_receivers_owners(lambda broker: True)
+            self._enqueue_receiver_owners(lambda broker: True)
 
-    def _enqueue_receivers_owners(self, is_affected: Callable[[Identity], bool]) -> None:
+    def _enqueue_receiver_owners(self, is_affected: Callable[[Identity], bool]) -> None:
         """Enqueue the Brokers, channels and KafkaSinks for whose identity `is_affected` returns
         True."""
         for family_operator in self.all_operators:
@@ -308,9 +317,9 @@ class Operator(OperatorParts):
             self.queue.enqueue((KAFKA_SINK, *identity))
 
     def on_receiver(self, pod: Document, *, new: bool = True, gone: bool = False) -> None:
-        """Record that a receiver's pod exists or, with `gone`, was deleted. A `new` pod has started
-        since the operator did, so an event is on its way: open drains of up to `PREWARM_LIMIT` of
-        the Broker's Triggers."""
+        """Record that a receiver's pod exists or, with `gone`, was deleted. A `new` pod, one that
+        was started after the operator, is about to receive an event, so open drains of up to
+        `PREWARM_LIMIT` of the Broker's Triggers."""
         state = self.states.track_receiver_pod(pod, gone=gone)
         if state is not None and new and not gone:
             state.kafka.scaler.prewarm(state.topic.name, PREWARM_LIMIT)

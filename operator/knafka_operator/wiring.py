@@ -110,9 +110,9 @@ class SharedParts:
         self.trust_bundles = TrustBundleCopies(settings, cluster)
 
     def states_of(self, family: Family, settings: Settings) -> States:
-        """Return the records of a family. For Brokers they are always the same `States`; for
-        another family each call creates new ones. All share functions' addresses, EventPolicies and
-        the limit of rolls."""
+        """Return what is in memory about a family's objects: always the same `States` for Brokers,
+        but a new one at each call for another family. All of them share the functions' URLs, the
+        EventPolicies and the limit of concurrent rolls."""
         if family is BROKERS:
             return self._broker_states
         states = States(family, self.rolls, settings.naming)
@@ -157,8 +157,8 @@ class DeliveryParts:
     def arguments(
         self, brokers: Brokers | Channels, is_ours: Callable[[Document], bool]
     ) -> tuple[Any, ...]:
-        """Return the arguments of the kind's reconciler, a `Triggers`, in their order. `brokers` is
-        the reconciler of its Brokers or channels; `is_ours` returns whether Knafka serves one."""
+        """Return the arguments for creating the kind's reconciler, a `Triggers`. `brokers` is the
+        reconciler of its Brokers or channels; `is_ours` returns whether Knafka serves one."""
         actions = partial(observe_actions, self._settings, self._cluster)
         observer = TriggerObserver(
             self._settings, self._cluster, is_ours, self.shards, self._states, actions
@@ -245,7 +245,7 @@ class OperatorParts(Neighbours):
             settings,
             cluster,
             self.states,
-            clients.positions or self._pod_positions(),
+            clients.positions or self._create_pod_positions(),
             self.queue.enqueue,
         )
         parts = self._create_delivery_parts(self.states)
@@ -314,10 +314,10 @@ class OperatorParts(Neighbours):
             return Brokers(*arguments)
         return Channels(*arguments, self.entries.handling)
 
-    def _pod_positions(self) -> PodPositions:
-        """Create the part that asks receivers' pods for their positions. For Brokers, that part
-        asks the receiver's Service instead if no pod answers. Channels' receivers don't need this:
-        they are in the operator's namespace, where no mesh or NetworkPolicy blocks their pods."""
+    def _create_pod_positions(self) -> PodPositions:
+        """Create the part that asks receivers' pods how far they have read their contract. For
+        Brokers, it asks the receiver's Service if no pod answers. Channels' receivers don't need
+        that: in the operator's namespace no mesh or NetworkPolicy blocks their pods."""
         url_of = partial(services.service_url, settings=self.settings)
         return PodPositions(
             self.cluster,
@@ -368,7 +368,7 @@ class OperatorParts(Neighbours):
         )
 
     def _used_kafkas(self) -> set[KafkaCluster]:
-        """Return the Kafka clusters that any object uses now; clients of others may be closed."""
+        """Return the Kafkas that any object uses now; clients of other Kafkas may be closed."""
         used = set[KafkaCluster]().union(
             *(reconciler.states.kafkas() for reconciler in self.delivering_kinds)
         )

@@ -42,8 +42,8 @@ class Acknowledgement:
 
 
 def latest_rows(rows: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """Return the latest row of each group, by the group's id. If several have the same time, the
-    other columns decide, so that every reader takes the same row."""
+    """Return the latest row of each group, by the group's id. If several rows of a group have the
+    same time, the other columns decide, so that every reader takes the same row."""
     latest: dict[str, Mapping[str, Any]] = {}
     for row in rows:
         group = row["group_id"]
@@ -67,8 +67,8 @@ def current_acknowledgements(
 
 
 def _sort_key(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the sort key of a row among the rows of its group: its time, then all other
+    """Return the key by which the rows of a group are sorted: the row's time, then all other
     columns."""
-    # A row without an end sorts after rows with one; the time is then only a filler.
+    # Rows without an end sort after rows with one. `at` is a filler, as None can't be compared.
     end = row["until"] is None, row["until"] or row["at"]
     return row["at"], row["action"], row["by"] or "", row["note"] or "", end

@@ -50,8 +50,8 @@ MAX_SHOWN_PROBLEMS: Final = 5
 
 
 def run(arguments: Namespace, progress: Progress) -> Answer:
-    """Run the command `arguments.command` in a Spark session of its own and return its answer. A
-    report runs without Spark if that is possible.
+    """Run the command `arguments.command` in a Spark session of its own, and return its answer. A
+    report is made without Spark if that is possible.
 
     Raises `KnafkaError`.
     """
@@ -108,8 +108,8 @@ def _run_compact(arguments: Namespace, tables: Tables, progress: Progress) -> An
 
 
 def _run_report(arguments: Namespace, tables: Tables, progress: Progress) -> Answer:
-    """Run the command `report`: compact first if asked to, then write the files. Returns what
-    `write_report` answers. Raises `KnafkaError`."""
+    """Run the command `report`: compact first if `--compact` is given, then make the report and
+    write its files. Returns the answer of `write_report`. Raises `KnafkaError`."""
     kafka = connect(arguments) if arguments.bootstrap_servers or arguments.compact else None
     if kafka is not None and arguments.compact:
         compact(tables, kafka, _compact_options(arguments), progress)
@@ -128,8 +128,8 @@ def _settled_source(kafka: KafkaClient | None) -> SettledSpansReader | None:
 
 
 def _compact_options(arguments: Namespace) -> CompactOptions:
-    """Return the options of a compaction before a report or by the command `compact`, without the
-    size of its batches."""
+    """Return the options of a compaction, as the commands `compact` and `report` have them. The
+    size of its batches is the default: only `compact` has an option for it."""
     return CompactOptions(
         broker=arguments.broker,
         keep_hours=arguments.keep_hours,
@@ -159,7 +159,7 @@ def _run_replay(arguments: Namespace, tables: Tables, progress: Progress) -> Ans
         arguments.rate,
         progress,
         edits=edits,
-        is_alone=getattr(arguments, "is_alone", False),  # set by `pod` only, no option
+        is_alone=getattr(arguments, "is_alone", False),  # no option: only `pod` sets it
     )
     answer: Answer = {"replay": result.replay_id, "sent": result.sent}
     if result.cancelled_by is not None:
@@ -193,17 +193,17 @@ def _run_purge(arguments: Namespace, tables: Tables, progress: Progress) -> Answ
 
 def _run_backtest(arguments: Namespace, spark: SparkSession, progress: Progress) -> Answer:
     """Run the command `backtest`; returns the fields of `BacktestResult`. Raises `KnafkaError`."""
-    if (arguments.topic is None) == (arguments.archive is None):  # both, or none
+    if (arguments.topic is None) == (arguments.archive is None):  # both are given, or neither
         raise JobError("give either --topic or --archive: a backtest reads one of them")
     sensor = read_sensor(arguments.sensor)
     span = TimeSpan(_milliseconds(arguments.events_since), _milliseconds(arguments.events_until))
+    # `firings_until` (ms): the time of --events-until; without this option, the source's own end.
     if arguments.archive is not None:
         records, firings_until = records_of_archive(spark, arguments.archive, span)
     else:
         records, firings_until = records_of_topic(
             spark, connect(arguments), arguments.topic, span, datetime.now(UTC)
         )
-    # `firings_until` (ms): the time of --events-until; without this option, the source's own end.
     progress(f"reading events of {arguments.archive or arguments.topic}")
     return asdict(backtest(records, sensor, firings_until, arguments.limit, arguments.output))
 

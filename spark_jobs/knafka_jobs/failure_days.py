@@ -1,4 +1,6 @@
-"""Keeps the day of each failure, so that folding opens only the needed days of `failures`.
+"""Keeps the day of each failure, so that a fold opens only the needed days of `failures`.
+
+A fold adds new dead letters to the table `failures`, which is partitioned by day.
 
     rows to MERGE --load_known_days--> key, day --assign_days--> rows with their `day`
                                           └── days to search: no others can have these failures
@@ -41,23 +43,25 @@ def load_known_days(tables: Tables, failures: DataFrame) -> DataFrame:
 
 
 def distinct_days(known_days: DataFrame) -> list[date]:
-    """Return the days that these rows of `load_known_days` have: the days to open in `failures`."""
+    """Return each day of these rows of `load_known_days` once: the days to open in `failures`."""
     return [row["day"] for row in known_days.select("day").distinct().collect()]
 
 
 def assign_days(
     tables: Tables, failures: DataFrame, known_days: DataFrame, today: date
 ) -> DataFrame:
-    """Set the `day` of each failure: the day in `known_days` (rows of `load_known_days`), else
-    `today`. Keys without a known day are added to `failure_days`."""
+    """Return the failures with their `day` set: the day in `known_days` (rows of
+    `load_known_days`), else `today`. The keys of failures without a known day are added to the
+    table `failure_days`, with `today`."""
     keyed = failures.drop("day").withColumn("key", _failure_key())
     # If two new failures share a key, it is added twice, which changes nothing.
     new_keys = keyed.select("key").join(F.broadcast(known_days), "key", "left_anti")
     if not new_keys.isEmpty():
         tables.append(new_keys.withColumn("day", F.lit(today)).coalesce(1), "failure_days")
-    one_day = known_days.groupBy("key").agg(F.max("day").alias("day"))
+    # Two failures that share a key may have two days.
+    day_of_key = known_days.groupBy("key").agg(F.max("day").alias("day"))
     return (
-        keyed.join(F.broadcast(one_day), "key", "left")
+        keyed.join(F.broadcast(day_of_key), "key", "left")
         .withColumn("day", F.coalesce("day", F.lit(today)))
         .select(*failures.columns)
     )
@@ -75,5 +79,5 @@ def rewrite_days(tables: Tables, days: Iterable[date]) -> None:
 
 
 def _failure_key() -> Column:
-    """Return 64 bits of a failure's id, as a column."""
+    """Return the column `key` of failures: a hash of 64 bits of the failure's id."""
     return F.xxhash64("failure_id")

@@ -28,7 +28,7 @@ def group_id(
     summary: str,
 ) -> str:
     """Return the id of the group whose failures have these values of the columns `schema.GROUP`
-    (`status` None: no response). It is the same in every report: a digest of twelve hexadecimal
-    digits, so that it can be part of a URL."""
-    parts = json.dumps([namespace, broker, trigger, subscriber, reason, status, summary])
-    return hashlib.sha256(parts.encode()).hexdigest()[:12]
+    (`status` None: no response). The id is the same in every report: a digest of the values, of
+    twelve hexadecimal digits, so that it can be part of a URL."""
+    group_values = json.dumps([namespace, broker, trigger, subscriber, reason, status, summary])
+    return hashlib.sha256(group_values.encode()).hexdigest()[:12]

@@ -28,8 +28,9 @@ class FailureCondition(NamedTuple):
 
 
 def conditions(selection: FailureSelection) -> list[FailureCondition]:
-    """Return the comparisons that a selection stands for; a failure has to pass all of them.
-    `where`, which is SQL for Spark, is left out."""
+    """Return the comparisons that a selection stands for; a selected failure passes all of them.
+    The selection's field `where`, which is SQL for Spark, is left out."""
+    # These fields have the names of their columns.
     values: dict[str, Any] = {
         name: getattr(selection, name)
         for name in ("trigger", "destination", "code", "summary", "type", "source", "id")

@@ -86,8 +86,8 @@ def fingerprint(error: str | None) -> str:
 
 
 def fingerprint_of(error_data: Column) -> Column:
-    """Return the `fingerprint` of each value of a column of `knativeerrordata`: base64, else taken
-    as plain text."""
+    """Return a column with the `fingerprint` of each error in the column `error_data`, which has
+    values of `knativeerrordata`: base64, or else plain text."""
     # Imported here, so that the report's document, which uses a limit of this module, can be read
     # without Spark, as in the console.
     from pyspark.sql import functions as F

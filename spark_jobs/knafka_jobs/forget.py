@@ -33,10 +33,11 @@ def delete_failures(
 ) -> int:
     """Delete the failures that `choose` selects, with their records; returns how many failures.
 
-    Call it within `Tables.locked`. `fold` brings all of `records` into `failures`; it is called
-    before and after, since records that are not folded yet would be lost. The positions of deleted
-    records are kept in `purged`, unless their topics have deleted them: `in_topics` (`topic_id`,
-    `partition`, `start`) has the first offset of each known partition (None: none is known).
+    Call it within `Tables.locked`. `fold` adds to the table `failures` all records that are not
+    folded into it yet; it is called before and after, since these records would be lost. The
+    positions of deleted records are added to the table `purged`, unless their topics have deleted
+    the records, too: `in_topics` (`topic_id`, `partition`, `start`) has the first offset of each
+    known partition (None: none is known).
     """
     fold()
     chosen_failures = compute_rows(
@@ -56,8 +57,9 @@ def delete_failures(
             ("records", days_of_records),
             ("failures", in_days("day", days)),
         ):
-            on = f"{name}.failure_id = more.failure_id"
-            tables.remove(chosen_failures.select("failure_id"), name, f"{days_predicate} AND {on}")
+            same_failure = f"{name}.failure_id = more.failure_id"
+            ids = chosen_failures.select("failure_id")
+            tables.remove(ids, name, f"{days_predicate} AND {same_failure}")
         # Fold again, as on an object store a compaction may have appended meanwhile.
         fold()
         rewrite_days(tables, days)
@@ -105,9 +107,9 @@ def expired_failures(
 
 
 def _days_predicate(chosen_failures: DataFrame) -> str:
-    """Return a SQL predicate that is true from the first to the last day of these failures'
-    records, so that Delta opens only files of that time. It is `true` if the days of some failure
-    are unknown."""
+    """Return a SQL predicate for records from the first to the last day on which these failures
+    have records, so that Delta opens only files of that time. It is `true` if the days of some
+    failure are unknown."""
     unknown = "first_day IS NULL OR last_day IS NULL"
     # NULL as the first day if the days of any failure are unknown.
     row = chosen_failures.selectExpr(

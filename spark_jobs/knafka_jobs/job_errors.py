@@ -32,14 +32,13 @@ def worker_error_text(error: Exception) -> str:
     text = str(error)
     if job_errors := _WORKER_JOB_ERROR.findall(text):
         return str(job_errors[-1])
-    return next(
-        (line for line in reversed(text.splitlines()) if line.strip()), type(error).__name__
-    )
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
 
 
 def error_in_one_line(error: Exception) -> str:
-    """Return the reason why a job failed, in one line. For an unexpected error, the line asks the
-    user to report the fault."""
+    """Return the reason why a job failed, in one line. For an unexpected error, one that isn't a
+    `KnafkaError`, the line asks the user to report the fault."""
     text = " ".join(str(error).split())
     if isinstance(error, KnafkaError):
         return text

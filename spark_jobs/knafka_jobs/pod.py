@@ -62,8 +62,8 @@ class RunCommand(Protocol):
     """Runs a command of `python -m knafka_jobs` on the tables, in the Spark session of this pod."""
 
     def __call__(self, command: str, *words: object, ids: Sequence[str] = ()) -> dict[str, Any]:
-        """Run the command with these further words of its command line, and return its answer. If
-        `ids` isn't empty, the command selects only failures of events with these ids."""
+        """Run the command; `words` are the further words of its command line. Returns its answer.
+        If `ids` isn't empty, the command selects only failures of events with these ids."""
         ...
 
 
@@ -96,8 +96,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _prepare_spark() -> None:
-    """Set the environment variables by which PySpark starts Spark in this pod, and write the pod
-    template of its executors, if there is one."""
+    """Set the environment variables by which PySpark starts Spark in this pod, and write the file
+    with the pod template of Spark's executors, if there is a template."""
     os.environ["PYSPARK_SUBMIT_ARGS"] = shlex.join(submit_arguments(os.environ))
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     has_executors = int(os.environ.get("KNAFKA_EXECUTORS", "0")) != 0
@@ -107,8 +107,8 @@ def _prepare_spark() -> None:
 
 
 def _pod_parser() -> argparse.ArgumentParser:
-    """Return the parser of the commands `archive`, `replay` and `purge`. (`parser` is that of
-    `knafka_jobs`, whose options these commands share.)"""
+    """Return the command-line parser of this module's commands `archive`, `replay` and `purge`.
+    They share options with `python -m knafka_jobs`, whose parser is `parser`."""
     argument_parser = argparse.ArgumentParser(prog="knafka_jobs.pod")
     commands = argument_parser.add_subparsers(dest="command", required=True)
     for command, options in POD_COMMANDS.items():
@@ -117,22 +117,22 @@ def _pod_parser() -> argparse.ArgumentParser:
             subcommand.add_argument(f"--{name}", **{**OPTIONS[name], "required": True})
         for name in ("secret", "keep-hours", *options):
             subcommand.add_argument(f"--{name}", **OPTIONS[name])
-        group = "consumer group that commits how far the dead letters are in the tables"
-        subcommand.add_argument("--group", required=True, help=group)
+        help_text = "consumer group that commits how far the dead letters are in the tables"
+        subcommand.add_argument("--group", required=True, help=help_text)
         if command == "archive":
             subcommand.add_argument("--report", action="store_true", help="also write a report")
-            for name, text in (
+            for name, help_text in (
                 ("archive", "name of the DeadLetterArchive: its report is served under this name"),
                 ("announce", "URL of the Broker that gets an event about each report"),
                 ("console-url", "URL of the console that serves the report"),
             ):
-                subcommand.add_argument(f"--{name}", default="", help=text)
+                subcommand.add_argument(f"--{name}", default="", help=help_text)
             for name in ("resolved", "unresolved"):
-                text = f"hours for which {name} failures are kept (default: for ever)"
-                subcommand.add_argument(f"--{name}-hours", type=float, help=text)
+                help_text = f"hours for which {name} failures are kept (default: for ever)"
+                subcommand.add_argument(f"--{name}-hours", type=float, help=help_text)
         else:
-            text = "failures to select: a JSON object of the selecting options and `ids`"
-            subcommand.add_argument("--select", type=json.loads, default={}, help=text)
+            help_text = "failures to select: a JSON object of the selecting options and `ids`"
+            subcommand.add_argument("--select", type=json.loads, default={}, help=help_text)
     return argument_parser
 
 
@@ -150,7 +150,8 @@ def backtest(arguments: argparse.Namespace, progress: Callable[[str], None]) -> 
 
 
 def run(arguments: argparse.Namespace, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Run one command in a Spark session of its own and return its answer.
+    """Run the command `archive`, `replay` or `purge` of `arguments` in a Spark session of its own,
+    and return its answer; `progress` is called with lines of progress.
 
     Raises `KnafkaError`; another run then goes on where this one ended.
     """
@@ -184,13 +185,13 @@ def run_in(
     topics = kafka.dead_letter_topics(arguments.broker)
 
     def run_command(command: str, *words: object, ids: Sequence[str] = ()) -> dict[str, Any]:
-        """Run a command with these further words on the archive's tables, in this session, and
-        return its answer. If `ids` isn't empty, select only failures of events with these ids."""
+        """Run a command of `knafka_jobs` on the archive's tables, in this session, and return its
+        answer; see `RunCommand`."""
         tables_and_broker = ("--tables", arguments.tables, "--broker", arguments.broker)
         parsed = parser().parse_args(
             [command, *(str(word) for word in (*tables_and_broker, *words))]
         )
-        parsed.ids = tuple(ids) or None
+        parsed.ids = tuple(ids) or None  # no option sets the ids
         parsed.is_alone = True  # the operator's Lease keeps other replays away
         return commands.run_in(spark, parsed, progress)
 
@@ -211,8 +212,8 @@ def run_in(
 
 
 def replay_command(arguments: argparse.Namespace) -> str:
-    """Return the beginning of the commands in an archive's report, which replay its groups: for a
-    shell whose kubeconfig knows the cluster."""
+    """Return the beginning of the commands that an archive's report shows for replaying its groups.
+    They are for a shell whose kubeconfig has the cluster as its current context."""
     namespace, archive = map(shlex.quote, (arguments.broker.namespace, arguments.archive))
     return (
         'knafka dead-letters replay --context "$(kubectl config current-context)" '
@@ -224,7 +225,7 @@ def _purge_and_report(
     arguments: argparse.Namespace, started: datetime, spark: SparkSession, run_command: RunCommand
 ) -> dict[str, Any]:
     """Delete failures whose retention has ended by `started`, and write the report if `--report` is
-    given. Returns the answer's fields: `purged` and `report`, each only if it was done."""
+    given. Returns the fields `purged` and `report` of the answer, each only if it was done."""
     answer: dict[str, Any] = {}
     for hours, purge_options in (
         (arguments.resolved_hours, ()),
@@ -297,9 +298,9 @@ def _publish_report(
 def _run_operation(arguments: argparse.Namespace, run_command: RunCommand) -> dict[str, Any]:
     """Run the replay or purge that the arguments describe; returns its answer. Raises
     `KnafkaError`."""
-    select = dict(arguments.select)
-    ids = select.pop("ids", ())
-    words = [f"--{name}={value}" for name, value in select.items()]
+    selection = dict(arguments.select)
+    ids = selection.pop("ids", ())
+    words = [f"--{name}={value}" for name, value in selection.items()]
     if arguments.command == "replay":
         words += _kafka_options(arguments)
         replay_options = {
@@ -326,14 +327,15 @@ def _kafka_options(arguments: argparse.Namespace) -> list[str]:
 
 
 def _write_termination_message(answer: Mapping[str, Any]) -> None:
-    """Write the termination message for the operator; outside a pod nothing is written."""
+    """Write the answer, or the error, to the container's termination message, where the operator
+    reads it; outside a pod nothing is written."""
     if TERMINATION_LOG.exists():
         TERMINATION_LOG.write_text(termination_message(answer))
 
 
 def termination_message(answer: Mapping[str, Any]) -> str:
-    """Return the answer as JSON that fits a termination message. Lists and a long error are
-    shortened step by step until it fits; counts never are. If it still doesn't fit, the text is
+    """Return an answer as JSON that fits a termination message. Lists and a long error in it are
+    shortened step by step until it fits; numbers stay. If it still doesn't fit, the JSON text is
     cut, and is no valid JSON."""
     shortened = dict(answer)
     while len(message := json.dumps(shortened)) > MAX_MESSAGE_CHARACTERS:

@@ -1,6 +1,7 @@
 """Finds rows of `records` by their positions, reading only files that may hold them.
 
-    rows with POSITION --bounds--> one row a partition --within--> a predicate that Delta skips by
+    rows with positions --offset_bounds--> bounds for each partition
+                        --within_bounds--> a predicate by which Delta skips files
 
 Delta notes each file's least and greatest `topic_id`, `partition` and `offset` (`schema.BOUNDED`).
 Pure: DataFrames and values in and out.
@@ -32,10 +33,11 @@ class OffsetBounds(NamedTuple):
 
 
 def offset_bounds(rows: DataFrame) -> list[OffsetBounds]:
-    """Return the offset bounds of rows with `topic_id`, `partition` and `offset`, one for each
-    partition. Runs a Spark job. Rows with a null are left out."""
-    ends = rows.groupBy("topic_id", "partition").agg(F.min("offset"), F.max("offset")).collect()
-    return [OffsetBounds(*row) for row in ends if None not in row]
+    """Return the lowest and the highest offset of the rows in each partition, by running a Spark
+    job. `rows` have `topic_id`, `partition` and `offset`; rows in which one of these is null are
+    left out."""
+    extremes = rows.groupBy("topic_id", "partition").agg(F.min("offset"), F.max("offset")).collect()
+    return [OffsetBounds(*row) for row in extremes if None not in row]
 
 
 def within_bounds(bounds: Iterable[OffsetBounds]) -> Column:

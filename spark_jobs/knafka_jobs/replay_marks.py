@@ -14,8 +14,8 @@ from knafka.core.dead_letter import REPLAY
 
 
 def select_marked(kafka: DataFrame) -> DataFrame:
-    """Return the records that have the header of a replay, with the header's `replay_id` and
-    `failure_id` as columns.
+    """Return the records that replays have sent, known by the header `REPLAY`. The header's
+    `replay_id` and `failure_id` are further columns.
 
     `kafka` has the columns of Spark's Kafka source, with headers.
     """
@@ -24,6 +24,7 @@ def select_marked(kafka: DataFrame) -> DataFrame:
     return (
         kafka.where(F.size(marks) > 0)
         .withColumn("mark", text)
+        # The failure's id follows the last slash; the replay's id is all before that slash.
         .withColumn("failure_id", F.substring_index("mark", "/", -1))
         .withColumn(
             "replay_id", F.expr("substring(mark, 1, length(mark) - length(failure_id) - 1)")

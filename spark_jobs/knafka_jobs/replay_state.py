@@ -40,8 +40,8 @@ def replay_state(
     cancelled: datetime | None,
     now: datetime,
 ) -> ReplayState:
-    """Return the state of a replay at `now`, from when it started, finished, last noted its
-    progress, and was cancelled. A time is None if that has not happened."""
+    """Return the state of a replay at `now`, from the times at which it started, finished, last
+    noted its progress, and was cancelled. A time is None if that has not happened."""
     if finished is not None:
         return ReplayState.FINISHED if cancelled is None else ReplayState.CANCELLED
     last_sign = max(started, noted or started)
@@ -54,16 +54,16 @@ def replay_state(
 def events_a_second(
     sent: int, first_noted: tuple[datetime, int] | None, until: datetime | None
 ) -> float | None:
-    """Return how many events a replay sends in a second. None if that is not known: in its first
-    second, or if it has sent nothing since its first note of progress.
+    """Return how many events a replay sends in a second, measured from its first note of progress.
+    None if that is not known: less than a second has passed since then, or nothing was sent.
 
     `first_noted` is the time of that note, and the number of events that were sent by then; None:
     there is no note. `until` is when the replay had sent `sent` events; None: unknown.
     """
     if first_noted is None or until is None:
         return None
-    began, sent_before = first_noted
-    seconds = (until - began).total_seconds()
+    noted_at, sent_before = first_noted
+    seconds = (until - noted_at).total_seconds()
     if seconds < 1 or sent <= sent_before:
         return None
     return round((sent - sent_before) / seconds, 1)

@@ -240,5 +240,5 @@ default Delta notes those of the first 32 columns, which takes a tenth of the ti
 
 
 def ddl(columns: Columns) -> str:
-    """Return the columns as SQL declares them, such as ``"`key` bigint, `day` date"``."""
-    return ", ".join(f"`{name}` {kind}" for name, kind in columns.items())
+    """Return columns as a SQL DDL statement declares them: ``"`key` bigint, `day` date"``."""
+    return ", ".join(f"`{name}` {sql_type}" for name, sql_type in columns.items())

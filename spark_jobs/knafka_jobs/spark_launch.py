@@ -54,7 +54,8 @@ _JAVA_OPTION = re.compile(r"SPARK_JAVA_OPT_(\d+)").fullmatch
 
 
 def submit_arguments(environment: Mapping[str, str]) -> list[str]:
-    """Return the arguments of PySpark's launcher, from these environment variables:
+    """Return the arguments with which PySpark launches Spark's driver in a pod, from these
+    environment variables:
 
     KNAFKA_MEMORY                 MiB of this container: its heap is a share of it
     KNAFKA_SPARK                  more of Spark's settings, a JSON object
@@ -72,10 +73,10 @@ def submit_arguments(environment: Mapping[str, str]) -> list[str]:
     if not executors:
         settings |= {"spark.driver.host": LOOPBACK, "spark.driver.bindAddress": LOOPBACK}
     else:
-        host, port = (
-            environment[f"KUBERNETES_SERVICE_{variable}"] for variable in ("HOST", "PORT")
-        )
-        master = f"k8s://https://{f'[{host}]' if ':' in host else host}:{port}"
+        host = environment["KUBERNETES_SERVICE_HOST"]
+        port = environment["KUBERNETES_SERVICE_PORT"]
+        url_host = f"[{host}]" if ":" in host else host  # an IPv6 address needs brackets
+        master = f"k8s://https://{url_host}:{port}"
         overhead = max(MIN_OVERHEAD_MIB, memory - heap)
         settings |= _executor_settings(environment, executors, heap, overhead)
     words = ["--master", master, "--driver-memory", f"{heap}m", "--driver-class-path", JARS]
@@ -88,7 +89,7 @@ def _executor_settings(
     environment: Mapping[str, str], number: int, heap: int, overhead: int
 ) -> dict[str, str]:
     """Return the Spark settings of a driver that starts `number` executors, each in its own pod.
-    `heap` and `overhead`, an executor's memory in and outside its heap, are in MiB. Raises
+    `heap` and `overhead` are an executor's memory in and outside its heap, in MiB. Raises
     `KeyError` for a missing variable."""
     cpu, name = environment["KNAFKA_EXECUTOR_CPU"], environment["KNAFKA_POD_NAME"]
     return {
@@ -125,22 +126,20 @@ def _executor_settings(
 
 
 def _whole_cores(cpu: str) -> int:
-    """Return the whole cores in a Kubernetes CPU quantity, rounded down: 2 for `2500m`."""
+    """Return the number of whole cores in a Kubernetes CPU quantity: 2 for `2500m` or `2.5`."""
     return int(cpu[:-1]) // 1000 if cpu.endswith("m") else int(float(cpu))
 
 
 def executor_command(environment: Mapping[str, str]) -> list[str]:
-    """Return the command line of an executor, as in Spark's own image.
-
-    Spark has it in kubernetes/dockerfiles/spark/entrypoint.sh. Raises `KeyError` if a variable that
-    Spark sets for its executors is missing.
-    """
-    options = sorted(
+    """Return the command line that starts an executor in its pod: the same as in Spark's own image,
+    which has it in kubernetes/dockerfiles/spark/entrypoint.sh. Raises `KeyError` if a variable that
+    Spark sets for its executors is missing."""
+    numbered_java_options = sorted(
         (int(match[1]), value) for key, value in environment.items() if (match := _JAVA_OPTION(key))
     )
     memory = environment["SPARK_EXECUTOR_MEMORY"]
     spark_jars = f"{environment['SPARK_HOME']}/jars/*"
-    environment_names = {
+    variables_by_option = {
         "driver-url": "SPARK_DRIVER_URL",
         "executor-id": "SPARK_EXECUTOR_ID",
         "cores": "SPARK_EXECUTOR_CORES",
@@ -151,7 +150,7 @@ def executor_command(environment: Mapping[str, str]) -> list[str]:
     }
     return [
         f"{environment['JAVA_HOME']}/bin/java",
-        *(value for _, value in options),
+        *(option for _, option in numbered_java_options),
         f"-Xms{memory}",
         f"-Xmx{memory}",
         "-cp",
@@ -159,7 +158,7 @@ def executor_command(environment: Mapping[str, str]) -> list[str]:
         EXECUTOR_CLASS,
         *(
             word
-            for key, name in environment_names.items()
-            for word in (f"--{key}", environment[name])
+            for option, variable in variables_by_option.items()
+            for word in (f"--{option}", environment[variable])
         ),
     ]

@@ -70,8 +70,8 @@ class ReadState(NamedTuple):
         return ReadState(offset, NO_MARK, (*self.cuts, offset))
 
     def logs(self) -> list[tuple[int, int]]:
-        """Return the logs that make up the partition now: first offset and number of each, in
-        order. Logs of which later cuts left nothing are left out."""
+        """Return the logs that make up the partition now, in order: the first offset and the number
+        of each. Logs of which later cuts left nothing are left out."""
         logs = [(0, 0)]
         for number, first in enumerate(self.cuts, start=1):
             while logs and logs[-1][0] >= first:
@@ -80,10 +80,10 @@ class ReadState(NamedTuple):
         return logs
 
     def split_by_log(self, span: OffsetSpan) -> list[tuple[int, OffsetSpan]]:
-        """Split a span of the partition by logs: the number of each log, and its part of the span.
-        Logs without a part are left out."""
+        """Split a span of the partition's offsets by logs: returns the number of each log, and its
+        part of the span. Logs without a part are left out."""
         logs = self.logs()
-        ends = [*(first for first, _ in logs[1:]), span.end]
+        ends = [*(first for first, _ in logs[1:]), span.end]  # a log ends where the next begins
         return [
             (number, OffsetSpan(max(first, span.start), min(end, span.end)))
             for (first, number), end in zip(logs, ends, strict=True)
@@ -97,21 +97,22 @@ Offsets: TypeAlias = Mapping[Partition, ReadState]
 
 def log_id(topic_id: str, number: int) -> str:
     """Return the id of one of a partition's logs (see `ReadState`), which tables have in their
-    column `topic_id`: `ID` for the first log, number 0, else `ID~NUMBER`."""
+    column `topic_id`: the topic's id for the first log, number 0, else `TOPIC-ID~NUMBER`."""
     return f"{topic_id}{LOG_SEPARATOR}{number}" if number else topic_id
 
 
 def split_log_id(text: str) -> tuple[str, int]:
-    """Split a `log_id` into the topic's id and the number of the log; 0 if the text has none."""
+    """Split a `log_id` into the topic's id and the log's number; the number is 0 if the text has
+    none."""
     topic_id, _, number = text.partition(LOG_SEPARATOR)
     return topic_id, int(number) if number.isdecimal() else 0
 
 
 def read_states_of(log_ranges: Iterable[tuple[str, int, int, int]]) -> dict[Partition, ReadState]:
-    """Return how far partitions were read, from what tables have of each log.
+    """Return how far each partition was read, derived from the rows that a table has of its logs.
 
-    `log_ranges` has for each log its id, the partition, the first row's offset, and the offset
-    after the last row. The states have no marks, as the tables don't have them.
+    `log_ranges` has for each log its id (`log_id`), the partition's number, the first row's offset,
+    and the offset after the last row. The states have no marks, as the tables don't have them.
     """
     logs: dict[Partition, dict[int, tuple[int, int]]] = {}
     for log_id_text, partition, first, next_offset in log_ranges:
@@ -120,7 +121,8 @@ def read_states_of(log_ranges: Iterable[tuple[str, int, int, int]]) -> dict[Part
     states = {}
     for partition_key, bounds_by_log in logs.items():
         last = max(bounds_by_log)
-        # A log without rows tells no start: assume that it is empty, and began where the next did.
+        # `cuts[number - 1]` is the first offset of the log with this number. That of a log without
+        # rows is unknown: assume that the log is empty, and began where the next one did.
         cuts = [bounds_by_log[last][0]] * last
         for number in range(last - 1, 0, -1):
             cuts[number - 1] = bounds_by_log[number][0] if number in bounds_by_log else cuts[number]
@@ -150,7 +152,7 @@ class TopicState:
 
 def spans_of(topics: Mapping[str, TopicState]) -> dict[NamedPartition, OffsetSpan]:
     """Return the offsets that each partition of these topics has, by the topic's name and the
-    partition. `topics` are by name."""
+    partition's number. `topics` has the topics by name."""
     return {
         (name, partition): span
         for name, topic in topics.items()
@@ -161,8 +163,9 @@ def spans_of(topics: Mapping[str, TopicState]) -> dict[NamedPartition, OffsetSpa
 def is_dead_letter_topic(topic: str, broker: BrokerName | None) -> bool:
     """Whether a topic holds dead letters of this Broker; if `broker` is None, of any Broker.
 
-    The digest in the topic's name decides, because dashes alone don't tell where a Broker's name
-    ends. False for a topic whose name was shortened, unless `broker` is None.
+    The name of such a topic ends with a digest of the names of namespace, Broker and Trigger. The
+    digest decides, because dashes alone don't tell where a Broker's name ends. If the topic's name
+    was shortened, the answer is False, unless `broker` is None.
     """
     if broker is None:
         return topic.startswith(names.DEAD_LETTERS)

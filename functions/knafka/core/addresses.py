@@ -55,8 +55,9 @@ def refusal(host: str) -> str | None:
     host = host.strip("[]").rstrip(".").lower()
     if _match_local_name(host) is not None:
         return f"{host} is a name of the pod or the node itself"
-    address = _parse(host)
-    if address is None or (local_kind := _local_kind(address)) is None:
+    address = _parse_address(host)
+    local_kind = None if address is None else _local_kind(address)
+    if local_kind is None:
         return None
     shown_host = str(address) if str(address) == host else f"{host} ({address})"
     return f"{shown_host} is {local_kind}"
@@ -73,20 +74,20 @@ def refusal_of_url(url: str) -> str | None:
 
 def is_address(host: str) -> bool:
     """Whether a host is an IP address, so that no name has to be resolved."""
-    return _parse(host.strip("[]")) is not None
+    return _parse_address(host.strip("[]")) is not None
 
 
 def is_loopback(host: str) -> bool:
     """Whether a host is a loopback address; False for names."""
-    address = _parse(host)
+    address = _parse_address(host)
     return address is not None and _unwrap_ipv4(address).is_loopback
 
 
 def _unwrap_ipv4(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
-    """Return the IPv4 address that an IPv6 address embeds; any other address is returned as it
-    is."""
-    inner = _embedded_ipv4(address) if isinstance(address, IPv6Address) else None
-    return address if inner is None else inner
+    """Return the IPv4 address that is embedded in an IPv6 address; any other address is returned
+    unchanged."""
+    embedded = _embedded_ipv4(address) if isinstance(address, IPv6Address) else None
+    return address if embedded is None else embedded
 
 
 def _local_kind(address: IPv4Address | IPv6Address) -> str | None:
@@ -106,14 +107,15 @@ def _local_kind(address: IPv4Address | IPv6Address) -> str | None:
 def _embedded_ipv4(address: IPv6Address) -> IPv4Address | None:
     """Return the IPv4 address that is embedded in an IPv6 address: by NAT64, as `::a.b.c.d`, as
     `::ffff:a.b.c.d`, or by 6to4. None: the address embeds none."""
-    has_only_low_bits = not int(address) >> 32
+    has_only_low_bits = int(address) >> 32 == 0
     is_ipv4_compatible = has_only_low_bits and int(address) > 1  # `::` and `::1` are IPv6's own
     if is_ipv4_compatible or address in _NAT64_PREFIX:
-        return IPv4Address(int(address) & 0xFFFFFFFF)
+        low_bits = int(address) & 0xFFFFFFFF
+        return IPv4Address(low_bits)
     return address.ipv4_mapped or address.sixtofour
 
 
-def _parse(host: str) -> IPv4Address | IPv6Address | None:
+def _parse_address(host: str) -> IPv4Address | IPv6Address | None:
     """Parse an IP address in any form that resolvers take; None: the host is a name."""
     try:
         return ip_address(host)
@@ -130,6 +132,7 @@ def _parse_as_resolvers(host: str) -> IPv4Address | None:
     if any(len(part) > _MAX_NUMBER_CHARACTERS for part in parts):
         return None
     try:
+        # `0x` begins a hexadecimal number, any other leading 0 an octal one.
         numbers = [
             int(part[2:] or "0", 16) if part[:2] in ("0x", "0X")
             else int(part, 8 if part[0] == "0" else 10)
@@ -138,7 +141,8 @@ def _parse_as_resolvers(host: str) -> IPv4Address | None:
     except ValueError:  # an octal number with an 8 or 9
         return None
     *leading_bytes, last = numbers
-    if any(number > 255 for number in leading_bytes) or last >= 256 ** (4 - len(leading_bytes)):
+    remaining_byte_count = 4 - len(leading_bytes)
+    if any(number > 255 for number in leading_bytes) or last >= 256**remaining_byte_count:
         return None
     value = last
     for index, byte in enumerate(leading_bytes):

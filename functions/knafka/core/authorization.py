@@ -37,13 +37,14 @@ class Authorization:
     compiled once."""
 
     def __init__(self, policies: Sequence[Policy], mode: AuthorizationMode, namespace: str) -> None:
-        """`policies`: the EventPolicies that apply; if there are none, `mode` decides. `namespace`:
-        that of the Broker or KafkaChannel."""
+        """Compile `policies`, the EventPolicies that apply; if there are none, `mode` decides.
+        `namespace`: that of the Broker or KafkaChannel."""
         self._policies = [
             (policy.subjects, _require_all([compile_filter(filter_) for filter_ in policy.filters]))
             for policy in policies
         ]
-        """Each policy's subject patterns and compiled filters (None: every event passes)."""
+        """Each policy's subject patterns, and its filters compiled into one predicate (None: every
+        event passes)."""
         self._mode = mode
         self._namespace_prefix = f"{SERVICE_ACCOUNTS}{namespace}:"
         """Begins the subjects of the namespace's own service accounts."""
@@ -54,17 +55,17 @@ class Authorization:
         if not self._policies:
             return self._default_verdict(subject)
         sender_predicates: list[Predicate] = []
-        for subjects, passes in self._policies:
-            if any(subject_matches(subject, pattern) for pattern in subjects):
-                if passes is None:
+        for subject_patterns, predicate in self._policies:
+            if any(subject_matches(subject, pattern) for pattern in subject_patterns):
+                if predicate is None:  # this policy admits every event, so no other one matters
                     return True
-                sender_predicates.append(passes)
+                sender_predicates.append(predicate)
         if not sender_predicates:
             return False
         return lambda event: any(passes(event) for passes in sender_predicates)
 
     def _default_verdict(self, subject: str) -> bool:
-        """Whether the mode lets this sender send any event; it counts only if no policy applies."""
+        """Whether the mode allows this sender to send events; asked only if no policy applies."""
         allowed_by_mode: dict[AuthorizationMode, bool] = {
             "allow-all": True,
             "deny-all": False,

@@ -58,16 +58,19 @@ def unmark(metadata: str) -> tuple[str, str]:
 def is_of_another_topic(committed: str, present: str) -> bool:
     """Whether a commit belongs to another topic than the one that has the topic's name now.
     `committed` is the mark in the commit's metadata, `present` the `short_id` of the present topic.
-    If one of the two is empty, nothing is known, and the result is False."""
-    return bool(committed and present) and committed != present
+    False also if one of the two is empty, as then nothing is known."""
+    both_known = bool(committed and present)
+    return both_known and committed != present
 
 
 def mark_after_restart(former: str, known: str) -> str:
-    """Return the mark for the commits of a partition that is read from its start again. `former`:
-    its mark until now; `known`: the `short_id` of the topic, from Kafka's last answer.
+    """Return the mark for the commits of a partition that is read from its start again, as its
+    topic may have been replaced. `former`: the partition's mark until now. `known`: the topic's
+    `short_id` in Kafka's last answer. Each is empty if it isn't known.
 
-    The result is `known` if both are known and differ. Else it is empty (no mark): the topic may
-    have been replaced since Kafka's last answer, and new commits must not get the old topic's mark.
+    If both are known and differ, the answer is about a newer topic than `former`, and `known` is
+    returned. Else the result is empty (no mark): the topic may have been replaced since that
+    answer, and the new topic's commits must not get the old topic's mark.
     """
     return known if is_of_another_topic(former, known) else ""
 
@@ -126,15 +129,15 @@ class CommitMarks(Generic[K]):
         """Check the partitions whose topic's id has become known. Return those that began at an
         earlier topic's commit, each only once: the caller must read them from their start, and call
         `restart`."""
-        others: list[K] = []
+        to_restart: list[K] = []
         for key, since in list(self._unchecked_since.items()):
             if present := self._present(key, since):
                 if is_of_another_topic(self._marks[key], present):
-                    others.append(key)
+                    to_restart.append(key)
                     self.stop_checking(key)
                 else:
                     self._note(key, present, None)
-        return others
+        return to_restart
 
     def stop_checking(self, key: K) -> None:
         """Leave a partition's mark as it is, without checking it any more."""
@@ -154,11 +157,12 @@ def described_until(offset: int, metadata: str) -> int | None:
     """Return the offset after the last record that a commit's metadata describe; if they describe
     no record, the committed `offset` itself. None: the metadata weren't written by Knafka.
     `metadata`: without their mark."""
-    if metadata.startswith(PROGRESS_PREFIX):
+    if metadata.startswith(PROGRESS_PREFIX):  # a dispatcher's commit
         progress = decode(offset, metadata, policy=0)  # the policy makes no difference here
-        settled = [range_end for _, range_end in progress.settled]
-        return max([offset, *settled, *(begun + 1 for begun in progress.deliveries)])
-    if not metadata or metadata.startswith("{"):
+        settled_ends = [range_end for _, range_end in progress.settled]
+        delivery_ends = [delivery_offset + 1 for delivery_offset in progress.deliveries]
+        return max([offset, *settled_ends, *delivery_ends])
+    if not metadata or metadata.startswith("{"):  # JSON: a Sensor's commit
         taken = parse_taken(metadata)
         return offset if taken is None else max(offset, taken.read)
     return None

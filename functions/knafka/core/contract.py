@@ -92,7 +92,7 @@ class RateLimit(Model):
 
     @property
     def interval(self) -> float:
-        """Seconds between the starts of two attempts."""
+        """Least seconds between the starts of two attempts."""
         return _SECONDS_PER_UNIT[self.unit] / self.requests_per_unit
 
 
@@ -292,8 +292,8 @@ class Egress(Model):
 
     @property
     def name_of_broker(self) -> str:
-        """The name of the Egress's Broker in topics and dead letters, or the name that stands for a
-        KafkaChannel or KafkaSource there."""
+        """The name that the Egress's Broker has in the names of topics and in dead letters; for a
+        KafkaChannel or KafkaSource, the name that stands for it there."""
         if self.kind == "KafkaSource":
             return names.of_source(self.broker)
         return names.of_channel(self.broker) if self.kind == "Subscription" else self.broker
@@ -317,8 +317,8 @@ class Shard(Model):
 
 
 def _check_at_least_once(egress: Egress) -> Egress:
-    """Return the Egress unchanged; raise an error if it is to be delivered at most once, which a
-    shared dispatcher can't do."""
+    """Return the Egress unchanged; raise an error if its events are to be delivered at most once,
+    which a shared dispatcher can't do."""
     if egress.at_most_once:
         raise problem("a shared dispatcher delivers at least once: want no atMostOnce")
     return egress

@@ -106,9 +106,9 @@ DONE: Final = Done()
 
 
 def decide(outcome: Outcome, attempt: int, delivery: Delivery) -> Decision:
-    """Return what follows an attempt that ended with `outcome`: no further attempt, another one, or
-    a dead letter. `attempt` counts from 0, the first try; `delivery`: the declared policy
-    (KN-DLV-01, data-plane table)."""
+    """Return what follows an attempt that ended with `outcome`: nothing, as the event is delivered;
+    another attempt; or a dead letter. `attempt`: the attempt's number, 0 for the first. `delivery`:
+    the declared retry policy (KN-DLV-01, data-plane table)."""
     if outcome.failure is None and is_delivered(outcome.status or 0):
         return DONE
     reason = outcome.failure or Reason.STATUS
@@ -116,6 +116,7 @@ def decide(outcome: Outcome, attempt: int, delivery: Delivery) -> Decision:
         return DeadLetter(reason)
     wait = backoff(attempt + 1, delivery)
     if outcome.retry_after is not None and outcome.status in RETRY_AFTER_STATUSES:
+        # The header may lengthen the wait up to the declared limit; without a limit it is ignored.
         wait = max(wait, min(outcome.retry_after, delivery.retry_after_max or 0.0))
     return Retry(wait)
 
@@ -138,8 +139,8 @@ def _is_retriable(outcome: Outcome) -> bool:
 
 
 def is_retried_status(status: int) -> bool:
-    """Whether an attempt that ended with this status (other than 2xx) is repeated: after some 4xx,
-    and after every number below 100 or above 499."""
+    """Whether an attempt that ended with this status (other than 2xx) is repeated: after those in
+    `RETRIED_4XX`, and after every number below 100 or above 499."""
     return status in RETRIED_4XX or not 100 <= status <= 499
 
 
@@ -157,6 +158,7 @@ def backoff(retry: int, delivery: Delivery) -> float:
         case BackoffPolicy.LINEAR:
             return min(delay * retry, ceiling)
         case BackoffPolicy.EXPONENTIAL:
+            # The exponent is limited, as the power would overflow after a thousand retries.
             return min(delay * 2.0 ** min(retry - 1, 64), ceiling)
         case _:
             assert_never(delivery.backoff_policy)
@@ -169,7 +171,7 @@ def retry_after_seconds(header_value: bytes, now: float) -> float | None:
     """
     text = header_value.decode("latin-1").strip()
     if text.isascii() and text.isdigit():
-        return float(text[:12])  # longer than any wait; 309 digits would be infinite
+        return float(text[:12])  # 12 digits exceed any useful wait; 309 would be infinite
     try:
         moment = parsedate_to_datetime(text)
     except (ValueError, TypeError, IndexError, OverflowError):

@@ -67,9 +67,9 @@ class Model(BaseModel):
 
 
 def problem(message: str, *fields: str) -> PydanticCustomError:
-    """Return an error for a validator to raise. `fields`: paths of the broken fields, relative to
-    the validated object; the message names them by their full paths. Without `fields`, the
-    problem is that of the object itself."""
+    """Return the error that a validator raises to refuse a document with this `message`. `fields`:
+    paths of the broken fields, relative to the validated object; the error's text names them by
+    their full paths. Without `fields`, the object itself is refused."""
     return PydanticCustomError("knafka", "{message}", {"message": message, "fields": fields})
 
 
@@ -78,7 +78,7 @@ def problem(message: str, *fields: str) -> PydanticCustomError:
 
 def _parse_seconds(duration: object) -> float:
     """Convert an ISO-8601 duration such as `PT0.2S`, or a number of seconds, to seconds. Raises an
-    error for other values."""
+    error for any other value, and for a duration that isn't finite."""
     if isinstance(duration, bool) or not isinstance(duration, int | float | str):
         raise problem("a duration is text in ISO-8601 form, such as PT0.2S or PT5M")
     try:
@@ -106,8 +106,8 @@ def _parse_duration(text: str) -> float:
 
 
 def _format_duration(seconds: float) -> str:
-    """Format seconds as an ISO-8601 duration without an exponent, so that it parses to the same
-    float."""
+    """Format seconds as an ISO-8601 duration that parses to the same float; the number is written
+    without an exponent, which durations don't have."""
     whole, _, fraction = f"{Decimal(repr(seconds)):f}".partition(".")
     return f"PT{whole}.{fraction}S" if fraction.strip("0") else f"PT{whole}S"
 
@@ -153,14 +153,14 @@ def check_url_text(url: str, *fields: str) -> None:
     if holds_credentials(parts):
         raise problem("the URL holds credentials, which belong in a Secret", *fields)
     if not url.isascii() or not is_uri_reference(url):
-        # urlsplit overlooks line breaks, an HTTP request would keep them.
+        # Checked in `url`, as urlsplit drops line breaks, which an HTTP request would keep.
         text = f"invalid value: {shown_url(url)}: want ASCII without spaces, controls or quotes"
         raise problem(text + _ascii_host_hint(host), *fields)
 
 
 def _ascii_host_hint(host: str) -> str:
-    """Return a clause for an error message that shows the host name in its ASCII form; empty if the
-    host is ASCII already, or has no such form."""
+    """Return a clause for an error message that says how a host name is written in ASCII (IDNA);
+    empty if it is ASCII already, or can't be written so."""
     if host.isascii():
         return ""
     with contextlib.suppress(UnicodeError):
@@ -233,10 +233,11 @@ def digest(model: Model) -> str:
 
 @contextlib.contextmanager
 def explain_faults() -> Iterator[None]:
-    """Wrap a program's outermost call, to report a document that the program itself made and that
-    doesn't fit its model.
+    """Wrap a program's outermost call, to explain pydantic's errors about documents that the
+    program itself made wrongly.
 
-    Raises `InvalidDocument` instead of pydantic's error, which ends with a link to its manual.
+    Raises `InvalidDocument`, which asks the reader to report the fault, instead of pydantic's
+    error, which ends with a link to pydantic's manual.
     """
     try:
         yield
@@ -300,6 +301,7 @@ def describe_error(path: str, error: ErrorDetails) -> tuple[str, str]:
     the returned path is that of the first of these fields."""
     if fields := error.get("ctx", {}).get("fields"):
         paths = [path_of(path, (field,)) for field in fields]
+        # `InvalidDocument` itself puts a single path before the text.
         all_paths = f": {', '.join(paths)}" if len(paths) > 1 else ""
         return paths[0], error["msg"] + all_paths
     if error["type"] == "extra_forbidden":

@@ -74,8 +74,8 @@ class DrainRequest(Model):
 
     @property
     def can_be_stopped(self) -> bool:
-        """Whether `STOP` may end the drain: the request names what it drains, so that a process
-        that drains something else refuses it."""
+        """Whether `STOP` may end the drain: only if the request names what it drains, as then a
+        process that drains something else refuses the request."""
         return any(value is not None for value in (self.egress, self.shard, self.sensor))
 
 
@@ -109,11 +109,11 @@ class Counts:
     """Events given up before delivery succeeded, where they are delivered at most once (BUS-5)."""
 
     def __add__(self, other: Counts) -> Counts:
-        """Return the sum of each count."""
+        """Return the sums of these counts and those of `other`."""
         return Counts(*(getattr(self, name) + getattr(other, name) for name in COUNTED))
 
     def __sub__(self, other: Counts) -> Counts:
-        """Return the difference of each count."""
+        """Return the differences of these counts and those of `other`."""
         return Counts(*(getattr(self, name) - getattr(other, name) for name in COUNTED))
 
 
@@ -122,8 +122,8 @@ COUNTED: Final = tuple(field.name for field in fields(Counts))
 
 
 def outcomes(counts: Counts | DrainProgress) -> Iterator[tuple[str, int]]:
-    """Yield the name and the value of each count; the name is the value of the metric's label
-    `outcome`."""
+    """Yield name and value of each of these counts, for a metric whose label `outcome` has the name
+    as its value."""
     for name in COUNTED:
         yield name, getattr(counts, name)
 
@@ -191,7 +191,7 @@ class DrainProgress(Model):
 
     @property
     def counts(self) -> Counts:
-        """All counts of this progress."""
+        """The fields of this progress that count events, as `Counts`."""
         return Counts(*(getattr(self, name) for name in COUNTED))
 
 

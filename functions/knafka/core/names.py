@@ -138,8 +138,8 @@ def subscription_group(namespace: str, channel: str, uid: str) -> str:
 
 
 def child(parent: str, suffix: str) -> str:
-    """Return the name of an object that belongs to the object `parent`: `parent` and `suffix`
-    joined, so that the name can be part of a host name.
+    """Return the name of an object that belongs to the object named `parent`: `parent` and `suffix`
+    joined, in a form that can be part of a host name.
 
     `parent` is a Kubernetes name. If the two are too long together, or `parent` has dots or begins
     with a digit, `parent` is changed and gets a digest, so that no two parents share a child's
@@ -147,8 +147,9 @@ def child(parent: str, suffix: str) -> str:
     """
     if len(parent + suffix) <= MAX_LABEL_LENGTH and "." not in parent and parent[0].isalpha():
         return parent + suffix
-    ending = f"-{hashlib.sha256(parent.encode()).hexdigest()[:10]}{suffix}"
-    return f"k-{parent.replace('.', '-')}"[: MAX_LABEL_LENGTH - len(ending)].rstrip("-") + ending
+    ending = f"-{_short_digest(parent)}{suffix}"
+    beginning = f"k-{parent.replace('.', '-')}"  # names of Services begin with a letter
+    return beginning[: MAX_LABEL_LENGTH - len(ending)].rstrip("-") + ending
 
 
 def dead_letter_topic(namespace: str, broker: str, trigger: str) -> str:
@@ -189,7 +190,7 @@ def shard_group(namespace: str, broker: str, number: int) -> str:
     return _distinct_name(SHARDS, namespace, broker, str(number))
 
 
-def shard_members(shard: str, topic: str) -> str:
+def shard_members_group(shard: str, topic: str) -> str:
     """Return the consumer group by which a shard's processes divide a topic's partitions. Each
     topic has its own group, as members that read different topics would wait for each other."""
     return f"{shard}.{topic}"
@@ -239,7 +240,7 @@ def sensor_trigger(sensor: str, trigger: str) -> str:
     `trigger` is too long, or can't be part of a Kubernetes object's name, its digest stands for
     it."""
     if _match_short_name(trigger) is None:
-        trigger = hashlib.sha256(trigger.encode()).hexdigest()[:10]
+        trigger = _short_digest(trigger)
     return child(sensor, f"-{trigger}")
 
 
@@ -250,6 +251,7 @@ def is_dead_letter_topic(topic: str, namespace: str, broker: str) -> bool:
     False for a topic whose name was cut to Kafka's limit.
     """
     prefix = f"{DEAD_LETTERS}{namespace}-{broker}-"
+    # What is between the prefix and the digest: empty in the Broker's own dead-letter topic.
     trigger = topic.removeprefix(prefix).rpartition("-")[0]
     return topic.startswith(prefix) and dead_letter_topic(namespace, broker, trigger) == topic
 
@@ -267,12 +269,12 @@ def archive_lease(namespace: str, root: str) -> str:
 
 
 def render_template(template: str, namespace: str, name: str, uid: str = "") -> str:
-    """Return the name that a template gives an object. Empty: the template uses a value that is
-    empty, such as a UID that isn't known yet."""
+    """Return the name that a template makes of an object's namespace, name and UID. Empty: the
+    template uses one of these that is empty, such as a UID that isn't known yet."""
     values = {"Namespace": namespace, "Name": name, "UID": uid}
     if not all(values[placeholder] for placeholder in PLACEHOLDER.findall(template)):
         return ""
-    return PLACEHOLDER.sub(lambda placeholder: values[placeholder[1]], template)
+    return PLACEHOLDER.sub(lambda match: values[match[1]], template)
 
 
 def is_topic(name: str) -> bool:
@@ -281,8 +283,13 @@ def is_topic(name: str) -> bool:
 
 
 def _distinct_name(prefix: str, *parts: str) -> str:
-    """Return a name of this prefix, the parts (cut to Kafka's limit if necessary), and a digest of
-    all parts, which makes the name distinct."""
-    digest = hashlib.sha256("/".join(parts).encode()).hexdigest()[:10]
+    """Return a name of this prefix, the parts joined by dashes, and a digest of all parts, which
+    makes the name distinct. The joined parts are cut if the name would exceed Kafka's limit."""
+    digest = _short_digest("/".join(parts))
     readable = "-".join(parts)[: MAX_LENGTH - len(prefix) - len(digest) - 1]
     return f"{prefix}{readable}-{digest}"
+
+
+def _short_digest(text: str) -> str:
+    """Return the first 10 hexadecimal digits of a text's SHA-256 digest."""
+    return hashlib.sha256(text.encode()).hexdigest()[:10]

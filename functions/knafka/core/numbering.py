@@ -26,16 +26,16 @@ class Numbering:
         """The number of each topic's partition 0."""
 
     def number(self, topic: str, partition: int) -> int:
-        """Return the number of one partition of a topic."""
+        """Return the number of the topic's partition that Kafka calls `partition`."""
         return self._first_numbers[topic] + partition
 
     def topic(self, number: int) -> str:
-        """Return the topic of a partition's number."""
+        """Return the topic of the partition that has this number."""
         return self.topics[number // STRIDE]
 
     def by_topic(self, values: Mapping[int, V]) -> dict[str, dict[int, V]]:
-        """Regroup values by number into values by topic and Kafka's partition number; every topic
-        is included."""
+        """Regroup values by number into values by topic and Kafka's partition number; a topic
+        without values gets an empty dict."""
         grouped: dict[str, dict[int, V]] = {topic: {} for topic in self.topics}
         for number, value in values.items():
             grouped[self.topic(number)][partition_of(number)] = value

@@ -55,7 +55,7 @@ class OffsetTracker(Generic[T]):
     def track(self, offset: int, record: T) -> None:
         """Add a record that was read, as unsettled. Raises ValueError if its offset isn't above all
         earlier ones."""
-        self.skip(offset)
+        self.skip(offset)  # checks the order, and notes the record as read
         self._unsettled[offset] = record
 
     def skip(self, offset: int) -> None:
@@ -95,7 +95,7 @@ class OffsetTracker(Generic[T]):
         ranges: list[OffsetRange] = []
         # Between two unsettled records, and after the last one, everything that was read is
         # settled.
-        start: int | None = None
+        start: int | None = None  # the offset after the last unsettled record so far
         for offset in self._unsettled:
             if start is not None and start < offset:
                 ranges.append((start, offset))

@@ -100,8 +100,8 @@ class Progress:
 
 
 def policy_of(egress: Egress) -> int:
-    """Return a checksum (32 bits) of an Egress's retry policy and destinations. If it differs from
-    the one in a commit, the deliveries there reached their states under other rules."""
+    """Return a checksum (32 bits) of an Egress's retry policy and destinations. If the checksum in
+    a commit is another one, the deliveries there reached their states under other rules."""
     parts = [egress.delivery, egress.subscriber, egress.dead_letter_sink]
     if egress.reply is not None:
         parts.append(egress.reply)
@@ -120,22 +120,22 @@ def encode(position: int, progress: Progress, policy: int) -> tuple[str, bool]:
         (_to_milliseconds(delivery.first_attempt) for delivery in progress.deliveries.values()),
         default=0,
     )
-    deliveries, previous = [], position
+    deliveries, previous_offset = [], position
     for offset, state in progress.deliveries.items():
-        deliveries.append(_encode_leb128(offset - previous, *_state_numbers(state, base)))
-        previous = offset
-    ranges, previous = [], position
+        deliveries.append(_encode_leb128(offset - previous_offset, *_state_numbers(state, base)))
+        previous_offset = offset
+    ranges, previous_end = [], position
     for first, range_end in progress.settled:
-        ranges.append(_encode_leb128(first - previous, range_end - first))
-        previous = range_end
+        ranges.append(_encode_leb128(first - previous_end, range_end - first))
+        previous_end = range_end
     head = policy.to_bytes(4, "big") + _encode_leb128(base)
     # The 2 bytes are for the number of deliveries, which takes one byte, or two from 128 on.
     fitting_deliveries = _parts_within(deliveries, _MAX_BODY_BYTES - len(head) - 2)
     body = head + _encode_leb128(len(fitting_deliveries)) + b"".join(fitting_deliveries)
     fitting_ranges = _parts_within(ranges, _MAX_BODY_BYTES - len(body))
-    complete = len(fitting_deliveries) == len(deliveries) and len(fitting_ranges) == len(ranges)
+    is_complete = len(fitting_deliveries) == len(deliveries) and len(fitting_ranges) == len(ranges)
     text = PROGRESS_PREFIX + base64.b64encode(body + b"".join(fitting_ranges)).decode()
-    return text, complete
+    return text, is_complete
 
 
 def _parts_within(parts: Sequence[bytes], byte_limit: int) -> Sequence[bytes]:
@@ -159,8 +159,8 @@ def decode(position: int, metadata: str, policy: int) -> Progress:
 
 
 def settled_ahead(position: int, metadata: str) -> int:
-    """Return how many offsets above the committed position are settled according to the commit's
-    metadata; the lag is smaller by this number."""
+    """Return how many offsets above the committed `position` are settled according to the commit's
+    `metadata`. The lag, the records left to be settled, is smaller by this number."""
     progress = decode(position, metadata, policy=0)  # the policy makes no difference here
     return sum(range_end - first for first, range_end in progress.settled)
 
@@ -189,45 +189,48 @@ def _decode(position: int, metadata: str, policy: int) -> Progress:
 
 
 def _state_numbers(state: DeliveryState, base: int) -> Sequence[int]:
-    """Return the numbers that encode a delivery's state. `base`: a time (ms) no later than its
-    first attempt, from which its times are counted."""
+    """Return the numbers that encode a delivery's state. Its first attempt is encoded as the
+    milliseconds since `base` (ms), which is no later."""
     first, last = _to_milliseconds(state.first_attempt), _to_milliseconds(state.last_attempt)
     # No difference is negative, as LEB128 has no sign; a clock may have been set back.
     times = (first - base, max(0, last - first), max(0, _to_milliseconds(state.due) - last))
-    stage, optional_values = int(state.stage), list[int]()
+    flagged_stage = int(state.stage)
+    optional_values: list[int] = []
     if (last_outcome := state.failed) is not None:
-        stage |= _FAILED_FLAG
+        flagged_stage |= _FAILED_FLAG
+        # A reason is encoded as its index plus 1, as 0 stands for none.
         optional_values += [
             _REASONS.index(last_outcome.failure) + 1 if last_outcome.failure else 0,
             last_outcome.status or 0,
         ]
     if state.reply_tries:
-        stage |= _REPLIED_FLAG
+        flagged_stage |= _REPLIED_FLAG
         optional_values.append(state.reply_tries)
-    return (stage, state.tries, state.attempts, *times, *optional_values)
+    return (flagged_stage, state.tries, state.attempts, *times, *optional_values)
 
 
 def _take_state(numbers: _Numbers, base: int) -> DeliveryState:
     """Take the numbers of one delivery's state, as `_state_numbers` returns them, and decode them.
-    `base`: the time (ms) that was subtracted from its times."""
-    stage = numbers.take()
+    `base`: the time (ms) from which its first attempt was counted."""
+    flagged_stage = numbers.take()
     tries, attempts = numbers.take(), numbers.take()
     first = base + numbers.take()
     last = first + numbers.take()
     due = last + numbers.take()
     last_outcome: Outcome | None = None
-    if stage & _FAILED_FLAG:
+    if flagged_stage & _FAILED_FLAG:
         reason, status = numbers.take(), numbers.take()
         last_outcome = Outcome(status or None, _REASONS[reason - 1] if reason else None)
+    reply_tries = numbers.take() if flagged_stage & _REPLIED_FLAG else 0
     return DeliveryState(
-        DeliveryStage(stage & ~(_FAILED_FLAG | _REPLIED_FLAG)),
+        DeliveryStage(flagged_stage & ~(_FAILED_FLAG | _REPLIED_FLAG)),
         tries,
         attempts,
         first / 1000,
         last / 1000,
         due / 1000,
         last_outcome,
-        numbers.take() if stage & _REPLIED_FLAG else 0,
+        reply_tries,
     )
 
 
@@ -237,7 +240,8 @@ def _to_milliseconds(seconds: float) -> int:
 
 
 def _encode_leb128(*numbers: int) -> bytes:
-    """Encode unsigned integers as LEB128: seven bits per byte, the lowest first."""
+    """Encode unsigned integers as LEB128: seven bits per byte, the lowest first. In every byte of a
+    number but the last, the highest bit is set."""
     encoded = bytearray()
     for number in numbers:
         while number > 0x7F:
@@ -261,7 +265,8 @@ class _Numbers:
         return self._next_index < len(self._body)
 
     def take(self) -> int:
-        """Return the next number, and move past it. Raises IndexError if there is none."""
+        """Return the next number, and move past it. Raises IndexError if the body ends before or
+        within it."""
         number = shift = 0
         while (byte := self._body[self._next_index]) & 0x80:
             number |= (byte & 0x7F) << shift

@@ -10,7 +10,7 @@ LAST_RESTART: Final = 10.0
 
 
 def restart_after(failures: int) -> float:
-    """Return the seconds to wait after a failed run. `failures`: how many runs in a row failed
-    before it; 0: it is the first."""
+    """Return the seconds to wait before a task whose run has failed is restarted. `failures`: how
+    many runs in a row had failed before this one."""
     # The exponent is limited, as the power would overflow after a thousand failures.
     return min(FIRST_RESTART * 2.0 ** min(failures, 16), LAST_RESTART)

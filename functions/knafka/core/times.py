@@ -23,12 +23,12 @@ LOG_APPEND_TIME: Final = 2
 
 
 def taken_at(timestamp: tuple[int, int], now: int) -> int:
-    """Return when the log took a record (ms since the Unix epoch).
+    """Return when the log took a record (ms since the Unix epoch), by the record's `timestamp`: its
+    type and its value (ms), as confluent-kafka returns them. `now` (ms): when the record is read.
 
-    `timestamp` is the type of the record's timestamp, and the timestamp (ms), as confluent-kafka
-    returns them. `now` (ms) is when the record is read. If the timestamp is negative or too late,
-    `now` is returned. A timestamp of Kafka's clock (`LOG_APPEND_TIME`) is too late if it is later
-    than `now` by more than `MAX_CLOCK_SKEW_MS`; one of a sender's clock, if it is later at all.
+    A value that is negative or too late is replaced by `now`. One from Kafka's clock
+    (`LOG_APPEND_TIME`) is too late if it is later than `now` by more than `MAX_CLOCK_SKEW_MS`; one
+    from a sender's clock, if it is later than `now` at all.
     """
     timestamp_type, time = timestamp
     latest = now + MAX_CLOCK_SKEW_MS if timestamp_type == LOG_APPEND_TIME else now
@@ -36,8 +36,8 @@ def taken_at(timestamp: tuple[int, int], now: int) -> int:
 
 
 def written_at(time: int, now: int) -> int:
-    """Return `time` (ms), which one of our own processes wrote. If it is negative, or later than
-    `now` (ms) by more than `MAX_CLOCK_SKEW_MS`, return `now`."""
+    """Return `time` (ms), which one of our own processes wrote in a record; but if `time` is
+    negative, or later than `now` (ms) by more than `MAX_CLOCK_SKEW_MS`, return `now`."""
     return time if 0 <= time <= now + MAX_CLOCK_SKEW_MS else now
 
 

@@ -25,8 +25,8 @@ def is_trace_url(text: str) -> bool:
 
 
 def trace_url(environment: Mapping[str, str]) -> str:
-    """Return the template in the environment variable `TRACE_URL`; empty if it isn't set. Raises
-    `InvalidDocument` for a text that is no valid template."""
+    """Return the template of links to traces from the environment variable `TRACE_URL`; empty if
+    the variable isn't set. Raises `InvalidDocument` if its text is no valid template."""
     text = environment.get(TRACE_URL, "").strip()
     if not is_trace_url(text):
         raise InvalidDocument(TRACE_URL, f"invalid value: {text:.200}: {EXPECTED_TRACE_URL}")

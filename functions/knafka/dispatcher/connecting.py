@@ -70,11 +70,11 @@ def connect(
 ) -> Clients:
     """Open the Kafka and HTTP clients of an Egress with a dispatcher of its own.
 
-    `reporting` is the configuration of `ClientStatistics`. `refusal` says why an address must not
-    be connected to; None: all are allowed. `tokens` gives the tokens for destinations that have an
-    audience; None: requests to these fail. `bundles` are the trusted certificates; None: only the
-    system's. Raises `InvalidDocument` if the Egress's Secret holds unusable settings, and
-    `LogError` if a Kafka client can't be opened.
+    `reporting`: librdkafka's settings that make a client report its statistics. `refusal` returns
+    why an address must not be connected to; None: all are allowed. `tokens` has the tokens for
+    destinations that have an audience; None: requests to these fail. `bundles` are the trusted
+    certificates; None: only the system's. Raises `InvalidDocument` if the Egress's Secret holds
+    unusable settings, and `LogError` if a Kafka client can't be opened.
     """
     kafka = egress.kafka
     configuration = connection_configuration(kafka)
@@ -107,8 +107,8 @@ def open_subscriber(
     bundles: TrustBundles | None = None,
 ) -> Subscriber:
     """Return the HTTP client that posts an Egress's events, with `tokens` for destinations that
-    require them (None: their requests fail). `refusal` says why an address must not be connected to
-    (None: all are allowed); `bundles` are the trusted certificates (None: the system's only)."""
+    require them (None: their requests fail). `refusal` returns why an address must not be connected
+    to (None: all are allowed); `bundles` are the trusted certificates (None: the system's only)."""
     http_subscriber = HttpSubscriber(limit=egress.max_in_flight, refusal=refusal, bundles=bundles)
     if not egress.needs_tokens:
         return http_subscriber
@@ -150,7 +150,8 @@ class ShardClients(Protocol):
         ...
 
     async def close(self) -> None:
-        """Close the clients and leave the consumer groups; all drains must have ended."""
+        """Leave the consumer groups and close all clients but `writer`, which the caller closes;
+        all drains must have ended."""
         ...
 
 
@@ -169,10 +170,10 @@ class KafkaShard:
         bundles: TrustBundles | None = None,
     ) -> None:
         """Open the shard's writer, and raise the process's limit of open files. `kafka`:
-        librdkafka's connection settings; `reporting`: those of `ClientStatistics`. `refusal` says
-        why an address must not be connected to (None: all are allowed). `tokens` (None: requests
-        that need one fail) and `bundles` (None: only the system's certificates) serve all Egresses.
-        Raises `LogError`."""
+        librdkafka's connection settings; `reporting`: those that make a client report its
+        statistics. `refusal` returns why an address must not be connected to (None: all are
+        allowed). `tokens` (None: requests that need one fail) and `bundles` (None: only the
+        system's certificates) serve all Egresses. Raises `LogError`."""
         producer_settings = {**kafka, **side_settings(shard.kafka, "producer"), **reporting}
         self.writer: LogWriter = KafkaWriter(producer_settings)
         self.subscriber: Subscriber = HttpSubscriber(limit=1, refusal=refusal)
@@ -237,7 +238,7 @@ class KafkaShard:
     def _ensure_shared_topic(self, name: str) -> SharedTopic:
         """Return the shared read of the topic `name`, opening it at its first use."""
         if name not in self._topics:
-            group = names.shard_members(self._shard.group, name)
+            group = names.shard_members_group(self._shard.group, name)
             self._topics[name] = SharedTopic(
                 name,
                 partial(KafkaMember, self._kafka, group, name),
@@ -252,7 +253,7 @@ class KafkaShard:
         return self._topics[name]
 
     async def close(self) -> None:
-        """Leave the groups and close all clients."""
+        """Leave the consumer groups and close all clients but `writer`, which the caller closes."""
         for topic in self._topics.values():
             await topic.close()
         for letters in self._dead_letters.values():
@@ -278,8 +279,8 @@ def connect_shard(
 
 def raise_open_file_limit() -> int:
     """Raise the process's limit of open files to the highest that the system allows, at most
-    `MAX_OPEN_FILES`; returns the number of files that may be open now. 20 Triggers with a hundred
-    connections each need more than a shell's usual limit."""
+    `MAX_OPEN_FILES`; returns how many files may be open now, `MAX_OPEN_FILES` at most. 20 Triggers
+    with a hundred connections each need more than a shell's usual limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     new_limit = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(MAX_OPEN_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < new_limit:

@@ -52,9 +52,12 @@ class ConvertedRecord:
         """Convert the record and return the event's headers; None: it has none. After that, `value`
         returns the event's value. Raises any error of the record's own `headers`."""
         record = self._record
-        kind, timestamp = record.timestamp()  # kind 0: the record has no timestamp
+        timestamp_type, timestamp = record.timestamp()  # type 0: the record has no timestamp
         position = RecordPosition(
-            record.topic(), record.partition(), record.offset(), timestamp if kind else -1
+            record.topic(),
+            record.partition(),
+            record.offset(),
+            timestamp if timestamp_type else -1,
         )
         headers, self._value = as_event(
             self._conversion, position, record.key(), record.headers(), record.value()

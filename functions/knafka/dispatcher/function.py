@@ -40,10 +40,10 @@ class Dispatcher(DrainingFunction):
         self._connect_shard = connect_shard
 
     def _open(
-        self, environment: Mapping[str, str], drains: DrainSettings, tracer: Tracer | None
+        self, environment: Mapping[str, str], drain_settings: DrainSettings, tracer: Tracer | None
     ) -> Side:
-        """Open the Egress or the shard that the environment declares. Of the settings `drains`,
-        only the own Service's URL is used; `tracer` None: no spans are recorded. Raises
+        """Open the Egress or the shard that the environment declares. Of `drain_settings`, only the
+        URL of the dispatcher's own Service is used. `tracer` None: no spans are recorded. Raises
         `InvalidDocument` for an invalid setting, and `LogError` if a Kafka client can't be
         opened."""
         shard = settings.shard(environment)
@@ -57,11 +57,11 @@ class Dispatcher(DrainingFunction):
             connect_egress = self._connect or partial(
                 connect, reporting=reporting, refusal=refusal, tokens=tokens, bundles=bundles
             )
-            return OwnEgress(egress, connect_egress(egress), drains.service_url, tracer)
+            return OwnEgress(egress, connect_egress(egress), drain_settings.service_url, tracer)
         open_shard_clients = self._connect_shard or partial(
             connect_shard, reporting=reporting, refusal=refusal, tokens=tokens, bundles=bundles
         )
-        return ServedShard(shard, open_shard_clients(shard), drains.service_url, tracer)
+        return ServedShard(shard, open_shard_clients(shard), drain_settings.service_url, tracer)
 
 
 def make_sink_tokens(url: str | None, folder: Path) -> SinkTokens | None:

@@ -55,7 +55,8 @@ class ServedEgress:
         return None if self._drain is None or self._drain.is_over else self._drain
 
     def totals(self) -> DrainCounts:
-        """Return the counts of all drains so far, up to now (`Drain.catch_up`)."""
+        """Return the counts of all drains so far, with the records that a shared reader has skipped
+        until now (`Drain.catch_up`)."""
         if self._drain is None:
             return self._earlier_counts
         self._drain.catch_up()
@@ -144,17 +145,22 @@ def egress_metrics(egresses: Sequence[ServedEgress], now: float) -> Iterator[Met
             name,
             help_text,
             [
-                (_egress_labels(served), value_of(_open_partitions(served), now))
+                (_egress_labels(served), value_of(_partitions_of_drain(served), now))
                 for served in egresses
             ],
             "gauge",
         )
-    yield consumed_metric(
-        (served.egress.group, topic, positions)
+    positions = [
+        (
+            served.egress,
+            {partition.number: partition.position for partition in _partitions_of_drain(served)},
+        )
         for served in egresses
-        for topic, positions in Numbering(served.egress.topics)
-        .by_topic({partition.number: partition.position for partition in _open_partitions(served)})
-        .items()
+    ]
+    yield consumed_metric(
+        (egress.group, topic, topic_positions)
+        for egress, by_number in positions
+        for topic, topic_positions in Numbering(egress.topics).by_topic(by_number).items()
     )
 
 
@@ -194,8 +200,8 @@ def _oldest_age(partitions: Collection[AssignedPartition], now: float) -> float:
     oldest_events = [
         next(iter(partition.tracker.unsettled.values()), None) for partition in partitions
     ]
-    times = [event.record.timestamp()[1] for event in oldest_events if event is not None]
-    return max(0.0, now - min(times) / 1000) if times else 0.0
+    milliseconds = [event.record.timestamp()[1] for event in oldest_events if event is not None]
+    return max(0.0, now - min(milliseconds) / 1000) if milliseconds else 0.0
 
 
 _GAUGES: Final[
@@ -231,8 +237,8 @@ _GAUGES: Final[
 Egress's running drain and the Unix time; without a drain they are 0."""
 
 
-def _open_partitions(served: ServedEgress) -> Collection[AssignedPartition]:
-    """Return the partitions of the running drain; empty without one."""
+def _partitions_of_drain(served: ServedEgress) -> Collection[AssignedPartition]:
+    """Return the partitions of the Egress's running drain; empty without one."""
     return () if served.drain is None else served.drain.partitions.values()
 
 

@@ -351,8 +351,8 @@ class LagSource(Protocol):
     def note_committed(
         self, groups: Collection[str], topic: str, positions: Positions, seconds: float
     ) -> None:
-        """Note that these groups have committed `positions`. A dispatcher reports this, which has
-        made all of their commits for the last `seconds`. While the topic ends at `positions`,
+        """Note that these groups have committed `positions`, by the report of the dispatcher that
+        has made all of their commits for the last `seconds`. While the topic ends at `positions`,
         `lags` sends no request for these groups."""
         ...
 

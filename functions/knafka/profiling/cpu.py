@@ -75,7 +75,7 @@ def profile(
             sleep(min(remaining, sampler.interval * random.uniform(0.5, 1.5)))
             sampler.sample_threads()
     samples = sums.samples()
-    for stack, cpu_time in _cpu_time_without_python(earlier_cpu_times).items():
+    for stack, cpu_time in _cpu_time_of_native_threads(earlier_cpu_times).items():
         samples[stack] = (0, 0, cpu_time)
     return Profile(
         types=_TYPES,
@@ -96,8 +96,8 @@ class _SampleSums(dict[_Stack, list[int]]):
     """By stack: number of samples, wall-clock nanoseconds and CPU nanoseconds (`_TYPES`)."""
 
     def __missing__(self, stack: _Stack) -> list[int]:
-        """Add a stack that wasn't sampled yet, with zeros, and return these; `dict` calls this for
-        a missing key."""
+        """Add a stack that wasn't sampled yet, with zeros, and return these zeros; `dict` calls
+        this for a missing key."""
         values = self[stack] = [0, 0, 0]
         return values
 
@@ -206,7 +206,7 @@ class _MainThreadTimer:
 @contextmanager
 def _main_thread_timer(loop: asyncio.AbstractEventLoop | None, sums: _SampleSums) -> Iterator[bool]:
     """Sample the main thread by a timer of CPU time within the context; `sums` gets the samples.
-    Yields whether the timer runs. It doesn't if `loop` is None, isn't the main thread's, or is
+    Yields True if the timer runs. Yields False if `loop` is None, isn't the main thread's, or is
     stuck for `TIMER_TIMEOUT` seconds."""
     timer = _MainThreadTimer(sums)
     is_cancelled, started, ended = False, threading.Event(), threading.Event()
@@ -276,10 +276,10 @@ def _cpu_time_by_thread() -> dict[int, int]:
     return {thread: ran for thread, ran in cpu_times.items() if ran is not None}
 
 
-def _cpu_time_without_python(earlier_cpu_times: dict[int, int]) -> dict[tuple[Frame, ...], int]:
-    """Return the nanoseconds that threads without Python ran since `earlier_cpu_times` was taken
-    (`_cpu_time_by_thread`), by stack: one frame with the thread's name. Threads of one name are
-    added up."""
+def _cpu_time_of_native_threads(earlier_cpu_times: dict[int, int]) -> dict[tuple[Frame, ...], int]:
+    """Return the nanoseconds that threads without Python, such as librdkafka's, ran since
+    `earlier_cpu_times` was taken (`_cpu_time_by_thread`), by stack: one frame with the thread's
+    name. Threads of one name are added up."""
     python_threads = set(_native_ids_by_ident().values())
     cpu_times: dict[tuple[Frame, ...], int] = {}
     for thread, cpu_time in _cpu_time_by_thread().items():

@@ -103,16 +103,16 @@ class _Encoder:
         parts.append(_number_field(10, int(profile.duration * 1e9)))
         parts.append(_bytes_field(11, self._encode_value_type(profile.period_type)))
         parts.append(_number_field(12, profile.period))
-        parts += [_number_field(13, self._string(comment)) for comment in profile.comments]
-        parts.append(_number_field(14, self._string(profile.default)))
+        parts += [_number_field(13, self._string_number(comment)) for comment in profile.comments]
+        parts.append(_number_field(14, self._string_number(profile.default)))
         parts += [_bytes_field(6, string.encode("utf-8", "replace")) for string in self._strings]
         return b"".join(parts)
 
     def _encode_value_type(self, value_type: ValueType) -> bytes:
         """Encode the type and the unit of a profile's values: the message `ValueType`."""
         # `type` (1) and `unit` (2).
-        return _number_field(1, self._string(value_type.type)) + _number_field(
-            2, self._string(value_type.unit)
+        return _number_field(1, self._string_number(value_type.type)) + _number_field(
+            2, self._string_number(value_type.unit)
         )
 
     def _encode_sample(self, stack: Iterable[Frame], values: Iterable[int]) -> bytes:
@@ -133,7 +133,7 @@ class _Encoder:
     def _encode_function(self, number: int, name: str, file: str) -> bytes:
         """Encode a function: the message `Function` with this number as its id. Its name stands in
         both `name` (2) and `system_name` (3), as Python has only one name for a function."""
-        name_number, file_number = self._string(name), self._string(file)
+        name_number, file_number = self._string_number(name), self._string_number(file)
         # `id` (1), `name` (2), `system_name` (3), `filename` (4).
         return (
             _number_field(1, number)
@@ -142,7 +142,7 @@ class _Encoder:
             + _number_field(4, file_number)
         )
 
-    def _string(self, text: str) -> int:
+    def _string_number(self, text: str) -> int:
         """Return the number of a string in the profile's table of strings; a new string is added
         to the table."""
         return self._strings.setdefault(text, len(self._strings))

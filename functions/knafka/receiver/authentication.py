@@ -55,7 +55,11 @@ class Undecided(KnafkaError):
 
 
 class TokenVerifier:
-    """Verifies senders' tokens for all Brokers and KafkaChannels of one receiver."""
+    """Verifies senders' tokens for all Brokers and KafkaChannels of one receiver.
+
+    Verified tokens are cached in two generations, new and old. When the new ones are half of
+    `MAX_SENDER_TOKENS`, the old ones are removed, and the new ones become the old ones.
+    """
 
     def __init__(self, keys: SigningKeys, clock: Callable[[], float] = time.time) -> None:
         """`keys`: the issuer's keys, which may change later; `clock` returns seconds since the Unix
@@ -65,10 +69,10 @@ class TokenVerifier:
         self._generation = keys.generation
         """The keys' generation when the cached tokens were verified."""
         self._new_tokens: dict[tuple[str, bytes], VerifiedToken] = {}
-        """Cached tokens that were used since the old ones were last removed, by audience and
-        token."""
+        """The new cached tokens, by audience and token: those used since the old ones were last
+        removed."""
         self._old_tokens: dict[tuple[str, bytes], VerifiedToken] = {}
-        """The other cached tokens, which are removed next unless they are used again."""
+        """The old cached tokens, which are removed next unless they are used again."""
         self._new_subjects: set[str] = set()
         """Subjects of `_new_tokens`."""
         self._old_subjects: set[str] = set()
@@ -94,9 +98,9 @@ class TokenVerifier:
         return self._verify_and_cache(token, audience, now)
 
     def _verify_and_cache(self, token: bytes, audience: str, now: float) -> str:
-        """Verify a token that isn't among the new cached ones at `now` (Unix time), and cache it
-        among them; returns its subject. If half of `MAX_SENDER_TOKENS` are new, the old tokens are
-        removed and the new ones become old before that. Raises as `verify` does."""
+        """Verify a token that isn't among the new cached ones, cache it among them, and return its
+        subject. A token among the old ones isn't verified again, unless it has expired by `now`
+        (Unix time). Raises as `verify` does."""
         verified = self._old_tokens.get((audience, token))
         if verified is None or now >= verified.until:
             verified = self._check_token(token, audience, now)
@@ -108,10 +112,10 @@ class TokenVerifier:
         return verified.subject
 
     def _check_token(self, token: bytes, audience: str, now: float) -> VerifiedToken:
-        """Verify claims, key and signature of a token, and return its subject and times. Raises
-        `InvalidToken` if the claims, the key or the signature are wrong. Raises `Undecided` if no
-        keys were read yet, if the token's key isn't known and the keys are being read again, or if
-        too many wrong signatures were checked in this second."""
+        """Verify claims, key and signature of a token at `now` (Unix time), and return its subject
+        and times. Raises `InvalidToken` if one of the three is wrong. Raises `Undecided` if no keys
+        were read yet, if the token's key isn't known and the keys are being read again, or if too
+        many wrong signatures were checked in this second."""
         parts = split(token)
         if (issuer := self._keys.issuer) is None:
             raise Undecided
@@ -158,9 +162,8 @@ class _Failures:
         """Wrong signatures of all senders."""
 
     def is_over_limit(self, sender: str | None, second: int) -> bool:
-        """Whether no more tokens of this sender may be checked in this second (Unix time); the
-        first call for a second resets the counts."""
-        if second != self._second:
+        """Whether no more tokens of this sender may be checked in this second (Unix time)."""
+        if second != self._second:  # the first call in a new second: begin to count anew
             self._second, self._all = second, 0
             self._by_sender.clear()
         limit = (
@@ -189,8 +192,9 @@ class SenderCheck:
         """The cached verdicts (`Authorization.verdict`) by the senders' subjects."""
 
     def admit(self, headers: HttpHeaders) -> Answer | Predicate | None:
-        """Return None if the sender may send any event, else the answer to the request, or the
-        predicate that an event's attributes must fulfil."""
+        """Check a request's token and its sender by the policies. Returns None if the sender may
+        send any event, a predicate if it may send only events whose attributes fulfil this, or the
+        answer with which the request is refused."""
         if self._verifier is None:
             return answers.UNDECIDED
         if (token := bearer_token(headers)) is None:

@@ -49,17 +49,19 @@ class EventBatch:
         tracing: IngestTracing | None,
         on_all_reported: Reported,
     ) -> None:
-        """Append all events to the Ingress's topic, in their order, with the functions of its
-        route: `append_all` if `tracing` is None, else `append`, as each event has its own spans.
-        `on_all_reported` is called once, when all are reported, with the first error; None: all are
-        stored."""
+        """Append all events to the Ingress's topic, in their order, by the route's functions: by
+        `append_all` if `tracing` is None, else one by one by `append`, as each event has its own
+        spans. `on_all_reported` is called once, when Kafka has reported all events: with the first
+        error, or with None if all are stored."""
         if tracing is None:
             append_all(ingress.topic, self._records, on_all_reported)
             return
         self._on_all_reported = on_all_reported
         for number, (key, headers, value) in enumerate(self._records):
-            respond, reported = tracing.receive(ingress, headers, _ignore, self._note_report)
-            self._span_enders.append(respond)
+            end_span, reported = tracing.start_spans(
+                ingress, headers, _ignore_answer, self._note_report
+            )
+            self._span_enders.append(end_span)
             try:
                 append(ingress.topic, key, value, headers, reported)
             except LogError as error:
@@ -70,8 +72,8 @@ class EventBatch:
 
     def end_spans(self, answer: Answer) -> None:
         """End the spans of the batch's events with this answer."""
-        for respond in self._span_enders:
-            respond(answer)
+        for end_span in self._span_enders:
+            end_span(answer)
 
     def _note_report(self, error: LogError | None) -> None:
         """Note Kafka's report of one event; after the last one, call `on_all_reported`."""
@@ -81,12 +83,13 @@ class EventBatch:
             self._on_all_reported(self._error)
 
 
-def _ignore(answer: Answer) -> None:
-    """Send nothing, in place of an answer to a single event: a batch gets one answer."""
+def _ignore_answer(answer: Answer) -> None:
+    """Do nothing with the answer to a single event, as the sender of a batch gets one answer for
+    all of its events."""
 
 
 def _record_bytes(record: Draft) -> int:
-    """Return the bytes of a record's value and headers."""
+    """Return the size of a record in bytes: its value and its headers."""
     _, headers, value = record
     size = 0 if value is None else len(value)
     for name, text in headers:

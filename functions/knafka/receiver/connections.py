@@ -31,7 +31,7 @@ class OpenConnection(Protocol):
         ...
 
     @property
-    def slow_since(self) -> float | None:
+    def last_progress_at(self) -> float | None:
         """When the request being received last made progress; None: none is being received."""
         ...
 
@@ -68,8 +68,8 @@ class Connections:
         return len(self.open) > self.ingest.limits.connections
 
     def make_room(self) -> None:
-        """Refuse slow requests (`SLOW_REQUEST_SECONDS`), the slowest first, until a quarter of the
-        memory (`FREED_DIVISOR`) is free; their senders are told to send again. Does nothing if no
+        """Refuse slow requests (`SLOW_REQUEST_SECONDS`), the slowest first, until a quarter of
+        `Limits.in_flight_bytes` is free; their senders are told to send again. Does nothing if no
         request is slow, or within `SLOW_CHECK_INTERVAL` of the last check."""
         now, limit = self.loop.time(), self.ingest.limits.in_flight_bytes
         if now < self._next_slow_check:
@@ -77,9 +77,10 @@ class Connections:
         self._next_slow_check = now + SLOW_CHECK_INTERVAL
         # The number decides between equal times when sorting: connections can't be compared.
         slow_connections = [
-            (since, number, connection)
+            (progress_at, number, connection)
             for number, connection in enumerate(self.open)
-            if (since := connection.slow_since) is not None and now - since > SLOW_REQUEST_SECONDS
+            if (progress_at := connection.last_progress_at) is not None
+            and now - progress_at > SLOW_REQUEST_SECONDS
         ]
         for _, _, connection in sorted(slow_connections):
             if self.receiving_bytes <= limit - limit // FREED_DIVISOR:

@@ -37,7 +37,7 @@ HoldRequest = Callable[[], Awaitable[object]]
 
 
 def is_direct(transport: asyncio.BaseTransport) -> bool:
-    """Whether the events of a connection are direct: its other end has another IP address than
+    """Whether the events of a connection are direct: its other end has an IP address that isn't
     loopback. Knative's proxy and func's host connect by loopback or a Unix socket."""
     host = _peer_address(transport)
     return bool(host) and not is_loopback(host)
@@ -62,7 +62,7 @@ class DirectLoad:
 
     async def follow(self) -> None:
         """Measure the rate of direct events every `RATE_INTERVAL` seconds, and hold as many
-        requests as it requires, until cancelled. Surplus requests end by themselves."""
+        requests as this rate requires (`_hold_for_rate`), until cancelled."""
         loop = asyncio.get_running_loop()
         last_count, counted_at = self._count_events(), loop.time()
         try:

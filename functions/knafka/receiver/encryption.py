@@ -18,7 +18,7 @@ from knafka.receiver.address import HttpHeaders
 from knafka.receiver.answers import Answer
 
 _FORWARDED: Final = b"x-forwarded-proto"
-"""The header that says by which scheme a request reached the first proxy."""
+"""The header that says by which scheme (http or https) a request reached the first proxy."""
 CAME_ENCRYPTED: Final = (_FORWARDED, b"https")
 """The header that is added to a request that came through our own TLS."""
 
@@ -27,8 +27,9 @@ class RequestCheck(Protocol):
     """A check that a request must pass before its event is parsed."""
 
     def admit(self, headers: HttpHeaders) -> Answer | Predicate | None:
-        """Return None if the sender may send any event, else the answer to the request, or the
-        predicate that an event's attributes must fulfil."""
+        """Decide about a request by its headers. Returns None if the sender may send any event, a
+        predicate if it may send only events whose attributes fulfil this, or the answer with which
+        the request is refused."""
         ...
 
 

@@ -100,7 +100,7 @@ class SeenTypes:
         if len(path_types.new) >= MAX_NEW_TYPES:
             self._drop_listed(path_types)
             if len(path_types.new) >= MAX_NEW_TYPES:
-                return
+                return  # the pair isn't known yet, so that a later event with it is listed
         path_types.known.add(pair_hash)
         schema = attributes.get("ce_dataschema")
         short_schema = None if schema is None or len(schema) > MAX_TYPE_BYTES else schema.decode()
@@ -112,10 +112,10 @@ class SeenTypes:
             del self._seen[path]
 
     def next_answer(self) -> str:
-        """Return an answer with new types, of at most about `MAX_ANSWER_BYTES`, as JSON:
-        `{"eventTypes": [{"path", "type", "source", "schema"}, …]}`, without `schema` where the
-        event named none. This has effects: the listed types count as answered from now on, and
-        the next answer begins with the paths and types that had no room."""
+        """Return the next answer to the operator, with new types, of about `MAX_ANSWER_BYTES` at
+        most, as JSON: `{"eventTypes": [{"path", "type", "source", "schema"}, …]}`, without `schema`
+        where the event named none. Each call changes what the next one returns: the types in this
+        answer count as answered, and the paths and types that had no room come first next time."""
         entries: list[dict[str, str]] = []
         size, now = 0, self._clock()
         for path, path_types in list(self._seen.items()):
@@ -136,8 +136,8 @@ class SeenTypes:
         return json.dumps({"eventTypes": entries})
 
     def _drop_listed(self, path_types: _PathTypes) -> None:
-        """Remove the types from `new` that were first answered at least `LISTED_SECONDS` ago; they
-        stay known."""
+        """Remove from `new` the types that were first in an answer at least `LISTED_SECONDS` ago;
+        they stay in `known`."""
         listed_since = self._clock() - LISTED_SECONDS
         path_types.new = [
             new_type

@@ -151,7 +151,7 @@ class ReceiverFunction:
             if ingress.kafka not in self._writers:
                 configuration = {
                     **producer_configuration(ingress.kafka),
-                    **_batch_size(ingress.kafka, ingresses),
+                    **_batch_size_setting(ingress.kafka, ingresses),
                     **self._statistics.connection,
                 }
                 self._writers[ingress.kafka] = KafkaWriter(configuration)
@@ -198,7 +198,7 @@ class ReceiverFunction:
         return self._writers[kafka]
 
     def _retire_writers_except(self, needed: Collection[LogWriter]) -> None:
-        """Take all writers but `needed` out of use; they close `UNUSED_WRITER_SECONDS` later."""
+        """Take all writers except `needed` out of use; they close `UNUSED_WRITER_SECONDS` later."""
         for kafka, writer in list(self._writers.items()):
             if writer not in needed:
                 del self._writers[kafka]
@@ -385,7 +385,7 @@ def _with_producer_settings(ingress: Ingress, kafka: Kafka) -> Kafka:
     return kafka.model_copy(update={"producer": ingress.kafka.producer})
 
 
-def _batch_size(kafka: Kafka, ingresses: Sequence[Ingress]) -> Mapping[str, Any]:
+def _batch_size_setting(kafka: Kafka, ingresses: Sequence[Ingress]) -> Mapping[str, Any]:
     """Return librdkafka's setting `batch.size` if a topic of this Kafka, or its declared settings,
     want smaller batches than the default; else an empty mapping.
 

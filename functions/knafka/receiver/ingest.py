@@ -125,6 +125,7 @@ class IngestHandler:
         for ingress, writer in ingresses:
             path = ingress.path
             route = self._served.get(path)
+            # An unchanged Ingress is the same object as before (`Contract.entries`).
             if route is None or route.ingress is not ingress:
                 route = BrokerRoute(ingress, writer, route, self._verifier)
             served[path] = routes[path.encode()] = route
@@ -176,7 +177,7 @@ class IngestHandler:
     def find_route(self, address: bytes) -> BrokerRoute | None:
         """Return the route at this address, valid until `serve` is called again; None: nothing is
         served there. A receiver with only one path also serves that path's Ingress at `/` of every
-        host, unless hosts are declared: `func invoke` knows only a function's URL (UX-1)."""
+        host (`_root`), as `func invoke` knows only a function's URL (UX-1)."""
         route = self._routes.get(address) or self._routes.get(address.removesuffix(b"/"))
         return self._root if route is None and is_host(address) else route
 
@@ -190,9 +191,9 @@ class IngestHandler:
         began = clock()
 
         # `held` and `record_headers` are set below, before this can be called.
-        def on_stored(error: LogError | None) -> None:
-            """Answer the request after Kafka's report of its event: release its bytes, note its
-            type if it was stored, and count the duration."""
+        def on_reported(error: LogError | None) -> None:
+            """Answer the request after Kafka's report of its event (`error` None: it is stored):
+            release its bytes, note its type if it is stored, and count the duration."""
             self._waiting_bytes -= held
             if types is not None and error is None:
                 types.note_event(route.ingress.path, record_headers)
@@ -201,14 +202,14 @@ class IngestHandler:
                 answers.ACCEPTED if error is None else answer_to_error(route, error), respond
             )
 
-        on_report: Reported = on_stored
-        matches_policy: Predicate | None = None
+        reported: Reported = on_reported
+        matches_policy: Predicate | None = None  # None: the sender may send any event
         if route.check is not None:
-            admitted = route.check.admit(headers)
-            if isinstance(admitted, Answer):
-                route.respond(admitted, respond)
+            verdict = route.check.admit(headers)
+            if isinstance(verdict, Answer):
+                route.respond(verdict, respond)
                 return
-            matches_policy = admitted
+            matches_policy = verdict
         try:
             key, record_headers, value = record_of(headers, body)
             if matches_policy is not None and not matches_policy(
@@ -221,8 +222,8 @@ class IngestHandler:
                 size += len(name) + len(text)
             held = size + HEADER_OVERHEAD * len(record_headers)
             if self._tracing is not None:
-                respond, on_report = self._tracing.receive(
-                    route.ingress, record_headers, respond, on_stored
+                respond, reported = self._tracing.start_spans(
+                    route.ingress, record_headers, respond, on_reported
                 )
             if size > route.max_event_bytes:
                 route.respond(route.too_large, respond)
@@ -234,7 +235,7 @@ class IngestHandler:
             ):
                 route.respond(answers.BUSY, respond)
             else:
-                route.append(route.topic, key, value, record_headers, on_report)
+                route.append(route.topic, key, value, record_headers, reported)
                 self._waiting_bytes += held
         except BatchedContent:
             self._receive_batch(route, headers, body, respond, matches_policy)
@@ -287,9 +288,10 @@ class IngestHandler:
             began, clock = self._clock(), self._clock
             self._waiting_bytes += held
 
-            def on_stored(error: LogError | None) -> None:
-                """Answer the request after Kafka's reports of all its events: release their bytes,
-                note their types if all were stored, and count the duration."""
+            def on_all_reported(error: LogError | None) -> None:
+                """Answer the request after Kafka's reports of all its events (`error` None: all are
+                stored): release their bytes, note their types if all are stored, and count the
+                duration."""
                 self._waiting_bytes -= held
                 if self._types is not None and error is None:
                     for record in records:
@@ -299,7 +301,9 @@ class IngestHandler:
                 batch.end_spans(answer)
                 route.respond(answer, respond, len(records))
 
-            batch.append(route.ingress, route.append, route.append_all, self._tracing, on_stored)
+            batch.append(
+                route.ingress, route.append, route.append_all, self._tracing, on_all_reported
+            )
 
     def count_refusal(self, address: bytes, answer: Answer) -> Answer:
         """Count an answer that refuses a request before the request is whole: for the route at
@@ -360,8 +364,8 @@ class IngestHandler:
         )
 
     def _answer_unless_post(self, method: bytes, headers: HttpHeaders) -> Answer:
-        """Return the answer to a route's request with a method other than POST: OPTIONS (KN-DP-07),
-        a network probe of Knative (KN-BRK-21), or 405."""
+        """Return the answer to a route's request with a method other than POST: the answer to
+        OPTIONS (KN-DP-07) or to a network probe of Knative (KN-BRK-21), else 405."""
         if method == b"OPTIONS":
             return answers.OPTIONS
         if method == b"GET":

@@ -47,9 +47,9 @@ UNOBSERVED: Final = ReceiverObservers()
 
 
 def respond_with_metrics(metrics: Iterable[Metric], respond: Respond) -> None:
-    """Answer a request with these metrics as Prometheus text, or with 503 if that fails. `respond`
-    is called later, on the event loop: the metrics are formatted on a thread, as that takes as long
-    as thousands of events if there are hundreds of channels."""
+    """Answer a request with these metrics as Prometheus text, or with 503 if that fails. Returns at
+    once; `respond` is called later, on the event loop. The metrics are formatted on a thread, as
+    that takes as long as thousands of events if there are hundreds of channels."""
 
     def on_formatted(text: asyncio.Future[bytes]) -> None:
         """Answer with the formatted metrics, or with 503 if formatting has failed."""

@@ -101,7 +101,6 @@ class ReceiverProtocol(asyncio.Protocol):
         "_responses",
         "_route",
         "_routed_url",
-        "_server",
         "_server_stops",
         "_shared",
         "_slots",
@@ -110,6 +109,7 @@ class ReceiverProtocol(asyncio.Protocol):
         "_transport",
         "_unfinished_bytes",
         "_url",
+        "_uvicorn_connections",
     )
     __deletable__ = ("_parser",)  # read by mypyc: a compiled class keeps all other attributes
 
@@ -127,7 +127,7 @@ class ReceiverProtocol(asyncio.Protocol):
         self._limits = self._ingest.limits
         self._header_limit = self._limits.header_bytes
         self._max_headers = self._limits.headers
-        self._server = server_state.connections  # uvicorn's set of the open connections
+        self._uvicorn_connections = server_state.connections  # the set of the open connections
         self._time = self._shared.loop.time
         self._parser = httptools.HttpRequestParser(self)
         self._closing = False  # whether no more requests are taken
@@ -136,7 +136,7 @@ class ReceiverProtocol(asyncio.Protocol):
         # Whether bytes held of the present request are counted, as it didn't come in one read.
         self._counting = False
         self._begin_request()
-        self._find_route(b"")
+        self._update_route(b"")
 
     def _begin_request(self) -> None:
         """Reset the state of the request being received."""
@@ -165,7 +165,8 @@ class ReceiverProtocol(asyncio.Protocol):
         # When the request last made progress, and the bytes that were held of it then.
         self._progressed_at, self._progressed_bytes = self._heard_at, 0
         self._shared.open.add(self)
-        self._server.add(self)  # type: ignore[arg-type]  # uvicorn declares only its own protocols
+        # uvicorn declares only its own protocols.
+        self._uvicorn_connections.add(self)  # type: ignore[arg-type]
         if self._shared.has_too_many:
             self._refuse(answers.CROWDED)
 
@@ -178,7 +179,7 @@ class ReceiverProtocol(asyncio.Protocol):
         # collector.
         del self._parser
         self._shared.open.discard(self)
-        self._server.discard(self)
+        self._uvicorn_connections.discard(self)
 
     def eof_received(self) -> bool:
         """Note that the sender sends no more. Returns True if the connection must stay open, as
@@ -189,7 +190,7 @@ class ReceiverProtocol(asyncio.Protocol):
         return True
 
     def data_received(self, data: bytes) -> None:
-        """Parse received bytes. The bytes held of a request that isn't whole are counted."""
+        """Parse received bytes, and count those that are held of a request that isn't whole."""
         if self._closing:
             return
         self._heard_at = self._time()
@@ -213,8 +214,8 @@ class ReceiverProtocol(asyncio.Protocol):
         self._progressed_at, self._progressed_bytes = self._heard_at, 0
 
     def _receive_counting(self, data: bytes) -> None:
-        """Parse bytes of a request that has begun earlier or whose first bytes are many. Count the
-        bytes that are held of it, before and after, and refuse it if they exceed the limits.
+        """Parse bytes of a request that has begun earlier or whose first bytes are many. Before and
+        after that, count the bytes held of the request, and refuse it if they exceed the limits.
 
         Most requests arrive whole in one read below the limit of headers; these are not counted.
         """
@@ -245,8 +246,8 @@ class ReceiverProtocol(asyncio.Protocol):
 
     def _count_held(self) -> None:
         """Count the bytes that are held of an unfinished request, and note its progress. Refuse the
-        request if it has too many headers, or if there is no room for its bytes; else answer its
-        `Expect: 100-continue` once its head is whole."""
+        request if it has too many headers, or if there is no room for its bytes; else check its
+        head once this is whole (`_answer_expectation`)."""
         if self._closing:
             return
         if not self._counting:
@@ -295,8 +296,9 @@ class ReceiverProtocol(asyncio.Protocol):
         self._body = [b"", whole]
 
     def _answer_expectation(self) -> None:
-        """Refuse a request whose announced length is too large; else answer `Expect: 100-continue`.
-        Called once for each request, when its head is whole."""
+        """Refuse a request whose Content-Length is too large; else, if it has the header `Expect:
+        100-continue`, tell its sender to send the body. Called once for each request whose head is
+        whole before its body."""
         self._has_answered_expectation = True
         expects_continue = False
         for name, value in self._headers:
@@ -318,7 +320,8 @@ class ReceiverProtocol(asyncio.Protocol):
                 self._parser.feed_data(data)
                 break
             except httptools.HttpParserUpgrade as upgrade:
-                data = self._remove_upgrade(data[upgrade.args[0] :])
+                parsed_bytes = upgrade.args[0]
+                data = self._remove_upgrade(data[parsed_bytes:])
             except httptools.HttpParserCallbackError as error:
                 if isinstance(error.__context__, _RefusedRequest):
                     break
@@ -437,7 +440,7 @@ class ReceiverProtocol(asyncio.Protocol):
             return
         self._in_body = self._checks_headers = True
         if self._url != self._routed_url:
-            self._find_route(self._url)
+            self._update_route(self._url)
         if len(self._headers) > self._max_headers:
             self._refusal = answers.TOO_MANY_HEADERS
         # Exactly one Host is wanted; HTTP/1.0 may leave it out.
@@ -446,8 +449,8 @@ class ReceiverProtocol(asyncio.Protocol):
         if self._refusal is not None:
             self._refuse(self._refusal)
 
-    def _find_route(self, url: bytes) -> None:
-        """Look up the route of this URL and store it, as a connection's next requests often have
+    def _update_route(self, url: bytes) -> None:
+        """Look up the route of this URL, and store both, as a connection's next requests often have
         the same URL."""
         path = path_of(url)
         # For a root path the host decides. Then no URL is stored, so that the route is looked up
@@ -494,7 +497,7 @@ class ReceiverProtocol(asyncio.Protocol):
         if is_last:
             self._closing = self._responses.ends = True
         if method == b"POST" and self._route is not None:
-            self._shared.direct_requests += self._is_direct
+            self._shared.direct_requests += self._is_direct  # True counts as 1
             self._ingest.receive(self._route, headers, body, slot)
         else:
             self._ingest.handle(method, self._address, headers, body, slot)
@@ -502,7 +505,8 @@ class ReceiverProtocol(asyncio.Protocol):
             self._responses.regulate_reading()
 
     def _forget_body(self) -> None:
-        """Drop the body, and subtract the request's bytes from those being received."""
+        """Drop the body, and subtract the request's bytes from those that all connections are
+        receiving."""
         self._shared.receiving_bytes -= self._received_bytes
         self._received_bytes = self._body_bytes = 0
         self._body = []
@@ -522,8 +526,9 @@ class ReceiverProtocol(asyncio.Protocol):
         self._responses.flush()
 
     @property
-    def slow_since(self) -> float | None:
-        """When the request being received last made progress; None: none is being received."""
+    def last_progress_at(self) -> float | None:
+        """When the request being received last made progress (the loop's time); None: none is being
+        received."""
         return self._progressed_at if self._in_request and not self._closing else None
 
     def give_up_request(self) -> None:

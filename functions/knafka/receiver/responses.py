@@ -91,7 +91,8 @@ class ResponseQueue:
                 transport.write(answer.wire)
                 continue
             wire = answer.closing if slot.last else answer.wire
-            transport.write(wire[: len(wire) - len(answer.body)] if slot.head_only else wire)
+            without_body = wire[: len(wire) - len(answer.body)]
+            transport.write(without_body if slot.head_only else wire)
             if slot.last and slot.is_cut:
                 self._linger()
             elif slot.last:
@@ -105,10 +106,10 @@ class ResponseQueue:
         as many do. A connection that takes no more requests (`ends`) is always read, to discard the
         rest."""
         max_waiting = PIPELINED if self.is_reading else PIPELINED // 2
-        reading = self.ends or (self._is_writable and len(self.slots) < max_waiting)
-        if reading != self.is_reading and not self._transport.is_closing():
-            self.is_reading = reading
-            if reading:
+        should_read = self.ends or (self._is_writable and len(self.slots) < max_waiting)
+        if should_read != self.is_reading and not self._transport.is_closing():
+            self.is_reading = should_read
+            if should_read:
                 self._transport.resume_reading()
             else:
                 self._transport.pause_reading()

@@ -89,7 +89,8 @@ class BrokerRoute:
         """The answer to an event that is larger than `max_event_bytes`."""
 
     def respond(self, answer: Answer, respond: Respond, events: int = 1) -> None:
-        """Call `respond` with the answer, and count it for this number of events."""
+        """Send the answer to a request by its `respond`, and count it in `answered` once for each
+        of the request's events (`events`: their number)."""
         self.answered[answer.status] += events
         respond(answer)
 

@@ -30,13 +30,13 @@ class IngestTracing:
         """`tracer` decides which traces are sampled, and records their spans."""
         self._tracer = tracer
 
-    def receive(
+    def start_spans(
         self, ingress: Ingress, headers: RecordHeaders, respond: Respond, reported: Reported
     ) -> tuple[Respond, Reported]:
         """Start an event's spans, and set `traceparent` in `headers`, the headers of its record.
-        `respond` sends the answer, and `reported` gets Kafka's report. Returns callbacks to use in
-        place of these two: they end the spans and then call the given ones. If the trace isn't
-        sampled, there are no spans, and the given callbacks are returned."""
+        `respond` sends the answer, and `reported` gets Kafka's report. Returns the callbacks to use
+        in place of these two: each ends a span, then calls the given callback. If the trace isn't
+        sampled, no span is started, and the given callbacks are returned."""
         tracer = self._tracer
         sent = dict(headers)
         # Each context is None if its header is missing or invalid.
@@ -49,7 +49,8 @@ class IngestTracing:
         else:
             # No span of ours is recorded, so the sender's span stays the parent of the next one.
             context = SpanContext(parent.trace_id, parent.span_id, False)
-        if header_context is None and TRACEPARENT not in sent and TRACESTATE not in sent:
+        has_trace_headers = TRACEPARENT in sent or TRACESTATE in sent  # valid or not
+        if not has_trace_headers:
             headers.append((TRACEPARENT, context.encode()))
         elif context != header_context:
             _replace_traceparent(headers, context, keep_state=header_context is not None)

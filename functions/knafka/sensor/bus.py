@@ -1,11 +1,11 @@
-"""Queues events of the bus until they may be routed.
+"""Queues events of the bus, the topic that a Sensor reads, until they may be routed.
 
     read --the event's triggers hold events--> queue of its partition --in order of time--> routed
 
-An event is routed once every partition was read up to a later time, so that what this process
-appends to the trigger topic is in order. If senders set the times, even one partition isn't in
-order: then events are routed as they are read, and the reader of the trigger topic waits
-(`core.sensor.order`).
+To route an event is to append it to the trigger topic, from which its triggers take it. An event is
+routed once every partition was read up to a later time, so that the events that this process
+appends are in order of time. If senders set the times, even one partition isn't in order: then
+events are routed as they are read, and the reader of the trigger topic waits (`core.sensor.order`).
 
 Not here: up to which time a partition was read (`bus_progress`).
 """
@@ -61,8 +61,8 @@ class BusPartitions:
     # Partitions
 
     def on_assigned(self, number: int, position: int, routed: Routed) -> None:
-        """Start to read a partition at the offset `position`; `routed` is what the metadata of its
-        commit says."""
+        """Start to read a partition at the offset `position`; `routed` says up to which time its
+        events were routed, by the metadata of its commit."""
         self._queues[number] = Queue(
             next_offset=position, read_until=routed.until, committed_until=routed.until
         )
@@ -75,7 +75,8 @@ class BusPartitions:
             self._drop(own_queue)
 
     def go_back(self, positions: Mapping[Partition, int]) -> None:
-        """Empty all queues, as everything from these committed offsets on is read again."""
+        """Empty all queues, as everything from the committed offsets `positions` on is read again,
+        after a transaction was aborted."""
         for number, queue in self._queues.items():
             self._drop(queue)
             queue.next_offset = positions.get(Partition(self._topic, number), 0)
@@ -93,7 +94,8 @@ class BusPartitions:
 
     def note_read(self, record: Record, time: int, now: int) -> tuple[int, bool]:
         """Note that a record with this time was read at `now`. Returns the time before which all
-        records of its partition were read, and whether events of its partition are queued."""
+        records of its partition were read, and whether earlier events of its partition are
+        queued."""
         own_queue = self._queues[record.partition()]
         own_queue.next_offset = record.offset() + 1
         is_log_time = record.timestamp()[0] == LOG_APPEND_TIME
@@ -166,18 +168,19 @@ class BusPartitions:
 
     @property
     def _is_ahead_limit_reached(self) -> bool:
-        """Whether no more events may be routed ahead."""
+        """Whether no more events may be routed ahead (`MAX_AHEAD_RECORDS`)."""
         return len(self._routed_ahead) >= MAX_AHEAD_RECORDS
 
     def take_ready(self, limit: int) -> Iterator[tuple[Arrival, int | None]]:
         """Dequeue and yield the events that may be routed next, at most `limit`. Each comes with a
-        time: after the yielded event, the trigger topic gets no event that is earlier than both the
-        yielded event and this time. The time is None if it isn't known."""
+        time for its record (`TriggerTopicRecord.until`): every event that the trigger topic gets
+        later has this time or a later one, or is later than the yielded event. None: no such time
+        is known."""
         if not self.queued:
             return
         in_order, bounds = self.times.is_in_order, self.progress.bounds_of_reading()
         others_until = self.progress.others_until
-        # If partitions aren't in order, an event may follow it until the whole bus is routed.
+        # If partitions aren't in order, an earlier event may follow until the whole bus is routed.
         routed_before = None if in_order else self.progress.routed_until
         # A heap of the partitions with queued events, by the place of the first of these.
         heads = [
@@ -216,13 +219,13 @@ class BusPartitions:
                 self._routed_ahead.popleft()
 
     def balance(self) -> None:
-        """While too much is queued, pause partitions with more than their share of it; resume them
-        later. The partition that was read least far isn't paused, as the others wait for it,
-        unless no more events may be routed ahead."""
+        """While too much is queued, pause partitions with more than their share of it. Resume them
+        once less than half as much is queued, or once the others wait for them: the partition that
+        was read least far isn't paused, unless no more events may be routed ahead."""
         partitions = max(1, len(self._queues))
         lowest = self.progress.bounds_of_reading().first
-        is_much = self.queued > MAX_QUEUED_RECORDS or self.queued_bytes > MAX_QUEUED_BYTES
-        is_little = (
+        is_above_limit = self.queued > MAX_QUEUED_RECORDS or self.queued_bytes > MAX_QUEUED_BYTES
+        is_below_half = (
             2 * self.queued < MAX_QUEUED_RECORDS and 2 * self.queued_bytes < MAX_QUEUED_BYTES
         )
         pausing, resuming = list[int](), list[int]()
@@ -233,9 +236,10 @@ class BusPartitions:
             )
             is_lowest = (self.progress.own_read_until(number) or 0) <= lowest
             is_waited_for = is_lowest and not self._is_ahead_limit_reached
-            if is_much and has_more_than_its_share and not (is_waited_for or queue.is_paused):
+            may_pause = not (is_waited_for or queue.is_paused)
+            if is_above_limit and has_more_than_its_share and may_pause:
                 pausing.append(number)
-            elif queue.is_paused and (is_little or is_waited_for):
+            elif queue.is_paused and (is_below_half or is_waited_for):
                 resuming.append(number)
         self._set_paused(pausing, is_paused=True)
         self._set_paused(resuming, is_paused=False)

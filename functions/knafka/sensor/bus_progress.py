@@ -1,5 +1,8 @@
 """Finds the time up to which everything of the bus was read, and up to which it was routed.
 
+The bus is the topic whose events a Sensor reads; to route an event is to append it to the trigger
+topic, from which its triggers take it. How far a partition of the bus was read or routed:
+
     own, behind its end       up to the time of its last record
     own, at its end           up to the time at which its end was asked for, less a grace period
     another process's         up to the time committed with its offset; if that offset is the end,
@@ -145,7 +148,7 @@ class BusProgress:
         """Return the time before which every event of a partition of this process was routed; None:
         not known."""
         own_queue = self._queues[number]
-        if own_queue.arrivals:
+        if own_queue.arrivals:  # the records before the first queued event were routed
             return own_queue.arrivals[0].read_until
         return self.own_read_until(number)
 
@@ -168,12 +171,12 @@ class BusProgress:
     # Asking Kafka
 
     def refresh(self, now: int, needed_until: int, since: int = 0) -> None:
-        """Ask Kafka for ends and others' commits, to know up to which time everything was read.
-        Raises `LogError`. Nothing is asked in three cases:
+        """Ask Kafka for ends and others' commits, to know up to which time everything was read;
+        `now` is the present. Raises `LogError`. Nothing is asked in three cases:
 
-        - a request made at `since` or later has shown that everything before `needed_until` was
-          read;
-        - the last request was made just before;
+        - a request made at `since` or later has shown that everything up to the time
+          `needed_until` was read;
+        - the last request was made just before (`END_REQUEST_INTERVAL`);
         - only this process reads the bus, and it must first read on.
         """
         read_until = self.read_until if self._considered_at is not None else None
@@ -235,8 +238,9 @@ class BusProgress:
     def _note_commit(
         self, number: int, committed: OffsetAndMetadata | None, end: int | None
     ) -> None:
-        """Note what another process has committed for a partition (None: nothing). The commit was
-        requested just after the partition's end, the offset `end` (None: not known)."""
+        """Note what another process has committed for a partition (`committed` None: nothing). The
+        commit was requested just after the partition's end, which is the offset `end` (None: not
+        known)."""
         offset = 0 if committed is None else committed.offset
         self._other_positions[number] = offset
         routed = Routed() if committed is None else records.parse_routed(committed.metadata)
@@ -249,8 +253,9 @@ class BusProgress:
             self._others_routed_until[number] = max(previous_until, until)
 
     def _note_stalls(self, now: int, needed_until: int) -> None:
-        """Let `Stalls` note how far the partitions were read that may hold up the others: those of
-        other processes, and own ones that aren't read up to a known end."""
+        """Find the partitions that are no longer waited for. `Stalls` is told how far those
+        partitions were read that may hold up the others: those of other processes, and own ones
+        that weren't read up to their ends, or whose ends aren't known."""
         untils: dict[int, int | None] = {}
         for number in self._ends.keys() | self._queues.keys():
             if number not in self._queues:

@@ -1,4 +1,9 @@
-"""Runs a Sensor's processor on a thread of its own, until it is idle or stopped."""
+"""Runs a Sensor's processor on a thread of its own, until it is idle or stopped.
+
+A drain is a lease to handle the Sensor's events, which the operator's requests extend. Its slot is
+the number of the Sensor's process that it runs in. The processor holds events until their trigger's
+condition is true.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +39,7 @@ DUE_SOON: Final = 30.0
 
 
 class SensorDrain:
-    """The drain of one Sensor in this process; a `draining.lease.Leased`."""
+    """The drain of one Sensor in this process; implements `draining.lease.Leased`."""
 
     def __init__(
         self,
@@ -74,14 +79,15 @@ class SensorDrain:
         self._stopping = True
 
     def reset_reported_counts(self) -> None:
-        """Reset the counts of `progress`, as the last request has reported them."""
+        """Let the counts of `progress` begin at 0 again, as the request that has ended has reported
+        them."""
         if self.processor is not None:
             self._reported = self.processor.counts.copy()
 
     def progress(self, ended: Ended | None = None, error: str | None = None) -> DrainProgress:
-        """Return the counts since the last request, and the report of held events if no earlier
-        call has returned it. `ended` says how the drain ended (None: it goes on), and `error` why
-        it failed (None: it didn't fail)."""
+        """Return the counts since the last request ended, and the report of held events if no
+        earlier call has returned it. `ended` says how the drain ended (None: it goes on), and
+        `error` why it failed (None: it didn't fail)."""
         if self.processor is None:
             return DrainProgress(slot=self.slot, ended=ended, error=error)
         counts, reported = self.processor.counts, self._reported
@@ -141,16 +147,16 @@ class SensorDrain:
             processor.close(SENSOR_CLOSE_TIMEOUT)
 
     def _update_holding(self, processor: Processor) -> None:
-        """Make a new report of held events for the next `progress`, and set the time of the report
-        after this one."""
+        """Make a new report of held events, which the next `progress` returns, and set the time of
+        the following report."""
         began = time.monotonic()
         self._holding = processor.holding()
         duration = time.monotonic() - began
         self._report_at = began + max(HOLDING_INTERVAL, HOLDING_SHARE * duration)
 
     def _is_idle(self, processor: Processor) -> bool:
-        """Whether the drain is to end: for `idle` seconds there was nothing to do, no event waits,
-        and no firing is due within `DUE_SOON`."""
+        """Whether the drain is to end: nothing was handled for `idle` seconds, no event that was
+        read waits for its turn, and no firing is due within `DUE_SOON`."""
         if self.idle is None or processor.is_waiting:
             return False
         if processor.due is not None and processor.due / 1000 <= self._now() + DUE_SOON:

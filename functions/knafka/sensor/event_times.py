@@ -1,4 +1,5 @@
-"""Event times: who sets the times of a bus's events, and how far these may be out of order.
+"""Event times: who sets the times of a bus's events, and how far these may be out of order. (A bus
+is the topic whose events a Sensor reads.)
 
 By how much an event may be older than one that was read before it (`grace`):
 
@@ -67,21 +68,23 @@ class EventTimes:
         return time if is_log_time and self._declared is None else time - self.grace
 
     def note_sender_times(self, routed: Routed) -> None:
-        """Note that senders set the times if `routed`, the metadata of a commit, says so. Does
-        nothing once a record was read here, as a record itself shows who sets the times."""
+        """Note that senders set the times if `routed`, which was read from a commit's metadata,
+        says so. Does nothing once a record was read here, as a record itself shows who sets the
+        times."""
         if routed.by_sender and not self._has_read:
             self.is_log_time = False
 
     @property
     def next_check_time(self) -> int:
-        """The earliest time (our clock) at which a request for ends may show that more was read; 0:
-        at any time."""
+        """The earliest time (our clock) at which it is of use to ask Kafka for the bus's ends, as
+        the answer may show that everything up to a later time was read; 0: at any time."""
         return self._latest_reads[0][1] + self.grace if self._latest_reads else 0
 
     def update_earliest_append(self, now: int) -> int:
-        """Return the earliest time that a record appended from `now` on may have: at most the
-        grace period ago, or `SENDER_GRACE` if that is longer. Also remove the events that were read
-        a grace period ago or earlier from `_latest_reads`."""
+        """Return the earliest time that a record appended from `now` on may have. Such a record is
+        later than each event that was read a grace period ago or earlier (these are removed from
+        `_latest_reads`), and no older than the longer of `grace` and `SENDER_GRACE`."""
         while self._latest_reads and self._latest_reads[0][1] <= now - self.grace:
-            self._earliest_after_grace = self._latest_reads.popleft()[0] + 1
+            event_time, _ = self._latest_reads.popleft()
+            self._earliest_after_grace = event_time + 1
         return max(self._earliest_after_grace, now - max(self.grace, SENDER_GRACE))

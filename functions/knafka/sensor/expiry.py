@@ -1,6 +1,11 @@
-"""Fires and drops what time alone decides: waits for absence, windows and resets that are over.
+"""Fires and drops held events when time alone decides: a wait for an absent event is over, a window
+has ended, or a reset has come.
 
     a timer is due --the bus's ends are asked for--> known --> up to 1,000 keys in a transaction
+
+The bus is the topic whose events a Sensor reads. A trigger holds events until its condition is
+true; a key is a trigger with its correlation key (`records.key_of`), and may have a timer. A timer
+is handled only once it is known that every event of the bus before the timer's time was read.
 
 Timers are handled while further events come, too: under a load that never stops, a wait would
 otherwise never be over. An event may be read although everything before its time was believed to be
@@ -58,26 +63,26 @@ class Expiry:
 
     def forget(self, now: int) -> None:
         """Forget up to which time everything was read, as partitions were assigned or are read
-        again: from `now` on, only answers to new requests count."""
+        again: only Kafka's answers to requests from `now` on count."""
         self._all_read_until = None
         self._answers_since = now
         self._answers_since_by_key.clear()
 
-    def note_read(self, late: Collection[_Key], now: int, *, is_any: bool) -> None:
-        """Note what was read at `now`. `late`: the keys of events that are earlier than the time
-        before which everything was believed to be read; `is_any`: whether any record was read at
-        all."""
-        if is_any and self._ordering.known_until is None:
+    def note_read(self, late_keys: Collection[_Key], now: int, *, has_records: bool) -> None:
+        """Note what was read at `now`, so that the timers of `late_keys` wait for a new answer of
+        Kafka. `late_keys`: the keys of events that are earlier than the time before which
+        everything was believed to be read; `has_records`: whether any record was read at all."""
+        if has_records and self._ordering.known_until is None:
             self._answers_since = now  # any of the records may be late
-        self._answers_since_by_key.update(dict.fromkeys(late, now))
+        self._answers_since_by_key.update(dict.fromkeys(late_keys, now))
         if len(self._answers_since_by_key) > MAX_LATE_KEYS:
             self._answers_since = now  # for all keys
             self._answers_since_by_key.clear()
 
     @property
     def needed_since(self) -> int:
-        """The time (our clock) at or after which the bus's ends must be requested so that the
-        answer counts for all keys."""
+        """The time (our clock) at which, or after which, the bus's ends must be requested so that
+        Kafka's answer counts for the timers of all keys."""
         return max([self._answers_since, *self._answers_since_by_key.values()])
 
     @property
@@ -85,34 +90,34 @@ class Expiry:
         """Milliseconds after an event's time within which the event may still come."""
         return max(MIN_ABSENCE_DELAY, self._ordering.grace)
 
-    def due(self, now: int) -> int | None:
+    def first_due(self, now: int) -> int | None:
         """Return the time of the first timer, if it is due at `now`: its time is so long ago
         (`_lateness`) that no earlier event can still come. None if no timer is due."""
         first = self._state.first_timer
         return None if first is None or first > now - self._lateness else first
 
-    def is_ready(self, time: int | None) -> bool:
+    def can_handle(self, time: int | None) -> bool:
         """Whether the timer at this time can be handled without a request for the bus's ends; False
         if `time` is None, as then there is no timer."""
-        return self._is_known(time) and not self._answers_since_by_key
+        return self._is_taken_until(time) and not self._answers_since_by_key
 
-    def _is_known(self, time: int | None) -> bool:
-        """Whether every event before this time is known to be read and taken; False for None."""
+    def _is_taken_until(self, time: int | None) -> bool:
+        """Whether every event before this time is known to be read and handled; False for None."""
         until = self._taken_until()
         return time is not None and until is not None and time <= until
 
     def handle_timers(self, now: int, batch: Batch) -> int:
-        """Handle the timers that are due at `now`, of up to `MAX_BATCH_RECORDS` keys; returns the
-        number of keys. Does nothing while it isn't known that every event before the first timer
-        was read."""
-        if (first := self.due(now)) is None:
+        """Handle the timers that are due at `now`, of up to `MAX_BATCH_RECORDS` keys: fire or drop
+        their events. Returns the number of keys. Does nothing while it isn't known that every event
+        before the first timer was read."""
+        if (first := self.first_due(now)) is None:
             return 0
         self._update_read_until(first, now)
         if (until := self._taken_until()) is None or until < first:
             return 0
         changed, postponed = 0, list[_Key]()
         for number, key in self._state.pop_changed_until(until):
-            if (number, key) in self._answers_since_by_key:
+            if (number, key) in self._answers_since_by_key:  # events of the key may be unread
                 postponed.append((number, key))
                 continue
             expire_key = partial(rules.expire, until=until)
@@ -126,36 +131,38 @@ class Expiry:
         return changed
 
     def fire_fulfilled_by_edit(self, batch: Batch) -> None:
-        """Fire the conditions that are true since the Sensor was edited, by the events that were
-        held before, for up to `MAX_BATCH_RECORDS` keys."""
+        """Fire the conditions that became true when the Sensor was edited, as they are true for
+        the events that were held already; for up to `MAX_BATCH_RECORDS` keys."""
         for number, key in islice(self._state.fulfilled_keys, MAX_BATCH_RECORDS):
             self._change_held(number, key, rules.apply_edited, batch)
             batch.keys_fired_by_edit += 1
 
     def _update_read_until(self, first: int, now: int) -> None:
-        """Take over Kafka's last answer, if it counts: set `_all_read_until` if the timer at
-        `first` needs a later time, and remove from `_answers_since_by_key` the keys for which the
-        answer counts."""
+        """Use Kafka's last answer, if its request was made late enough: set `_all_read_until` if
+        the timer at `first` needs a later time, and remove from `_answers_since_by_key` the keys
+        for which the answer counts."""
         known_until, requested_at = self._ordering.known_until, self._ordering.ends_requested_at
         if known_until is None or requested_at < self._answers_since:
             return
-        if not self._is_known(first):
+        if not self._is_taken_until(first):
             self._all_read_until = min(known_until, now - self._lateness)
         self._answers_since_by_key = {
             key: since for key, since in self._answers_since_by_key.items() if since > requested_at
         }
 
     def _taken_until(self) -> int | None:
-        """Return the time before which every event was read and taken; None: not known."""
-        waiting_from, until = self._ordering.first_collected_time, self._all_read_until
-        return until if waiting_from is None or until is None else min(waiting_from, until)
+        """Return the time before which every event was read and handled; None: not known."""
+        first_waiting, read_until = self._ordering.first_collected_time, self._all_read_until
+        if first_waiting is None or read_until is None:
+            return read_until
+        return min(first_waiting, read_until)
 
     def _change_held(
         self, number: int, key: str, change: Callable[[Rule, Held], RuleStep], batch: Batch
     ) -> bool:
-        """Change the events that one key holds by `change`, and fire the firings that result.
-        `number`: the key's partition of the trigger topic. Returns False if `change` raised an
-        error: then the events are dead-lettered."""
+        """Change the events that one key holds by the function `change`, and fire the firings that
+        result. `number`: the key's partition of the trigger topic. Returns True; or False if
+        `change` raised an error: then the events are dropped and dead-lettered."""
         partition = Partition(self._topic, number)
         batch.begin_cause((partition, key))
         batch.positions.setdefault(partition, self._ordering.position(partition))

@@ -1,4 +1,8 @@
-"""The Sensor's function: it drains one Sensor (issue 17; docs/decisions/0026-sensors.md)."""
+"""The Sensor's function: it drains one Sensor (issue 17; docs/decisions/0026-sensors.md).
+
+A drain is a lease to handle the Sensor's events: a request to `POST /drain` begins or extends it.
+The request's slot is the number of the Sensor's process that answers it.
+"""
 
 from __future__ import annotations
 
@@ -59,9 +63,9 @@ class SensorFunction(DrainingFunction):
     def _open(
         self, environment: Mapping[str, str], drains: DrainSettings, tracer: Tracer | None
     ) -> Side:
-        """Open the Sensor that the environment declares. Of the settings `drains`, only the own
-        Service's URL is used; `tracer` None: no spans are made. `DrainingFunction.start` calls
-        this. Raises `InvalidDocument`."""
+        """Return the side that drains the Sensor which the environment declares;
+        `DrainingFunction.start` calls this. Of the settings `drains`, only the own Service's URL is
+        used; `tracer` None: no spans are made. Raises `InvalidDocument`."""
         return SensorSide(settings.sensor(environment), self._open_log, drains.service_url, tracer)
 
 
@@ -143,7 +147,8 @@ class SensorSide(LeasedSide):
         await super().stream(request, caller, send)
 
     def detach(self) -> None:
-        """Note that the request under way has ended; the drain goes on."""
+        """Note that the request under way has ended; the drain goes on, and a later drain that
+        begins without a request gets no slot."""
         self._slot = None
         super().detach()
 

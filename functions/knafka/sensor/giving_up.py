@@ -4,6 +4,7 @@
     a firing can't be written ----> one that names its events        they are held no more
     what is held can't be used ---> one that names its events        they are held no more
 
+A trigger of a Sensor holds events until its condition is true; then it fires: an action is written.
 Not here: the contents of dead letters (`core.sensor.letters`), and writing them (`batch`).
 """
 
@@ -37,7 +38,7 @@ def give_up(
     topic, number, offset = record.topic(), record.partition(), record.offset()
     failure = letters.failure_of(error)
     draft = Draft(record.key(), headers or [], record.value())
-    batch.give_up((topic, number, offset), draft, failure, trigger)
+    batch.add_dead_letter_of_record((topic, number, offset), draft, failure, trigger)
     reason, failure_text = failure
     if reason is Reason.INTERNAL_ERROR:
         log.error(
@@ -67,7 +68,7 @@ def fire_or_dead_letter(number: int, key: str, firing: Firing, batch: Batch) -> 
         batch.fire(key, firing, f"t{number}.{last.offset}.{last.at}")
     except Exception as error:
         failure = letters.failure_of(error)
-        batch.add_dead_letter_of(number, key, firing.events, failure)
+        batch.add_dead_letter_of_events(number, key, firing.events, failure)
         count, failure_text = len(firing.events), failure[1]
         log.error(
             "a firing of %.200s with %d events is dead-lettered: %s", key, count, failure_text
@@ -75,8 +76,8 @@ def fire_or_dead_letter(number: int, key: str, firing: Firing, batch: Batch) -> 
 
 
 def dead_letter_held(number: int, key: str, error: Exception, batch: Batch) -> None:
-    """Drop the events held at a key, because handling them raised `error`, and name them in a dead
-    letter. `key`: the trigger and its correlation key (`records.key_of`); `number`: the key's
-    partition of the trigger topic."""
+    """Drop the events held at a key, because handling them raised `error`: log the error, and add a
+    dead letter that names the events. `key`: the trigger and its correlation key
+    (`records.key_of`); `number`: the key's partition of the trigger topic."""
     log.error("the events held for %.200s can't be handled, and are dropped", key, exc_info=error)
     batch.drop_held(number, key, letters.failure_of(error))

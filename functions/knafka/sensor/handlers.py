@@ -1,8 +1,12 @@
 """A Sensor's two handlers (BUS-21), each in two steps: a record that was read waits until it is
 next.
 
-    bus            take_in --Bus--> route      to what each trigger holds, or into an action
-    trigger topic  collect --InOrder--> reduce what a trigger holds, and what fires
+    bus            take_in --queue--> route     into the trigger topic, or into an action
+    trigger topic  collect --InOrder--> reduce  into the events that a trigger holds, or an action
+
+The bus is the topic whose events the Sensor reads, the trigger topic the Sensor's own: through it,
+an event reaches the one process that holds the events of its trigger and correlation key. A trigger
+holds events until its condition is true; then it fires: an action is written.
 
 A record that raises an error is dead-lettered, and the others go on (CE-K8). Not here: reading and
 transactions (`processor`).
@@ -33,8 +37,8 @@ from knafka.sensor.state import can_hold
 from knafka.sensor.tracing import SensorTracing
 
 OFFSET_STRIDE: Final = 2**40
-"""Step by which `_with_own_offset` goes down while a replacement is taken: more than the number of
-records that a partition of a trigger topic ever has."""
+"""Step by which `_with_unique_offset` goes down while a replacement is taken: more than the number
+of records that a partition of a trigger topic ever has."""
 
 
 class NewerSensor(LogError):
@@ -80,11 +84,11 @@ class Handlers:
 
     def take_in(self, record: Record, batch: Batch, now: int, read_at: int) -> None:
         """Take in a record of the bus: queue its event, or route it at once if no trigger will hold
-        it and no other event of its partition is queued. A record without a valid event is
+        it and no earlier event of its partition is queued. A record without a valid event is
         dead-lettered. `read_at`: when the record was read; `now`: the present, which replaces a
-        later time of the record; both in ms since the Unix epoch."""
+        time of the record that can't be right (`taken_at`); both in ms since the Unix epoch."""
         bus, time = self._bus, taken_at(record.timestamp(), now)
-        read_until, others_wait = bus.note_read(record, time, read_at)
+        read_until, earlier_ones_wait = bus.note_read(record, time, read_at)
         headers: RecordHeaders | None = None
         try:
             headers = headers_of(record)
@@ -100,7 +104,8 @@ class Handlers:
         size = len(record.value() or b"")
         place = Place(time, record.partition(), record.offset())
         arrival = Arrival(place, read_until, record, headers or [], envelope, routes, size)
-        if others_wait or not all(route.fires for route in routes):
+        all_fire_at_once = all(route.fires for route in routes)  # True also without routes
+        if earlier_ones_wait or not all_fire_at_once:
             bus.enqueue(arrival)
         else:
             self.route(arrival, batch, None)
@@ -152,17 +157,21 @@ class Handlers:
         now: int,
         known_until: int | None = None,
     ) -> bool:
-        """Take in a record of the trigger topic: apply its event at once if it is next in order,
-        else add it to `ordered`; returns whether it was applied. Raises `NewerSensor`.
+        """Take in a record of the trigger topic: apply its event at once (`reduce`) if it is next
+        in order, else add it to `ordered`, the waiting records of its partition. Returns whether
+        the event was applied. Raises `NewerSensor`.
 
         `known_until`: time (ms) before which every event was believed to be read (None: not known);
-        the key of an earlier event is noted in `batch.late_keys`. `now`: ms since the Unix epoch.
+        if this event is earlier, its key is noted in `batch.late_keys`. `now`: ms since the Unix
+        epoch.
         """
         headers: RecordHeaders | None = None
         offset, size = record.offset(), len(record.value() or b"")
         try:
             headers = headers_of(record)
-            trigger_record = records.read_trigger(record.key(), record.value(), headers, offset)
+            trigger_record = records.read_trigger_record(
+                record.key(), record.value(), headers, offset
+            )
         except LogError:
             raise
         except Exception as error:
@@ -190,7 +199,8 @@ class Handlers:
         return False
 
     def reduce(self, collected: Collected, batch: Batch) -> None:
-        """Apply the next event of the trigger topic to its trigger: hold it, or fire (BUS-13); the
+        """Apply the next event of the trigger topic to its trigger: hold the event, or fire
+        (BUS-13). A duplicate is dropped, and a record that can't be read is dead-lettered. The
         outputs are added to the batch."""
         record, trigger_record, headers, error = collected
         batch.begin_cause(record)
@@ -211,7 +221,7 @@ class Handlers:
                     batch.counts.duplicates += 1
                     return
                 batch.set_held(number, mark_key, (duplicates.mark_of(event),))
-            event = _with_own_offset(event, batch.held(number, key))
+            event = _with_unique_offset(event, batch.held(number, key))
             try:
                 rule_step = rules.step(rule, batch.held(number, key), event)
             except Exception as failure:
@@ -227,13 +237,13 @@ class Handlers:
 
 
 def _is_duplicate(event: HeldEvent, mark: Held, dedupe: int) -> bool:
-    """Whether an event is a duplicate of the event that `mark` stands for (empty: there is no such
-    event): its time is at most `dedupe` milliseconds later, or earlier."""
+    """Whether an event is a duplicate: it isn't more than `dedupe` milliseconds later than the same
+    event that `mark` was kept for. `mark` empty: the same event didn't come before."""
     return bool(mark) and event.at - mark[0].at <= dedupe
 
 
-def _with_own_offset(event: HeldEvent, held: Held) -> HeldEvent:
-    """Return the event with an offset that no other event held at its key has.
+def _with_unique_offset(event: HeldEvent, held: Held) -> HeldEvent:
+    """Return the event with an offset that no other event in `held`, those of its key, has.
 
     If the trigger topic was deleted and created again, another held event may have the same offset,
     and the changelog would keep only one of them. The new offset is negative and computed from the
@@ -241,9 +251,9 @@ def _with_own_offset(event: HeldEvent, held: Held) -> HeldEvent:
     """
     if not any(other.offset == event.offset and not other.is_same_as(event) for other in held):
         return event
-    used = {other.offset for other in held if not other.is_same_as(event)}
+    used_offsets = {other.offset for other in held if not other.is_same_as(event)}
     offset = -1 - event.offset
-    while offset in used:  # the topic was created again more than once
+    while offset in used_offsets:  # the topic was created again more than once
         offset -= OFFSET_STRIDE
     return event._replace(offset=offset)
 

@@ -1,7 +1,10 @@
 """Puts the records that a process reads from the bus and the trigger topic in order of time.
 
-    bus            take_in --Bus--> route        in the order of all partitions that are ours
+    bus            take_in --queue--> route      in the order of all partitions that are ours
     trigger topic  take_in --InOrder--> reduce   in the order of all partitions of the bus
+
+The bus is the topic whose events a Sensor reads. An event is routed through the trigger topic, the
+Sensor's own, to each trigger that it concerns, and there applied to the trigger ("reduce").
 
 Kafka is asked up to which time everything was read, but only while a record waits for its turn or a
 timer is due. Not here: handling events (`handlers`), and transactions (`processor`).
@@ -134,7 +137,7 @@ class Ordering:
         return self._bus.has_next or any(order.has_next for order in self._ordered.values())
 
     def seconds_to_next_check(self, now: int) -> float | None:
-        """Return the seconds until the records that wait are to be checked again, from
+        """Return the seconds from `now` until the records that wait are to be checked again, from
         `SHORTEST_CHECK_WAIT` to `LONGEST_CHECK_WAIT`; None if none waits."""
         if self.first_time is None:
             return None
@@ -170,9 +173,10 @@ class Ordering:
         now: int,
         first_at: int,
     ) -> int:
-        """Take in the records of one read, and the ends of partitions that the read has `reached`.
-        The first record came at `first_at`, the last by `now`. Returns the number of events of the
-        trigger topic that were next in order, and so were applied."""
+        """Take in the records of one read, and the ends of partitions that the read has `reached`:
+        each record is queued, or handled at once if it need not wait. The first record came at
+        `first_at`, the last by `now`. Returns the number of events of the trigger topic that were
+        handled at once."""
         bus_topic, count, known_until = self._sensor.topic, 0, self._watermark.known_until
         for index, record in enumerate(new_records):
             if record.topic() == bus_topic:
@@ -192,14 +196,15 @@ class Ordering:
 
     def refresh(self, now: int, due: int | None, since: int) -> None:
         """Find out from Kafka up to which time everything was read, if a waiting record or the
-        timer at `due` (None: no timer) depends on it. For the timer, only requests made at `since`
-        or later count. Call this only while every routed event is committed. Raises `LogError`."""
+        timer at `due` (None: no timer) depends on it, and note it for the waiting records. For the
+        timer, only requests made at `since` or later count. Call this only while every routed event
+        is committed. Raises `LogError`."""
         bus, progress, ordered = self._bus, self._bus.progress, self._ordered
         waiting_times = [at for order in ordered.values() if (at := order.first) is not None]
         times = [*waiting_times, bus.first_blocked_time, bus.first_ahead_time, due]
         # Ask only for the first of these times up to which not everything is known to be read.
         for at in sorted(time for time in times if time is not None):
-            asked_since = since if at == due else 0
+            asked_since = since if at == due else 0  # 0: for a record, any request counts
             read_until = progress.read_until
             is_read = read_until is not None and read_until > at
             if not is_read or progress.reached_request_at < asked_since:
@@ -216,7 +221,7 @@ class Ordering:
 
     def route(self, batch: Batch) -> int:
         """Route the events of the bus that are next in order, at most `MAX_BATCH_RECORDS`, to their
-        triggers; returns their number."""
+        triggers; the outputs are added to the batch. Returns the number of events."""
         count = 0
         for arrival, until in self._bus.take_ready(MAX_BATCH_RECORDS):
             self._handlers.route(arrival, batch, until)
@@ -225,8 +230,10 @@ class Ordering:
 
     def reduce(self, batch: Batch) -> int:
         """Apply the events of the trigger topic that are next in order, or too late for their
-        order, at most `MAX_BATCH_RECORDS`, to their triggers; returns their number."""
+        order, at most `MAX_BATCH_RECORDS`, to their triggers; the outputs are added to the batch.
+        Returns the number of events."""
         count, partitions = 0, max(1, len(self._ordered))
+        # Each partition's share of the process's limits.
         limits = HELD_BACK_RECORDS // partitions, HELD_BACK_BYTES // partitions
         for number, ordered in self._ordered.items():
             for collected, late in ordered.take(MAX_BATCH_RECORDS - count, *limits):
@@ -250,8 +257,9 @@ class Ordering:
         self._ordered[number].mark_decided(until)
 
     def set_positions(self, batch: Batch) -> None:
-        """Add to the batch the offsets to commit and the contents of their metadata, for the
-        partitions in which these have changed since the last commit."""
+        """Add to the batch the offsets to commit and the contents of their metadata
+        (`Batch.metadata`), for the partitions in which these have changed since the last
+        commit."""
         for partition, committed in self._positions.items():
             number = partition.number
             if partition.topic == self._sensor.topic:
@@ -263,7 +271,8 @@ class Ordering:
                 continue
             ordered, next_offset = self._ordered[number], self._read_to[number]
             position = ordered.position(next_offset)
-            if position != committed or number in batch.taken or partition in batch.positions:
+            has_changes = number in batch.taken or partition in batch.positions
+            if position != committed or has_changes:
                 batch.positions[partition] = position
                 batch.taken[number] = ordered.taken(next_offset)
 

@@ -4,6 +4,9 @@
      |                                      |
      +---simple condition---> action topic <--fires
 
+The bus is the topic whose events the Sensor reads; the other three topics are the Sensor's own. A
+trigger holds events until its condition is true; then it fires: an action is written.
+
 The results of a batch of records are appended in one transaction with the offsets behind them, so
 that each record counts once even if a process is killed. Held events are in memory and in the
 changelog; a process that is assigned a partition reads them from there, and forgets them when the
@@ -124,8 +127,8 @@ class Processor:
         ordering = self._ordering
         handled = ordering.take_in(new_records, reached, batch, self._now, self._first_read_at)
         expiry = self._expiry
-        expiry.note_read(batch.late_keys, self._now, is_any=bool(new_records))
-        ordering.refresh(self._now, expiry.due(now), expiry.needed_since)
+        expiry.note_read(batch.late_keys, self._now, has_records=bool(new_records))
+        ordering.refresh(self._now, expiry.first_due(now), expiry.needed_since)
         handled += ordering.route(batch) + ordering.reduce(batch)
         # Timers.
         expired = expiry.handle_timers(now, batch)
@@ -135,7 +138,7 @@ class Processor:
         if batch.positions or outputs:
             self._commit(batch, outputs)
             self._now = now + round((self._monotonic() - began) * 1000)
-            ordering.refresh(self._now, expiry.due(now), expiry.needed_since)
+            ordering.refresh(self._now, expiry.first_due(now), expiry.needed_since)
         ordering.balance()
         return (
             max(len(new_records), handled)
@@ -146,15 +149,15 @@ class Processor:
         )
 
     def _first_record_timeout(self, now: int, patience: float) -> float:
-        """Return the seconds to wait for a first record: `patience`, or less if something else has
-        to be done earlier; 0 if something has to be done now."""
-        due_timer = self._expiry.due(now)
-        if self._expiry.is_ready(due_timer) or self._ordering.has_next:
+        """Return the seconds to wait for a first record: `patience`, or less if something else (a
+        timer, a waiting record, a clean-up) has to be done earlier; 0 if it has to be done now."""
+        due_timer = self._expiry.first_due(now)
+        if self._expiry.can_handle(due_timer) or self._ordering.has_next:
             return 0
         # Stale records and fulfilled keys, which an edit of the Sensor leaves to the next batches.
         has_stale = next(self._state.stale_records, None) is not None
         has_fulfilled = next(self._state.fulfilled_keys, None) is not None
-        if has_stale or has_fulfilled or self._state.is_full:
+        if has_stale or has_fulfilled or self._state.exceeds_limits:
             patience = min(patience, GATHERING_SECONDS)
         elif (next_timer := self._state.first_timer) is not None:
             until_timer = max(WATERMARK_CHECK_INTERVAL, next_timer + MIN_ABSENCE_DELAY - now)
@@ -165,8 +168,8 @@ class Processor:
         return patience if seconds_to_check is None else min(patience, seconds_to_check)
 
     def _read(self, patience: float) -> tuple[Sequence[Record], Mapping[Partition, int]]:
-        """Return new records, and the ends that were reached, by partition. Waits up to `patience`
-        seconds for the first record, then `GATHERING_SECONDS` for further ones."""
+        """Return new records, and the end offsets of the partitions that were read to their ends.
+        Waits up to `patience` seconds for the first record, then `GATHERING_SECONDS` for more."""
         began = self._monotonic()
         first = self._log.read(1, patience)
         reached = dict(self._log.reached)
@@ -188,7 +191,8 @@ class Processor:
 
     @property
     def partitions(self) -> tuple[int, ...]:
-        """Numbers of this process's partitions, of the bus and of the trigger topic together."""
+        """Numbers of the partitions of the bus and of the trigger topic that this process owns;
+        each number comes once, also if it owns both topics' partitions of that number."""
         return tuple(sorted({partition.number for partition in self._ordering.partitions}))
 
     @property
@@ -203,8 +207,8 @@ class Processor:
 
     @property
     def due(self) -> int | None:
-        """Time (ms since the Unix epoch) of the next firing that time alone causes; None if there
-        is none."""
+        """Time (ms since the Unix epoch) of the next firing that needs no further event; None if
+        there is none."""
         return self._state.due
 
     @property
@@ -276,7 +280,7 @@ class Processor:
     def _make_room(self, batch: Batch) -> None:
         """If more events are held than allowed, drop the oldest ones, of up to `MAX_BATCH_RECORDS`
         keys, and name them in dead letters."""
-        if not self._state.is_full:
+        if not self._state.exceeds_limits:
             return
         topic, sensor = self._sensor.trigger_topic, self._sensor
         limits = f"{sensor.max_held_keys} keys or {sensor.max_held_bytes} bytes"
@@ -374,9 +378,9 @@ class Processor:
         self._has_dead_letter_topic = True
 
     def _note_refused(self, error: RecordTooLarge, batch: Batch) -> None:
-        """Note which outputs to leave out next time, as one was too large for its topic. Raises
-        `error` if all of these were to be left out already: the transaction would be aborted again
-        and again."""
+        """Note which outputs the next batch must leave out, as `error` says that one was too large
+        for its topic. Raises `error` if this batch had to leave out all of them already: the
+        transaction would be aborted again and again."""
         refused = batch.refused_outputs(
             error.topic, error.key, all_as_large=not self._is_compressed
         )

@@ -1,4 +1,5 @@
-"""Events of the bus that wait to be routed: a queue for each partition of this process."""
+"""Events of the bus (the topic that a Sensor reads) that wait to be routed to its triggers: a queue
+for each partition of this process."""
 
 from __future__ import annotations
 
@@ -74,6 +75,7 @@ class Bounds(NamedTuple):
         return self.second if number == self.number else self.first
 
     def allows(self, place: Place, in_order: bool) -> bool:
-        """Whether the first queued event of a partition, at `place`, may be routed next: the other
-        partitions of this process were read beyond its time, or partitions aren't `in_order`."""
+        """Whether the first queued event of a partition, at `place`, may be routed next. If each
+        partition is in order of time (`in_order`), the other partitions of this process must have
+        been read beyond the event's time first; if not, the event need not wait."""
         return not in_order or place.at < self.of_others(place.partition)

@@ -1,5 +1,5 @@
-"""Finds partitions of the bus that hold up all others, and stops waiting for them after some
-time."""
+"""Finds partitions of the bus, the topic that a Sensor reads, that hold up all others, and stops
+waiting for them after some time: events are handled in the order of all partitions."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ class Stalls:
         stalled = set[int]()
         for number, until in untils.items():
             previous_until, since = waiting_since.get(number, (until, now))
-            if previous_until != until or (until is not None and until > needed_until):
+            has_advanced = previous_until != until
+            is_waited_for = until is None or until <= needed_until
+            if has_advanced or not is_waited_for:
                 since = now
             self._waiting_since[number] = until, since
             if now - since >= STALLED_PARTITION_TIMEOUT:

@@ -1,5 +1,9 @@
 """Keeps the events that a Sensor's process holds, by partition of the trigger topic, with their
-timers."""
+timers.
+
+A trigger holds events until its condition is true; then it fires. Events reach it through the
+trigger topic, the Sensor's own. The changelog, a compacted topic, has a record for each held event.
+"""
 
 from __future__ import annotations
 
@@ -69,12 +73,12 @@ class State:
 
     def restore(self, number: int, changelog: Iterable[Sequence[Record]], now: int) -> None:
         """Restore a newly assigned partition's held events and marks from all records of its
-        changelog, and set the timers. `now`: ms since the Unix epoch."""
+        changelog (`changelog`: in batches), and set the timers. `now`: ms since the Unix epoch."""
         partition = _Partition()
         for key, events in _read_changelog(changelog, now).items():
             self._restore_key(partition, key, events)
-        by_age = sorted(partition.marks.items(), key=lambda mark: mark[1][0].at)
-        partition.marks = OrderedDict(by_age)
+        oldest_first = sorted(partition.marks.items(), key=lambda item: item[1][0].at)
+        partition.marks = OrderedDict(oldest_first)
         self._partitions[number] = partition
         for key, held in partition.held.items():
             self.set_timers(number, key)
@@ -138,13 +142,14 @@ class State:
         return sum(partition.bytes for partition in list(self._partitions.values()))
 
     @property
-    def is_full(self) -> bool:
+    def exceeds_limits(self) -> bool:
         """Whether more events are held than allowed."""
         return self.key_count > self._max_keys or self.held_bytes > self._max_bytes
 
     def pop_excess(self, limit: int) -> Iterator[tuple[int, str]]:
-        """Yield partition and key of the oldest events, up to `limit` keys, that must be dropped to
-        stay within the limits. A key isn't yielded again before `set_timers` or `set_held`."""
+        """Yield partition and key of the events that must be dropped to stay within the limits, the
+        oldest first, up to `limit` keys. A key isn't yielded again before `set_timers` or
+        `set_held` is called for it."""
         key_count, size = self.key_count, self.held_bytes
         self._note_oldest_events()
         while limit > 0 and (key_count > self._max_keys or size > self._max_bytes):
@@ -180,9 +185,9 @@ class State:
             key_counts: Counter[str] = Counter()
             oldest: dict[str, tuple[int, str]] = {}
             for key, held in partition.held.items():
-                trigger, since = records.trigger_of(key), (held[0].at, key)
+                trigger, time_and_key = records.trigger_of(key), (held[0].at, key)
                 key_counts[trigger] += 1
-                oldest[trigger] = min(since, oldest.get(trigger, since))
+                oldest[trigger] = min(time_and_key, oldest.get(trigger, time_and_key))
             for trigger, (since_at, key) in oldest.items():
                 correlation = records.correlation_of(key)
                 reports.append(
@@ -215,8 +220,8 @@ class State:
 
     def old_marks(self, dedupe: int, limit: int) -> Iterator[tuple[int, str]]:
         """Yield partition and key of marks that aren't needed any more, up to `limit`: first those
-        more than `dedupe` milliseconds older than the newest mark of their partition, then the
-        oldest ones of all partitions if there are more than `max_keys`."""
+        more than `dedupe` milliseconds older than the newest mark of their partition; then, if more
+        than `max_keys` are left, the oldest ones of all partitions."""
         mark_count = sum(len(partition.marks) for partition in self._partitions.values())
         excess = mark_count - self._max_keys  # negative: fewer than allowed
         remaining_marks: list[Iterator[tuple[int, int, str]]] = []
@@ -230,7 +235,8 @@ class State:
                 yielded, excess, limit = yielded + 1, excess - 1, limit - 1
                 yield number, key
             remaining_marks.append(_marks_from(number, partition, yielded))
-        for _, number, key in islice(merge(*remaining_marks), max(0, min(excess, limit))):
+        oldest_of_all = merge(*remaining_marks)  # by time, as each iterator is
+        for _, number, key in islice(oldest_of_all, max(0, min(excess, limit))):
             yield number, key
 
     @property
@@ -293,22 +299,21 @@ class State:
         return min((due_time for due_time in times if due_time is not None), default=None)
 
     def pop_changed_until(self, time: int) -> Iterator[tuple[int, str]]:
-        """Yield partition and key of held events that time alone changes up to this time (ms). A
-        key isn't yielded again before `set_timers` or `set_held`."""
+        """Yield partition and key of held events that change up to this time (ms) without a further
+        event. A key isn't yielded again before `set_timers` or `set_held` is called for it."""
         for number, partition in self._partitions.items():
             for key in partition.timers.take_due(time):
                 yield number, key
 
     @property
     def due(self) -> int | None:
-        """The time (ms) of the next firing that time alone causes; None: there is none."""
+        """The time (ms) of the next firing that needs no further event; None: there is none."""
         times = (partition.due.first for partition in list(self._partitions.values()))
         return min((due_time for due_time in times if due_time is not None), default=None)
 
     def due_with(self, number: int, changed: Mapping[str, Held]) -> int | None:
-        """Return when (ms) the next firing that time alone causes is due in the partition `number`;
-        None: there is none. The time is computed as if the keys in `changed` held the events given
-        there."""
+        """Return when (ms) the next firing that needs no further event is due in the partition
+        `number`, if the keys in `changed` held the events given there; None: there is none."""
         # The timers are changed, asked and changed back, as copying them would take longer.
         due = self._partitions[number].due
         previous_times = {key: due.time_of(key) for key in changed}
@@ -322,20 +327,20 @@ class State:
 
 
 def can_hold(rule: Rule, key: str) -> bool:
-    """Whether the rule's trigger holds events at keys like this one: with a correlation key if it
-    declares a correlation, else without."""
+    """Whether the rule's trigger may hold events at this key. The key must have a correlation key
+    if the trigger declares a correlation, and none if it doesn't: an edit may have changed that."""
     return rule.is_correlated == (records.correlation_of(key) is not None)
 
 
-def _marks_from(number: int, partition: _Partition, first: int) -> Iterator[tuple[int, int, str]]:
+def _marks_from(number: int, partition: _Partition, skipped: int) -> Iterator[tuple[int, int, str]]:
     """Yield time (ms), partition (`number`) and key of a partition's marks, the oldest first,
-    without the first `first` ones."""
-    for key, (mark, *_) in islice(partition.marks.items(), first, None):
+    without the `skipped` oldest ones."""
+    for key, (mark, *_) in islice(partition.marks.items(), skipped, None):
         yield mark.at, number, key
 
 
 def _bytes_of(held: Iterable[HeldEvent]) -> int:
-    """Return the bytes of events as JSON."""
+    """Return the size of events: the bytes of their JSON."""
     size = 0
     for event in held:  # sum() of a generator costs twice as much; this is called for each event
         size += len(event.document)
@@ -351,11 +356,11 @@ def _read_changelog(
     for batch in changelog:
         for record in batch:
             try:
-                key, offset = records.read_changelog(record.key())
+                key, offset = records.read_changelog_key(record.key())
                 if record.value() is None:
                     events_by_key.get(key, {}).pop(offset, None)
                     continue
-                trigger_record = records.read_trigger(
+                trigger_record = records.read_trigger_record(
                     key.encode(), record.value(), record.headers(), offset
                 )
             except Exception as error:  # also a SystemError, for a header's name that isn't UTF-8

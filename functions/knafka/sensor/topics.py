@@ -1,4 +1,5 @@
-"""Checks a Sensor's topics: whether all exist, and which partitions can be read."""
+"""Checks a Sensor's topics: whether all exist, and which partitions of its changelog (the topic
+that stores the events its triggers hold) can be read."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from knafka.tracing.spans import KNATIVE, Span, SpanKind, Tracer
 
 
 class SensorTracing:
-    """Makes the spans of one Sensor."""
+    """Makes the spans of one Sensor, whose triggers fire when their conditions become true."""
 
     def __init__(self, tracer: Tracer, sensor: SensorContract) -> None:
         """`tracer` starts the spans of `sensor`, and exports them when they end."""

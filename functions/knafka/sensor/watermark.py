@@ -3,9 +3,11 @@ topic.
 
     the bus was routed up to a time --the trigger topic's ends are asked for--> read to them: known
 
-Most records of the trigger topic carry this time (`TriggerTopicRecord.until`). The watermark is for
-events that wait while no further record comes: the last events where several processes read the
-bus, and events of triggers that fire because another event is absent.
+The bus is the topic whose events a Sensor reads; an event is routed through the trigger topic, the
+Sensor's own, to the triggers that it concerns. Most records of the trigger topic carry this time
+(`TriggerTopicRecord.until`). The watermark is for events that wait while no further record comes:
+the last events where several processes read the bus, and events of triggers that fire because
+another event is absent.
 """
 
 from __future__ import annotations
@@ -53,27 +55,27 @@ class Watermark:
     def update(
         self, routed_until: int | None, ends_requested_at: int, positions: Mapping[int, int]
     ) -> int | None:
-        """Ask Kafka for the trigger topic's ends if `known_until` may become later by that. Returns
-        `known_until`, which may be later now.
+        """Return `known_until`, after making it later if possible. For this, Kafka may be asked for
+        the trigger topic's ends, up to which the own partitions must be read first.
 
         `routed_until`: time (ms) before which every event of the bus is in the trigger topic, in a
         committed transaction; None: not known. `ends_requested_at`: when (our clock) the bus's end
         offsets were requested on which this time is based. `positions`: the next offset of each own
         partition. Raises `LogError`.
         """
-        self._check_pending(positions)
+        self._accept_pending_if_reached(positions)
         if self._pending is not None or routed_until is None:
             return self.known_until
         if routed_until >= (self.known_until or 0):
             ends = self._log.reachable_ends(self._topic)
             if all(ends.get(number) is not None for number in positions):
                 self._pending = _PendingTime(routed_until, ends_requested_at, ends)
-                self._check_pending(positions)
+                self._accept_pending_if_reached(positions)
         return self.known_until
 
-    def _check_pending(self, positions: Mapping[int, int]) -> None:
-        """If a time is pending, and the own partitions were read to its ends, the time is known
-        from now on. `positions` has the next offset of each own partition."""
+    def _accept_pending_if_reached(self, positions: Mapping[int, int]) -> None:
+        """Make the pending time, if there is one, known (`known_until`) once the own partitions
+        were read to its ends. `positions` has the next offset of each own partition."""
         pending = self._pending
         if pending is None or any(
             position < (pending.ends.get(number) or 0) for number, position in positions.items()

@@ -25,8 +25,8 @@ class Sampler:
 
     def is_sampled(self, trace_id: int, parent: bool | None) -> bool:
         """Whether this trace is recorded. `parent`: whether the parent span was recorded; None: the
-        trace begins here. If the parent doesn't decide (`follows_parent`), the trace is recorded if
-        the lower 64 bits of its id are below `rate` * 2**64."""
+        trace begins here. With `follows_parent`, the parent's decision holds; without it or without
+        a parent, a trace is recorded if the lower 64 bits of its id are below `rate` * 2**64."""
         if parent is not None and self.follows_parent:
             return parent
         return trace_id & _DECIDING_BITS < round(self.rate * (_DECIDING_BITS + 1))

@@ -45,20 +45,20 @@ class PolicyVerdict:
 
 
 def find_target(declared: DeclaredObjects, name: str | None) -> Broker | KafkaChannel:
-    """Return the declared Broker (`[NAMESPACE/]NAME`) or KafkaChannel (`channel/[NAMESPACE/]NAME`)
-    with this name; None: the only one that is declared.
+    """Return the declared object that the user names: a Broker (`[NAMESPACE/]NAME`) or a
+    KafkaChannel (`channel/[NAMESPACE/]NAME`). `name` None: return the only one that is declared.
 
-    Raises `UnknownObject` if none has the name; with None, unless exactly one is declared.
+    Raises `UnknownObject` if none has the name, or, without a name, unless exactly one is declared.
     """
     targets: dict[str, Broker | KafkaChannel] = {
         broker.id: broker for broker in declared.of_type(Broker)
     }
     targets |= {CHANNEL_PREFIX + channel.id: channel for channel in declared.of_type(KafkaChannel)}
-    known = ", ".join(targets) or "none"
+    declared_names = ", ".join(targets) or "none"
     if name is None:
         if len(targets) == 1:
             return next(iter(targets.values()))
-        raise UnknownObject(f"which Broker? There is {known}: choose one with --broker")
+        raise UnknownObject(f"which Broker? There is {declared_names}: choose one with --broker")
     own_name = name.removeprefix(CHANNEL_PREFIX)
     prefix = CHANNEL_PREFIX if name.startswith(CHANNEL_PREFIX) else ""
     full_name = own_name if "/" in own_name else f"default/{own_name}"
@@ -66,7 +66,7 @@ def find_target(declared: DeclaredObjects, name: str | None) -> Broker | KafkaCh
     for key in (name, prefix + full_name):
         if key in targets:
             return targets[key]
-    raise UnknownObject(f"there is no Broker {name}: there is {known}")
+    raise UnknownObject(f"there is no Broker {name}: there is {declared_names}")
 
 
 def authentication_of(declared: DeclaredObjects, namespace: str) -> Authentication:
@@ -105,21 +105,21 @@ def policy_verdict(
     verdict = authorization.verdict(subject)
     if isinstance(verdict, bool):
         accepts: bool | None = verdict
-    else:  # it depends on the event
+    else:  # the sender may send some events: `verdict` is a predicate over their attributes
         accepts = None if event is None else verdict(event)
-    applied = authentication.applied_policies_of(broker)
-    if not applied:
+    applied_policies = authentication.applied_policies_of(broker)
+    if not applied_policies:
         reasons = [
             f"no EventPolicy applies, and default-authorization-mode is {authentication.mode}"
         ]
     else:
-        reasons = [_policy_reason(policy, subject, event) for policy in applied]
+        reasons = [_policy_reason(policy, subject, event) for policy in applied_policies]
     return PolicyVerdict(accepts, reasons)
 
 
 def _policy_reason(applied: AppliedPolicy, subject: str, event: Attributes | None) -> str:
-    """Return a sentence that says whether one policy accepts the event (its attributes) from the
-    sender with this subject, and why not."""
+    """Return a sentence that says whether one policy accepts an event from the sender with this
+    subject, and if not, why. `event` are the event's attributes; None: any event."""
     policy, name = applied.policy, f"EventPolicy {applied.name}"
     if not applied.is_ready:
         return f"{name}: it isn't Ready or can't be read, so it accepts nobody"
@@ -130,6 +130,7 @@ def _policy_reason(applied: AppliedPolicy, subject: str, event: Attributes | Non
         return f"{name}: accepts the event"
     if event is None:
         return f"{name}: accepts the events that pass its filters"
+    # An EventPolicy has no `spec.filter` as Triggers have, so that one is empty.
     clauses = why_not(AttributesFilter(), policy.filters, event)
     return f"{name}: {'; '.join(clauses) or 'accepts the event'}"
 

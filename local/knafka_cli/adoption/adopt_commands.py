@@ -73,6 +73,7 @@ def adopt(
     and waits until all are Ready. Killed in between, run it again. Exit code 1: something is in the
     way, or isn't Ready in time.
     """
+    # Imported here, as the operator's decisions would slow the start of every other command.
     from knafka_cli.adoption.cluster import explain_not_ready
 
     adopter, context_namespace = _make_adopter(
@@ -81,6 +82,7 @@ def adopt(
     failed = False
     for kind, identity in _parse_names(names, namespace or context_namespace):
         plan, unseen = adopter.make_plan(kind, identity)
+        # What a plan waits for ends by itself. A problem doesn't, so waiting would be in vain.
         if yes and plan.waits and not plan.problems:
             plan = adopter.wait_until_group_empty(kind, identity, timeout)
         _print_plan(plan, unseen)
@@ -109,6 +111,7 @@ def release(
     Prints what would be done; --yes does it, and waits until Knafka delivers nothing more. Start
     their controller after that. Killed in between, run it again.
     """
+    # Imported here, as the operator's decisions would slow the start of every other command.
     from knafka_cli.adoption.plan import find_not_released
 
     adopter, context_namespace = _make_adopter(
@@ -167,8 +170,8 @@ def _make_adopter(
 
 
 def _parse_names(names: list[str], namespace: str) -> list[tuple[str, Identity]]:
-    """Return kind and identity of the object that each of `names` (`NAME_FORMS`) stands for. A name
-    without a namespace is in `namespace`.
+    """Return the kind and the identity of each named object; `NAME_FORMS` says how names are
+    written. A name without a namespace means an object in `namespace`.
 
     Prints an error and exits with code 2 if a name is malformed.
     """

@@ -23,7 +23,6 @@ from knafka_cli.adoption.plan import (
     Step,
     Workload,
     WriteAnnotations,
-    annotations_of,
     delivery_differences,
     difference_sentences,
     members_sentence,
@@ -31,6 +30,7 @@ from knafka_cli.adoption.plan import (
     release_steps,
     running_peer_problems,
     servers_of,
+    status_annotations_of,
     topic_line,
     unknown_name_sentence,
 )
@@ -102,14 +102,14 @@ def plan_broker_adoption(seen: SeenBroker) -> Plan:
         about = f"Broker {identity}: it is Knafka's already"
     else:
         about = f"Broker {identity}, class {broker_class or 'none'}: from {PEER} to Knafka"
-    topic, problems = _topic_with_problems(seen)
+    topic_name, problems = _topic_with_problems(seen)
     if broker_class not in seen.classes:
         problems.append(
             f"this installation serves the classes {', '.join(sorted(seen.classes))}: add "
             f"{broker_class} to KNAFKA_BROKER_CLASSES of its Deployment knafka-operator"
         )
     problems += list(running_peer_problems(seen.peers, "this Broker"))
-    stays = [] if seen.topic is None else [topic_line(topic, seen.topic)]
+    stays = [] if seen.topic is None else [topic_line(topic_name, seen.topic)]
     waits: list[str] = []
     trigger_steps: list[Step] = []
     for trigger in seen.triggers:
@@ -118,7 +118,7 @@ def plan_broker_adoption(seen: SeenBroker) -> Plan:
         problems += trigger_plan.problems
         waits += trigger_plan.waits
         trigger_steps += trigger_plan.steps
-    steps = [*trigger_steps, *_broker_steps(seen, topic)]
+    steps = [*trigger_steps, *_broker_steps(seen, topic_name)]
     then = [
         "Knafka's operator takes it: receiver, dispatchers, address; then all are Ready",
         "senders go on at the new address, in .status.address.url; what they still send to "
@@ -136,17 +136,18 @@ def plan_broker_adoption(seen: SeenBroker) -> Plan:
     )
 
 
-def _broker_steps(seen: SeenBroker, topic: str) -> Iterator[Step]:
-    """Yield the steps that adopt a Broker once its Triggers' groups are recorded: record its
-    `topic` unless it is external, then remove eventing-kafka-broker's finalizers."""
+def _broker_steps(seen: SeenBroker, topic_name: str) -> Iterator[Step]:
+    """Yield the steps that adopt a Broker, after those that record its Triggers' groups: write the
+    topic's name and id into the Broker's status, unless the topic is external, then remove
+    eventing-kafka-broker's finalizers from the Triggers, and at last from the Broker."""
     if seen.topic is not None and not seen.has_external_topic:
-        recorded = {TOPIC_STATUS: topic, TOPIC_ID: seen.topic.id}
-        existing = annotations_of(seen.broker)
+        recorded = {TOPIC_STATUS: topic_name, TOPIC_ID: seen.topic.id}
+        existing = status_annotations_of(seen.broker)
         if any(existing.get(key) != value for key, value in recorded.items()):
             yield WriteAnnotations("Broker", seen.identity, recorded)
     for kind, document in (
         *(("Trigger", trigger) for trigger in seen.triggers),
-        ("Broker", seen.broker),  # last of all: with this step the operator takes it
+        ("Broker", seen.broker),  # last of all: with this step the operator takes the Broker
     ):
         peers_finalizers = [name for name in finalizers_of(document) if name in PEERS_FINALIZERS]
         if peers_finalizers:
@@ -164,17 +165,17 @@ def _plan_trigger(seen: SeenBroker, trigger: Document, is_adopted: bool) -> Plan
     group, problem = group_of(trigger, seen.naming)
     if problem is not None:
         return Plan(about, problems=[problem])
-    in_kafka = seen.groups.get(group, SeenGroup())
-    waits = [members_sentence(group, in_kafka)] if in_kafka.members and not is_adopted else []
-    recorded_group = annotations_of(trigger).get(GROUP_STATUS)
-    if in_kafka.uncommitted and recorded_group is None:
+    group_state = seen.groups.get(group, SeenGroup())
+    waits = [members_sentence(group, group_state)] if group_state.members and not is_adopted else []
+    recorded_group = status_annotations_of(trigger).get(GROUP_STATUS)
+    if group_state.uncommitted and recorded_group is None:
         # No consumer has read for this Trigger yet. So it misses nothing, and there is no group to
         # record.
         line = f"{about}  was never Ready: it begins at the topic's end"
         return Plan(about, stays=[line], waits=waits)
     problems = []
-    if in_kafka.uncommitted:
-        partitions = ", ".join(map(str, in_kafka.uncommitted))
+    if group_state.uncommitted:
+        partitions = ", ".join(map(str, group_state.uncommitted))
         problems.append(
             f"group {group} has no offset on partitions {partitions}: Trigger {identity} would get "
             f"them from their beginning: have {PEER} make it Ready first, or delete the Trigger"
@@ -182,7 +183,7 @@ def _plan_trigger(seen: SeenBroker, trigger: Document, is_adopted: bool) -> Plan
     steps: list[Step] = []
     if recorded_group != group:
         steps.append(WriteAnnotations("Trigger", identity, {GROUP_STATUS: group}))
-    line = f"{about}  group {group}  {count_text(in_kafka.waiting, 'event')} waiting"
+    line = f"{about}  group {group}  {count_text(group_state.waiting, 'event')} waiting"
     return Plan(about, stays=[line], problems=problems, waits=waits, steps=steps)
 
 
@@ -192,7 +193,7 @@ def _is_adopted(seen: SeenBroker) -> bool:
     is the last step, so the Triggers' steps aren't checked."""
     if is_claimed_by_peer(seen.broker):
         return False
-    recorded_id = annotations_of(seen.broker).get(TOPIC_ID)
+    recorded_id = status_annotations_of(seen.broker).get(TOPIC_ID)
     return seen.has_external_topic or (seen.topic is not None and recorded_id == seen.topic.id)
 
 
@@ -210,7 +211,7 @@ def plan_broker_release(seen: SeenBroker) -> Plan:
     steps = release_steps("Broker", identity, finalizers, PEERS_FINALIZER)
     stays = recorded_topic_lines(seen.broker, seen.topic)
     for trigger in seen.triggers:
-        group = annotations_of(trigger).get(GROUP_STATUS)
+        group = status_annotations_of(trigger).get(GROUP_STATUS)
         if group is None:
             continue
         waiting = count_text(seen.groups.get(group, SeenGroup()).waiting, "event")
@@ -235,7 +236,7 @@ def topic_of(broker: Document, naming: Naming) -> str:
     annotations = broker["metadata"].get("annotations") or {}
     if (external := annotations.get(EXTERNAL_TOPIC)) is not None:
         return str(external)
-    recorded = annotations_of(broker).get(TOPIC_STATUS)
+    recorded = status_annotations_of(broker).get(TOPIC_STATUS)
     return recorded or naming.name(NameKind.BROKER_TOPIC, NamedObject.of(broker))
 
 
@@ -247,7 +248,7 @@ def group_of(trigger: Document, naming: Naming) -> tuple[str, str | None]:
     it. Raises `InvalidDocument`.
     """
     owner, kind = NamedObject.of(trigger), NameKind.TRIGGER_GROUP
-    group = annotations_of(trigger).get(GROUP_STATUS) or naming.name(kind, owner)
+    group = status_annotations_of(trigger).get(GROUP_STATUS) or naming.name(kind, owner)
     if naming.is_own(kind, group, owner):
         return group, None
     beginning = f"Trigger {owner.namespace}/{owner.name} has the group {group}:"
@@ -280,7 +281,8 @@ def _trigger_differences(
     yield from delivery_differences(delivery)
     if DELIVERY_ORDER not in annotations:
         yield f"order is kept for each key (delivery.order); {PEER} keeps none"
-    if any(value == "" for value in ((spec.get("filter") or {}).get("attributes") or {}).values()):
+    filter_attributes = (spec.get("filter") or {}).get("attributes") or {}
+    if "" in filter_attributes.values():
         yield f"an empty attribute of the filter must be in the event; {PEER} ignores it"
     filters = spec.get("filters") or ()
     if any(_mixes_operators(str(filter_["cesql"])) for filter_ in filters if "cesql" in filter_):
@@ -288,8 +290,8 @@ def _trigger_differences(
 
 
 def _mixes_operators(expression: str) -> bool:
-    """Whether a CESQL expression has several of AND, OR and XOR and no parentheses, so that its
-    value may depend on their order of evaluation."""
+    """Whether a CESQL expression has at least two of AND, OR and XOR, and no parentheses, so that
+    its value may depend on the order in which they are evaluated."""
     words = set(expression.upper().split())
     return "(" not in expression and len(words & {"AND", "OR", "XOR"}) > 1
 
@@ -304,7 +306,7 @@ def _topic_with_problems(seen: SeenBroker) -> tuple[str, list[str]]:
         problems.append(f"topic {name} isn't in the Kafka at {seen.servers}")
     if not seen.has_external_topic and not seen.naming.is_own(kind, name, owner):
         problems.append(unknown_name_sentence(f"topic {name}:", kind, "this Broker"))
-    peers_servers = annotations_of(seen.broker).get("bootstrap.servers", "")
+    peers_servers = status_annotations_of(seen.broker).get("bootstrap.servers", "")
     if peers_servers and seen.servers and servers_of(peers_servers) != servers_of(seen.servers):
         problems.append(
             f"{PEER} has its topic in the Kafka at {peers_servers}, and Knafka would look for it "

@@ -30,7 +30,6 @@ from knafka_cli.adoption.plan import (
     Step,
     Workload,
     WriteAnnotations,
-    annotations_of,
     delivery_differences,
     difference_sentences,
     members_sentence,
@@ -38,6 +37,7 @@ from knafka_cli.adoption.plan import (
     release_steps,
     running_peer_problems,
     servers_of,
+    status_annotations_of,
     topic_line,
     unknown_name_sentence,
 )
@@ -108,7 +108,7 @@ def plan_channel_adoption(seen: SeenChannel) -> Plan:
         *_adoption_problems(seen, topic),
     ]
     waits: list[str] = []
-    if _is_peers(seen) and receivers_of(annotations_of(seen.stored)):
+    if _belongs_to_peer(seen) and receivers_of(status_annotations_of(seen.stored)):
         # The operator hasn't finished its release yet: it would remove annotations that are
         # written now.
         waits.append("Knafka's operator still has to release it: it was given back")
@@ -140,7 +140,7 @@ def _is_adopted(seen: SeenChannel) -> bool:
     """Whether the channel is Knafka's already: its status has the id of its present topic, and
     eventing-kafka-broker's finalizer is gone."""
     return (
-        not _is_peers(seen)
+        not _belongs_to_peer(seen)
         and seen.topic is not None
         and _has_annotation(seen, TOPIC_ID, seen.topic.id)
     )
@@ -162,7 +162,7 @@ def _adoption_steps(seen: SeenChannel, topic: str, is_adopted: bool) -> Iterator
         )
         # While the channel is eventing-kafka-broker's, so is the list `status.subscribers`, which
         # has to be emptied too.
-        if is_incomplete or (_is_peers(seen) and _reported_entries(seen)):
+        if is_incomplete or (_belongs_to_peer(seen) and _reported_entries(seen)):
             yield WriteAnnotations(KAFKA_CHANNEL, seen.identity, recorded, clears=["subscribers"])
     if PEERS_CHANNEL_FINALIZER in finalizers_of(seen.stored):
         yield SetFinalizers(KAFKA_CHANNEL, seen.identity, drop=[PEERS_CHANNEL_FINALIZER])
@@ -177,12 +177,12 @@ def _plan_entry(seen: SeenChannel, uid: str, is_adopted: bool) -> Plan:
     """
     about = f"Subscription {_entry_name(uid, seen.valid_entries[uid])}"
     group = entries.entry_group(seen.identity, uid)
-    in_kafka = seen.groups.get(group, SeenGroup())
-    line = f"{about}  group {group}  {count_text(in_kafka.waiting, 'event')} waiting"
+    group_state = seen.groups.get(group, SeenGroup())
+    line = f"{about}  group {group}  {count_text(group_state.waiting, 'event')} waiting"
     if is_adopted:
         return Plan(about, stays=[line])
-    waits = [members_sentence(group, in_kafka)] if in_kafka.members else []
-    if not in_kafka.uncommitted:
+    waits = [members_sentence(group, group_state)] if group_state.members else []
+    if not group_state.uncommitted:
         return Plan(about, stays=[line], waits=waits)
     if not _was_ready(seen, uid):
         line = f"{about}  was never Ready: it begins at the topic's end"
@@ -195,8 +195,9 @@ def _plan_entry(seen: SeenChannel, uid: str, is_adopted: bool) -> Plan:
 
 
 def _needs_promise(seen: SeenChannel, uid: str) -> bool:
-    """Whether the adoption must write a promise for the entry with this UID: there is none yet, and
-    its group has offsets, or it was Ready. Any other entry begins at the topic's end."""
+    """Whether the adoption must write a promise for the entry with this UID: the entry has none
+    yet, and its group has offsets, or its Subscription was Ready once. Without a promise, the
+    operator delivers from the topic's end on."""
     group = seen.groups.get(entries.entry_group(seen.identity, uid), SeenGroup())
     begins_at_end = bool(group.uncommitted) and not _was_ready(seen, uid)
     return not begins_at_end and not entries.is_promised(seen.stored, uid)
@@ -233,7 +234,7 @@ def plan_channel_release(seen: SeenChannel) -> Plan:
 def topic_of_channel(channel: Document, naming: Naming) -> str:
     """Return the name of a KafkaChannel's topic: the one in its status, or else the one that a
     template of `naming` gives it. Raises `InvalidDocument`."""
-    recorded = annotations_of(channel).get(TOPIC_STATUS)
+    recorded = status_annotations_of(channel).get(TOPIC_STATUS)
     return recorded or naming.name(NameKind.CHANNEL_TOPIC, NamedObject.of(channel))
 
 
@@ -271,7 +272,7 @@ def _channel_differences(seen: SeenChannel) -> list[str]:
     """Return a sentence for each way in which Knafka serves the channel differently from
     eventing-kafka-broker."""
     channel_delivery = (seen.stored.get("spec") or {}).get("delivery") or {}
-    by_entry = {}
+    sentences_by_entry = {}
     for uid, entry in seen.valid_entries.items():
         own_delivery = entry.get("delivery") or {}
         sentences = list(delivery_differences(own_delivery or channel_delivery))
@@ -280,8 +281,8 @@ def _channel_differences(seen: SeenChannel) -> list[str]:
             sentences.append(
                 f"{PEER} also applies the channel's {', '.join(inherited)} to it, Knafka doesn't"
             )
-        by_entry[_entry_name(uid, entry)] = sentences
-    differences = difference_sentences(by_entry, "all Subscriptions")
+        sentences_by_entry[_entry_name(uid, entry)] = sentences
+    differences = difference_sentences(sentences_by_entry, "all Subscriptions")
     peers_secret = seen.peers_config.get(SECRET_NAME_KEY, "")
     if peers_secret:
         namespace = seen.peers_config.get(SECRET_NAMESPACE) or "knative-eventing"
@@ -297,14 +298,14 @@ def _channel_differences(seen: SeenChannel) -> list[str]:
     return differences
 
 
-def _is_peers(seen: SeenChannel) -> bool:
+def _belongs_to_peer(seen: SeenChannel) -> bool:
     """Whether the channel has eventing-kafka-broker's finalizer, and so belongs to it."""
     return is_claimed_by_peer(seen.stored, PEERS_CHANNEL_FINALIZER)
 
 
 def _has_annotation(seen: SeenChannel, key: str, value: str) -> bool:
     """Whether the channel's status has this annotation with this value."""
-    return annotations_of(seen.stored).get(key) == value
+    return status_annotations_of(seen.stored).get(key) == value
 
 
 def _reported_entries(seen: SeenChannel) -> Sequence[Document]:

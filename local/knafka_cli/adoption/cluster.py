@@ -153,11 +153,12 @@ def explain_not_ready(documents: Sequence[Document]) -> str | None:
 
 
 def _not_ready_reason(document: Document) -> str | None:
-    """Return why Knafka's operator hasn't made an adopted object Ready yet, as text for users; None
-    if the object is Ready, and so is each Subscription of a channel."""
+    """Return a text for users about why Knafka's operator hasn't made an adopted object Ready yet.
+    Return None if the object is Ready, and, of a channel, each of its Subscriptions, too."""
     status = document.get("status") or {}
     condition_types = {condition.get("type") for condition in status.get("conditions") or ()}
-    if condition_types and not condition_types & KNAFKA_ONLY_CONDITIONS:
+    has_knafka_condition = bool(condition_types & KNAFKA_ONLY_CONDITIONS)
+    if condition_types and not has_knafka_condition:
         return f"its status is still the one that {PEER} wrote"
     if not is_ready(document):
         return why_not_ready(document)

@@ -134,16 +134,16 @@ class AdoptionObserver:
         declared_configuration, _, _ = self._declared.connection_of(broker)
         topic = topic_of(stored, naming)
         groups = [group_of(trigger, naming)[0] for trigger in triggers]
-        described, seen_groups = asyncio.run(self._read_groups(configuration, topic, groups))
+        described, seen_groups = asyncio.run(self._read_kafka_state(configuration, topic, groups))
         return SeenBroker(
             broker=stored,
             triggers=triggers,
             topic=described,
             groups=seen_groups,
-            classes=self._read_classes(unseen),
+            classes=self._read_broker_classes(unseen),
             naming=naming,
             servers=str(declared_configuration["bootstrap.servers"]),
-            peers=list(self._find_running(BROKERS_PEERS, unseen)),
+            peers=list(self._find_running_peers(BROKERS_PEERS, unseen)),
             claimed_by=self._find_other_claimant("Broker", identity, topic),
             refused=self._topic_refusal(stored, topic, unseen),
             unseen=[*problems, *unseen],
@@ -160,7 +160,7 @@ class AdoptionObserver:
         topic = topic_of_channel(stored, naming)
         uids = entries.read_entries(stored).valid
         groups = [entries.entry_group(identity, uid) for uid in uids]
-        described, seen_groups = asyncio.run(self._read_groups(configuration, topic, groups))
+        described, seen_groups = asyncio.run(self._read_kafka_state(configuration, topic, groups))
         own_secret = (stored["metadata"].get("annotations") or {}).get(KAFKA_SECRET)
         shared_secret = "" if config is None else config.data.get(SECRET_NAME_KEY, "")
         return SeenChannel(
@@ -172,7 +172,7 @@ class AdoptionObserver:
             secret=own_secret or shared_secret,
             served=self._is_enabled("KNAFKA_CHANNELS", unseen),
             peers_config=self._read_peers_channel_config(unseen),
-            peers=list(self._find_running(CHANNELS_PEERS, unseen)),
+            peers=list(self._find_running_peers(CHANNELS_PEERS, unseen)),
             claimed_by=self._find_other_claimant(KAFKA_CHANNEL, identity, topic),
             unseen=[*problems, *unseen],
         )
@@ -203,14 +203,14 @@ class AdoptionObserver:
         configuration = connection_configuration(Kafka(bootstrap_servers=servers))
         if secret is not None:
             configuration.update(for_librdkafka(secret))
-        missing_topics, group = asyncio.run(self._read_source_group(configuration, source))
+        missing_topics, group = asyncio.run(self._read_source_state(configuration, source))
         return SeenSource(
             stored=stored,
             source=source,
             group=group,
             missing=missing_topics,
             served=self._is_enabled("KNAFKA_SOURCES", unseen),
-            peers=list(self._find_running(SOURCES_PEERS, unseen)),
+            peers=list(self._find_running_peers(SOURCES_PEERS, unseen)),
             unseen=unseen,
         )
 
@@ -228,14 +228,14 @@ class AdoptionObserver:
         return {} if stored is None else decode_secret(stored)
 
     def _get(self, kind: str, identity: Identity) -> dict[str, Any] | None:
-        """Return an object of one of `OBJECTS`, with apiVersion and kind; None if it doesn't
+        """Return an object of a kind in `OBJECTS`, with its apiVersion and kind; None if it doesn't
         exist."""
         objects = OBJECTS[kind]
         stored = self._api.get(objects, *identity)
         return None if stored is None else {**stored, "apiVersion": objects.version, "kind": kind}
 
     def _read_existing(self, kind: str, identity: Identity) -> dict[str, Any]:
-        """Return an object as `_get` does. Raises `ClusterError` if it doesn't exist."""
+        """Return an object as `_get` does, but raise `ClusterError` if it doesn't exist."""
         if (stored := self._get(kind, identity)) is None:
             raise ClusterError(f"there is no {kind} {identity}")
         return stored
@@ -260,7 +260,7 @@ class AdoptionObserver:
             unseen.append(str(error))
         return naming
 
-    def _read_variables(self, unseen: list[str]) -> Mapping[str, str] | None:
+    def _read_operator_variables(self, unseen: list[str]) -> Mapping[str, str] | None:
         """Return the environment variables of the operator's pods; None if its Deployment doesn't
         exist or can't be read."""
         try:
@@ -279,18 +279,18 @@ class AdoptionObserver:
     def _is_enabled(self, variable: str, unseen: list[str]) -> bool:
         """Whether an environment variable of the operator is `enabled`; True if the operator's
         variables can't be read."""
-        variables = self._read_variables(unseen)
+        variables = self._read_operator_variables(unseen)
         return variables is None or variables.get(variable, "") == "enabled"
 
-    def _read_classes(self, unseen: list[str]) -> frozenset[str]:
+    def _read_broker_classes(self, unseen: list[str]) -> frozenset[str]:
         """Return the Broker classes that the operator serves; the defaults if its environment sets
         none or can't be read."""
-        variable = (self._read_variables(unseen) or {}).get("KNAFKA_BROKER_CLASSES")
+        variable = (self._read_operator_variables(unseen) or {}).get("KNAFKA_BROKER_CLASSES")
         if variable is None:
             return BROKER_CLASSES
         return frozenset(name.strip() for name in variable.split(",") if name.strip())
 
-    def _find_running(
+    def _find_running_peers(
         self, peers: Sequence[tuple[Objects, str, str]], unseen: list[str]
     ) -> Iterator[Workload]:
         """Yield those of eventing-kafka-broker's workloads in `peers` (API resource, kind and name)
@@ -343,7 +343,7 @@ class AdoptionObserver:
             topic, broker["metadata"]["namespace"], allowed, f"ConfigMap {installation}"
         )
 
-    async def _read_groups(
+    async def _read_kafka_state(
         self, configuration: Mapping[str, Any], topic: str, groups: Sequence[str]
     ) -> tuple[TopicDescription | None, Mapping[str, SeenGroup]]:
         """Return a description of the topic and the state of each of these groups on it; None and
@@ -369,7 +369,7 @@ class AdoptionObserver:
         finally:
             await admin.close()
 
-    async def _read_source_group(
+    async def _read_source_state(
         self, configuration: Mapping[str, Any], source: KafkaSource
     ) -> tuple[Sequence[str], SeenGroup]:
         """Return the names of a KafkaSource's topics that don't exist, and the state of its group

@@ -138,16 +138,14 @@ class Plan:
 
 
 def find_not_released(documents: Sequence[Document]) -> str | None:
-    """Return a text with kind and name of each object that the operator still serves; None: it
-    serves none of them any more."""
-    not_released = [
-        f"{document['kind']} {Identity.of(document)}"
-        for document in documents
-        if FINALIZER in finalizers_of(document)
-        or any(
-            key.startswith(_prefix_cleared_by_release(document)) for key in annotations_of(document)
-        )
-    ]
+    """Return a text with the kind and name of each of these objects that Knafka's operator still
+    serves; None: it serves none of them any more."""
+    not_released = []
+    for document in documents:
+        prefix = _prefix_cleared_by_release(document)
+        has_annotation = any(key.startswith(prefix) for key in status_annotations_of(document))
+        if has_annotation or FINALIZER in finalizers_of(document):
+            not_released.append(f"{document['kind']} {Identity.of(document)}")
     return ", ".join(not_released) or None
 
 
@@ -198,7 +196,7 @@ def recorded_topic_lines(document: Document, topic: TopicDescription | None) -> 
     """Return a list with one line for users about the topic that an object's status names; an empty
     list if the status names none. `topic` describes the topic; if Kafka doesn't have it (None), the
     line has only the topic's name."""
-    if (name := annotations_of(document).get(TOPIC_STATUS)) is None:
+    if (name := status_annotations_of(document).get(TOPIC_STATUS)) is None:
         return []
     return [f"topic {name}" if topic is None else topic_line(name, topic)]
 
@@ -206,23 +204,24 @@ def recorded_topic_lines(document: Document, topic: TopicDescription | None) -> 
 def release_steps(
     kind: str, identity: Identity, finalizers: Sequence[str], peers_finalizer: str
 ) -> list[Step]:
-    """Return the steps of a release: one that replaces our finalizer on an object by
-    eventing-kafka-broker's, or none if that was done. `finalizers` are those on the object now."""
+    """Return the steps that release an object: one that replaces our finalizer by
+    eventing-kafka-broker's (`peers_finalizer`), or none if that is done already. `finalizers` are
+    those that the object has now."""
     drop = [FINALIZER] if FINALIZER in finalizers else []
     add = [] if peers_finalizer in finalizers else [peers_finalizer]
     return [SetFinalizers(kind, identity, drop, add)] if drop or add else []
 
 
-def members_sentence(group: str, in_kafka: SeenGroup) -> str:
-    """Return a sentence for users: the group still has members, which must leave it first.
-    `in_kafka` is the group's state."""
-    return f"group {group} has {len(in_kafka.members)} members still: they have to leave first"
+def members_sentence(group: str, state: SeenGroup) -> str:
+    """Return a sentence for users: the group still has members, which must leave it first. `group`
+    is its name, and `state` its state in Kafka."""
+    return f"group {group} has {len(state.members)} members still: they have to leave first"
 
 
 def unknown_name_sentence(beginning: str, kind: NameKind, owner: str) -> str:
-    """Return a sentence for users: Knafka can't take a topic or group over, since no template of
-    the installation gives that name to `owner`, such as `this Broker`. `beginning` is the start of
-    the sentence, and has the name."""
+    """Return a sentence for users: Knafka can't take a topic or group over, since no name template
+    of the installation gives its name to `owner`, such as `this Broker`. `beginning` is the start
+    of the sentence, and has the name; `kind` is the kind of template."""
     return (
         f"{beginning} this installation knows no template of {kind.value} that gives this name to "
         f"{owner}: add the one that did to ConfigMap knafka-name-templates, in a line of its own"
@@ -259,6 +258,6 @@ def difference_sentences(differences: Mapping[str, Iterable[str]], all_objects: 
     ]
 
 
-def annotations_of(document: Document) -> Mapping[str, str]:
-    """Return the annotations in an object's status."""
+def status_annotations_of(document: Document) -> Mapping[str, str]:
+    """Return the annotations in an object's status, not those in its metadata."""
     return (document.get("status") or {}).get("annotations") or {}

@@ -65,13 +65,13 @@ class SeenSource:
 def plan_source_adoption(seen: SeenSource) -> Plan:
     """Return the plan by which Knafka takes a KafkaSource over. The plan has no steps if the source
     is Knafka's already."""
-    is_peers = is_claimed_by_peer(seen.stored, PEERS_SOURCE_FINALIZER)
-    if is_peers:
+    belongs_to_peer = is_claimed_by_peer(seen.stored, PEERS_SOURCE_FINALIZER)
+    if belongs_to_peer:
         about = f"KafkaSource {seen.identity}: from {PEER} to Knafka"
     else:
         about = f"KafkaSource {seen.identity}: it is Knafka's already"
     waits = []
-    if is_peers and seen.group.members:
+    if belongs_to_peer and seen.group.members:
         waits.append(members_sentence(consumer_group_of(seen.source), seen.group))
     steps: list[Step] = []
     if PEERS_SOURCE_FINALIZER in finalizers_of(seen.stored):

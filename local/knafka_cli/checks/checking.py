@@ -205,8 +205,8 @@ def check(paths: Sequence[Path], *, partial: bool = False) -> CheckResult:
 def _check_document(
     document: Any, known_objects: Mapping[ObjectIdentity, Any], partial: bool
 ) -> list[tuple[FindingSeverity, str]] | None:
-    """Return severity and text of each problem of a document, empty if it has none; None if its
-    kind isn't checked. `partial` True: missing objects are no errors."""
+    """Return the severity and the text of each problem of a document, empty if it has none; None if
+    its kind isn't checked. `partial` True: references to missing objects are no errors."""
     errors: list[str] = []
     warnings: list[str] = []
     resource: object
@@ -224,7 +224,8 @@ def _check_document(
                 errors = [refusal]  # admission reports all problems, in Knative's words
             warnings += _unknown_annotations(document)
     if isinstance(resource, Trigger):
-        errors += trigger_warnings(document)  # filters that no event can pass; admission warns
+        # Of filters that no event can pass, admission only warns; here they are errors.
+        errors += trigger_warnings(document)
         errors += missing_functions(resource.spec.filters, "spec.filters")
         errors += contradictions(resource.spec.filters, "spec.filters")
         if resource.spec.filters and resource.spec.filter.attributes:
@@ -233,19 +234,19 @@ def _check_document(
         errors += policy_checks.errors(resource)
     elif isinstance(resource, Sensor):
         errors += sensor_checks.errors(resource)
-    missing, suspicions = _reference_problems(resource, document, known_objects)
-    errors += [] if partial else missing
+    missing_errors, reference_warnings = _reference_problems(resource, document, known_objects)
+    errors += [] if partial else missing_errors
     return [
         *((FindingSeverity.ERROR, error) for error in errors),
-        *((FindingSeverity.WARNING, warning) for warning in [*warnings, *suspicions]),
+        *((FindingSeverity.WARNING, warning) for warning in [*warnings, *reference_warnings]),
     ]
 
 
 def _reference_problems(
     resource: object, document: Any, known_objects: Mapping[ObjectIdentity, Any]
 ) -> tuple[list[str], list[str]]:
-    """Return errors about missing objects that a document names, and warnings. `resource` is the
-    parsed document; None, if it couldn't be parsed: no errors and no warnings."""
+    """Return two lists: errors about missing objects that a document refers to, and warnings.
+    `resource` is the parsed document; if it couldn't be parsed (None), both lists are empty."""
     if isinstance(resource, Broker):
         missing, warnings = _broker_problems(resource, known_objects)
         return missing, [*warnings, *loop_checks.broker_warnings(resource, known_objects)]
@@ -265,7 +266,8 @@ def _reference_problems(
 
 
 def _admission_error(kind: str, document: Mapping[str, Any]) -> str | None:
-    """Return the admission webhook's error if it would refuse the document, or else None."""
+    """Return the error with which Knafka's admission webhook would refuse a document of this kind;
+    None if the webhook would admit it, or leaves it to another implementation."""
     try:
         if kind == "Trigger":
             check_trigger(with_trigger_defaults(document))
@@ -285,8 +287,9 @@ def _admission_error(kind: str, document: Mapping[str, Any]) -> str | None:
 def _broker_problems(
     broker: Broker, known_objects: Mapping[ObjectIdentity, Any]
 ) -> tuple[list[str], list[str]]:
-    """Return errors about a Broker's ConfigMap, also that it is missing, and warnings. A Broker of
-    another implementation gets only a warning that it isn't checked."""
+    """Return errors about a Broker's ConfigMap, and warnings. A missing ConfigMap is an error, but
+    only a warning if it should be in another namespace. A Broker of another implementation gets
+    only a warning that it isn't checked."""
     broker_class = broker.metadata.annotations.get(BROKER_CLASS, "")
     if broker_class not in BROKER_CLASSES | {""}:
         return [], [f"its class {broker_class} is another implementation's, so it is not checked"]
@@ -312,7 +315,7 @@ def _config_problems(config: ConfigMap) -> tuple[list[str], list[str]]:
     name = f"ConfigMap {config.id}"
     errors = []
     try:
-        # Kafka's address is the installation's, if the ConfigMap has none.
+        # A ConfigMap may leave Kafka's address to the installation: any address will do here.
         desired.defaults_with_config(config, Defaults(kafka=Kafka(bootstrap_servers="kafka:9092")))
     except InvalidDocument as error:
         errors.append(f"{name}: {error}")
@@ -379,9 +382,12 @@ def _missing_references(
     namespace: str,
     known_objects: Mapping[ObjectIdentity, Any],
 ) -> list[str]:
-    """Return an error for each object that a document names and that isn't among the files: `bus`,
-    the Broker or KafkaChannel in the field `bus_path`, and the objects in `destinations`, the other
-    references by path. A reference without a namespace is to an object in `namespace`."""
+    """Return an error for each object that a document refers to and that isn't among the files.
+
+    `bus` is the Broker or KafkaChannel that it names in its field `bus_path`; `destinations` are
+    the other fields that may refer to objects, by path. A reference without a namespace is to an
+    object in `namespace`.
+    """
     missing = [] if bus in known_objects else [_missing_error(bus_path, bus, known_objects)]
     for path, referenced in _referenced_destinations(destinations, namespace):
         if referenced not in known_objects:
@@ -393,8 +399,8 @@ def _referenced_destinations(
     destinations: Mapping[str, Destination | None], namespace: str
 ) -> Iterator[tuple[str, ObjectIdentity]]:
     """Yield the path and the object of each destination that refers to a Service, Broker or
-    KafkaChannel. `destinations` are keyed by path. A reference without a namespace is to an object
-    in `namespace`."""
+    KafkaChannel. The keys of `destinations` are paths. A reference without a namespace is to an
+    object in `namespace`."""
     for path, destination in destinations.items():
         if destination is not None and (ref := destination.ref) is not None:
             if (ref.api_version, ref.kind) in _REFERENCED_KINDS:

@@ -46,9 +46,9 @@ def contradictions(filters: Sequence[Filter], path: str) -> list[str]:
 def _find_contradictions(
     outer_demands: Sequence[_Demand], filters: Sequence[Filter], path: str
 ) -> Iterator[str]:
-    """Yield a sentence for each contradiction among these filters, all of which must match, or
-    between one of them and a demand of the enclosing filters (`outer_demands`). `path` is where the
-    list of filters is in its document."""
+    """Yield a sentence for each contradiction among filters that must all match, or between one of
+    them and a demand of the filters that enclose them (`outer_demands`). `path` is where the list
+    of filters is in its document."""
     new_demands = [
         demand
         for index, spec in enumerate(filters)
@@ -70,7 +70,7 @@ def _find_contradictions(
             for branch in branches
         ]
         if branches and all(contradictions_by_branch):
-            yield from contradictions_by_branch[0]  # as an example of them all
+            yield from contradictions_by_branch[0]  # one branch is reported for all of them
 
 
 def _attribute_demands(spec: Filter, path: str) -> Iterator[_Demand]:
@@ -78,7 +78,8 @@ def _attribute_demands(spec: Filter, path: str) -> Iterator[_Demand]:
     match; none for a CESQL, `not` or `any` filter. `path` is the filter's path in its document."""
     match spec:
         case Exact() | Prefix() | Suffix():
-            for dialect, operand in spec:  # its only field
+            # Iterating a model yields its fields: here only one, named by the dialect.
+            for dialect, operand in spec:
                 for attribute, value in operand.items():
                     yield _Demand(f"{path}.{dialect}.{attribute}", dialect, attribute, value)
         case All(all=inner):
@@ -98,9 +99,10 @@ def _any_branches(filters: Sequence[Filter], path: str) -> Iterator[tuple[str, S
 
 
 def _are_compatible(first: _Demand, second: _Demand) -> bool:
-    """Whether one value can meet both demands."""
+    """Whether some value can meet both demands, which are on the same attribute."""
     if {first.dialect, second.dialect} == {"prefix", "suffix"}:
         return True  # a value can have any prefix and any suffix
+    # An exact value has to meet the other demand; of two prefixes, the longer one the shorter.
     return _meets(first.value, second) or _meets(second.value, first)
 
 
@@ -110,7 +112,7 @@ def _allows_version(demand: _Demand) -> bool:
 
 
 def _meets(value: str, demand: _Demand) -> bool:
-    """Whether a value meets a demand."""
+    """Whether an attribute's value meets a demand, by the test of the demand's dialect."""
     return _TESTS[demand.dialect](value, demand.value)
 
 

@@ -70,8 +70,9 @@ def _loop_consequence(path: str) -> str:
 def _brokers_leading_back(
     destination: Destination, bus: ObjectIdentity, known_objects: Mapping[ObjectIdentity, Any]
 ) -> Sequence[ObjectIdentity]:
-    """Follow the dead letter sinks of Brokers from `destination`, the dead letter sink of an object
-    of `bus`. Return the Brokers on the way back to `bus`, in order; empty if no way leads back."""
+    """Follow the dead letter sinks of Brokers, from `destination`, the dead letter sink of an
+    object that gets its events from `bus`. Return the Brokers on the way back to `bus`, in order;
+    empty if the sinks don't lead back."""
     passed_brokers: list[ObjectIdentity] = []
     sink: Destination | None = destination
     namespace = bus.namespace

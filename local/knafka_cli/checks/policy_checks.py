@@ -99,8 +99,8 @@ def errors(policy: EventPolicy) -> list[str]:
         spec = _parse_spec(policy)
     except InvalidDocument as error:
         return [str(error)]
-    unknown = missing_functions(spec.filters, "spec.filters")
-    return [*unknown, *contradictions(spec.filters, "spec.filters")]
+    unknown_functions = missing_functions(spec.filters, "spec.filters")
+    return [*unknown_functions, *contradictions(spec.filters, "spec.filters")]
 
 
 def missing_objects(
@@ -143,12 +143,13 @@ def warnings(
 
 
 def _may_match_account(sub: str) -> bool:
-    """Whether some service account's subject can match `sub`, the subject in a policy, in which a
-    final `*` stands for any text."""
+    """Whether some service account's subject can match `sub`, a subject in `spec.from` of a policy,
+    where a final `*` stands for any text."""
     beginning = sub.removesuffix("*")
     if beginning.startswith(SERVICE_ACCOUNTS):
         return True
-    return beginning != sub and SERVICE_ACCOUNTS.startswith(beginning)
+    # A pattern that is cut off within the common prefix of all service accounts matches them, too.
+    return sub.endswith("*") and SERVICE_ACCOUNTS.startswith(beginning)
 
 
 def _spec_or_default(policy: EventPolicy) -> _PolicySpec:
@@ -167,7 +168,7 @@ def _parse_spec(policy: EventPolicy) -> _PolicySpec:
 
 def _require_exactly_one(**fields: object) -> None:
     """Raise the error of Knative's webhook unless exactly one of two fields is set. `fields` are
-    their values by name; None: not set."""
+    the two fields' values by name; None: the field isn't set."""
     set_fields = [name for name, value in fields.items() if value is not None]
     if len(set_fields) != 1:
         got = "neither" if not set_fields else "both"

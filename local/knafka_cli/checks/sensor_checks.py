@@ -52,8 +52,8 @@ def errors(sensor: Sensor) -> list[str]:
 
 
 def warnings(sensor: Sensor) -> list[str]:
-    """Return a sentence for each probable mistake in a Sensor: dependencies that no trigger uses, a
-    filter that is ignored, and firings that may be too large to send."""
+    """Return a sentence for each probable mistake in a Sensor: a dependency that no trigger uses, a
+    filter that is ignored, and a firing that may be too large to send."""
     sentences = []
     used_names = frozenset[str]().union(*(rule.condition.names for rule in sensor.spec.rules()))
     for number, dependency in enumerate(sensor.spec.dependencies):

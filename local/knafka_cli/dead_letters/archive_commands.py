@@ -92,7 +92,8 @@ def show_letters(
     """Print the newest `limit` dead letters of a Trigger or of a Broker itself in a cluster, from
     its topic, oldest first. Exits with code 2 unless exactly one of the two is named."""
     _refuse_local_options(local_options)
-    if (trigger is None) is (broker is None):
+    names_exactly_one = (trigger is None) != (broker is None)
+    if not names_exactly_one:
         raise refuse(WHOSE_DEAD_LETTERS)
     view = target.read_objects(trigger or broker)
     with exit_on_bad_input():
@@ -111,16 +112,16 @@ def show_letters(
 
 
 def compact(target: WaitingTarget, job_options: JobArguments, **local_options: Any) -> None:
-    """Make a DeadLetterArchive compact now, and print the number of new dead letters; with
-    --no-wait, only start it."""
+    """Make a DeadLetterArchive run a compaction now, which copies new dead letters into its tables,
+    and print their number; with --no-wait, only start the run."""
     status = _run_archive(target, job_options, local_options)
     if status is not None:
         typer.echo(f"{status['lastRun'].get('records', 0)} new dead letters")
 
 
 def report(target: WaitingTarget, job_options: JobArguments, **local_options: Any) -> None:
-    """Make a DeadLetterArchive compact and report now, and print the report's totals; with
-    --no-wait, only start it."""
+    """Make a DeadLetterArchive run a compaction and a report now, and print the report's totals;
+    with --no-wait, only start the run."""
     status = _run_archive(target, job_options, local_options, needs_report=True)
     if status is None:
         return
@@ -183,8 +184,8 @@ def purge(target: WaitingTarget, job_options: JobArguments, **local_options: Any
 def _ask_kafka_of(
     view: DeclaredView, egress: Egress, ask: Callable[[KafkaAdmin, Egress], Any]
 ) -> Any:
-    """Call `ask` with a client of the Egress's Kafka, whose connection is in `view`, and with the
-    Egress; returns the result of `ask`. Raises `KafkaNotReached` and `LogError`."""
+    """Call `ask` with a client of the Kafka of an Egress, and with the Egress; return its result.
+    `view` has the Kafka's connection. Raises `KafkaNotReached` and `LogError`."""
     with view.explain_unreached_kafka(egress):
         return ask_kafka(view.kafka_configuration(egress), lambda admin: ask(admin, egress))
 
@@ -202,7 +203,7 @@ def _refuse_local_options(options: Mapping[str, Any]) -> None:
 
 
 def _options_named(job_options: JobArguments, *names: str) -> dict[str, Any]:
-    """Return those of the jobs' options that have these names."""
+    """Return the values of the options `names` of the Spark job, by name."""
     return {name: job_options[name] for name in names}
 
 
@@ -271,12 +272,8 @@ def _run_archive(
     `job_options` is set, except `broker`, since the archive's spec replaces them; or if
     `needs_report` is True and the archive makes no reports.
     """
-    _refuse_local_options(
-        {
-            **local_options,
-            **_options_named(job_options, *(name for name in job_options if name != "broker")),
-        }
-    )
+    replaced_options = {name: value for name, value in job_options.items() if name != "broker"}
+    _refuse_local_options({**local_options, **replaced_options})
     operations = open_operations(target)
     with exit_on_bad_input():
         archive = operations.find_archive(target.archive, job_options["broker"])
@@ -298,8 +295,8 @@ def _run_archive(
 
 
 def _selection_document(job_options: JobArguments, ids: list[str] | None) -> dict[str, Any]:
-    """Return `spec.select` of a DeadLetterReplay or DeadLetterPurge: those of `job_options` that
-    select failures, and the `ids` of events; no ids: events with any id."""
+    """Return `spec.select` of a DeadLetterReplay or DeadLetterPurge: the options of `job_options`
+    that select failures, and the `ids` of events. Without ids, it selects events with any id."""
     # The archive belongs to one `broker`, `ids` replace `id`, and `where` is refused.
     names = [name for name in SELECTION if name not in ("broker", "id", "where")]
     selection = {name: job_options[name] for name in names if job_options.get(name) is not None}

@@ -80,25 +80,27 @@ class ArchiveOperations:
         ]
         if len(matching) == 1:
             return matching[0]
-        known = ", ".join(f"{_name_of(archive)} of {_broker_of(archive)}" for archive in archives)
+        existing = ", ".join(
+            f"{_name_of(archive)} of {_broker_of(archive)}" for archive in archives
+        )
         if matching:
             problem = "which DeadLetterArchive (--archive)?"
         else:
             description = f" {name}" if name else f" of {broker}" if broker else ""
             problem = f"there is no DeadLetterArchive{description} in {self.namespace}:"
-        raise UnknownObject(f"{problem} there is {known or 'none'}")
+        raise UnknownObject(f"{problem} there is {existing or 'none'}")
 
     def create(self, kind: str, archive: Document, spec: Mapping[str, Any]) -> str:
         """Create a DeadLetterReplay or DeadLetterPurge (`kind`) for an archive, with the fields of
         `spec`; returns the created object's name, such as `replay-20260131-120000-3fa4`."""
-        dry_run = {"ttlSecondsAfterFinished": DRY_RUN_RETENTION} if spec.get("dryRun") else {}
+        retention = {"ttlSecondsAfterFinished": DRY_RUN_RETENTION} if spec.get("dryRun") else {}
         verb = kind.removeprefix("DeadLetter").lower()
         name = f"{verb}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
         body = {
             "apiVersion": KNAFKA,
             "kind": kind,
             "metadata": {"namespace": self.namespace, "name": name},
-            "spec": {"archive": _name_of(archive), **spec, **dry_run},
+            "spec": {"archive": _name_of(archive), **spec, **retention},
         }
         if self.api.create(OPERATION_OBJECTS[kind], self.namespace, body) is None:
             raise ClusterError(CRD_MISSING.format(plural=OPERATION_OBJECTS[kind].plural))
@@ -129,16 +131,21 @@ class ArchiveOperations:
         return self._poll_until(ARCHIVE_OBJECTS, _name_of(archive), has_run)
 
     def _poll_until(
-        self, kind: Objects, name: str, has_ended: Callable[[Mapping[str, Any]], bool]
+        self, objects: Objects, name: str, has_ended: Callable[[Mapping[str, Any]], bool]
     ) -> Mapping[str, Any]:
-        """Read an object's status every `poll_interval` until `has_ended` returns True for it;
-        returns that status. Each change of the status's phase and message is shown as progress, and
-        so is that no operator has written a status for `NO_OPERATOR_TIMEOUT`."""
+        """Read the status of the object `name` of the API resource `objects` every `poll_interval`
+        seconds, until `has_ended` returns True for it; return that status.
+
+        Shows each new phase and message as progress. If there is neither after
+        `NO_OPERATOR_TIMEOUT`, tells the user that no operator has started the operation.
+        """
         last_line, start = "", time.monotonic()
         while True:
-            document = self.api.get(kind, self.namespace, name)
+            document = self.api.get(objects, self.namespace, name)
             if document is None:
-                raise ClusterError(f"{kind.plural} {self.namespace}/{name} was deleted meanwhile")
+                raise ClusterError(
+                    f"{objects.plural} {self.namespace}/{name} was deleted meanwhile"
+                )
             status: Mapping[str, Any] = document.get("status") or {}
             if has_ended(status):
                 return status

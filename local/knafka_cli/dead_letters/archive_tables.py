@@ -46,8 +46,8 @@ class TablesSource(Protocol):
         """Open the tables; exits with code 2 if there are none."""
 
     def replay_id(self, name_or_id: str) -> str:
-        """Return the id under which the tables have the replay that the user names by `name_or_id`;
-        whether they have it isn't checked."""
+        """Return the id that a replay has in the tables, for the name or id that the user gave.
+        Doesn't check whether the tables have such a replay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +133,9 @@ class ArchiveTables:
 
 
 def _s3_url_of(storage: Mapping[str, Any], archive_name: str) -> str:
-    """Return the URL of an archive's S3 store, by its `spec.storage`; exits with code 2 if its
-    tables aren't in such a store. `archive_name` is its name in error messages."""
+    """Return the URL of an archive's S3 store; exits with code 2 if the archive's tables aren't in
+    such a store. `storage` is the archive's `spec.storage`, and `archive_name` its name in error
+    messages."""
     url: str | None = storage.get("url")
     if url is None:
         claim = storage["claim"]["name"]
@@ -153,8 +154,8 @@ def _s3_url_of(storage: Mapping[str, Any], archive_name: str) -> str:
 
 
 def _store_keys(operations: ArchiveOperations, name: str) -> Mapping[str, str]:
-    """Return the store's credentials in the Secret `name`, by `KEY_NAMES`; empty if the user may
-    not read the Secret, but has credentials in the environment, which delta-rs then uses.
+    """Return the store's credentials in the Secret `name`, by key (`KEY_NAMES`); empty if the user
+    may not read the Secret, but has credentials in the environment, which delta-rs then uses.
 
     Exits with code 2 if the user has no credentials either, or if there is no such Secret.
     """

@@ -134,15 +134,17 @@ def _add_counts_of_topics(
     by_trigger: dict[TriggerName, dead_letters.DeadLetterOverview],
     running: RunningState,
     egresses: Sequence[Egress],
-    in_tables: dead_letters.OffsetsInTables,
+    table_offsets: dead_letters.OffsetsInTables,
 ) -> None:
     """Count the dead letters in the topics of these Egresses, and add the counts to `by_trigger`,
-    which has the counts of the tables. Records that `in_tables` covers are left out. Raises
-    `LogError`."""
+    which has the counts of the tables. Records below the offsets in `table_offsets` aren't counted,
+    since the tables have them. Raises `LogError`."""
 
     async def count_letters(admin: KafkaAdmin) -> list[dead_letters.DeadLetterOverview]:
         """Count the dead letters of each Egress."""
-        return [await dead_letters.read_overview(admin, egress, in_tables) for egress in egresses]
+        return [
+            await dead_letters.read_overview(admin, egress, table_offsets) for egress in egresses
+        ]
 
     for egress, overview in zip(egresses, ask_running_kafka(running, count_letters), strict=True):
         key = dead_letters.dead_letter_key(egress)
@@ -176,7 +178,8 @@ def show_letters(
     Compacted dead letters come first, one per event, then those in the topic. With --broker: the
     records of a Broker that hold no event, and so belong to no Trigger.
     """
-    if (trigger is None) is (broker is None):
+    names_exactly_one = (trigger is None) != (broker is None)
+    if not names_exactly_one:
         raise refuse(WHOSE_DEAD_LETTERS)
     running, files = _open_sources(tables, data_dir)
     letters: list[dead_letters.StoredDeadLetter] = []
@@ -240,6 +243,7 @@ def _failure_conditions(
         return ()
     if running is not None:
         key = dead_letters.dead_letter_key(_dead_letter_egress(running, trigger, broker))
+        # The parts of the key are in the order of the columns `TRIGGER`.
         fields = dict(zip(TRIGGER, key, strict=True))
     # Nothing runs, so nothing is known about the object but its name.
     elif trigger is not None:

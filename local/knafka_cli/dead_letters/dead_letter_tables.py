@@ -85,14 +85,14 @@ def open_tables(place: str, show_problem: Callable[[str], None]) -> TableFiles |
 def read_overviews(
     files: TableFiles, conditions: Sequence[FailureCondition]
 ) -> dict[TriggerName, DeadLetterOverview]:
-    """Count the unresolved dead letters of each Trigger in the tables. Dead letters that were sent
-    again, and may still fail again, are counted as `replayed`.
+    """Return, by Trigger, the counts of the unresolved dead letters in the tables. Those that were
+    sent again, and may still fail again, are counted as `replayed`.
 
     Only failures that match all `conditions` count. Raises `JobError`.
     """
     from knafka_jobs.lookup import lookup_run as lookup
 
-    sent_again = lookup.count_pending(files, conditions)
+    counts_sent_again = lookup.count_pending(files, conditions)
     by_trigger: dict[TriggerName, DeadLetterOverview] = {}
 
     def add_overview(trigger: TriggerName, overview: DeadLetterOverview) -> None:
@@ -110,7 +110,7 @@ def read_overviews(
             reasons=Counter({reason: row.number}),
         )
         add_overview(row.trigger, overview)
-    for trigger, count in sent_again.items():
+    for trigger, count in counts_sent_again.items():
         overview = DeadLetterOverview(
             owner_name(*trigger), 0, oldest="", newest="", reasons=Counter(), replayed=count
         )
@@ -124,8 +124,8 @@ def read_overviews(
 def _count_acknowledged(
     files: TableFiles, conditions: Sequence[FailureCondition]
 ) -> Mapping[TriggerName, int]:
-    """Return by Trigger the number of dead letters that are in an acknowledged group, are
-    unresolved, and were sent by no replay. Raises `JobError`."""
+    """Return, by Trigger, the number of unresolved dead letters that are in an acknowledged group
+    and that no replay has sent. Triggers without any are left out. Raises `JobError`."""
     from knafka_jobs.lookup import acknowledge, groups
 
     now = datetime.now(UTC)
@@ -219,8 +219,8 @@ def read_page_of_letters(
 
 def _to_dead_letters(rows: Sequence[tuple[Any, datetime | None]]) -> Sequence[StoredDeadLetter]:
     """Return the parsed dead letters of these rows, in reverse order: rows have the newest first,
-    the result has the oldest first. A row is a record and the time at which its failure was
-    resolved or sent by a replay; None: neither happened."""
+    the result has the oldest first. A row is a record, and the time at which its failure was
+    resolved or its event sent again; None: neither happened."""
     return [
         parse_dead_letter(record, None if replayed is None else round(replayed.timestamp() * 1000))
         for record, replayed in reversed(rows)
@@ -234,7 +234,7 @@ def report(
     or None if this report can only be made with Spark.
 
     `options` are mappings from the names of the job's options to their values. `show_progress` is
-    called with each message about its progress. Raises `JobError`.
+    called with each message about the report's progress. Raises `JobError`.
     """
     from knafka_jobs.report.report_command import report_without_spark, write_report
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from knafka_cli.dead_letters.archive_tables import TablesSource, on_tables
-from knafka_cli.dead_letters.group_commands import OneGroup, find_members
+from knafka_cli.dead_letters.group_commands import OneGroup, select_members
 from knafka_cli.shared import sending
 from knafka_cli.shared.counts import count_text
 from knafka_cli.shared.options import EXIT_FAILED, add_command, exit_on_bad_input, refuse
@@ -36,7 +36,7 @@ def forward(
     tables: TablesSource,
     group: OneGroup,
     to: Annotated[str, typer.Option(metavar="URL", help="Where to post the events.")],
-    every: Annotated[
+    include_resolved: Annotated[
         bool, typer.Option("--all", help="Resolved events, too, instead of unresolved ones only.")
     ] = False,
     rate: Annotated[
@@ -57,7 +57,7 @@ def forward(
     with exit_on_bad_input():
         sending.target_of(to)  # a dry run must refuse what the real one would refuse
     files = tables.open()
-    count, predicate = find_members(files, group, unresolved=not every)
+    count, predicate = select_members(files, group, unresolved=not include_resolved)
     if dry_run:
         typer.echo(f"{count_text(count, 'event')} would be posted to {to}")
         return
@@ -75,9 +75,9 @@ def forward(
             else:
                 yield event
 
-    def show(answer: sending.SendResult) -> None:
-        """Count the answer if it doesn't accept its event, and print it if it is one of the first
-        `SHOWN_REFUSALS`."""
+    def count_refusal(answer: sending.SendResult) -> None:
+        """Count the answer in `refused` if it doesn't accept its event; the first `SHOWN_REFUSALS`
+        such answers are printed, too."""
         nonlocal refused
         if not _is_success(answer.status):
             refused += 1
@@ -86,7 +86,9 @@ def forward(
 
     with exit_on_bad_input():
         # With one connection, each event waits for the answer to the one before: order is kept.
-        summary = asyncio.run(sending.send(read_whole_events(), to, show, rate=rate, connections=1))
+        summary = asyncio.run(
+            sending.send(read_whole_events(), to, count_refusal, rate=rate, connections=1)
+        )
     accepted = sum(number for status, number in summary.statuses.items() if _is_success(status))
     typer.echo(f"{count_text(accepted, 'event')} accepted by {to}")
     if refused:
@@ -97,6 +99,6 @@ def forward(
 
 
 def _is_success(status: int | None) -> bool:
-    """Whether this HTTP status code accepts an event: any 2xx does. None stands for no answer,
-    which accepts nothing."""
+    """Whether this HTTP status code, any 2xx, says that an event was accepted. None: there was no
+    answer, so the event wasn't accepted."""
     return status is not None and HTTPStatus.OK <= status < HTTPStatus.MULTIPLE_CHOICES

@@ -127,7 +127,7 @@ def show_events(
     of page 1.
     """
     files = tables.open()
-    event_count, predicate = find_members(files, group, unresolved=unresolved)
+    event_count, predicate = select_members(files, group, unresolved=unresolved)
     for letter in dead_letter_tables.read_page_of_letters(
         files, predicate, limit, (page - 1) * limit
     ):
@@ -167,7 +167,7 @@ def export(
     files = tables.open()
     from knafka_jobs.lookup.export import ExportFormat, export_failures
 
-    _, predicate = find_members(files, group, unresolved=unresolved)
+    _, predicate = select_members(files, group, unresolved=unresolved)
     result = export_failures(files, predicate, output, ExportFormat(file_format))
     events = count_text(result.events, "event")
     typer.echo(f"{events} written to {output}")
@@ -177,7 +177,7 @@ def export(
         )
 
 
-def find_members(files: TableFiles, group_id: str, *, unresolved: bool) -> tuple[int, str]:
+def select_members(files: TableFiles, group_id: str, *, unresolved: bool) -> tuple[int, str]:
     """Return the number of a group's events, and a predicate in SQL that selects their failures in
     the tables. `unresolved` True: only unresolved events count. Exits with code 2 if there is no
     such group."""
@@ -219,11 +219,12 @@ def _record_acknowledgements(
 def _find_key_fields(
     files: TableFiles, ids: Sequence[str], now: datetime, *, with_deleted_groups: bool
 ) -> dict[str, dict[str, Any]]:
-    """Return, by id, those key fields of these groups that are columns of the table of
-    acknowledgements. Exits with code 2 if a group doesn't exist.
+    """Return for each of these groups, by id, the fields of its key (what its failures have in
+    common) that are columns of the table of acknowledgements. Exits with code 2 if a group doesn't
+    exist.
 
-    `with_deleted_groups` True: an acknowledged group whose events were all deleted exists, too. Its
-    id is all that is known of it, so it has no key fields.
+    `with_deleted_groups` True: an acknowledged group whose events were all deleted counts as
+    existing. Only its id is known, so it has no fields.
     """
     from knafka_jobs.lookup.acknowledge import read_acknowledgements
     from knafka_jobs.lookup.groups import find_groups

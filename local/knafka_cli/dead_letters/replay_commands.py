@@ -123,11 +123,11 @@ def cancel(
     was cut short is not continued any more.
     """
     files = tables.open()
-    replay_id = tables.replay_id(replay_id)
+    stored_id = tables.replay_id(replay_id)
     from knafka_jobs.lookup.cancel import cancel_replay
 
-    cancel_replay(files, replay_id, by or user_name(), datetime.now(UTC))
-    typer.echo(f"the replay {replay_id} ends; its command says how many events it has sent")
+    cancel_replay(files, stored_id, by or user_name(), datetime.now(UTC))
+    typer.echo(f"the replay {stored_id} ends; its command says how many events it has sent")
 
 
 @takes_job_options(*(name for name in SELECTION if name != "id"), "dry-run", "replay-id", "rate")
@@ -259,8 +259,8 @@ def _preview_from_tables(
 
 def _id_predicate(ids: Sequence[str], where: str | None) -> str:
     """Return a predicate in Spark SQL for events that have one of these ids and match the predicate
-    `where`; None: any events with these ids. It is needed for several ids, since the job's option
-    `id` takes only one."""
+    `where`; `where` None: for all events with these ids. It is needed for several ids, since the
+    job's option `id` takes only one."""
     quoted = ["'" + id_.replace("\\", "\\\\").replace("'", "\\'") + "'" for id_ in ids]
     one_of = f"id IN ({', '.join(quoted)})"
     return one_of if where is None else f"({where}) AND {one_of}"
@@ -279,8 +279,9 @@ def _replay_directly(data_dir: Path, job_options: JobArguments, ids: Sequence[st
     fields = {name: job_options[name] for name in FIELD_OPTIONS if job_options[name] is not None}
 
     async def choose_and_send(admin: KafkaAdmin) -> tuple[Sequence[replaying.ReplayChoice], str]:
-        """Choose the dead letters, and send them unless it is a dry run; returns the chosen ones,
-        and the id of the replay, empty if nothing was sent."""
+        """Choose the dead letters, and send their events again unless it is a dry run; return the
+        choices, some of which may have an obstacle and aren't sent, and the replay's id, empty if
+        nothing was sent."""
         choices = await replaying.choose_dead_letters(admin, egresses, ids, fields)
         sendable = [choice for choice in choices if not choice.obstacle]
         if dry_run or not sendable:
@@ -293,15 +294,14 @@ def _replay_directly(data_dir: Path, job_options: JobArguments, ids: Sequence[st
 
     choices, replay_id = ask_running_kafka(running, choose_and_send)
     for choice in choices:
-        typer.echo(
-            f"{choice.description}{f': left out: {choice.obstacle}' if choice.obstacle else ''}"
-        )
-    count = sum(not choice.obstacle for choice in choices)
+        obstacle_text = f": left out: {choice.obstacle}" if choice.obstacle else ""
+        typer.echo(f"{choice.description}{obstacle_text}")
+    sendable_count = sum(not choice.obstacle for choice in choices)
     if not choices:
         typer.echo(
             "no dead letter in the topics matches: knafka dead-letters list shows which exist"
         )
         raise typer.Exit(EXIT_FAILED)
-    by = f" by the replay {replay_id}" if replay_id else ""
-    events = count_text(count, "event")
-    typer.echo(f"{events} would be sent" if dry_run else f"{events} sent again{by}")
+    by_replay = f" by the replay {replay_id}" if replay_id else ""
+    events = count_text(sendable_count, "event")
+    typer.echo(f"{events} would be sent" if dry_run else f"{events} sent again{by_replay}")

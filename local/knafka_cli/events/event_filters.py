@@ -17,7 +17,7 @@ def expression_predicate(text: str) -> Predicate:
     returns whether the expression is true.
 
     Raises `InvalidDocument` with the position of a syntax error, and for an expression that can
-    never be true.
+    never be true or calls an unknown function.
     """
     try:
         spec = parse(CESQL, {"cesql": text})
@@ -51,7 +51,8 @@ def attributes_predicate(pairs: Sequence[str]) -> Predicate:
 
 
 def all_of(predicates: Sequence[Predicate]) -> Predicate | None:
-    """Return a predicate that is true if all of these are; None if there are none."""
+    """Return one predicate that is true for an event if all of these are; None if the sequence is
+    empty."""
 
     def passes_all(event: Attributes) -> bool:
         """Whether an event passes all predicates."""

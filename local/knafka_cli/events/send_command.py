@@ -169,7 +169,8 @@ def _read_data(data: str | None, data_file: typer.FileBinaryRead | None) -> byte
 
 
 def _parse_extension(text: str) -> tuple[str, str]:
-    """Return name and value of an `--extension` (`NAME=VALUE`). Raises `typer.BadParameter`."""
+    """Return the name and the value in the option `--extension NAME=VALUE`. Raises
+    `typer.BadParameter` if `text` isn't of this form."""
     name, equals, value = text.partition("=")
     if not (name and equals):
         raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--extension")
@@ -180,14 +181,14 @@ def _send_target(
     installation: Installation, broker: str | None, url: str | None, account: str | None
 ) -> tuple[str, Callable[[], bytes]]:
     """Return the URL to send to, and a function that returns the `authorization` header line of a
-    request: with a token of `account`, or empty if that is None.
+    request: with a token of `account`, or an empty line if `account` is None.
 
     The URL is `url`, or else the running Broker's. Exits with code 2 if there is no such
     Broker, or if an account is given and the Broker requires no tokens. Raises `NotRunning` and
     `BadIssuer`.
     """
     if url is not None:
-        return url, bytes  # which returns an empty line
+        return url, bytes  # `bytes()` is an empty line
     running = installation.read_state()
     ingress = ingress_of(running, broker)
     if account is None:

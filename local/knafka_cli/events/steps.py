@@ -25,21 +25,23 @@ class TraceStep:
     """The status code or error, as text; of a replay (sent again), its `TracedState`."""
 
 
-def merge_steps(from_kafka: Iterable[TraceStep], spans: Sequence[TraceStep]) -> Sequence[TraceStep]:
+def merge_steps(
+    from_kafka: Iterable[TraceStep], from_spans: Sequence[TraceStep]
+) -> Sequence[TraceStep]:
     """Return the steps that Kafka's records show and those that Zipkin's spans show, in the order
     of time.
 
-    An attempt that both show is returned once, as its span shows it, since that says more.
+    An attempt that both show is returned once, as its span shows it, since a span says more.
     """
-    attempt_times = [_step_time(step) for step in spans if step.what == ATTEMPT]
+    attempt_times = [_step_time(step) for step in from_spans if step.what == ATTEMPT]
 
     def has_span(step: TraceStep) -> bool:
-        """Whether a span records the same attempt."""
+        """Whether the step is an attempt that a span shows, too."""
         return step.what == ATTEMPT and any(
             abs(_step_time(step) - time) < SAME_ATTEMPT_SECONDS for time in attempt_times
         )
 
-    return sorted([*spans, *(step for step in from_kafka if not has_span(step))])
+    return sorted([*from_spans, *(step for step in from_kafka if not has_span(step))])
 
 
 def _step_time(step: TraceStep) -> float:

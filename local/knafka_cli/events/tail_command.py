@@ -153,11 +153,11 @@ def tail(
 
 
 def _parse_target(target: str | None, trigger: str | None) -> tuple[str | None, str | None]:
-    """Return the name of the Broker and that of the Trigger in the argument `target` and the option
-    `trigger`; None for one that isn't named.
+    """Return the names of the Broker and of the Trigger that the user gave in the argument `target`
+    and the option `trigger`; None for one that isn't named.
 
-    `trigger/shop/orders` names a Trigger, `channel/orders` and `shop/default` a Broker. Exits with
-    code 2 if both name a Trigger.
+    As a `target`, `trigger/shop/orders` names a Trigger, and `channel/orders` and `shop/default`
+    name a Broker. Exits with code 2 if `target` and `trigger` both name a Trigger.
     """
     kind, slash, name = (target or "").partition("/")
     broker, trigger_name = target, None  # `NAMESPACE/NAME` and `channel/NAME` name a Broker
@@ -212,9 +212,8 @@ def _print_records(
     first. A record without an event is reported on stderr. Exits with code 1 if none of the topics
     exists.
     """
-    shown = 0
+    printed_count = 0
     matches = all_of(predicates)
-
     try:
         for record in tailing.tail_records(
             view.kafka_configuration(owner), topics, start, print_error
@@ -225,8 +224,8 @@ def _print_records(
             line = tailing.line_of(record, matches, format_)
             if line is not None:
                 typer.echo(line)
-                shown += 1
-            if shown == limit:
+                printed_count += 1
+            if printed_count == limit:
                 return
     except tailing.TopicsMissing as error:
         print_error(str(error))

@@ -173,10 +173,12 @@ def _errors_as_unknown(
 def trace_context(envelope: Envelope) -> tuple[str, bool]:
     """Return the id of the event's trace and whether the trace is sampled, from the header or else
     the attribute `traceparent`; an empty id and False if neither is valid."""
+    # A header of a record may have no value (None).
     header = next((value for name, value in envelope.passed if name == TRACEPARENT), b"") or b""
     for text in (header.decode(errors="replace"), envelope.attributes.get(TRACEPARENT, "")):
         if match := _match_traceparent(text):
-            return match[1], bool(int(match[2], 16) & 1)
+            is_sampled = bool(int(match[2], 16) & 1)  # bit 0 of the flags
+            return match[1], is_sampled
     return "", False
 
 
@@ -196,7 +198,7 @@ async def _trace_delivery(
     """
     name = trigger_name_of(egress)
     is_same_event = holds_event_with(envelope.attributes["id"], envelope.attributes["source"])
-    clauses = why_not(egress.filter, egress.filters, envelope.attributes)
+    refusals = why_not(egress.filter, egress.filters, envelope.attributes)
     dead_letters, all_read = await _find_dead_letters(admin, record, is_same_event, egress, topics)
     if dead_letters:
         replays = await _find_replays(admin, read_commits, is_same_event, egress, topics)
@@ -204,9 +206,9 @@ async def _trace_delivery(
         state, detail = _state_and_history(letters, replays)
         steps = [step for dead_letter in dead_letters for step in _dead_letter_steps(dead_letter)]
         steps += [TraceStep(replay.at, "sent again", replay.state.value) for replay in replays]
-        return TracedDelivery(name, state, detail, clauses, letters, replays, sorted(steps))
-    if clauses:
-        return TracedDelivery(name, TracedState.NOT_WANTED, "; ".join(clauses), clauses)
+        return TracedDelivery(name, state, detail, refusals, letters, replays, sorted(steps))
+    if refusals:
+        return TracedDelivery(name, TracedState.NOT_WANTED, "; ".join(refusals), refusals)
     state, detail, last_attempt = await _read_group_progress(read_commits, record, egress)
     if state is TracedState.SETTLED:
         detail = "no dead letter: delivered" if all_read else _DELIVERED_OR_IN_TABLES
@@ -238,15 +240,15 @@ def _state_and_history(
     parts = [(dead_letter.last_time, _dead_letter_text(dead_letter)) for dead_letter in letters]
     parts += [(replay.at, f"sent again {replay.at}") for replay in replays]
     history = "; ".join(text for _, text in sorted(parts))
-    last = max(replays, key=lambda replay: replay.at, default=None)
-    if last is None or last.at < max(dead_letter.last_time for dead_letter in letters):
+    last_replay = max(replays, key=lambda replay: replay.at, default=None)
+    if last_replay is None or last_replay.at < max(letter.last_time for letter in letters):
         return TracedState.DEAD_LETTER, history
-    detail = "delivered" if last.state is TracedState.SETTLED else last.detail
-    return last.state, f"{history}: {detail}"
+    detail = "delivered" if last_replay.state is TracedState.SETTLED else last_replay.detail
+    return last_replay.state, f"{history}: {detail}"
 
 
 def _dead_letter_text(dead_letter: StoredDeadLetter) -> str:
-    """Return text about a dead letter: reason, attempts and time."""
+    """Return a text about a dead letter: its reason, its number of attempts, and its time."""
     reason = f"{dead_letter.reason} {dead_letter.code}".strip()
     if dead_letter.reason == Reason.REPLY_NOT_DELIVERED:
         reason += f" to {printable(dead_letter.destination)}"
@@ -289,6 +291,7 @@ def offset_state(
         return TracedState.SETTLED, ""
     if (delivery := progress.deliveries.get(offset)) is not None:
         return TracedState.RETRYING, _attempts_text(delivery)
+    # How many offsets after the commit and before this one are settled.
     settled_before = sum(
         min(range_end, offset) - first for first, range_end in progress.settled if first < offset
     )
@@ -300,8 +303,8 @@ def offset_state(
 
 
 def _attempts_text(delivery: DeliveryState) -> str:
-    """Return text about the attempts of an unsettled delivery: their number, the destination that
-    is tried now, the last result, and when the next one is due."""
+    """Return a text about the attempts of an unsettled delivery: their number, the destination that
+    is tried now, the time and result of the last one, and when the next one is due."""
     stage = {
         DeliveryStage.SUBSCRIBER: "",
         DeliveryStage.SINK: ", now at the dead letter sink",
@@ -322,8 +325,8 @@ async def _find_dead_letters(
     egress: Egress,
     topics: Mapping[str, int],
 ) -> tuple[Sequence[Record], bool]:
-    """Return the records of the Trigger's dead letters of this record and of its replays, and
-    whether all dead letters that the Trigger ever had were read.
+    """Return the records of the Trigger's dead letters of `record` and of that record's replays,
+    and whether all dead letters ever written to the Trigger's dead-letter topic were read.
 
     `is_same_event` returns whether a record holds the same event; `topics` are the existing topics.
     Raises `LogError`.
@@ -388,7 +391,7 @@ def commits_reader(connection: Mapping[str, Any]) -> ReadCommits:
     marks = TopicMarks(connection)
 
     def read_commits(group: str, topic: str, partitions: Collection[int]) -> Commits:
-        """Return the group's commits for these partitions."""
+        """Return the group's commits for these partitions of the topic. Raises `LogError`."""
         with RangeReader(connection, group, marks=marks) as reader:
             return reader.committed(topic, partitions)
 

@@ -9,6 +9,7 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
+from http import HTTPStatus
 from typing import Any, Final, TypeAlias
 
 from knafka.core.contract import Egress
@@ -40,8 +41,8 @@ def fetch_spans(url: str, trace_id: str) -> Sequence[Span]:
         with urllib.request.urlopen(address, timeout=ZIPKIN_TIMEOUT) as answer:
             spans = json.loads(answer.read(LARGEST_ZIPKIN_ANSWER))
     except urllib.error.HTTPError as error:
-        with error:
-            if error.code == 404:
+        with error:  # which holds the connection, and closes it
+            if error.code == HTTPStatus.NOT_FOUND:
                 return []
         raise ZipkinError(f"{address}: {error}") from error
     except (OSError, ValueError) as error:
@@ -68,8 +69,8 @@ def steps_of(spans: Sequence[Span], egress: Egress) -> Sequence[TraceStep]:
 
 
 def _result_text(tags: Mapping[str, str], microseconds: int) -> str:
-    """Return text about a span's result, from the span's tags and its duration in `microseconds`:
-    status code and error, destination, and duration."""
+    """Return a text about a span's result: its status code and error, destination, and duration.
+    `tags` are the span's tags, and `microseconds` is its duration."""
     code, error = tags.get("http.response.status_code", ""), tags.get("error", "")
     # The text of the error may contain the code, which isn't shown twice.
     outcome = error if not code or code in error else f"{code} {error}".strip()

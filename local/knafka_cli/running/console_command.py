@@ -18,7 +18,7 @@ from knafka_console import opening
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the command `knafka console` to `app`; its help has no example."""
+    """Add the command `knafka console` to `app`."""
     app.command()(console)
 
 
@@ -46,7 +46,7 @@ def console(
     ] = None,
     bootstrap_servers: BootstrapServers = None,
     system_namespace: SystemNamespace = SYSTEM_NAMESPACE,
-    traces: Annotated[
+    trace_url: Annotated[
         str,
         typer.Option(
             "--trace-url",
@@ -60,7 +60,9 @@ def console(
             "--port", help="The console's port on 127.0.0.1 (default: 8090, or the next free one)."
         ),
     ] = None,
-    open_: Annotated[bool, typer.Option("--open", help="Open the console in a browser.")] = False,
+    open_browser: Annotated[
+        bool, typer.Option("--open", help="Open the console in a browser.")
+    ] = False,
 ) -> None:
     """Serve the console of a cluster on this machine, with the rights of your kubeconfig.
 
@@ -75,9 +77,9 @@ def console(
     from knafka_console.sources.metrics import ProxiedMetrics, SharedFigures
     from knafka_console.sources.reports import ConsoleScope
 
-    if not is_trace_url(traces):
-        raise refuse(f"--trace-url {traces}: {EXPECTED_TRACE_URL}")
-    client, _ = cluster_source.client_of(context, kubeconfig)
+    if not is_trace_url(trace_url):
+        raise refuse(f"--trace-url {trace_url}: {EXPECTED_TRACE_URL}")
+    client, _context_namespace = cluster_source.client_of(context, kubeconfig)
     api = KubernetesApi(client)
     cluster_name = context or client.configuration.host
     with opening.open_listener(port, option="--port") as listener:
@@ -85,7 +87,7 @@ def console(
             raise refuse("no port is free: choose one with --port")
 
         async def serve() -> None:
-            """Serve until SIGINT or SIGTERM."""
+            """Serve the console until SIGINT or SIGTERM."""
             source = ClusterConsole(
                 api,
                 SharedFigures(ProxiedMetrics(api, system_namespace)),
@@ -93,7 +95,7 @@ def console(
                 ConsoleScope(
                     cluster_name,
                     tuple(namespaces or ()),
-                    trace_url=traces,
+                    trace_url=trace_url,
                     unreached_hint=cluster_source.UNREACHED_HINT,
                 ),
             )
@@ -102,7 +104,7 @@ def console(
                 asyncio.get_running_loop().add_signal_handler(signal_number, stop.set)
             async with opening.serve_source(source, listener) as url:
                 typer.echo(f"console of {cluster_name} at {url}")
-                if open_:
+                if open_browser:
                     webbrowser.open(url)
                 await stop.wait()
 

@@ -36,39 +36,39 @@ class Logs:
         or a Trigger or Service (`[NAMESPACE/]NAME`)."""
         return sorted(name for name in self._log_files() if owner is None or is_log_of(name, owner))
 
-    def last_lines(self, name: str, lines: int) -> Sequence[str]:
-        """Return the last `lines` lines of a log, oldest first, as far as they are in its last
+    def last_lines(self, name: str, count: int) -> Sequence[str]:
+        """Return the last `count` lines of a log, oldest first, as far as they are in its last
         `LOG_BLOCK_BYTES`; `follow` continues after them. Raises `KeyError` if there is no log of
         this name."""
         with self._log_files()[name].open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_BLOCK_BYTES))
-            all_lines = file.read().decode(errors="replace").splitlines()
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - LOG_BLOCK_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
             self._read_until[name] = file.tell()
-        return all_lines[-lines:] if lines else []
+        return lines[-count:] if count else []  # since [-0:] would be all lines
 
     def follow(self, owner: str | None = None) -> Iterator[tuple[str, str]]:
         """Yield each new line of the logs of one `owner`, or of all logs if that is None, as the
         log's name and the line; never ends.
 
-        A log that `last_lines` has read continues after that, and any other begins with its next
-        line. A log that is created later is read from its start.
+        A log that `last_lines` has read continues after what it read; of any other log that exists
+        now, only future lines are read. A log that is created later is read from its start.
         """
-        read_until = {
-            name: _file_size(path) for name, path in self._log_files().items()
-        } | self._read_until
+        present_ends = {name: _file_size(path) for name, path in self._log_files().items()}
+        read_until = present_ends | self._read_until
         while True:
             for name, path in self._log_files().items():
                 if owner is not None and not is_log_of(name, owner):
                     continue
                 start = read_until.get(name, 0)
                 if _file_size(path) < start:
-                    start = 0  # the log was rotated
+                    start = 0  # the log was rotated: a new file has its name
                 lines, read_until[name] = _read_lines(path, start)
                 yield from ((name, line) for line in lines)
             self._pause(LOG_POLL_INTERVAL)
 
     def _log_files(self) -> dict[str, Path]:
-        """Return the log files by name."""
+        """Return the log files by name, without those that were rotated (`.old.log`)."""
         files = {
             file.stem: file
             for file in sorted(self._installation.logs.glob("*.log"))

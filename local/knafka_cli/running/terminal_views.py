@@ -164,12 +164,13 @@ def _change_lines(changes: Iterable[_Change]) -> Iterator[str]:
 def _trigger_changes(
     previous: Sequence[TriggerRow], current: Sequence[TriggerRow]
 ) -> Iterator[_Change]:
-    """Yield the changes between two lists of Triggers, Subscriptions or Sensors."""
+    """Yield the changes from `previous` to `current`, the rows of two snapshots about Triggers and
+    Subscriptions, or about Sensors."""
     # Rows of objects that still exist are removed from it below.
     gone_rows = {(row.kind, row.name): row for row in previous}
     for row in current:
         previous_row = gone_rows.pop((row.kind, row.name), None)
-        if previous_row is not row:  # an unchanged row is the same object
+        if previous_row is not row:  # the same object has not changed
             yield from _row_changes(previous_row, row)
     yield from (_Change(row, " is gone", " are gone") for row in gone_rows.values())
 
@@ -199,8 +200,8 @@ def _row_changes(previous: TriggerRow | None, row: TriggerRow) -> Iterator[_Chan
 def summary_line(snapshot: Snapshot) -> str:
     """Return one line with the counts of all Brokers, Sensors and Triggers that are served.
 
-    If there are more than `SUMMARY_TRIGGERS` Triggers, the line has those with the most waiting
-    events, the sums of the other busy ones, and the sums of those at rest.
+    If there are more than `SUMMARY_TRIGGERS` Triggers, the line has only those with the most
+    waiting events, the sums of the other busy ones, and the sums of the idle ones (`_is_busy`).
     """
     parts = [
         f"{_display_name(broker)} accepted {broker.accepted}"
@@ -218,11 +219,11 @@ def summary_line(snapshot: Snapshot) -> str:
     if len(triggers) <= SUMMARY_TRIGGERS:
         return "; ".join([*parts, *map(_counts_text, triggers)])
     busy = sorted(filter(_is_busy, triggers), key=_waiting_events, reverse=True)
-    resting = [trigger for trigger in triggers if not _is_busy(trigger)]
+    idle = [trigger for trigger in triggers if not _is_busy(trigger)]
     parts += map(_counts_text, busy[:SUMMARY_TRIGGERS])
     for group_name, group_triggers in (
         ("more busy", busy[SUMMARY_TRIGGERS:]),
-        ("at rest", resting),
+        ("at rest", idle),
     ):
         if group_triggers:
             parts.append(
@@ -237,7 +238,7 @@ def _display_name(row: BrokerRow | TriggerRow) -> str:
 
 
 def _is_busy(row: TriggerRow) -> bool:
-    """Whether the Trigger has an error, or events wait for it, or their number isn't known."""
+    """Whether events wait for the Trigger, or their number isn't known, or it has an error."""
     return row.lag != 0 or row.error != ""
 
 
@@ -247,7 +248,7 @@ def _waiting_events(row: TriggerRow) -> float:
 
 
 def _counts_text(row: TriggerRow) -> str:
-    """Return a Trigger's counts as text."""
+    """Return the name and the counts of a Trigger or Subscription as text."""
     return (
         f"{_display_name(row)} waiting {'?' if row.lag is None else row.lag}"
         f" delivered {row.delivered} filtered {row.filtered} retried {row.retried}"
@@ -379,6 +380,7 @@ def _state_text(row: TriggerRow) -> Text:
 
 
 def choose_view(plain: bool) -> View:
-    """Return a table if stdout is a terminal and `plain` is False, or else lines."""
+    """Return the view that writes to stdout: a live table on a terminal, unless `plain` is True;
+    otherwise lines."""
     console = Console()
     return LineView() if plain or not console.is_terminal else TableView(console)

@@ -23,21 +23,23 @@ EXIT_FORCED: Final = 130
 """Exit code after a second Ctrl-C: the one that shells use for SIGINT."""
 
 
-async def run_until_stopped(options: UpOptions, view: View, send: Path | None = None) -> None:
+async def run_until_stopped(
+    options: UpOptions, view: View, events_file: Path | None = None
+) -> None:
     """Run `knafka up` until SIGINT or SIGTERM stops it cleanly; a second signal kills its
     processes.
 
-    `view` shows what happens. `send` is a file whose events are sent once everything is up; None:
-    no file. Raises `KnafkaError` if something can't be started.
+    `view` shows what happens. The events of `events_file`, if one is given, are sent once
+    everything is up. Raises `KnafkaError` if something can't be started.
     """
-    start = time.monotonic()
+    start_time = time.monotonic()
     supervisor = Supervisor(options, view)
     installation = Installation(options.data)
     _stop_on_signals(supervisor, view)
     try:
         with opening.open_listener(options.console_port, enabled=options.console) as listener:
-            await _start_and_run(supervisor, installation, listener, view, send, start)
-    except asyncio.CancelledError:
+            await _start_and_run(supervisor, installation, listener, view, events_file, start_time)
+    except asyncio.CancelledError:  # by a signal
         view.say(f"stopped; everything is kept in {options.data}")
     finally:
         supervisor.kill()
@@ -48,13 +50,14 @@ async def _start_and_run(
     installation: Installation,
     listener: socket.socket | None,
     view: View,
-    send: Path | None,
-    start: float,
+    events_file: Path | None,
+    start_time: float,
 ) -> None:
     """Start everything and run until cancelled.
 
-    `listener` is the console's socket, None if there is no console. `send` is a file of events to
-    send, None: no file. `start` is the monotonic time at which the command began.
+    `listener` is the console's socket; None: there is no console. `events_file` has events to send
+    once everything is up; None: there are none. `start_time` is the monotonic time at which the
+    command began.
     """
     async with (
         supervisor.running(),
@@ -66,12 +69,12 @@ async def _start_and_run(
         await asyncio.sleep(0)
         if url:
             view.say(f"console at {url}")
-        view.say(f"up after {time.monotonic() - start:.1f} s; Ctrl-C stops everything")
+        view.say(f"up after {time.monotonic() - start_time:.1f} s; Ctrl-C stops everything")
         group.create_task(snapshot_file.keep_written(installation, supervisor.snapshot))
         if not supervisor.snapshot().brokers:
             view.say("no Broker is declared: name its YAML with -f, such as examples/quickstart")
-        if send is not None:
-            await _send_file(supervisor, installation.data, send, view)
+        if events_file is not None:
+            await _send_file(supervisor, installation.data, events_file, view)
         await asyncio.Event().wait()  # for ever: a signal cancels this task
 
 
@@ -103,11 +106,11 @@ def sender_authorization(state: RunningState, data_folder: Path, url: str) -> Ca
     `url`; the line is empty if the Broker requires no tokens.
 
     The sender is the service account `default` of the Broker's namespace, as for a pod that names
-    none. The tokens' issuer is in the `data_folder` of the installation.
+    no account. Tokens are signed by the issuer (a key) in the `data_folder` of the installation.
     """
     ingress = next((ingress for ingress in state.ingresses if state.url_of(ingress) == url), None)
     if ingress is None or ingress.audience is None:
-        return bytes  # which returns an empty line
+        return bytes  # called without arguments, it returns an empty line
     # Imported here, as most Brokers require no tokens.
     from knafka_local.tokens.issuer import Issuer, TokenProvider
 

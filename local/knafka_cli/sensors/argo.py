@@ -53,8 +53,8 @@ class ArgoConversion:
 def convert_sensor(
     argo: Document, broker: str = "default", channel: str | None = None
 ) -> ArgoConversion:
-    """Convert Argo's Sensor to one that evaluates the events of this Broker, or of the KafkaChannel
-    `channel` if one is named.
+    """Convert Argo's Sensor to one of ours that evaluates the events of the Broker `broker`, or of
+    the KafkaChannel `channel` if one is named.
 
     Raises `InvalidDocument` if `argo` is no valid Sensor.
     """
@@ -254,20 +254,21 @@ def _convert_trigger(argo: Document, converted: ArgoConversion) -> dict[str, Any
     trigger["retryStrategy"] = _convert_retries(
         _object_field(argo, "retryStrategy", path), path, converted
     )
-    if limit := _object_field(argo, "rateLimit", path):
-        trigger["rateLimit"] = _convert_rate_limit(limit, path, converted)
-    if dlq := _object_field(argo, "dlqTrigger", path):
+    if rate_limit := _object_field(argo, "rateLimit", path):
+        trigger["rateLimit"] = _convert_rate_limit(rate_limit, path, converted)
+    if dlq_trigger := _object_field(argo, "dlqTrigger", path):
         dlq_path = f"{path}.dlqTrigger"
-        _note_unknown_fields(dlq, {"template", "atLeastOnce"}, dlq_path, converted)
-        sink = _template_url(_object_field(dlq, "template", dlq_path), dlq_path, converted)
-        if sink is not None:
-            trigger["dlqTrigger"] = {"subscriber": {"uri": sink}}
+        _note_unknown_fields(dlq_trigger, {"template", "atLeastOnce"}, dlq_path, converted)
+        dlq_template = _object_field(dlq_trigger, "template", dlq_path)
+        dlq_url = _template_url(dlq_template, dlq_path, converted)
+        if dlq_url is not None:
+            trigger["dlqTrigger"] = {"subscriber": {"uri": dlq_url}}
     return trigger
 
 
 def _template_url(template: Document, path: str, converted: ArgoConversion) -> str | None:
     """Return the URL of a trigger template's HTTP request, and note what is lost of the request;
-    None if the template does something else, which is lost. Raises `InvalidDocument`."""
+    None if the template does something else, which is noted as lost. Raises `InvalidDocument`."""
     if template.get("http") is None:
         known_fields = {"name", "conditions", "conditionsReset"}
         kinds = ", ".join(str(name) for name in template if name not in known_fields) or "nothing"
@@ -345,6 +346,7 @@ def _convert_retries(argo: Document, path: str, converted: ArgoConversion) -> di
     }
     if argo.get("duration") is not None:
         retries["duration"] = _to_duration(argo["duration"], path)
+    # Each wait is `factor` times the one before.
     factor = _to_number(argo.get("factor", 1))
     if factor == 2:
         retries["factor"] = 2
@@ -363,8 +365,8 @@ def _convert_retries(argo: Document, path: str, converted: ArgoConversion) -> di
 
 
 def _convert_rate_limit(argo: Document, path: str, converted: ArgoConversion) -> dict[str, Any]:
-    """Convert a trigger's rate limit, whose fields have the same names here. `path` is the
-    trigger's."""
+    """Convert a trigger's rate limit, whose fields have the same names here. `path` is the path
+    of the trigger."""
     _note_unknown_fields(argo, {"unit", "requestsPerUnit"}, f"{path}.rateLimit", converted)
     return {name: argo[name] for name in ("unit", "requestsPerUnit") if name in argo}
 
@@ -382,7 +384,7 @@ def _to_number(value: Any) -> float:
 
 def _to_duration(value: Any, path: str) -> str:
     """Return a duration of Argo's in Go's format, such as `10s`. The `value` is an Int64OrString: a
-    number of nanoseconds, a text, or an object that has one of both. `path` is the path of the
+    number of nanoseconds, a text, or an object that has one of the two. `path` is the path of the
     retry strategy. Raises `InvalidDocument`."""
     if isinstance(value, dict):
         value = value.get("strVal") or value.get("int64Val") or 0

@@ -38,7 +38,7 @@ SensorName = Annotated[str, typer.Argument(help="The Sensor: [NAMESPACE/]NAME.")
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add these commands of `knafka sensor` to its `app`."""
+    """Add the commands `next`, `skip` and `dead-letters` of `knafka sensor` to its `app`."""
     add_command(app, "next", show_next, "knafka sensor next fulfilment")
     add_command(
         app, "skip", skip, "knafka sensor skip fulfilment knative-broker-default-default/0/12"
@@ -121,7 +121,7 @@ def show_letters(
     )
 
     async def read(admin: KafkaAdmin) -> list[dead_letters.StoredDeadLetter]:
-        """Read the newest records of the dead-letter topic."""
+        """Return the newest `limit` dead letters of the Sensor, oldest first."""
         records = await dead_letters.read_topic(admin, sensor.dead_letter_topic, limit)
         return [dead_letters.parse_dead_letter(record) for record in records]
 
@@ -147,7 +147,7 @@ def _find_sensor(
     `data_dir`; otherwise it is one of a cluster, which the other parameters, the command's options,
     choose. Exits with code 2 if there is no Sensor of this name. Raises `KnafkaError`.
     """
-    # Called without a cluster, too, as it refuses options that need one.
+    # Called even if no cluster is named, since it then refuses options that need one.
     source = source_of(
         data_dir, context, kubeconfig, namespace, bootstrap_servers, system_namespace
     )

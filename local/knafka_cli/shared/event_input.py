@@ -16,7 +16,8 @@ class BadInput(KnafkaError):
 
 
 def sample_event(attributes: Mapping[str, str], data: bytes | None, number: int) -> Event:
-    """Make an event of a series; `{n}` in attributes and data becomes its `number` in the series.
+    """Make an event from the user's options; `{n}` in attributes and data is replaced by `number`,
+    the event's number in a series.
 
     Required attributes that aren't given get sample values. With data, `datacontenttype` is added
     if it isn't given: JSON if the data are JSON, else plain text. Raises `BadInput` with every rule

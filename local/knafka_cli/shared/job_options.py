@@ -29,14 +29,14 @@ def takes_job_options(*names: str) -> Callable[[Callable[..., None]], Callable[.
     their values as its first argument, a `JobArguments`."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        """Give the command these options."""
+        """Return a command that takes the options in `names`, too, and calls `command`."""
         # The first parameter is the `JobArguments`, which no option sets.
         _, *own_parameters = inspect.signature(command, eval_str=True).parameters.values()
         parameters = {name: _typer_parameter(name) for name in names}
 
         @wraps(command)
         def run(**options: Any) -> None:
-            """Run the command with the jobs' options as its first argument."""
+            """Call `command` with the values of the jobs' options as its first argument."""
             job_arguments = {
                 name: options.pop(parameter.name) for name, parameter in parameters.items()
             }
@@ -87,7 +87,7 @@ def _checking_parser(read: Callable[[str], Any]) -> Callable[[str], str]:
     it raises `typer.BadParameter` otherwise."""
 
     def check(text: str) -> str:
-        """Return the text if the job's parser accepts it."""
+        """Return the text unchanged; raises `BadParameter` if the job's parser refuses it."""
         try:
             read(text)
         except (ValueError, argparse.ArgumentTypeError) as error:

@@ -18,8 +18,8 @@ _match_duration = re.compile(r"(\d+(?:\.\d+)?)([smhd])").fullmatch
 
 
 def parse_duration(text: str) -> float | None:
-    """Return the seconds of a duration such as `90s`, `15m`, `1.5h` or `3d`; None: `text` is no
-    duration. Infinite for more digits than a float has."""
+    """Return the seconds of a duration such as `90s`, `15m`, `1.5h` or `3d`; None if `text` is no
+    duration. A number too large for a float gives infinity."""
     if (duration := _match_duration(text)) is None:
         return None
     number, unit = duration.groups()
@@ -30,8 +30,8 @@ def parse_moment(text: str, now: float) -> float:
     """Return the moment that `text` names: a duration before `now` such as `2h`, `start` or an ISO
     8601 time.
 
-    Both moments are in seconds since the Unix epoch. A time without an offset is local time. Raises
-    `BadInput` for any other text.
+    The result and `now` are in seconds since the Unix epoch; a time without an offset is local.
+    Raises `BadInput` for any other text.
     """
     if text == "start":
         return START_OF_TOPIC
@@ -49,8 +49,8 @@ def parse_end(text: str, now: float) -> float:
     """Return the future moment that `text` names: a duration after `now` such as `3d`, or an ISO
     8601 time.
 
-    Both moments are in seconds since the Unix epoch. A time without an offset is local time. Raises
-    `BadInput` for any other text, and for a time that isn't after `now`.
+    The result and `now` are in seconds since the Unix epoch; a time without an offset is local.
+    Raises `BadInput` for any other text, and for a time that isn't after `now`.
     """
     if (seconds := parse_duration(text)) is not None:
         return now + seconds

@@ -1,6 +1,8 @@
 """Options that several commands take, requests to Kafka, and errors of usage.
 
-Exit codes: 0 success, 1 the command failed or its answer is no, 2 its input can't be used.
+Exit codes: 0 success, 1 the command failed or its answer is no, 2 its input can't be used. An
+Ingress describes a Broker or KafkaChannel that runs, an Egress a Trigger or Subscription: with its
+topic, consumer group, filters and sinks (`core.contract`).
 """
 
 from __future__ import annotations
@@ -216,7 +218,7 @@ def ask_kafka(
     configuration reaches; returns the result of `ask`. Raises `LogError`."""
 
     async def ask_and_close() -> T:
-        """Call `ask`, then close the client."""
+        """Return the result of `ask`; close the client, also after an error."""
         admin = KafkaAdmin(configuration)
         try:
             return await ask(admin)

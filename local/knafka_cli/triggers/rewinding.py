@@ -22,7 +22,7 @@ class TriggerHasDispatchers(KnafkaError):
     """The Trigger has dispatchers, so its group can't be rewound."""
 
     def __init__(self, egress: Egress) -> None:
-        """`egress` is the Trigger's."""
+        """`egress` is the Trigger's entry of the contract."""
         super().__init__(
             f"{egress.namespace}/{egress.trigger} is delivering: rewind it once it has no "
             "dispatcher (`knafka status`)"
@@ -30,12 +30,12 @@ class TriggerHasDispatchers(KnafkaError):
 
 
 def rewind(connection: dict[str, Any], egress: Egress, since: float, *, dry_run: bool) -> int:
-    """Set a Trigger's group back to the first record of each partition since a time. Returns how
-    many offsets the group will read again; 0 if it has read none since then.
+    """Set a Trigger's consumer group back to the first record of each partition since a time.
+    Returns how many offsets the group will read again; 0 if it has read none since then.
 
-    `connection` is librdkafka's configuration; `since` is in seconds since the Unix epoch.
-    `dry_run` True: only return the number, and commit nothing. Raises `TriggerHasDispatchers` and
-    `LogError`.
+    `connection` is librdkafka's configuration; `egress` is the Trigger's entry of the contract,
+    with its topic and group; `since` is in seconds since the Unix epoch. `dry_run` True: only
+    return the number, and commit nothing. Raises `TriggerHasDispatchers` and `LogError`.
     """
     topic = egress.topic
     rewound_positions: list[TopicPartition] = []

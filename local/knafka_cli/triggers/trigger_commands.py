@@ -115,21 +115,26 @@ def list_triggers(files: Files = None, data_dir: DataDir = DEFAULT_DATA) -> None
         running = Installation(data_dir).read_state()
         lags = ask_running_kafka(running, lambda admin: _read_lags(admin, running.egresses))
     any_paused = any(map(triggers.is_paused, declared.of_type(Trigger)))
-    # The last two columns are left out if they would be empty.
     columns = ["TRIGGER", "BROKER", "FILTERS", "SUBSCRIBER", "ORDER"]
-    columns += [*(["WAITING"] if lags else []), *(["STATE"] if any_paused else [])]
-    rows = [
-        [
+    # The last two columns are left out if they would be empty.
+    if lags:
+        columns.append("WAITING")
+    if any_paused:
+        columns.append("STATE")
+    rows = []
+    for declared_trigger in declared.of_type(Trigger):
+        row = [
             declared_trigger.id,
             declared_trigger.spec.broker,
             triggers.filters_text(declared_trigger),
             triggers.destination_text(declared_trigger.spec.subscriber),
             triggers.declared_order(declared_trigger),
-            *([str(lags.get(declared_trigger.id, "?"))] if lags else []),
-            *(["paused" if triggers.is_paused(declared_trigger) else ""] if any_paused else []),
         ]
-        for declared_trigger in declared.of_type(Trigger)
-    ]
+        if lags:
+            row.append(str(lags.get(declared_trigger.id, "?")))
+        if any_paused:
+            row.append("paused" if triggers.is_paused(declared_trigger) else "")
+        rows.append(row)
     print_table(columns, rows, "no Trigger is declared")
     if files and declared.problems:
         raise typer.Exit(EXIT_FAILED)
@@ -211,8 +216,8 @@ def _set_paused(
 
 
 async def _read_lags(admin: KafkaAdmin, egresses: tuple[Egress, ...]) -> dict[str, int]:
-    """Return the number of waiting records of each Trigger or Subscription, by `namespace/name`.
-    Raises `LogError`."""
+    """Return the lag (number of waiting records) of each Trigger or Subscription, by
+    `namespace/name`. Raises `LogError`."""
     lags = {}
     for egress in egresses:
         by_group = await admin.lags([egress.group], egress.topic)

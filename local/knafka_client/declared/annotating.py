@@ -36,7 +36,7 @@ def annotate(file: Path, identity: ObjectIdentity, key: str, value: str) -> None
     file = file.resolve()
     try:
         with _lock_folder(file.parent):
-            _annotate_alone(file, identity, key, value)
+            _annotate_in_locked_folder(file, identity, key, value)
     except yaml.YAMLError as error:
         raise NotAnnotated(f"{file} can't be read: {' '.join(str(error).split())}") from None
     except UnicodeDecodeError:
@@ -61,7 +61,7 @@ def _lock_folder(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _annotate_alone(file: Path, identity: ObjectIdentity, key: str, value: str) -> None:
+def _annotate_in_locked_folder(file: Path, identity: ObjectIdentity, key: str, value: str) -> None:
     """Write an annotation into a file, whose folder the caller has locked. Raises `NotAnnotated`,
     `OSError`, `yaml.YAMLError` and `UnicodeDecodeError`."""
     # Read and written as bytes, since text mode would change the file's line breaks.
@@ -82,10 +82,13 @@ def with_annotation(text: str, identity: ObjectIdentity, key: str, value: str) -
 
     None if the text has no such object, or if anything else would change. Raises `yaml.YAMLError`.
     """
-    metadata = next((node for owner, node in _metadata_nodes(text) if owner == identity), None)
+    matching_nodes = (
+        node for node_identity, node in _metadata_nodes(text) if node_identity == identity
+    )
+    metadata = next(matching_nodes, None)
     if metadata is None:
         return None
-    changed = _insert_annotation(text, metadata, key, json.dumps(value))
+    changed = _set_annotation(text, metadata, key, json.dumps(value))
     # An edit can change more than this object, as where YAML anchors repeat its text: so compare
     # the edited documents with what they should be.
     expected, actual = _parse_objects(text), _parse_objects(changed)
@@ -96,9 +99,9 @@ def with_annotation(text: str, identity: ObjectIdentity, key: str, value: str) -
     return changed if expected == actual else None
 
 
-def _insert_annotation(text: str, metadata: yaml.MappingNode, key: str, value: str) -> str:
-    """Return the text with the annotation `key` in an object's `metadata` node, in place of an
-    earlier one of this name.
+def _set_annotation(text: str, metadata: yaml.MappingNode, key: str, value: str) -> str:
+    """Return the text with the annotation `key` in an object's `metadata` node: added, or in place
+    of an earlier one of this name.
 
     `value` is the JSON text of the annotation's value.
     """
@@ -122,10 +125,11 @@ def _insert_annotation(text: str, metadata: yaml.MappingNode, key: str, value: s
 
 
 def _insert_entry(text: str, mapping: yaml.MappingNode, entry: str) -> str:
-    """Return the text with `entry` inserted before the first entry of a mapping."""
-    first = mapping.value[0][0].start_mark
-    separator = ", " if mapping.flow_style else _line_break(text) + " " * first.column
-    return text[: first.index] + entry + separator + text[first.index :]
+    """Return the text with `entry` inserted before the first entry of a nonempty mapping."""
+    first_key, _ = mapping.value[0]
+    start = first_key.start_mark
+    separator = ", " if mapping.flow_style else _line_break(text) + " " * start.column
+    return text[: start.index] + entry + separator + text[start.index :]
 
 
 def _line_break(text: str) -> str:
@@ -134,7 +138,7 @@ def _line_break(text: str) -> str:
 
 
 def _replace_node(text: str, node: yaml.Node, replacement: str) -> str:
-    """Return the text with `replacement` in place of a node."""
+    """Return the text with `replacement` in place of the text of a YAML node."""
     return text[: node.start_mark.index] + replacement + text[node.end_mark.index :]
 
 

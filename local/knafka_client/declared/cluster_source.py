@@ -200,7 +200,7 @@ class ClusterSource:
             if secret is None:
                 raise ClusterError(f"Secret {configured.secret} does not exist")
             configuration.update(for_librdkafka(decode_secret(secret)))
-        return KafkaAccess(configuration, configured.config, [])  # all that is needed was read
+        return KafkaAccess(configuration, configured.config, [])  # what can't be read isn't needed
 
     def connection_of_channel(self, channel: Broker) -> KafkaAccess:
         """Return how to reach a KafkaChannel's Kafka: by the installation's ConfigMap, and by the
@@ -396,5 +396,5 @@ class _NamespaceReading:
 
 
 def _sink(url: object) -> Sink | None:
-    """Return the Sink of a URL; None without one."""
+    """Return the Sink with this URL; None if there is no URL."""
     return parse(Sink, {"url": url}) if url else None

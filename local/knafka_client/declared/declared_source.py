@@ -4,6 +4,9 @@ It has two implementations: `InstallationSource` here reads what `knafka up` run
 `cluster_source.ClusterSource` reads a Kubernetes cluster. Both return a `DeclaredView`, so that
 `knafka tail` and `knafka trace` work alike for both. The names of KafkaChannels and Subscriptions
 have the prefix `channel/` or `subscription/`.
+
+An `Ingress` is the entry of a Broker or KafkaChannel in the contract, with its topic; an `Egress`
+is that of a Trigger or Subscription, with its topics, group and filters.
 """
 
 from __future__ import annotations
@@ -77,8 +80,8 @@ class DeclaredView:
         raise UnknownObject(self._with_problems(f"{problem} there is {known_names or 'none'}"))
 
     def find_egress(self, trigger: str) -> Egress:
-        """Return the Egress of the named Trigger, or else of the Subscription of this name, with or
-        without its prefix. Raises `UnknownObject`."""
+        """Return the Egress of the Trigger of this name, or else of the Subscription of this name,
+        which may have the prefix `subscription/`. Raises `UnknownObject`."""
         by_name = {trigger_name_of(egress): egress for egress in self.egresses}
         subscription = SUBSCRIPTION_PREFIX + self._full_name(
             trigger.removeprefix(SUBSCRIPTION_PREFIX)
@@ -109,7 +112,8 @@ class DeclaredView:
         try:
             yield
         except LogError as error:
-            if not self.unreached_hint or not error.retriable or error.unknown_topic:
+            is_unreached = error.retriable and not error.unknown_topic
+            if not is_unreached or not self.unreached_hint:
                 raise
             servers = self.connections[broker_name_of(owner)]["bootstrap.servers"]
             raise KafkaNotReached(f"Kafka at {servers}: {error}: {self.unreached_hint}") from error

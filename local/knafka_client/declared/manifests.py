@@ -109,7 +109,7 @@ class DeclaredObjects:
     """The documents as they are written, each with the folder of its file."""
 
     def of_type(self, kind: type[Any]) -> Iterator[Any]:
-        """Yield all declared objects of this class."""
+        """Yield all declared objects of the class `kind`, such as `Trigger`."""
         return (resource for resource, _ in self.resources.values() if isinstance(resource, kind))
 
 
@@ -189,15 +189,15 @@ class Manifests:
         named_paths = set(self.paths)
 
         def is_manifest_path(_: Change, path: str) -> bool:
-            """Whether a changed path may be a manifest."""
+            """Whether a changed file may be a manifest: it was named, or has the suffix of one."""
             return Path(path) in named_paths or Path(path).suffix in SUFFIXES
 
         async for _ in awatch(
             *folders,
             watch_filter=is_manifest_path,
             recursive=False,
-            debounce=400,
-            step=50,
+            debounce=400,  # milliseconds: the longest time for which changes are gathered
+            step=50,  # milliseconds without another change that end the gathering
         ):
             yield
 
@@ -270,8 +270,8 @@ def parse_declared(document: object) -> Resource | None:
 
 
 def objects_in(document: object) -> Iterator[object]:
-    """Yield the objects of one document: the document itself, or the items of a List; none if it is
-    empty."""
+    """Yield the objects of one document: the document itself, or its items if it is a List; none if
+    the document is empty."""
     if isinstance(document, dict) and document.get("kind") == "List":
         items = document.get("items")
         yield from items if isinstance(items, list) else ()
@@ -280,7 +280,8 @@ def objects_in(document: object) -> Iterator[object]:
 
 
 def identity_of(document: object) -> ObjectIdentity | None:
-    """Return kind, namespace and name of a document; None if it has no kind or name."""
+    """Return kind, namespace (`default` unless it is set) and name of a document; None if it has no
+    kind or name."""
     match document:
         case {"kind": str(kind), "metadata": {"name": str(name), **rest}}:
             namespace = rest.get("namespace") or "default"

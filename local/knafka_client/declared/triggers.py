@@ -26,7 +26,7 @@ from knafka_operator.model.resources import DELIVERY_ORDER, PAUSED_ANNOTATION, D
 
 
 class UnknownObject(KnafkaError):
-    """There is no such object; the text names those that exist."""
+    """No declared object has the name that the user gave; the text names those that exist."""
 
 
 def parse_name(text: str, kind: str) -> ObjectIdentity:

@@ -1,4 +1,7 @@
-"""Makes rows of a snapshot from the status of Kubernetes objects. Pure."""
+"""Makes rows of a snapshot from the status of Kubernetes objects. Pure.
+
+An object is a `Document`: the mapping that its JSON has.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from knafka_operator.sensors import waiting as sensor_waiting
 def broker_row(document: Document) -> BrokerRow:
     """Return the row of a Broker or KafkaChannel, from its Kubernetes object `document`.
 
-    Its counts are 0, and its URL is empty unless it is Ready.
+    The row's counts are 0, and its URL is empty unless the object is Ready.
     """
     kind = document["kind"]
     row = BrokerRow(
@@ -36,7 +39,7 @@ def broker_row(document: Document) -> BrokerRow:
 def trigger_row(document: Document) -> TriggerRow:
     """Return the row of a Trigger, Subscription or Sensor, from its Kubernetes object `document`.
 
-    Its lag is None, and its counts are 0.
+    The row's lag is None, and its counts are 0.
     """
     kind = document["kind"]
     is_sensor = kind == "Sensor"
@@ -57,8 +60,8 @@ def trigger_row(document: Document) -> TriggerRow:
 
 
 def sensor_row(document: Document) -> TriggerRow:
-    """Return the row of a Sensor, with the lag and replicas that its status last recorded; without
-    a record, the lag is None and the replicas are 0."""
+    """Return the row of a Sensor, with the lag and the number of replicas from the annotations in
+    its status. Without such an annotation, the lag is None, and the number of replicas 0."""
     annotations = (document.get("status") or {}).get("annotations") or {}
     lag, replicas = annotations.get(LAG, ""), annotations.get(REPLICAS, "")
     return replace(

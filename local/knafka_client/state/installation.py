@@ -89,7 +89,7 @@ class RunningState(Model):
     """The topics and the group of each Sensor that is ready to run."""
 
     def url_of(self, ingress: Ingress) -> str:
-        """Return the URL at which a Broker or KafkaChannel takes events."""
+        """Return the URL at which the Broker or KafkaChannel of this Ingress takes events."""
         is_channel = ingress.kind == "KafkaChannel"
         return (self.channels_url if is_channel else self.url) + ingress.path
 
@@ -183,8 +183,8 @@ class Installation:
             file.unlink(missing_ok=True)
 
     def _holder_text(self) -> str:
-        """Return the pid of the process that holds the lock, as part of a sentence; empty if none
-        does any more."""
+        """Return the pid of the process that holds the lock, as part of a sentence; empty if no
+        process holds it any more."""
         pid = self.running_pid()
         return "" if pid is None else f" (pid {pid})"
 

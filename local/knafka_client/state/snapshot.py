@@ -1,6 +1,7 @@
 """A snapshot: the state of Kafka, Brokers and Triggers at one moment, to be shown.
 
-`observing` takes it. Why an object isn't Ready is the text of its condition: `Reason: message`.
+For `knafka up`, `knafka_local.cluster.observing` takes it. Why an object isn't Ready is the text of
+its condition: `Reason: message`.
 """
 
 from __future__ import annotations

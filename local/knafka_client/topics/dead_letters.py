@@ -88,7 +88,7 @@ class StoredDeadLetter:
         """Return the dead letter as one line of JSON, with control characters escaped."""
         text = json.dumps(asdict(self), ensure_ascii=False)
         return "".join(
-            character if character.isprintable() else json.dumps(character)[1:-1]
+            character if character.isprintable() else json.dumps(character)[1:-1]  # unquoted
             for character in text
         )
 
@@ -226,8 +226,8 @@ def owner_name(namespace: str, broker: str, trigger: str) -> str:
 
 
 def dead_letter_key(egress: Egress) -> tuple[str, str, str]:
-    """Return namespace, Broker and Trigger of an Egress as its dead letters hold them, where
-    `names.of_channel` stands for a KafkaChannel."""
+    """Return namespace, Broker and Trigger of an Egress as its dead letters hold them; a
+    KafkaChannel's name is what `names.of_channel` returns."""
     return egress.namespace, family_of(egress.kind).own_name(egress.broker), egress.trigger
 
 
@@ -312,8 +312,8 @@ async def read_replay_times(admin: LogAdmin, egress: Egress) -> ReplayTimes:
 
 def replayed_at(record: Record, times: ReplayTimes) -> int | None:
     """Return when this dead letter was last sent again, in ms since the Unix epoch; None if it
-    wasn't sent since it failed. `times` is from `read_replay_times`."""
-    # A replay that edited the event's data is known by the digest without data.
+    wasn't sent since it failed. `times` is the result of `read_replay_times`."""
+    # Of a replay that edited the data, `times` has the digest without data.
     digests = (_event_digest(record, with_data=with_data) for with_data in (True, False))
     # Compared with None, as 0 is a valid time, and -1 stands for a record without one.
     replayed = max((times[digest] for digest in digests if digest in times), default=None)

@@ -65,8 +65,8 @@ class TopicMarks:
         """The marks that were read, by topic."""
 
     def get(self, topic: str) -> str:
-        """Return the mark of the topic that had this name when this was first called. Raises
-        `KafkaException`."""
+        """Return the mark of the topic of this name. Reads it from Kafka at the first call; later
+        calls return the same mark, even if the topic was replaced. Raises `KafkaException`."""
         with self._lock:
             if topic not in self._marks:
                 if self._admin is None:
@@ -117,9 +117,9 @@ class RangeReader:
             raise log_error_of(error.args[0]) from error
 
     def readable_spans(self, topic: str) -> tuple[dict[int, tuple[int, int]], Collection[int]]:
-        """Return the `spans` of those partitions of a topic that can be read, and the numbers of
-        the others, which have no leader. Waits up to `LEADER_TIMEOUT` seconds for leaders first.
-        Raises `LogError`, also if the topic doesn't exist."""
+        """Return the first offset and the end offset of each partition of a topic that can be read,
+        and the numbers of the others, which have no leader. Waits up to `LEADER_TIMEOUT` seconds
+        for leaders first. Raises `LogError`, also if the topic doesn't exist."""
         deadline = time.monotonic() + LEADER_TIMEOUT
         while True:
             partitions = self._partitions(topic)
@@ -139,7 +139,8 @@ class RangeReader:
         return self._spans_of(topic, self._partitions(topic))
 
     def _spans_of(self, topic: str, numbers: Iterable[int]) -> dict[int, tuple[int, int]]:
-        """Return the `spans` of these partitions of a topic. Raises `LogError`."""
+        """Return the first offset and the end offset of these partitions of a topic. Raises
+        `LogError`."""
         try:
             return read_watermarks(self.consumer, topic, numbers, KAFKA_ANSWER_TIMEOUT)
         except KafkaException as error:
@@ -160,8 +161,8 @@ class RangeReader:
         """Return the offset of each partition's first record since a time, in seconds since the
         Unix epoch.
 
-        If there is no such record, it is the partition's end offset. `spans` has the first offset
-        and the end offset of each partition to look at.
+        If there is no such record, the offset is the partition's end offset. `spans` has the first
+        offset and the end offset of each partition to look at.
         """
         times = [TopicPartition(topic, number, int(since * 1000)) for number in spans]
         starts = {}

@@ -1,8 +1,9 @@
 """Sends a few dead letters again without Spark, from their topic to the replay topic.
 
 The Spark job replays thousands and records that in its tables; this is for single events. Both send
-the original event, without the attributes of a dead letter, to the one Trigger that failed it. A
-replay without Spark isn't in the tables, so later reports still count the event as failed.
+the original event, without the attributes of a dead letter, to the one Trigger whose delivery
+failed. A replay without Spark isn't in the tables, so later reports still count the event as
+failed.
 """
 
 from __future__ import annotations
@@ -84,24 +85,24 @@ async def choose_dead_letters(
     ids: Collection[str],
     fields: Mapping[str, str],
 ) -> Sequence[ReplayChoice]:
-    """Return the newest dead letter of each event that has one of these ids, by Trigger.
+    """Return, for each Trigger, the newest dead letter of each event that has one of these ids.
 
-    Only the dead-letter topics of `egresses` are searched, and only the newest `MOST_RECORDS_READ`
-    records of each. `fields` are further fields of a `StoredDeadLetter`, with the values that they
-    must have. Raises `LogError`.
+    Only the dead-letter topics of `egresses` (one for each Trigger) are searched, and only the
+    newest `MOST_RECORDS_READ` records of each. `fields` are further fields of a `StoredDeadLetter`,
+    with the values that they must have. Raises `LogError`.
     """
     choices = []
     for egress in egresses:
         records = await read_topic(admin, egress.dead_letter_topic, MOST_RECORDS_READ)
-        newest = {}
+        newest_by_event = {}
         for record in records:  # oldest first, so that the newest stays
             dead_letter = parse_dead_letter(record)
-            if dead_letter.id in ids and all(
-                getattr(dead_letter, name) == expected for name, expected in fields.items()
-            ):
-                newest[dead_letter.id, dead_letter.source] = record, dead_letter
-        replay_times = await read_replay_times(admin, egress) if newest else {}
-        for record, dead_letter in newest.values():
+            if dead_letter.id not in ids:
+                continue
+            if all(getattr(dead_letter, name) == value for name, value in fields.items()):
+                newest_by_event[dead_letter.id, dead_letter.source] = record, dead_letter
+        replay_times = await read_replay_times(admin, egress) if newest_by_event else {}
+        for record, dead_letter in newest_by_event.values():
             obstacle = _replay_obstacle(record, dead_letter)
             if not obstacle and replayed_at(record, replay_times) is not None:
                 obstacle = "sent again already, and it has not failed since"

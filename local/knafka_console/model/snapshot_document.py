@@ -1,4 +1,5 @@
-"""Makes the console's documents from a snapshot and declared objects. Pure."""
+"""Makes the console's documents from declared objects and a snapshot, which has a row for each
+object with its state. Pure."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ def state_document(snapshot: Snapshot, declared: Iterable[Trigger], place: str) 
 
 
 def _broker_document(row: BrokerRow) -> ConsoleBroker:
-    """Return the document of a Broker or KafkaChannel."""
+    """Return the document of a Broker or KafkaChannel, from its row in a snapshot."""
     namespace, _, name = row.name.rpartition("/")
     return ConsoleBroker(
         kind=row.kind,
@@ -69,8 +70,8 @@ def _broker_document(row: BrokerRow) -> ConsoleBroker:
 
 
 def _trigger_document(row: TriggerRow, declared: Trigger | None) -> ConsoleTrigger:
-    """Return the document of a Trigger or Subscription. `declared` is the object itself, a
-    Subscription as a Trigger; None if it can't be read."""
+    """Return the document of a Trigger or Subscription, from its row in a snapshot. `declared` is
+    the object itself, a Subscription as a Trigger; None if it can't be read."""
     namespace, _, name = row.name.rpartition("/")
     health, health_text = health_of(row)
     assert row.kind != "Sensor", "a snapshot keeps Sensors in `sensors`"
@@ -103,16 +104,16 @@ def _filters_text(declared: Trigger | None) -> str:
 
 
 def health_of(row: TriggerRow) -> tuple[Health, str]:
-    """Return the worst health that applies to a Trigger or Subscription, and the reason: a
-    condition's text, or the scaler's last decision."""
+    """Return the worst health that applies to a Trigger or Subscription, and a text about it: a
+    condition's, the scaler's last decision, or that events wait."""
     if row.refused:
         return Health.NOT_READY, row.refused
-    if row.error:
+    if row.error:  # the text of the condition `Delivering`, which is a warning
         delivering = next(
             (condition for condition in row.conditions if condition.type == DELIVERING), None
         )
-        is_open = delivering is not None and delivering.reason == SUBSCRIBER_UNAVAILABLE
-        return (Health.UNAVAILABLE if is_open else Health.TROUBLED), row.error
+        is_circuit_open = delivering is not None and delivering.reason == SUBSCRIBER_UNAVAILABLE
+        return (Health.UNAVAILABLE if is_circuit_open else Health.TROUBLED), row.error
     if row.paused:
         return Health.PAUSED, "its events wait"
     return (Health.DELIVERING if row.replicas else Health.RESTING), row.decision
@@ -127,12 +128,13 @@ def details_document(
 ) -> TriggerDetails:
     """Return the details of a Trigger, or of a Subscription that was converted to a Trigger.
 
-    `conditions` are those of its status. `declared_in` is the place of its manifest, or empty.
-    `may` are the actions that the viewer may do, and `reply` is where a Subscription's replies go
-    (None: it names no such place).
+    `conditions` are those of its status. `declared_in` is the place of its manifest; empty in a
+    cluster. `may` are the actions that the viewer may do, and `reply` is where a Subscription's
+    replies go (None: it names no such place).
     """
     annotations = trigger.metadata.annotations
     spec = documents.dump(trigger.spec)
+    # A Trigger with `filters` ignores its `filter`.
     filter_fields = ("filters",) if trigger.spec.filters else ("filter",)
     return TriggerDetails(
         may=tuple(may),
@@ -155,10 +157,10 @@ def details_document(
     )
 
 
-def _yaml_of(spec: Mapping[str, Any], names: Sequence[str]) -> str:
-    """Return the fields `names` of a spec in YAML. Fields that aren't set are left out; empty if
-    none is set."""
-    fields = {name: spec[name] for name in names if spec.get(name)}
+def _yaml_of(spec: Mapping[str, Any], field_names: Sequence[str]) -> str:
+    """Return these fields of a spec in YAML. Fields that aren't set are left out; empty if none is
+    set."""
+    fields = {name: spec[name] for name in field_names if spec.get(name)}
     return yaml.safe_dump(fields, sort_keys=False, allow_unicode=True, width=80) if fields else ""
 
 
@@ -169,7 +171,7 @@ def verdicts(declared: Iterable[Trigger], event: Event) -> tuple[FilterVerdict, 
 
 
 def _verdict(trigger: Trigger, event: Event) -> FilterVerdict:
-    """Return whether a Trigger would get the event."""
+    """Return whether a Trigger would get the event, and the filter clauses that refuse it."""
     refusing_clauses = tuple(triggers.refusing_clauses(trigger, event))
     return FilterVerdict(
         namespace=trigger.metadata.namespace,
@@ -189,6 +191,7 @@ def failures_document(
     they are fewer, the Trigger has no others. `commands` are commands for a terminal, by what they
     do. `report` is the URL of the last report, empty if there is none.
     """
+    # The fields of `ConsoleFailure` have the names that they have in a `StoredDeadLetter`.
     newest_first = tuple(
         ConsoleFailure(**{name: getattr(letter, name) for name in ConsoleFailure.model_fields})
         for letter in reversed(letters)

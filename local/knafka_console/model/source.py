@@ -89,12 +89,12 @@ class ArchiveReports(Protocol):
         ...
 
     async def replays(self, archive: ArchiveName) -> ArchiveReplays:
-        """Return the replays of an archive's failures, and whether the viewer may create one."""
+        """Return the DeadLetterReplays of an archive, and whether the viewer may create one."""
         ...
 
     async def create_replay(self, archive: ArchiveName, creation: ReplayCreation) -> ArchiveReplay:
-        """Create the replay of an archive's failures that `creation` selects; returns it. A second
-        call with the same `creation.request` returns the same replay."""
+        """Create a DeadLetterReplay of an archive, with the selection in `creation`, and return it.
+        A second call with the same `creation.request` returns the same replay."""
         ...
 
 

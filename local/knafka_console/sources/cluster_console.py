@@ -100,9 +100,9 @@ class ClusterConsole:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`api` sends requests with the viewer's token; `figures` returns lag, replicas and counts;
-        `kafka` finds the Kafka of an object. `letters` and `topics` connect to Kafka for dead
-        letters and for reports; None: to real Kafkas. `clock` returns seconds of any monotonic
-        clock."""
+        `kafka` finds the Kafka of an object; `scope` says what the viewer is shown. `letters` and
+        `topics` connect to Kafka for dead letters and for reports; None: to real Kafkas. `clock`
+        returns seconds of any monotonic clock."""
         self._api = api
         self._figures = figures
         self._kafka = kafka
@@ -140,7 +140,7 @@ class ClusterConsole:
         state = await asyncio.to_thread(
             cluster_document.cluster_state, objects, figures, self._scope.cluster_name
         )
-        return state.model_copy(update={"archives": True})
+        return state.model_copy(update={"archives": True})  # only a cluster has archives
 
     async def details(self, trigger: TriggerName) -> TriggerDetails:
         """Return the details of a Trigger or Subscription, with the actions that the viewer may do.
@@ -230,7 +230,8 @@ class ClusterConsole:
         try:
             yield
         except LogError as error:
-            if not self._scope.unreached_hint or not error.retriable or error.unknown_topic:
+            is_unreached = error.retriable and not error.unknown_topic
+            if not (is_unreached and self._scope.unreached_hint):
                 raise
             raise KafkaNotReached(f"{error}: {self._scope.unreached_hint}") from error
 
@@ -251,6 +252,7 @@ class ClusterConsole:
             case Action.PAUSE:
                 return await self._has_right("patch", trigger)
             case Action.REPLAY:
+                # Where Kafka is read with the viewer's own credentials, Kafka checks the rights.
                 return not self._scope.reads_kafka_as_itself or all(
                     [
                         await self._has_right("get", trigger, DEAD_LETTERS_SUBRESOURCE),
@@ -314,6 +316,7 @@ class ClusterConsole:
             if isinstance(answer, Unauthenticated):
                 raise NotSignedIn(SIGN_IN_AGAIN) from answer
             if isinstance(answer, NotAllowed):
+                # Only Brokers and Triggers have the version EVENTING.
                 if namespace is None and objects.version == EVENTING:
                     raise Forbidden(
                         f"{answer}; or name the namespaces that you may see"

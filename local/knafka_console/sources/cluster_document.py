@@ -58,12 +58,8 @@ def cluster_state(stored: StoredObjects, figures: Figures | None, place: str) ->
         tuple(_trigger_row(trigger, figures) for trigger in stored.triggers),
         stored.problems,
     )
-    counted_state = snapshot_document.state_document(
-        snapshot, readable_triggers(stored.triggers), place
-    )
-    return counted_state.model_copy(
-        update={"brokers": tuple(map(_without_rejected_count, counted_state.brokers))}
-    )
+    state = snapshot_document.state_document(snapshot, readable_triggers(stored.triggers), place)
+    return state.model_copy(update={"brokers": tuple(map(_without_rejected_count, state.brokers))})
 
 
 def readable_triggers(triggers: Sequence[Document]) -> Sequence[Trigger]:
@@ -116,7 +112,8 @@ def _trigger_row(document: Document, figures: Figures | None) -> TriggerRow:
 
 
 def _is_ours(broker: Document) -> bool:
-    """Whether Knafka handles this Broker or channel."""
+    """Whether Knafka handles this Broker or channel: no other implementation has claimed it by a
+    finalizer, and a Broker's class is one of Knafka's."""
     if is_claimed_by_peer(broker, family_of(broker["kind"]).peers_finalizer):
         return False
     annotations: Mapping[str, str] = broker["metadata"].get("annotations") or {}

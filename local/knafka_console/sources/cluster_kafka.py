@@ -1,5 +1,6 @@
 """ClusterKafka: finds the Kafka and the dead-letter topic of a Trigger or Subscription.
 
+What dispatchers need to know of a Trigger or Subscription, such as its topics, is its Egress.
 Objects in the viewer's namespaces (Brokers, their ConfigMap and Secret) are read with the viewer's
 rights, those of the installation with the account of `system`.
 """
@@ -57,11 +58,11 @@ class ClusterKafka:
         viewer may not read an object or one can't be used.
         """
         family = family_of(trigger["kind"])
-        identity = family.broker_of(trigger)
-        kind = KAFKA_CHANNEL_OBJECTS if family is CHANNELS else BROKER_OBJECTS
-        broker = await asyncio.to_thread(self._api.get, kind, *identity)
+        broker_identity = family.broker_of(trigger)
+        broker_objects = KAFKA_CHANNEL_OBJECTS if family is CHANNELS else BROKER_OBJECTS
+        broker = await asyncio.to_thread(self._api.get, broker_objects, *broker_identity)
         if broker is None:
-            raise NotFound(f"there is no {family.broker} {identity}")
+            raise NotFound(f"there is no {family.broker} {broker_identity}")
         return await asyncio.to_thread(self._read_egress, family, broker, trigger)
 
     async def find_for_broker(self, namespace: str, broker: str) -> dict[str, Any]:
@@ -77,8 +78,8 @@ class ClusterKafka:
     def _read_connection(self, broker: Document) -> dict[str, Any]:
         """Return the librdkafka configuration for a Broker's Kafka; blocks. Raises
         `KnafkaError`."""
-        configuration, _, _ = self._source.connection_of(BROKER_FAMILY.read_broker(broker))
-        return dict(configuration)
+        access = self._source.connection_of(BROKER_FAMILY.read_broker(broker))
+        return dict(access.configuration)
 
     def _read_egress(
         self, family: Family, broker: Document, trigger: Document
@@ -90,5 +91,5 @@ class ClusterKafka:
         view = self._source.view(family, {**version_and_kind, **broker}, trigger)
         if not view.egresses:
             raise ClusterError("; ".join(view.problems))
-        (egress,) = view.egresses
+        (egress,) = view.egresses  # that of `trigger`, the only one in the view
         return egress, view.kafka_configuration(egress)

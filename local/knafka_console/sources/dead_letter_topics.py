@@ -61,17 +61,18 @@ class DeadLetterTopics:
         admin = self.connect(kafka)
         try:
             ids = {event.id for event in events}
+            # Other sources may have events with the same ids, so compare the sources as well.
             choices = [
                 choice
-                for choice in await replaying.choose_dead_letters(admin, [egress], ids, {})
+                for choice in await replaying.choose_dead_letters(admin, [egress], ids, fields={})
                 if (choice.letter.id, choice.letter.source) in requested
             ]
             sendable = [choice for choice in choices if not choice.obstacle]
-            replay = ""
+            replay_id = ""
             if sendable and not dry_run:
                 writer = self.open_writer(kafka)
                 try:
-                    replay = await replaying.send_again(admin, writer, sendable)
+                    replay_id = await replaying.send_again(admin, writer, sendable)
                 finally:
                     await writer.close(REPLAY_WRITER_CLOSE_TIMEOUT)
         finally:
@@ -81,5 +82,5 @@ class DeadLetterTopics:
                 ChosenEvent(about=choice.description, obstacle=choice.obstacle)
                 for choice in choices
             ),
-            replay=replay,
+            replay=replay_id,
         )

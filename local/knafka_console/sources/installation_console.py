@@ -171,7 +171,7 @@ class InstallationConsole:
     def _egress_of(self, trigger: TriggerName) -> Egress:
         """Return the Egress of a running Trigger or Subscription. Raises `NotFound`."""
         for egress in self._running.state.egresses:
-            if (egress.namespace, egress.trigger, egress.kind) == trigger:
+            if (egress.namespace, egress.trigger, egress.kind) == trigger:  # a NamedTuple
                 return egress
         raise NotFound(f"the {trigger.kind} {trigger.id} doesn't run")
 

@@ -106,13 +106,15 @@ class DirectMetrics:
         """Return the metrics of each replica that answers; blocks. Raises `MetricsUnavailable` if
         none does."""
         try:
-            addresses = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+            entries = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
         except OSError as error:
             raise MetricsUnavailable(
                 f"the operator isn't found at {self._host}: {error}"
             ) from error
+        # An entry ends with a socket address, which begins with the IP address.
+        addresses = {str(socket_address[0]) for *_, socket_address in entries}
         texts, failures = [], []
-        for address in sorted({str(entry[4][0]) for entry in addresses}):
+        for address in sorted(addresses):
             try:
                 texts.append(self._fetch(address))
             except (OSError, http.client.HTTPException) as error:
@@ -155,6 +157,7 @@ class SharedFigures:
         can't be read; an error, too, is kept for that time."""
         async with self._lock:
             if self._last_result is None or self._clock() - self._last_result[0] >= FIGURES_MAX_AGE:
+                # An error is kept like figures, so that a lost operator isn't asked more often.
                 try:
                     fetched: Figures | KnafkaError = await asyncio.to_thread(self._fetch_figures)
                 except KnafkaError as error:

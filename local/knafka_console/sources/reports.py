@@ -241,6 +241,7 @@ class ClusterReports:
         Raises `Forbidden`, and `NotFound` if the cluster has no DeadLetterReplays.
         """
         suffix = f"-{creation.request}"  # the same for each attempt, so the second one conflicts
+        # The archive's name is cut, so that with the suffix it isn't too long.
         name = archive.name[: MAX_ARCHIVE_NAME - len(suffix)].rstrip(".-") + suffix
         body = {
             "apiVersion": KNAFKA,
@@ -282,21 +283,21 @@ def _report_row(document: Document) -> ReportRow:
     """Return the row of an archive from its object. The totals are those of the last report, as the
     archive's status has them."""
     metadata, status = document["metadata"], document.get("status") or {}
-    report = status.get("report") or {}
+    report, waiting = status.get("report") or {}, status.get("waiting")
 
-    def parse_whole_number(name: str) -> int | None:
-        """Return a whole number in the report's status; None if it has none."""
-        value = report.get(name)
-        return value if isinstance(value, int) else None
+    def report_total(name: str) -> int | None:
+        """Return a total of the last report; None if the status has none of this name."""
+        total = report.get(name)
+        return total if isinstance(total, int) else None
 
     return ReportRow(
         namespace=metadata["namespace"],
         name=metadata["name"],
         broker=str((document.get("spec") or {}).get("broker") or "default"),
         made=str(report.get("made") or ""),
-        unresolved=parse_whole_number("unresolved"),
-        groups=parse_whole_number("groups"),
-        waiting=status.get("waiting") if isinstance(status.get("waiting"), int) else None,
+        unresolved=report_total("unresolved"),
+        groups=report_total("groups"),
+        waiting=waiting if isinstance(waiting, int) else None,
         problem=str(report.get("notServed") or ""),
     )
 
@@ -316,7 +317,7 @@ def _missing_report_reason(archive: ArchiveName, document: Document) -> str:
 
 
 def _archive_name_of(document: Document) -> str:
-    """Return the name of a replay's archive."""
+    """Return the name of the archive that a DeadLetterReplay replays; empty if it names none."""
     return str((document.get("spec") or {}).get("archive") or "")
 
 

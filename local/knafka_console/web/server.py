@@ -183,16 +183,16 @@ def refusal_reason(
     host = headers.get("Host", "").lower()
     if hosts is None:
         hosts = [host]  # any, but an Origin must name the same host
-    if not host or host not in hosts:
+    if not host or host not in hosts:  # check 1
         return "this address is served under its own name only"
     origin = headers.get("Origin")
-    if origin is not None and urlsplit(origin).netloc.lower() not in hosts:
+    if origin is not None and urlsplit(origin).netloc.lower() not in hosts:  # check 2
         return "another site's page has asked for this"
-    site = headers.get("Sec-Fetch-Site", "none")  # "none": typed by the user, or no browser
-    is_link = method == "GET" and not path.startswith("/api/")
-    if site not in ("same-origin", "none") and not is_link:
+    fetch_site = headers.get("Sec-Fetch-Site", "none")  # "none": typed by the user, or no browser
+    is_link = method == "GET" and not path.startswith("/api/")  # other sites may link to a page
+    if fetch_site not in ("same-origin", "none") and not is_link:  # check 2
         return "another site's page has asked for this"
-    if method not in ("GET", "HEAD") and CHANGE_HEADER not in headers:
+    if method not in ("GET", "HEAD") and CHANGE_HEADER not in headers:  # check 3
         return f"a request that changes something needs the header {CHANGE_HEADER}"
     return ""
 
@@ -295,16 +295,16 @@ class _Handlers:
         return _json_answer(await self._archive_reports(request).list())
 
     async def report_json(self, request: web.Request) -> web.Response:
-        """Return the last report of an archive."""
+        """Return the last report of an archive, as JSON."""
         body = await self._archive_reports(request).json(_archive_name(request))
         return web.Response(body=body, content_type="application/json", charset="utf-8")
 
     async def archive_replays(self, request: web.Request) -> web.Response:
-        """Return the replays of an archive's failures."""
+        """Return the DeadLetterReplays of an archive, and whether the viewer may create one."""
         return _json_answer(await self._archive_reports(request).replays(_archive_name(request)))
 
     async def create_archive_replay(self, request: web.Request) -> web.Response:
-        """Create a replay of an archive's failures."""
+        """Create a DeadLetterReplay for one group of an archive's report, and return it."""
         reports = self._archive_reports(request)
         creation = await read_document(ReplayCreation, request)
         return _json_answer(
@@ -334,7 +334,7 @@ class _Handlers:
                 async with asyncio.timeout(min(remaining, STATE_POLL_INTERVAL)):
                     await self._closing.wait()
             except TimeoutError:
-                pass
+                pass  # the server goes on, so read the state again
 
     async def details(self, request: web.Request) -> web.Response:
         """Return the details of a Trigger or Subscription."""
@@ -357,7 +357,7 @@ class _Handlers:
         return _json_answer(Verdicts(verdicts=tuple(await source.verdicts(event))))
 
     async def replay(self, request: web.Request) -> web.Response:
-        """Send dead letters of a Trigger again."""
+        """Send dead letters of a Trigger again, or only return which would be sent."""
         source = self._source_of(request)
         replay_request = await read_document(ReplayRequest, request)
         trigger = TriggerName(replay_request.namespace, replay_request.name, replay_request.kind)

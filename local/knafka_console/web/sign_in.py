@@ -157,8 +157,9 @@ def _viewer_of_form(form: SignInForm) -> Viewer:
 
 
 def _is_secure(request: web.Request) -> bool:
-    """Whether the browser's connection is encrypted: behind a gateway, as its X-Forwarded-Proto
-    says."""
+    """Whether the browser's connection is encrypted. A gateway in between reports that connection's
+    scheme in X-Forwarded-Proto."""
     schemes = request.headers.get("X-Forwarded-Proto", request.scheme)
-    browser_scheme = schemes.partition(",")[0]  # each proxy on the way appends its own
+    # Each proxy on the way appends a scheme, so the browser's is the first.
+    browser_scheme = schemes.partition(",")[0]
     return browser_scheme.strip().lower() == "https"

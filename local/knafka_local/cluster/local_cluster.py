@@ -111,12 +111,12 @@ class LocalCluster(MemoryCluster):
         self.put(stored)
 
     def _keep_previous_state(self, stored: dict[str, Any]) -> None:
-        """Add to a declared object what its file can't say. A new object gets the topic and group
-        names that it had in an earlier run, and a KafkaChannel keeps its subscribers."""
+        """Add to a declared object the earlier state that isn't in its file: to a new object the
+        names of its topics and group in an earlier run, to a KafkaChannel its subscribers."""
         kind = stored["kind"]
         previous = self.find(stored["apiVersion"], kind, *_namespace_and_name(stored))
         if previous is None:
-            kept_annotations = self._names.annotations_of(name_of(stored))
+            kept_annotations = self._names.annotations_of(kind_and_name(stored))
             if kept_annotations is None and self.adopts:
                 kept_annotations = localize.adopted_annotations(stored)
             _restore_kept_names(stored, kept_annotations or {})
@@ -141,7 +141,7 @@ class LocalCluster(MemoryCluster):
     def forget(self, document: Document) -> None:
         """Drop the kept names of a deleted object, so that another object of its name gets new
         ones."""
-        self._names.drop(name_of(document))
+        self._names.drop(kind_and_name(document))
 
     async def get(self, api_version: str, kind: str, namespace: str, name: str) -> Document | None:
         """Return the stored document; None if there is none.
@@ -168,9 +168,11 @@ class LocalCluster(MemoryCluster):
         generation is kept with its names.
         """
         if document["kind"] == SENSOR:
-            kept_annotations = self._names.annotations_of(name_of(document))
+            kept_annotations = self._names.annotations_of(kind_and_name(document))
             if kept_annotations is not None:
-                self._names.put(name_of(document), _with_generation(document, kept_annotations))
+                self._names.put(
+                    kind_and_name(document), _with_generation(document, kept_annotations)
+                )
         # Nothing has to be started for such a Service before it drains, so it is Ready at once.
         if role_of(document) in _DRAINING_ROLES:
             document["status"] = service_status(document, Condition(SERVES, Status.TRUE))
@@ -188,7 +190,7 @@ class LocalCluster(MemoryCluster):
                 # Stored with `put`, since `apply` removes a field that it set once and that a
                 # later manifest lacks: the kept UID of a Subscription is in no manifest.
                 new = {**manifest, "metadata": {**metadata}}
-                _restore_kept_names(new, self._names.annotations_of(name_of(manifest)) or {})
+                _restore_kept_names(new, self._names.annotations_of(kind_and_name(manifest)) or {})
                 self.put(new)
         return await super().apply(manifest)
 
@@ -216,7 +218,7 @@ class LocalCluster(MemoryCluster):
         kept = {key: value for key, value in annotations.items() if value is not None}
         if document["kind"] == SENSOR:
             kept = _with_generation(stored, kept)
-        self._names.put(name_of(document), kept)
+        self._names.put(kind_and_name(document), kept)
 
 
 def version_of(kind: str) -> str:
@@ -237,36 +239,37 @@ def role_of(document: Document) -> str | None:
     return role
 
 
-def service_status(document: Document, condition: Condition, **more: Any) -> dict[str, Any]:
+def service_status(document: Document, condition: Condition, **fields: Any) -> dict[str, Any]:
     """Return the status of a Service, `document`, with one condition.
 
     Its `Ready` follows from that condition by Knative's rules. Each generation of the Service
-    counts as one Revision. `more` are further fields of the status. Fields of the Service's stored
-    status that are not set here stay.
+    counts as one Revision. `fields` are further fields of the status. Fields of the Service's
+    stored status that are not set here stay.
     """
     metadata = document["metadata"]
     revision = f"{metadata['name']}-{metadata['generation']:05}"
-    previous = document.get("status") or {}
-    time = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    previous_status = document.get("status") or {}
+    previous_conditions = previous_status.get("conditions") or ()
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     status = {
-        **previous,
+        **previous_status,
         "observedGeneration": metadata["generation"],
-        "conditions": merge_conditions(previous.get("conditions") or (), [condition], time),
+        "conditions": merge_conditions(previous_conditions, [condition], now),
         "latestCreatedRevisionName": revision,
-        **more,
+        **fields,
     }
     if condition.status is Status.TRUE:
         status["latestReadyRevisionName"] = revision
     return status
 
 
-def name_of(document: Document) -> str:
+def kind_and_name(document: Document) -> str:
     """Return an object's kind and name as one text, `Broker default/shop`: for messages, and as the
     key of its kept names."""
     return f"{document['kind']} {'/'.join(_namespace_and_name(document))}"
 
 
-def ready_of(document: Document) -> Mapping[str, Any]:
+def ready_condition(document: Document) -> Mapping[str, Any]:
     """Return an object's `Ready` condition; empty if it describes an older generation."""
     status = document.get("status") or {}
     if status.get("observedGeneration") != document["metadata"].get("generation"):
@@ -276,8 +279,8 @@ def ready_of(document: Document) -> Mapping[str, Any]:
 
 
 def _stored_version(api_version: str, kind: str) -> str:
-    """Return the apiVersion in which objects of a kind are stored. Only KafkaChannels may be named
-    by another one, since an API server serves them in several versions."""
+    """Return the apiVersion in which an object is stored: `api_version` itself, except that all
+    KafkaChannels are stored in one version, though an API server serves them in several."""
     return CHANNELS.broker_version if kind == CHANNELS.broker else api_version
 
 
@@ -308,8 +311,8 @@ def _with_generation(sensor: Document, kept_annotations: Mapping[str, str]) -> d
 
 
 def _subscription_uid(group: str | None) -> str:
-    """Return the UID of a Subscription: the end of its group's name, or a new one if it has no
-    group yet (None)."""
+    """Return the UID of a Subscription: the name of its consumer group ends with it. If there is no
+    group yet (None), return a new UID."""
     return str(uuid4()) if group is None else group.rpartition(".")[2]
 
 

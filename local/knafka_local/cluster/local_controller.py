@@ -33,8 +33,8 @@ from knafka_local.cluster.local_cluster import (
     DECLARED_KINDS,
     FOLDER_ANNOTATION,
     LocalCluster,
-    name_of,
-    ready_of,
+    kind_and_name,
+    ready_condition,
     version_of,
 )
 from knafka_local.cluster.local_serving import ServedFamily
@@ -134,7 +134,7 @@ class LocalController(Controller):
         }
         """The operator of each family."""
         for operator_ in self._operators.values():
-            operator_.moves.on_move = lambda trigger, why: say(f"{name_of(trigger)}: {why}")
+            operator_.moves.on_move = lambda trigger, why: say(f"{kind_and_name(trigger)}: {why}")
         self._policies: Mapping[Identity, Document] = {}
         """EventPolicies as they were last applied."""
         self._changed = asyncio.Event()
@@ -284,7 +284,7 @@ class LocalController(Controller):
                 for contract in self._contracts(family):
                     if f"/{owner}" in contract.records:
                         try:
-                            await contract.write(f"/{owner}", None)
+                            await contract.write(f"/{owner}", None)  # None deletes the entry
                         except LogError as error:  # the next `apply` tries again
                             self._say(f"{family.broker} {owner} is still served: {error}")
 
@@ -331,13 +331,13 @@ class LocalController(Controller):
         """Tell the user that a deleted Broker's or KafkaChannel's topic is deleted, too, unless it
         is external."""
         if EXTERNAL_TOPIC not in _annotations(document):
-            self._say(f"{name_of(document)} has left the files, so its topic is deleted")
+            self._say(f"{kind_and_name(document)} has left the files, so its topic is deleted")
 
     def _show_event(self, document: Document, type_: EventType, reason: str, message: str) -> None:
         """Show a Kubernetes Event that the controller would send, if it says that topics or groups
         were left in Kafka. Other Events only repeat what a status says."""
         if reason == LEFT_IN_KAFKA:
-            self._say(f"{name_of(document)}: {message}")
+            self._say(f"{kind_and_name(document)}: {message}")
 
     def _enqueue_all_brokers(self) -> None:
         """Enqueue every Broker and KafkaChannel: called when a ConfigMap changes, since any of them
@@ -364,7 +364,7 @@ class LocalController(Controller):
     def _are_settled(self, *kinds: str) -> bool:
         """Whether every declared object of these kinds is Ready or says why not."""
         return all(
-            ready_of(document).get("status") in ("True", "False")
+            ready_condition(document).get("status") in ("True", "False")
             for document in self._objects_from_files(*kinds)
             if document["kind"] != "ConfigMap" and self.is_ours(document)
         )

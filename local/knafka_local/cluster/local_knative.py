@@ -111,9 +111,8 @@ class LocalKnative:
     def connect(self, bootstrap_servers: str, names: KeptNames, *, adopt: bool) -> None:
         """Connect to the Kafka that has started.
 
-        `names` are the topic and group names of earlier runs. `adopt` True: the first `apply` takes
-        over existing topics and groups of the same names, which an older Knafka made that kept no
-        names.
+        `names` are the topic and group names of earlier runs. With `adopt`, the first `apply` takes
+        over existing topics and groups, which were made by an older Knafka that kept no names.
         """
         self._cluster.connect(bootstrap_servers, names)
         self._cluster.adopts = adopt

@@ -64,7 +64,7 @@ class LocalReceiver(Protocol):
 
     async def serve_nothing(self) -> None:
         """Start the receiver process before there is any Broker or KafkaChannel, so that its port
-        answers; nothing to do if it runs."""
+        answers. Does nothing if it runs."""
         ...
 
     async def position(self) -> int | None:
@@ -237,8 +237,8 @@ def most_replicas(dispatcher: Document | None) -> int:
 
 
 def _shared_contract(receiver: Document) -> ReceiverContract:
-    """Return the contract of one receiver's Service without its path. The receivers of a family
-    differ only in that, so the result holds for all of them."""
+    """Return the contract of one receiver's Service without the path that it serves. The receivers
+    of a family differ only in their paths, so the result holds for all of them."""
     contract = parse_json(ReceiverContract, _environment(receiver)[settings.RECEIVER])
     return contract.model_copy(update={"path": None})
 

@@ -14,7 +14,7 @@ from knafka_client.state.condition_rows import (
     trigger_row,
 )
 from knafka_client.state.snapshot import BrokerRow, Snapshot, TriggerRow
-from knafka_local.cluster.local_cluster import FOLDER_ANNOTATION, LocalCluster, name_of
+from knafka_local.cluster.local_cluster import FOLDER_ANNOTATION, LocalCluster, kind_and_name
 from knafka_local.cluster.local_controller import LocalController
 from knafka_local.cluster.local_serving import dispatcher_of, most_replicas
 from knafka_local.processes.receiver_process import RequestCounts
@@ -82,12 +82,13 @@ class Observer:
             _broker_row(document, is_ours(document), answered)
             for document in self._shown_objects("Broker")
         )
+        service_problems = filter(None, map(_service_problem, cluster.of("Service")))
         return Snapshot(
-            kafka,
-            brokers + channels,
-            tuple(trigger.row for trigger in observed if trigger.row.kind != SENSOR),
-            (*problems, *filter(None, map(_service_problem, cluster.of("Service")))),
-            tuple(trigger.row for trigger in observed if trigger.row.kind == SENSOR),
+            kafka=kafka,
+            brokers=brokers + channels,
+            triggers=tuple(trigger.row for trigger in observed if trigger.row.kind != SENSOR),
+            problems=(*problems, *service_problems),
+            sensors=tuple(trigger.row for trigger in observed if trigger.row.kind == SENSOR),
         )
 
     def _shown_objects(self, kind: str) -> Iterator[Document]:
@@ -132,8 +133,9 @@ def _broker_row(document: Document, is_ours: bool, answered: RequestCounts) -> B
     metadata, kind = document["metadata"], document["kind"]
     if not is_ours:
         name = f"{metadata['namespace']}/{metadata['name']}"
-        class_ = (metadata.get("annotations") or {}).get(BROKER_CLASS)
-        return BrokerRow(name, refused=f"its class {class_} is another implementation's", kind=kind)
+        broker_class = (metadata.get("annotations") or {}).get(BROKER_CLASS)
+        refused = f"its class {broker_class} is another implementation's"
+        return BrokerRow(name, refused=refused, kind=kind)
     row = broker_row(document)
     if row.refused:
         return row
@@ -197,4 +199,4 @@ def _service_problem(document: Document) -> str:
     has_failed = condition(document, READY).get("status") == "False"
     if not (is_declared and has_failed):
         return ""
-    return f"{name_of(document)}: {not_ready_reason(document)}"
+    return f"{kind_and_name(document)}: {not_ready_reason(document)}"

@@ -170,6 +170,7 @@ def obtain_jars(
             try:
                 _report_progress(unfinished, folder, Path(scratch), progress)
             except BaseException:
+                # Leaving the pool's context would otherwise wait for all downloads that are left.
                 pool.shutdown(cancel_futures=True)
                 raise
     return tuple(folder / jar.file_name for jar in jars)
@@ -184,17 +185,16 @@ def _report_progress(
     Finished jars are in `folder`, unfinished downloads in `scratch`. Raises the error of the first
     download that failed.
     """
-    total, fetched_count, size = len(unfinished), 0, 0
+    total, fetched_count, fetched_bytes = len(unfinished), 0, 0
     while unfinished:
         fetched, unfinished = wait(unfinished, DOWNLOAD_PROGRESS_INTERVAL, FIRST_COMPLETED)
         for jar in sorted((future.result() for future in fetched), key=lambda jar: jar.file_name):
             fetched_count += 1
-            size += (folder / jar.file_name).stat().st_size
+            fetched_bytes += (folder / jar.file_name).stat().st_size
             progress(f"{fetched_count} of {total}: {jar.file_name}")
         if not fetched:
-            progress(
-                f"{fetched_count} of {total}, {(size + _size_of(scratch)) / 1e6:.1f} MB so far"
-            )
+            megabytes = (fetched_bytes + _size_of(scratch)) / 1e6
+            progress(f"{fetched_count} of {total}, {megabytes:.1f} MB so far")
 
 
 def _size_of(folder: Path) -> int:

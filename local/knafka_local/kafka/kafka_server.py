@@ -80,6 +80,8 @@ DEVELOPMENT_NODE: Final[Mapping[str, str]] = {
 }
 """Broker properties that differ from Kafka's defaults; comments name the default and the reason."""
 
+SHOWN_LOG_LINES: Final = 8
+"""Number of lines of Kafka's log that an error shows."""
 KAFKA_START_ATTEMPTS: Final = 3
 """How often the node is started at most until it has loaded its consumer groups."""
 GROUPS_NOT_LOADED: Final = b"Failed to load metadata from __"
@@ -184,7 +186,7 @@ class KafkaServer:
                 raise
             if GROUPS_NOT_LOADED not in self._logged_since(log_size_before):
                 return
-            await self.stop()
+            await self.stop()  # it would never serve some groups, so start it again
         raise self._failure_with_log("Kafka could not load its consumer groups", log_size_before)
 
     async def stop(self) -> None:
@@ -314,12 +316,14 @@ class KafkaServer:
             )
 
     async def _start_java(self, main_class: str, *arguments: str) -> Child:
-        """Start a JVM; the kernel kills it when this thread ends. Raises `OSError`."""
+        """Start a JVM that runs `main_class` of Kafka's jars, and return its process. The kernel
+        kills it when this thread ends. Raises `OSError`."""
+        java = str(self._distribution.java)
         logging = f"-Dlog4j2.configurationFile={self._log4j_properties}"
-        words = (str(self._distribution.java), *KAFKA_JVM_FLAGS, logging, main_class, *arguments)
+        command_line = (java, *KAFKA_JVM_FLAGS, logging, main_class, *arguments)
         environment = {"CLASSPATH": self._distribution.class_path}
         return await Child.start(
-            Command(words, self.log_file, environment, stop_timeout=KAFKA_STOP_TIMEOUT)
+            Command(command_line, self.log_file, environment, stop_timeout=KAFKA_STOP_TIMEOUT)
         )
 
     async def _wait_until_ready(self, node: Child, log_size_before: int) -> None:
@@ -353,11 +357,12 @@ class KafkaServer:
             return log.read()
 
     def _failure_with_log(self, problem: str, log_size_before: int) -> LocalKafkaError:
-        """Return an error with `problem` and the last eight lines that Kafka logged in this start,
-        without stack traces."""
+        """Return an error with `problem` and the last `SHOWN_LOG_LINES` lines that Kafka logged
+        after its log file had `log_size_before` bytes, without stack traces."""
         lines = self._logged_since(log_size_before).decode(errors="replace").splitlines()
         messages = [line for line in lines if line.strip() and not line.startswith("\tat ")]
-        return LocalKafkaError("\n  ".join([f"{problem}; see {self.log_file}:", *messages[-8:]]))
+        shown = messages[-SHOWN_LOG_LINES:]
+        return LocalKafkaError("\n  ".join([f"{problem}; see {self.log_file}:", *shown]))
 
 
 async def await_cluster(bootstrap_servers: str, cluster_id: str) -> None:
@@ -432,6 +437,6 @@ def _read_properties(path: Path) -> dict[str, str]:
 
 def _write_properties(path: Path, properties: Mapping[str, str]) -> None:
     """Write a Java properties file."""
-    escaped = str.maketrans({"\\": "\\\\", "\n": "\\n"})
-    lines = [f"{key}={value}".translate(escaped) for key, value in properties.items()]
+    escapes = str.maketrans({"\\": "\\\\", "\n": "\\n"})
+    lines = [f"{key}={value}".translate(escapes) for key, value in properties.items()]
     path.write_text("\n".join(lines) + "\n")

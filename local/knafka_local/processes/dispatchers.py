@@ -113,13 +113,13 @@ class DispatcherProcesses:
         (`kill -9`), and what `HttpDrains` raises for other failures of the request.
         """
 
-        def ask(url: str) -> tuple[HttpDrains, ProgressStream[DrainProgress]]:
-            """Return a client of the process at `url`, and the stream of the drain that it
-            requests."""
+        def request_drain(url: str) -> tuple[HttpDrains, ProgressStream[DrainProgress]]:
+            """Return a client of the process at `url`, and a stream of the drain's progress. The
+            request is sent when the stream is first read."""
             drains = HttpDrains({trigger_id: url}, tokens=self._tokens)
             return drains, drains.hold(trigger_id, egress, request, stop)
 
-        return self._hold(_DispatcherFunction.for_trigger(egress), ask)
+        return self._hold(_DispatcherFunction.for_trigger(egress), request_drain)
 
     def hold_shard(
         self, shard: Shard, request: DrainRequest, stop: asyncio.Event
@@ -130,13 +130,13 @@ class DispatcherProcesses:
         can't be started or dies, and what `HttpDrains` raises for other failures of the request.
         """
 
-        def ask(url: str) -> tuple[HttpDrains, ProgressStream[ShardProgress]]:
-            """Return a client of the process at `url`, and the stream of the drains that it
-            requests."""
+        def request_drain(url: str) -> tuple[HttpDrains, ProgressStream[ShardProgress]]:
+            """Return a client of the process at `url`, and a stream of the drains' progress. The
+            request is sent when the stream is first read."""
             drains = HttpDrains({shard.group: url}, tokens=self._tokens)
             return drains, drains.hold_shard(shard, request, stop)
 
-        return self._hold(_DispatcherFunction.for_shard(shard), ask)
+        return self._hold(_DispatcherFunction.for_shard(shard), request_drain)
 
     def hold_sensor(
         self, sensor_id: str, sensor: SensorContract, request: DrainRequest, stop: asyncio.Event
@@ -148,34 +148,35 @@ class DispatcherProcesses:
         `HttpDrains` raises for other failures of the request.
         """
 
-        def ask(url: str) -> tuple[HttpDrains, ProgressStream[DrainProgress]]:
-            """Return a client of the process at `url`, and the stream of the drain that it
-            requests."""
+        def request_drain(url: str) -> tuple[HttpDrains, ProgressStream[DrainProgress]]:
+            """Return a client of the process at `url`, and a stream of the drain's progress. The
+            request is sent when the stream is first read."""
             drains = HttpDrains({sensor_id: url}, tokens=self._tokens)
             return drains, drains.hold_sensor(sensor_id, sensor, request, stop)
 
-        return self._hold(_DispatcherFunction.for_sensor(sensor), ask)
+        return self._hold(_DispatcherFunction.for_sensor(sensor), request_drain)
 
     async def _hold(
         self,
         function: _DispatcherFunction,
-        ask: Callable[[str], tuple[HttpDrains, ProgressStream[P]]],
+        request_drain: Callable[[str], tuple[HttpDrains, ProgressStream[P]]],
     ) -> ProgressStream[P]:
         """Hold a drain open in an idle process of this function, or in a new one; yields its
         progress.
 
-        `ask` requests the drain from the process at a URL; it returns the HTTP client, which is
-        closed here, and the stream of progress. If the request ended because its time was up, the
-        process waits for another one; otherwise it is stopped. Raises `OSError` as `hold` does.
+        `request_drain` takes the process's URL and returns an HTTP client, which is closed here,
+        and the stream of progress. If the request ended because its time was up, the process waits
+        for another one; otherwise it is stopped. Raises `OSError` as `hold` does.
         """
         log = self._logs / f"{function.log_name}.log"
         dispatcher = self._take_idle(function) or await self._start(function, log)
         child = dispatcher.child
-        drains, progress_stream = ask(_url(dispatcher.port))
+        drains, progress_stream = request_drain(_url(dispatcher.port))
         budget_spent = False
         try:
-            async with aclosing(cast(AsyncGenerator[P, None], progress_stream)) as held:
-                async for progress in held:
+            # `HttpDrains` returns a generator, but types it as an iterator, which has no `aclose`.
+            async with aclosing(cast(AsyncGenerator[P, None], progress_stream)) as progress_reports:
+                async for progress in progress_reports:
                     budget_spent = progress.ended is Ended.BUDGET
                     yield progress
         except aiohttp.ClientError as error:

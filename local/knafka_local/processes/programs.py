@@ -28,6 +28,10 @@ PROGRAM_STOP_TIMEOUT: Final = 1.0
 """Seconds from SIGTERM to SIGKILL; short, as nobody waits for a stopped program's answers."""
 PORT_POLL_INTERVAL: Final = 0.05
 """Seconds between two checks whether a port is open."""
+SOURCES_DEBOUNCE_MS: Final = 400
+"""Milliseconds for which changes of source files are collected at most, before a restart."""
+SOURCES_QUIET_MS: Final = 50
+"""Milliseconds without a further change after which collected changes are handled."""
 
 Identity: TypeAlias = tuple[str, str]
 """Namespace and name of a Service."""
@@ -142,19 +146,20 @@ class Programs:
                 *folders,
                 stop_event=self._programs_changed,
                 recursive=False,
-                debounce=400,
-                step=50,
+                debounce=SOURCES_DEBOUNCE_MS,
+                step=SOURCES_QUIET_MS,
             )
             async for changed in changes:
-                await self._restart_changed({Path(path) for _, path in changed})
+                changed_files = {Path(path) for _, path in changed}
+                await self._restart_changed(changed_files)
 
-    async def _restart_changed(self, changed: set[Path]) -> None:
+    async def _restart_changed(self, changed_files: set[Path]) -> None:
         """Restart every program whose sources include a changed file: a file that its command
         names, or a file beside it with the same suffix."""
         async with self._changing:
             for service, (program, _) in list(self._running.items()):
                 source_kinds = {(file.parent, file.suffix) for file in program.source_files()}
-                if any((path.parent, path.suffix) in source_kinds for path in changed):
+                if any((path.parent, path.suffix) in source_kinds for path in changed_files):
                     self._say(
                         f"Service {'/'.join(service)}: its source has changed, so it starts anew"
                     )

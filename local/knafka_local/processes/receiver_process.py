@@ -145,12 +145,13 @@ class ReceiverProcess:
 
     async def answers(self, path: str) -> bool:
         """Whether the Broker or KafkaChannel at this path takes events now."""
-        return await self._get(path, {"k-network-probe": "probe"}) is not None
+        knative_probe = {"k-network-probe": "probe"}  # asks for an answer without an event
+        return await self._get(path, knative_probe) is not None
 
     async def position(self) -> int | None:
         """Return the offset up to which the receiver has read its contract topic; None if it
         doesn't answer."""
-        (bearer,) = self._tokens.bearers(self._url)
+        (bearer,) = self._tokens.bearers(self._url)  # one, as `_tokens` has one key
         if (answer := await self._get("/contract", authorization(bearer))) is None:
             return None
         return int(json.loads(answer)["position"])

@@ -68,11 +68,11 @@ async def serve_issuer(folder: Path) -> AsyncIterator[Mapping[str, str]]:
     `BadIssuer`.
     """
     issuer = Issuer.load_or_create(folder)
-    answers = {DISCOVERY: issuer.discovery, JWKS: issuer.jwks}
+    documents = {DISCOVERY: issuer.discovery, JWKS: issuer.jwks}
 
-    async def answer(request: web.Request) -> web.Response:
+    async def serve_document(request: web.Request) -> web.Response:
         """Answer with the discovery document or the public key, by the request's path."""
-        return web.Response(body=answers[request.path], content_type="application/json")
+        return web.Response(body=documents[request.path], content_type="application/json")
 
     functions_token = issuer.token(
         FUNCTIONS_ACCOUNT, [ISSUER], FUNCTIONS_TOKEN_LIFETIME.total_seconds()
@@ -83,7 +83,7 @@ async def serve_issuer(folder: Path) -> AsyncIterator[Mapping[str, str]]:
         return await _answer_token_request(request, issuer, functions_token)
 
     application = web.Application()
-    application.add_routes([web.get(path, answer) for path in answers])
+    application.add_routes([web.get(path, serve_document) for path in documents])
     application.add_routes([web.post(TOKEN_REQUEST, issue_token)])
     runner = web.AppRunner(application, access_log=None)
     await runner.setup()

@@ -5,13 +5,11 @@
 
 A Job's name contains its run number, and the status counts the runs: if an operator dies between
 two effects, the next one does not create a Job twice. Jobs commit their position for the archive's
-own consumer group; its lag is the number of waiting dead letters.
+own consumer group; its lag is the number of waiting dead letters. `decide` returns few effects at a
+time, and is called again with their results.
 
-An operation (`operation_decide`) has a status of its own: its finished Job stays until that status
-has the outcome. If both the archive and an operation need a Job, they take turns; the oldest
-operation comes first.
-
-`decide` returns few effects at a time, and is called again with their results.
+An operation (`operation_decide`) has its own status, which must have the outcome before its Job is
+deleted. The archive and its operations take turns at Jobs; the oldest operation comes first.
 """
 
 from __future__ import annotations
@@ -78,7 +76,7 @@ ACCOUNT_REFUSAL: Final = Refusal("this archive", "AccountNotOurs", "JobRejected"
 JOB_REFUSAL: Final = Refusal("this archive", "JobNotOurs", "JobRejected")
 """The errors if the account of Jobs, or a Job, can't be created."""
 
-K = TypeVar("K")
+K = TypeVar("K")  # the client of a Broker's Kafka, which no decision uses
 
 
 @dataclass(frozen=True)
@@ -123,7 +121,7 @@ class ObservedArchive(ObservedObject, Generic[K]):
 
     @property
     def failure(self) -> KnafkaError | None:
-        """Return the error of the effect that has failed, after which none runs; None: none has."""
+        """Return the error of the failed effect, after which no other runs; None: none failed."""
         return next(iter(self.failed.values()), None)
 
     def after(self, effect: Effect, result: Any) -> ObservedArchive[K]:
@@ -195,7 +193,7 @@ def decide(observed: ObservedArchive[K], settings: Settings, now: datetime) -> A
     own_holder = lease_holder(observed.document)
     own_lease = observed.lease
     if own_lease is not None and own_lease["spec"].get("holderIdentity") != own_holder:
-        own_lease = None
+        own_lease = None  # another archive holds it
     release_effects = () if own_lease is None else (_lease_deletion(own_lease, settings),)
     archive = observed.archive
     if isinstance(archive, InvalidDocument) or not steps.conditions.holds(
@@ -203,13 +201,13 @@ def decide(observed: ObservedArchive[K], settings: Settings, now: datetime) -> A
     ):
         return steps.decision(*release_effects, phase=steps.idle_phase)
     status = {**observed.status, **steps.status}
-    is_run_due, includes_report, seconds = _find_due_run(archive, status, now)
+    is_run_due, includes_report, recheck_seconds = _find_due_run(archive, status, now)
     operation = observed.next_operation
     if is_run_due and not _is_last_run_own(observed.status):
         operation = None  # the last Job was an operation's: now it is the archive's turn
     if not is_run_due and operation is None:
-        seconds = min(seconds, observed.next_operation_in)
-        return steps.decision(*release_effects, phase=steps.idle_phase, requeue_after=seconds)
+        delay = min(recheck_seconds, observed.next_operation_in)
+        return steps.decision(*release_effects, phase=steps.idle_phase, requeue_after=delay)
 
     storage_root = manifests.storage_root(archive.metadata.namespace, archive.spec.storage)
     lease = manifests.lease_manifest(storage_root, own_holder, now, settings)
@@ -218,13 +216,15 @@ def decide(observed: ObservedArchive[K], settings: Settings, now: datetime) -> A
     if own_lease is None:
         if not observed.holder_is_gone:
             return steps.queued_decision()  # wait for the other archive
+        # With its version, the API server refuses the Lease if another archive was quicker.
         version = observed.lease["metadata"].get("resourceVersion")
         lease = {**lease, "metadata": {**lease["metadata"], "resourceVersion": version}}
         return steps.queued_decision(Apply(Step.REPLACE_LEASE, (lease,)))
     if archive.spec.executors and not observed.account_applied:
         account = manifests.account_manifests(archive)
         return steps.queued_decision(Apply(Step.APPLY_ACCOUNT, account, ACCOUNT_REFUSAL))
-    return steps.queued_decision(_create_job(archive, operation, includes_report, steps, settings))
+    creation = _job_creation(archive, operation, includes_report, steps, settings)
+    return steps.queued_decision(creation)
 
 
 def _set_conditions(steps: _ArchiveSteps[K], now: datetime) -> None:
@@ -237,7 +237,7 @@ def _set_conditions(steps: _ArchiveSteps[K], now: datetime) -> None:
             if not observed.is_broker_ours:
                 message = f'Broker "{archive.spec.broker}" is another implementation\'s'
                 raise NotReady("BrokerNotOurs", message)
-            if observed.broker is None:  # Ready doesn't matter for dead letters
+            if observed.broker is None:  # raises; a Broker with a topic needn't be Ready
                 check_broker(BROKERS, archive.spec.broker, None, None, observed.stored_broker)
         with conditions.step(STORAGE_READY):
             if observed.storage_problem is not None:
@@ -273,7 +273,7 @@ def _decide_about_job(
     return steps.decision(*effects, phase=phase, requeue_after=JOB_RECHECK_SECONDS)
 
 
-def _create_job(
+def _job_creation(
     archive: DeadLetterArchive,
     operation: Operation | None,
     includes_report: bool,
@@ -283,7 +283,7 @@ def _create_job(
     """Return the effect that starts the next Job: of `operation` or, if that is None, the archive's
     own, which writes a report if `includes_report`."""
     observed = steps.observed
-    assert observed.broker is not None
+    assert observed.broker is not None  # else `BrokerReady` wouldn't be True
     job = manifests.job_manifest(
         archive,
         steps.status["run"] + 1,
@@ -307,14 +307,14 @@ def _job_deletion(job: Mapping[str, Any]) -> Delete:
 
 def _lease_deletion(lease: Mapping[str, Any], settings: Settings) -> Delete:
     """Return the effect that deletes the Lease, so that another archive can take it."""
-    kind = manifests.COORDINATION, "Lease", settings.namespace
-    return Delete(Step.RELEASE_LEASE, (ObjectName(*kind, lease["metadata"]["name"]),))
+    location = manifests.COORDINATION, "Lease", settings.namespace
+    return Delete(Step.RELEASE_LEASE, (ObjectName(*location, lease["metadata"]["name"]),))
 
 
 def _waiting_status(
     waiting: int, previous_status: Mapping[str, Any], now: datetime
 ) -> Mapping[str, Any]:
-    """Return the status fields of waiting dead letters: number, and since when (empty if 0)."""
+    """Return the status fields: how many dead letters wait, and since when (empty if none)."""
     since = (previous_status.get("waitingSince") or timestamp(now)) if waiting else ""
     return {"waiting": waiting, "waitingSince": since}
 
@@ -373,7 +373,7 @@ def _next_retry_time(archive: DeadLetterArchive, status: Mapping[str, Any]) -> d
 
 def retry_after(failures: int) -> float:
     """Return the seconds until the next Job after `failures` (1 or more) in a row."""
-    return float(min(FIRST_RETRY * 2.0 ** min(failures - 1, 16), MAX_RETRY))
+    return float(min(FIRST_RETRY * 2.0 ** min(failures - 1, 16), MAX_RETRY))  # 16: no overflow
 
 
 def lease_holder(document: Mapping[str, Any]) -> str:

@@ -113,7 +113,7 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
         return archive_runs.timestamp(self.now())
 
     async def forget(self, document: Document) -> None:
-        """Drop the archive's record."""
+        """Drop what the operator has in memory about a deleted archive."""
         self._records.pop(document["metadata"].get("uid", ""), None)
 
     def on_job(self, job: Document) -> list[Key]:
@@ -150,9 +150,10 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
         if jobs and (remaining_jobs := await self._list_jobs(document)):
             message = f"Job {remaining_jobs[0]['metadata']['name']} is being ended"
             raise NotReady("Waiting", message, transient=True)
-        if (lease := await self._read_lease(document)) is not None:
-            if lease["spec"].get("holderIdentity") == deciding.lease_holder(document):
-                await self.cluster.delete(COORDINATION, "Lease", *Identity.of(lease))
+        lease = await self._read_lease(document)
+        own_holder = deciding.lease_holder(document)
+        if lease is not None and lease["spec"].get("holderIdentity") == own_holder:
+            await self.cluster.delete(COORDINATION, "Lease", *Identity.of(lease))
         if record.kafka is not None and record.group:
             await record.kafka.topics.delete_group(record.group)
 
@@ -213,9 +214,9 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
             storage_problem=storage_problem,
             group=group,
         )
-        return await self._with_operations(await self._with_waiting_count(observed, record))
+        return await self._with_next_operation(await self._with_waiting_count(observed, record))
 
-    async def _with_operations(self, observed: Observed) -> Observed:
+    async def _with_next_operation(self, observed: Observed) -> Observed:
         """Return `observed` with the operation that may run now, and the seconds until another one
         may. Raises `ClusterError`."""
         archive = Identity.of(observed.document)
@@ -251,7 +252,7 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
         claim, which has no tables, from an older one of the same name. Raises `ClusterError`."""
         storage, namespace = archive.spec.storage, archive.metadata.namespace
         if storage.claim is None:
-            return await self._find_store_problem(storage, namespace), ""
+            return await self._find_object_store_problem(storage, namespace), ""
         name = storage.claim.name
         claim = await self.cluster.get(CORE, "PersistentVolumeClaim", namespace, name)
         if claim is None:
@@ -266,7 +267,9 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
             return NotReady("ClaimNotShared", message), ""
         return None, str(claim["metadata"].get("uid", ""))
 
-    async def _find_store_problem(self, storage: Storage, namespace: str) -> KnafkaError | None:
+    async def _find_object_store_problem(
+        self, storage: Storage, namespace: str
+    ) -> KnafkaError | None:
         """Return the problem with an object store's endpoint or credentials; None: there is none.
         Raises `ClusterError`."""
         refusal = addresses.refusal_of_url(storage.endpoint)
@@ -286,7 +289,8 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
         secret = await self.cluster.get(CORE, "Secret", namespace, name)
         if secret is None:
             return NotReady("CredentialsNotFound", f"Secret {name} does not exist")
-        if missing := set(manifests.STORE_KEY_NAMES[:2]) - set(secret.get("data") or {}):
+        required_keys = set(manifests.STORE_KEY_NAMES[:-1])  # the last one is optional
+        if missing := required_keys - set(secret.get("data") or {}):
             message = f"Secret {name} has no {', '.join(sorted(missing))}"
             return NotReady("CredentialsIncomplete", message)
         return None
@@ -313,7 +317,7 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
             holder_is_gone=holder_is_gone,
             address=await self._read_broker_address(observed),
         )
-        return await self._with_operations(observed)
+        return await self._with_next_operation(observed)
 
     async def _read_broker_address(self, observed: Observed) -> str:
         """Return the URL in the status of the archive's Broker; empty if the archive is invalid, or
@@ -342,12 +346,14 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
             storage_root = manifests.storage_root(namespace, parse(Storage, storage))
         except InvalidDocument:
             return None
+        # All Leases are in the operator's namespace.
         lease_location = COORDINATION, "Lease", self.settings.namespace
         return await self.cluster.get(*lease_location, names.archive_lease(namespace, storage_root))
 
     async def _is_holder_gone(self, holder: str) -> bool:
-        """Whether a Lease's holder, in the form of `lease_holder`, is a deleted archive whose Jobs
-        are gone; also True for a text that names no archive. Raises `ClusterError`."""
+        """Whether `holder`, the holder of a Lease in the form `NAMESPACE/NAME/UID`, is a deleted
+        archive whose Jobs are gone; also True for a text that names no archive. Raises
+        `ClusterError`."""
         namespace, _, name_and_uid = holder.partition("/")
         name, _, uid = name_and_uid.rpartition("/")
         if not (namespace and name and uid):
@@ -362,8 +368,9 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
     async def follow_up(
         self, effect: Effect, observed: Observed, record: _ArchiveRecord
     ) -> Observed:
-        """Return `observed` with what the effect has changed read again: the number of waiting dead
-        letters after a recorded run, nothing after an applied account, else Jobs and Lease."""
+        """Read again what the effect has changed, and return `observed` with it: the number of
+        waiting dead letters after a recorded run, nothing after an applied account, else Jobs and
+        Lease. Raises `ClusterError`."""
         match effect.step:
             case Step.RECORD_RUN:
                 record.waiting.forget()
@@ -371,7 +378,8 @@ class Archives(Reconciler[Observed, deciding.ArchiveDecision, _ArchiveRecord], K
             case Step.APPLY_ACCOUNT:
                 return observed
         if isinstance(effect, Create):
-            # A created Job may be an operation's, which it changes; a Lease has no such label.
+            # If a Job of an operation was created, its operation must read its Jobs again. The
+            # archive's own Jobs, and Leases, have no such label.
             labels = effect.manifest["metadata"].get("labels") or {}
             self.operations.on_job(labels.get(OPERATION_LABEL, ""))
         return await self._with_jobs(observed, record)

@@ -28,7 +28,9 @@ MAX_ARCHIVE_NAME: Final = 52
 """Most characters of an archive's name: Jobs' names add the run number, and pods' names add
 more."""
 
-_match_url = re.compile(r"([a-z0-9]+)://([A-Za-z0-9.@_-]+)((?:/[A-Za-z0-9._=-]+)*)/?").fullmatch
+_match_url = re.compile(
+    r"(?P<scheme>[a-z0-9]+)://[A-Za-z0-9.@_-]+(?P<path>(?:/[A-Za-z0-9._=-]+)*)/?"
+).fullmatch
 _match_path_part = re.compile(r"[A-Za-z0-9._=-]+").fullmatch
 _match_quantity = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:m|[kMGTPE]i?)?").fullmatch
 
@@ -37,15 +39,15 @@ def _normalize_url(text: str) -> str:
     """Return the URL of a bucket and path without trailing slashes. Raises a validation error
     unless the URL has one of `SCHEMES` and no part `..`."""
     matched = _match_url(text)
-    if matched is None or matched[1] not in SCHEMES or ".." in matched[3].split("/"):
+    if matched is None or matched["scheme"] not in SCHEMES or ".." in matched["path"].split("/"):
         schemes = ", ".join(f"{scheme}://" for scheme in SCHEMES)
         raise problem(f"invalid value: {text:.200}: want one of {schemes} with a bucket and a path")
     return text.rstrip("/")
 
 
 def _normalize_path(text: str) -> str:
-    """Return the folder's path without slashes at the ends. Raises a validation error for `.`, `..`
-    or an illegal part."""
+    """Return the path of a folder in a volume, without slashes at the ends. Raises a validation
+    error if a part between slashes is empty, `.`, `..` or has an illegal character."""
     parts = text.strip("/").split("/")
     if any(_match_path_part(part) is None or part in (".", "..") for part in parts):
         raise problem(f"invalid value: {text:.200}: want a folder below the claim, such as orders")
@@ -141,6 +143,7 @@ class Reporting(Declared):
         """Check that the schedule is a cron expression and the time zone exists. Raises a
         validation error."""
         try:
+            # The constructor parses both; Sensors' schedules have the same format.
             Reset(self.schedule, self.time_zone)
         except InvalidDocument as error:
             field = "schedule" if error.path == "cron" else "timeZone"
@@ -155,10 +158,11 @@ class Retention(Declared):
     unresolved: PositiveDuration | None = None
 
     @model_validator(mode="after")
-    def _check_unresolved_retention(self) -> Self:
-        """Check that a declared retention of resolved failures isn't longer than that of unresolved
-        ones; a retention that is None isn't checked. Raises a validation error."""
-        if self.unresolved is not None and (self.resolved or 0) > self.unresolved:
+    def _check_retention_order(self) -> Self:
+        """Check that resolved failures aren't kept longer than unresolved ones, if both retentions
+        are declared. Raises a validation error."""
+        resolved, unresolved = self.resolved, self.unresolved
+        if resolved is not None and unresolved is not None and resolved > unresolved:
             raise problem("is longer than that of unresolved failures", "resolved")
         return self
 

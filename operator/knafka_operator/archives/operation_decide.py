@@ -90,12 +90,12 @@ class ObservedOperation(ObservedObject):
         return self.document.get("status") or {}
 
     def after(self, effect: Effect, result: Any) -> ObservedOperation:
-        """Return a copy that says that the deletion was tried; an operation has no other effect."""
+        """Return a copy with `deletion_tried`: the deletion is an operation's only effect."""
         return replace(self, deletion_tried=True)
 
     def with_failure(self, effect: Effect, error: KnafkaError) -> ObservedOperation:
-        """Return a copy that says that the deletion was tried: it has failed, and is tried again
-        at the next reconciliation."""
+        """Return a copy with `deletion_tried`: the deletion has failed, and is tried again at the
+        next reconciliation."""
         return replace(self, deletion_tried=True)
 
 
@@ -139,10 +139,10 @@ def decide(observed: ObservedOperation, now: datetime) -> OperationDecision:
     with conditions.step(ARCHIVE_READY):
         _check_archive(operation, observed.archive)
     if not conditions.holds(ARCHIVE_READY):
-        steps.wait("ArchiveNotReady", "it begins once its archive is ready")
+        steps.set_waiting("ArchiveNotReady", "it begins once its archive is ready")
         return steps.decision("Pending", conditions.by_type()[ARCHIVE_READY].message)
     message = _queue_message(observed, failure.get("message", ""), {**observed.status, **status})
-    steps.wait("Retrying" if failure else "Queued", message)
+    steps.set_waiting("Retrying" if failure else "Queued", message)
     return steps.decision(QUEUED, message)
 
 
@@ -162,29 +162,29 @@ class _OperationSteps:
         if isinstance(observed.operation, Replay):
             self.status["replayID"] = observed.operation.metadata.uid
 
-    def wait(self, reason: str, message: str) -> None:
+    def set_waiting(self, reason: str, message: str) -> None:
         """Set `JobSucceeded` to Unknown with this reason and message."""
         self.conditions.fail(JOB_SUCCEEDED, NotReady(reason, message, transient=True))
 
     def decision(self, phase: str, message: str = "") -> OperationDecision:
         """Return the decision for this phase, with the conditions and status set so far. If the
         phase is one of `FINISHED`, the status also gets the completion time."""
-        observed, status, time = self.observed, self.status, timestamp(self.now)
+        observed, status, now_text = self.observed, self.status, timestamp(self.now)
         status.update(phase=phase, message=message)
         previous_conditions = observed.status.get("conditions") or ()
-        status["conditions"] = self.conditions.merge_into(previous_conditions, time)
+        status["conditions"] = self.conditions.merge_into(previous_conditions, now_text)
         if phase not in FINISHED:
             return OperationDecision(status, RECHECK_SECONDS)
-        status["completionTime"] = time
-        return OperationDecision(
-            status, _decision_after_end(observed, time, self.now).requeue_after
-        )
+        status["completionTime"] = now_text
+        # Only the delay: the deletion waits until the operation's status has been written.
+        requeue_after = _decision_after_end(observed, now_text, self.now).requeue_after
+        return OperationDecision(status, requeue_after)
 
 
 def _decide_by_jobs(operation: Operation, steps: _OperationSteps) -> OperationDecision | None:
-    """Return the decision of an operation with a Job that runs, or that has succeeded since the
-    last decision; None: there is no such Job. Side effect: a Job that has failed since the last
-    decision is counted as an attempt in the status of `steps`."""
+    """Return the decision if a Job of the operation runs, or has succeeded since the last decision;
+    None: there is no such Job. Side effect: a Job that has failed since the last decision is
+    counted as an attempt in the status of `steps`."""
     observed, status, now = steps.observed, steps.status, timestamp(steps.now)
     for job in sorted(observed.jobs, key=lambda job: str(job["metadata"]["creationTimestamp"])):
         name, pod = object_name(job), observed.pods.get(object_name(job))
@@ -192,12 +192,14 @@ def _decide_by_jobs(operation: Operation, steps: _OperationSteps) -> OperationDe
         steps.conditions.set_true(ARCHIVE_READY)
         if not (outcome := job_outcome(job)):
             status["job"] = name
-            unstarted = why_not_started(pod) if pod is not None else ""
-            message = f"Job {name} doesn't start: {unstarted:.500}" if unstarted else ""
-            steps.wait("JobNotStarted" if message else "Running", message or f"Job {name} runs")
+            start_problem = why_not_started(pod) if pod is not None else ""
+            message = f"Job {name} doesn't start: {start_problem:.500}" if start_problem else ""
+            steps.set_waiting(
+                "JobNotStarted" if message else "Running", message or f"Job {name} runs"
+            )
             return steps.decision("Running", message)
         if has_outcome_of(name, observed.status):
-            continue
+            continue  # an earlier decision has recorded how the Job ended
         status["lastJob"] = name
         report = parse_run_report(terminated_state(pod).get("message") or "")
         if outcome == "Complete":
@@ -265,17 +267,17 @@ def _queue_message(observed: ObservedOperation, failure: str, status: Mapping[st
     """Return a sentence for users that says why a queued operation doesn't run yet. `failure` is
     the message of its last failed attempt (empty: none has failed), `status` the operation's stored
     status, updated with the new decision."""
-    archive = (observed.archive or {}).get("status") or {}
+    archive_status = (observed.archive or {}).get("status") or {}
     message = "its turn comes next"
-    if job := archive.get("job"):
+    if job := archive_status.get("job"):
         message = f"Job {job} of its archive runs"
-    elif archive.get("phase") == QUEUED:
+    elif archive_status.get("phase") == QUEUED:
         message = "the tables of its archive are in use"
     retry_time = retry_at(status)
     if retry_time is None:
         return message
-    times = f"attempt {status['attempts']} of {MAX_ATTEMPTS} failed: {failure}"
-    return f"{times}; the next begins after {timestamp(retry_time)}"
+    attempt_text = f"attempt {status['attempts']} of {MAX_ATTEMPTS} failed: {failure}"
+    return f"{attempt_text}; the next begins after {timestamp(retry_time)}"
 
 
 def _counts_of_job(operation: Operation, report: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -293,20 +295,21 @@ def _counts_of_job(operation: Operation, report: Mapping[str, Any]) -> Mapping[s
 def _decision_after_end(
     observed: ObservedOperation, ended: str, now: datetime
 ) -> OperationDecision:
-    """Return the decision for an operation that ended at `ended` (RFC 3339): delete it if its time
-    to live is over, else reconcile it again at that time. The status stays unchanged."""
+    """Return the decision for an operation that ended at the time `ended` (RFC 3339): delete it if
+    its time to live is over, else reconcile it again at that time (at the latest after
+    `FINISHED_RECHECK_SECONDS`). The status stays unchanged."""
     operation, metadata = observed.operation, observed.document["metadata"]
     if isinstance(operation, InvalidDocument):
         return OperationDecision({}, FINISHED_RECHECK_SECONDS)
-    seconds = operation.spec.ttl_seconds_after_finished
-    if seconds is None:
+    time_to_live = operation.spec.ttl_seconds_after_finished
+    if time_to_live is None:
         return OperationDecision({}, FINISHED_RECHECK_SECONDS)
     # Computed in seconds: with a long time to live, the time of the deletion would overflow
     # `datetime`.
-    seconds_left = seconds - (now - parse_timestamp(ended)).total_seconds()
+    seconds_left = time_to_live - (now - parse_timestamp(ended)).total_seconds()
     operation_name = ObjectName(
         KNAFKA, observed.document["kind"], metadata["namespace"], metadata["name"]
     )
-    deleting = (Delete(Step.DELETE_OPERATION, (operation_name,)),)
+    deletion = Delete(Step.DELETE_OPERATION, (operation_name,))
     requeue_after = min(max(1.0, seconds_left), FINISHED_RECHECK_SECONDS)
-    return OperationDecision({}, requeue_after, () if seconds_left > 0 else deleting)
+    return OperationDecision({}, requeue_after, () if seconds_left > 0 else (deletion,))

@@ -71,7 +71,7 @@ class JobVerdicts:
     unrecorded: frozenset[str]
     """Jobs whose outcome the operation's status doesn't have yet, so that they must stay."""
     unwanted: frozenset[str]
-    """Jobs whose operation was deleted."""
+    """Jobs whose operation is gone or being deleted."""
 
 
 @dataclass(eq=False)
@@ -115,7 +115,7 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
         return self._records.get(uid)
 
     async def forget(self, document: Document) -> None:
-        """Drop what is in memory about an operation."""
+        """Drop what the operator has in memory about a deleted operation."""
         uid = document["metadata"].get("uid", "")
         self._records.pop(uid, None)
         self._requeue_delays.pop(uid, None)
@@ -152,10 +152,8 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
 
     async def find_next_operation(self, archive: Identity) -> tuple[Operation | None, float]:
         """Return the archive's oldest queued operation that may run now (None: there is none), and
-        the seconds until a queued one that has failed may be retried (infinite: there is none).
-
-        Raises `ClusterError`.
-        """
+        the seconds until one whose last attempt has failed may be retried (infinite: there is
+        none). Raises `ClusterError`."""
         seconds_until_retry = math.inf
         candidates = [record for record in self._records.values() if record.archive == archive]
         for record in sorted(candidates, key=lambda record: record.turn):
@@ -175,21 +173,22 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
         return None, seconds_until_retry
 
     async def find_job_verdicts(self, jobs: Sequence[Document]) -> JobVerdicts:
-        """Sort out those of an archive's `jobs` that need attention: Jobs whose operation hasn't
-        recorded their outcome yet, and Jobs whose operation is gone. Jobs of the archive itself are
-        in neither set. Raises `ClusterError`."""
+        """Return which of an archive's `jobs` need attention: those whose operation hasn't recorded
+        their outcome yet, and those whose operation is gone or being deleted. Jobs of the archive
+        itself are in neither set. Raises `ClusterError`."""
         unrecorded, unwanted = set[str](), set[str]()
         for job in jobs:
             if not (uid := operation_uid(job)):
                 continue  # the archive's own Job
             metadata = job["metadata"]
-            operation_name = (metadata.get("annotations") or {}).get(OPERATION_ANNOTATION, "")
-            kind, _, name = operation_name.partition("/")
+            kind_and_name = (metadata.get("annotations") or {}).get(OPERATION_ANNOTATION, "")
+            kind, _, name = kind_and_name.partition("/")
             document = None
             if kind in OPERATIONS and name:
                 document = await self.cluster.get(KNAFKA, kind, metadata["namespace"], name)
             operation = document or {}
             operation_metadata = operation.get("metadata") or {}
+            # Another UID, or none: the operation is gone, even if a new one has its name.
             if operation_metadata.get("uid") != uid or "deletionTimestamp" in operation_metadata:
                 unwanted.add(object_name(job))
             elif not deciding.has_outcome_of(object_name(job), operation.get("status") or {}):
@@ -214,7 +213,7 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
     def decide(
         self, observed: ObservedOperation, record: _OperationRecord | None
     ) -> OperationDecision:
-        """Decide from `observed`, and keep the delay until the operation is reconciled again."""
+        """Decide what to do from `observed`, and record when to reconcile again."""
         decision = deciding.decide(observed, self.now())
         self._requeue_delays[observed.document["metadata"].get("uid", "")] = decision.requeue_after
         return decision
@@ -225,8 +224,8 @@ class Operations(Reconciler[ObservedOperation, OperationDecision, _OperationReco
         decision: OperationDecision,
         record: _OperationRecord | None,
     ) -> Mapping[str, Any]:
-        """Return the stored status, updated with the last decision's. Also drop the operation's
-        record if the operation has finished by this status."""
+        """Return the stored status, updated with the last decision's. If the operation has finished
+        by this status, also drop its record."""
         status = {**observed.status, **decision.status}
         self.remember({**observed.document, "status": status})
         return status

@@ -31,12 +31,10 @@ def parse_run_report(text: str) -> Mapping[str, Any]:
 def job_outcome(job: Mapping[str, Any]) -> str:
     """Return how a Job ended, `Complete` or `Failed`; empty while it or its pods run."""
     conditions = (job.get("status") or {}).get("conditions") or ()
-    true_conditions = (
+    true_types = (
         condition["type"] for condition in conditions if condition.get("status") == "True"
     )
-    return next(
-        (condition for condition in true_conditions if condition in ("Complete", "Failed")), ""
-    )
+    return next((type_ for type_ in true_types if type_ in ("Complete", "Failed")), "")
 
 
 def run_number(job: Mapping[str, Any]) -> int:
@@ -51,7 +49,7 @@ def run_number_in(name: str) -> int:
 
 
 def object_name(job: Mapping[str, Any]) -> str:
-    """Return the name of a Job, or of another object."""
+    """Return the name of a Job or any other object of the cluster."""
     return str(job["metadata"]["name"])
 
 
@@ -61,9 +59,9 @@ def operation_uid(job: Mapping[str, Any]) -> str:
 
 
 def is_recorded(job: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
-    """Whether `status`, the archive's, already records how this Job ended."""
-    last = status.get("lastOperation" if operation_uid(job) else "lastRun") or {}
-    return bool(last.get("job") == object_name(job))
+    """Whether `status`, that of a Job's archive, already records how the Job ended."""
+    last_run = status.get("lastOperation" if operation_uid(job) else "lastRun") or {}
+    return bool(last_run.get("job") == object_name(job))
 
 
 def run_status_patch(
@@ -142,15 +140,16 @@ def _replacing_patch(
 
 
 def start_time(job: Mapping[str, Any]) -> str:
-    """Return when a Job started (RFC 3339); empty: not known."""
-    reported = job.get("status") or {}
-    return str(reported.get("startTime") or job["metadata"].get("creationTimestamp") or "")
+    """Return when a Job started, else when it was created (RFC 3339); empty: neither is known."""
+    status = job.get("status") or {}
+    return str(status.get("startTime") or job["metadata"].get("creationTimestamp") or "")
 
 
 def terminated_state(pod: Mapping[str, Any] | None) -> Mapping[str, Any]:
     """Return the `terminated` state of a pod's container; empty if the container hasn't ended, or
     there is no pod (None)."""
     statuses: Sequence[Any] = ((pod or {}).get("status") or {}).get("containerStatuses") or ()
+    # A Job's pod has one container.
     state = (statuses[0].get("state") or {}) if statuses else {}
     terminated: Mapping[str, Any] = state.get("terminated") or {}
     return terminated
@@ -174,7 +173,8 @@ def failure_message(
 
 
 def why_not_started(pod: Mapping[str, Any]) -> str:
-    """Return why a pod doesn't start; empty if it has started or no problem is reported."""
+    """Return why a pod doesn't start: reason and message of its waiting container, else of its
+    failed scheduling. Empty: it has started, or no problem is reported."""
     status = pod.get("status") or {}
     for container in status.get("containerStatuses") or ():
         waiting = (container.get("state") or {}).get("waiting") or {}
@@ -192,5 +192,5 @@ def timestamp(moment: datetime) -> str:
 
 
 def parse_timestamp(text: str) -> datetime:
-    """Parse an RFC 3339 time."""
+    """Return the time in an RFC 3339 text, such as `2026-01-31T12:00:00Z`."""
     return datetime.fromisoformat(text)

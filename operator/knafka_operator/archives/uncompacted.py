@@ -1,7 +1,7 @@
 """Dead letters: counts the records of dead-letter topics that an archive has not compacted yet.
 
-One check of a Kafka serves all archives there, with two requests in all. A group's lag is read only
-if its topic has grown since.
+Two requests read the end offsets of a Kafka's dead-letter topics for all archives. An archive's lag
+on a topic is read again only if the topic has grown since, or the archive's last run has ended.
 
 Not here: when waiting dead letters start a Job (`archives.decide`).
 """
@@ -55,11 +55,12 @@ class UncompactedCounts:
     """The group's known lag on each topic."""
 
     def forget(self) -> None:
-        """Forget all lags, as the group may have committed."""
+        """Drop all known lags, as they change when the group commits offsets."""
         self.counts.clear()
 
     def is_current(self, topic: str, ends: Positions) -> bool:
-        """Whether the lag on a topic that ends at `ends` is known."""
+        """Whether the known lag on `topic` is up to date: read when the topic had the end offsets
+        `ends`. False if no lag on it is known."""
         count = self.counts.get(topic)
         return count is not None and count.ends == ends
 
@@ -95,10 +96,11 @@ class UncompactedDeadLetters:
         topics_to_count = [
             topic
             for topic, positions in ends.items()
+            # A topic whose partitions all end at 0 never had a record.
             if any(positions.values()) and not uncompacted.is_current(topic, positions)
         ]
-        for first in range(0, len(topics_to_count), GROUP_LAGS_AT_ONCE):
-            batch = topics_to_count[first : first + GROUP_LAGS_AT_ONCE]
+        for start in range(0, len(topics_to_count), GROUP_LAGS_AT_ONCE):
+            batch = topics_to_count[start : start + GROUP_LAGS_AT_ONCE]
             lags = await asyncio.gather(
                 *(_read_group_lag(kafka.topics, group, topic) for topic in batch)
             )
@@ -129,7 +131,6 @@ class UncompactedDeadLetters:
 
 
 async def _read_group_lag(topics: LogAdmin, group: str, topic: str) -> int:
-    """Read a group's total lag (records) on a topic from Kafka, not from the client's cache. Raises
-    `LogError`."""
-    topics.forget_group(group)
+    """Return a group's total lag (records) on a topic, read from Kafka. Raises `LogError`."""
+    topics.forget_group(group)  # else the client answers with offsets that it remembers
     return (await topics.lags([group], topic))[group].total

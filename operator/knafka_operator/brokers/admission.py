@@ -102,7 +102,7 @@ def class_warnings(document: Document, classes: Set[str]) -> list[str]:
     """Return a list with a warning if the class of a Broker that Knafka doesn't serve is missing,
     or looks like a misspelling of one of `classes`, those that Knafka serves; else an empty list.
     """
-    # All mutating webhooks have run by now: a Broker without a class stays without one.
+    # Mutating webhooks have run by now: a Broker that still has no class stays without one.
     knafka_classes = " or ".join(sorted(classes - {""}))
     declared_class = annotations_of(document).get(BROKER_CLASS, "")
     path = annotation_path(BROKER_CLASS)
@@ -112,10 +112,12 @@ def class_warnings(document: Document, classes: Set[str]) -> list[str]:
             f"{path} is not set, so nobody serves this Broker: Knafka's are "
             f"{knafka_classes}. {remedy}"
         ]
+    # Without regard to case, so that `KAFKA` counts as a misspelling of `Kafka`.
     folded_classes = {knafka_class.casefold() for knafka_class in classes}
-    if get_close_matches(
+    similar_classes = get_close_matches(
         declared_class.strip().casefold(), folded_classes, n=1, cutoff=CLASS_SIMILARITY
-    ):
+    )
+    if similar_classes:
         return [
             f"{path}: {declared_class:.80} is no class of Knafka's, which are "
             f"{knafka_classes}. {remedy}"
@@ -124,8 +126,8 @@ def class_warnings(document: Document, classes: Set[str]) -> list[str]:
 
 
 def _broker_problems(document: Document, maxima: Maxima) -> Iterator[Problem]:
-    """Yield the problems with a Broker's fields and annotations. `maxima` limits the number of the
-    receiver's pods."""
+    """Yield each problem with a Broker's fields and annotations. `maxima` has the installation's
+    limits, here for the number of the receiver's pods."""
     annotations = annotations_of(document)
     # Without the status: only operators write it.
     yield from schema_problems(Broker, {**document, "status": None})

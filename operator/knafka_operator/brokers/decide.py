@@ -128,8 +128,9 @@ class _BrokerEntry:
 
 
 def decide(observed: ObservedBroker, settings: Settings) -> AddressableDecision:
-    """Decide a Broker's conditions, status and next effects; the effects are in the order in which
-    they must run (`BROKER_ORDER`)."""
+    """Decide a Broker's conditions, status and next effects. The effects are in the order in which
+    they must run (`decisions.steps.BROKER_ORDER`). After an early return, the conditions that
+    aren't decided yet wait for the one that isn't True."""
     no_receiver = NotReady("NoReceiver", "no receiver has been Ready yet", transient=True)
     steps = AddressableSteps(observed, BROKER_CONDITIONS, no_receiver)
     steps.status |= NO_DEAD_LETTER_SINK
@@ -139,7 +140,7 @@ def decide(observed: ObservedBroker, settings: Settings) -> AddressableDecision:
     configuration = _decide_configuration(observed, steps)
     if configuration is None or not _project_secret(observed, configuration, steps):
         return steps.decision()
-    if observed.refused is not None:
+    if observed.refused is not None:  # `_decide_configuration` has failed `TopicReady`
         return steps.decision()
 
     broker, connection = configuration.broker, configuration.connection
@@ -161,7 +162,7 @@ def decide(observed: ObservedBroker, settings: Settings) -> AddressableDecision:
     )
     entry = _BrokerEntry(
         configuration,
-        configuration.rules.in_contract(ingress, broker),
+        configuration.rules.added_to(ingress, broker),
         receiver,
         Identity(broker.metadata.namespace, receiver_services.receiver_name(broker)),
     )
@@ -169,7 +170,7 @@ def decide(observed: ObservedBroker, settings: Settings) -> AddressableDecision:
     if not steps.conditions.holds(CONTRACT_UPDATED):
         return steps.decision(topic)
     is_direct_way = _decide_receiver(observed, entry, settings, steps)
-    if observed.revision is None:
+    if observed.revision is None:  # the receiver isn't Ready yet
         return steps.decision(topic)
     _await_entry(observed, entry, steps)
     https = _decide_tls_service(observed, broker, steps)
@@ -184,10 +185,10 @@ def decide(observed: ObservedBroker, settings: Settings) -> AddressableDecision:
 def _decide_configuration(
     observed: ObservedBroker, steps: AddressableSteps
 ) -> _BrokerConfiguration | None:
-    """Decide `ConfigParsed` and `DeadLetterSinkResolved`, and fail `TopicReady` for an external
-    topic that isn't allowed. Returns the configuration; None: a part of it can't be read.
+    """Decide `ConfigParsed` and `DeadLetterSinkResolved`, and fail `TopicReady` if the Broker's
+    external topic isn't allowed. Returns the configuration; None: a part of it can't be read.
 
-    An error that is raised in a step becomes that step's condition, and goes no further.
+    An error that is raised in a `step` block becomes that step's condition, and goes no further.
     """
     broker: Broker | None = None
     configuration: _BrokerConfiguration | None = None
@@ -210,9 +211,9 @@ def _decide_configuration(
 def _project_secret(
     observed: ObservedBroker, configuration: _BrokerConfiguration, steps: AddressableSteps
 ) -> bool:
-    """Request that the Broker's Secret is copied to the Broker's namespace, if the pods need a copy
-    and this reconciliation hasn't made one yet. Returns whether the decision can go on: the pods
-    can mount the Secret, or need none."""
+    """Request that Kafka's Secret is copied to the Broker's namespace, if the pods need a copy and
+    this reconciliation hasn't made one yet. Returns whether the decision can go on: the pods can
+    mount the Secret, or need none."""
     mount = configuration.connection.mount
     if mount is None or mount.projected is None or observed.projected:
         return True
@@ -289,6 +290,7 @@ def _decide_tls_service(
     Returns the receiver's https address, or the error that explains why it has none; None: https is
     off. The error also becomes the reason if the Broker gets no address at all."""
     https = observed.https
+    # Caught here, not by a `step`: the error must explain the missing https address.
     if isinstance(https, Https) and https.secret is not None and not observed.tls_served:
         try:
             steps.needed.run_first(
@@ -318,15 +320,17 @@ def _set_address(
     service, path = entry.service, entry.ingress.path
     broker, rules = entry.configuration.broker, entry.configuration.rules
     url = services.service_url(service.name, service.namespace, settings) + path
-    has_answered = observed.revision in (steps.annotations.get(PROBED), observed.probed)
-    probed_url = direct_url(broker, settings) + path if is_direct_way else url
-    if has_answered or steps.stored_address.get("url") == probed_url:
-        url = probed_url
+    # The last Revision that has answered a probe: by the status, and in this reconciliation.
+    probed_revisions = steps.annotations.get(PROBED), observed.probed
+    has_answered = observed.revision in probed_revisions
+    url_to_probe = direct_url(broker, settings) + path if is_direct_way else url
+    if has_answered or steps.stored_address.get("url") == url_to_probe:
+        url = url_to_probe
     steps.set_addresses(url, entry.ingress, https, rules, broker)
     with steps.conditions.step(PROBE_SUCCEEDED):
         assert observed.revision is not None
         if not has_answered:
-            steps.needed.run_first(Probe(probed_url, observed.revision))
+            steps.needed.run_first(Probe(url_to_probe, observed.revision))
         steps.annotations[PROBED] = observed.revision
 
 
@@ -337,4 +341,4 @@ def receiver_contract(broker: Broker, connection: BrokerConnection, settings: Se
     kafka = connection.defaults.kafka.model_copy(update={"consumer": {}, "producer": {}})
     secret = None if connection.mount is None else connection.mount.secret
     path = f"/{broker.metadata.namespace}/{broker.metadata.name}"
-    return contract_topics.contract_for_secret("Brokers", kafka, secret, settings, path)
+    return contract_topics.receiver_for_secret("Brokers", kafka, secret, settings, path)

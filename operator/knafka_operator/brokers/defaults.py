@@ -24,7 +24,7 @@ from knafka_operator.model.resources import BROKER_CLASS, Broker, ConfigMap, Del
 DEFAULTS_KEY: Final = "default-br-config"
 """Key of the ConfigMap `config-br-defaults`, whose value is YAML."""
 _CONFIG_FIELDS: Final = frozenset({"apiVersion", "kind", "name", "namespace", "delivery"})
-"""An entry that has one of these fields configures its `brokerClass`."""
+"""Fields that configure an entry's `brokerClass`; an entry without any of them only names it."""
 
 
 def default_class(namespace: str, defaults: ConfigMap | None) -> str:
@@ -57,8 +57,8 @@ def with_default_delivery(broker: Broker, defaults: ConfigMap | None) -> Broker:
 
 
 def _parse_entries(defaults: ConfigMap | None) -> Mapping[str, Any]:
-    """Return the parsed YAML with `clusterDefault` and `namespaceDefaults`; empty if there is no
-    ConfigMap or the YAML is no mapping. Raises `InvalidDocument` if it is no YAML."""
+    """Return the ConfigMap's parsed YAML, with `clusterDefault` and `namespaceDefaults`; empty if
+    there is no ConfigMap or the YAML is no mapping. Raises `InvalidDocument` if it is no YAML."""
     if defaults is None:
         return {}
     try:
@@ -69,7 +69,7 @@ def _parse_entries(defaults: ConfigMap | None) -> Mapping[str, Any]:
 
 
 def _location(defaults: ConfigMap) -> str:
-    """Return where the defaults are declared, for errors."""
+    """Return where the defaults are declared, for error messages."""
     return f"data.{DEFAULTS_KEY} of ConfigMap {defaults.id}"
 
 
@@ -80,6 +80,7 @@ def _find_class_entry(
     cluster's. If neither has one for the class, return `clusterDefault` itself (empty without one).
     """
     namespace_entry = _mapping_at(_mapping_at(defaults, "namespaceDefaults"), namespace)
+    # An entry's own fields are for its `brokerClass`; its `brokerClasses` are for other classes.
     if namespace_entry.get("brokerClass") == class_:
         if _CONFIG_FIELDS & namespace_entry.keys():
             return namespace_entry

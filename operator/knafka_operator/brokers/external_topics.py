@@ -40,7 +40,8 @@ _match_legal_pattern = re.compile(r"(?:[A-Za-z0-9._*-]|\{namespace\})+").fullmat
 _match_legal_namespace = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?").fullmatch
 """Matches the names that Kubernetes allows for namespaces."""
 _NO_SEPARATOR: Final = r"(?:[-a-z0-9]|\{namespace\})*"
-"""Any text of a pattern without a character that no namespace has, such as `.` or `_`."""
+"""Regular expression of a part of a pattern without a separator: a separator is a character that no
+namespace's name has, such as `.` or `_`."""
 _find_ambiguity = re.compile(
     rf"\{{namespace\}}{_NO_SEPARATOR}\*|\*{_NO_SEPARATOR}\{{namespace\}}"
 ).search
@@ -58,8 +59,9 @@ def reserved_reason(topic: str) -> str | None:
 
 
 def is_sensor_topic(topic: str, sensor_names: Container[str]) -> bool:
-    """Whether a topic is a Sensor's. `sensor_names` has all names that Sensors have claimed. Some
-    of these are names of consumer groups, so the form of the topic's name is checked, too."""
+    """Whether a topic is a Sensor's. `sensor_names` has the names of all topics and consumer groups
+    that Sensors have claimed; because of the groups, the form of the topic's name is checked, too.
+    """
     return topic in sensor_names and _match_sensor_topic(topic) is not None
 
 
@@ -67,14 +69,14 @@ def external_topic_refusal(
     topic: str,
     namespace: str,
     allowed: str,
-    where: str,
+    config_map: str,
     sensor_names: Container[str] = frozenset(),
     broker_topics: Container[str] = frozenset(),
 ) -> str | None:
     """Return why a Broker of this namespace may not use this external topic; None: it may.
-    `allowed` is the value of `external.topics`, and `where` names the ConfigMap with that key.
-    `sensor_names` has all names that Sensors have claimed, `broker_topics` the topics that other
-    Brokers have claimed.
+    `allowed` is the value of `external.topics`, and `config_map` describes the ConfigMap with that
+    key, for the text. `sensor_names` has the names of all topics and consumer groups that Sensors
+    have claimed, `broker_topics` the topics that other Brokers have claimed.
     """
     is_of_sensor = is_sensor_topic(topic, sensor_names)
     reason = "it is a Sensor's" if is_of_sensor else reserved_reason(topic)
@@ -87,14 +89,14 @@ def external_topic_refusal(
     for pattern in patterns:
         if (problem := _pattern_problem(pattern)) is not None:
             ignored_patterns.append(f"{pattern:.300} ({problem})")
-        elif _matches(pattern, topic, namespace):
+        elif _is_match(pattern, topic, namespace):
             if "*" not in pattern or _match_sensor_topic(topic) is None:
-                return None
+                return None  # allowed
             problem = "a name like those of Sensors' topics wants no '*'"
             ignored_patterns.append(f"{pattern:.300} ({problem})")
     return (
         f"external topic {topic:.300} is not allowed in namespace {namespace}: to allow it, set "
-        f"{EXTERNAL_TOPICS} in {where} to a list of patterns of which one matches it"
+        f"{EXTERNAL_TOPICS} in {config_map} to a list of patterns of which one matches it"
         + (f"; these are ignored there: {', '.join(ignored_patterns)}" if ignored_patterns else "")
     )
 
@@ -110,9 +112,9 @@ def _pattern_problem(pattern: str) -> str | None:
     return None
 
 
-def _matches(pattern: str, topic: str, namespace: str) -> bool:
-    """Whether the topic's name matches a usable pattern, in which `NAMESPACE` stands for the given
-    namespace."""
+def _is_match(pattern: str, topic: str, namespace: str) -> bool:
+    """Whether the topic's name matches the pattern, in which `{namespace}` stands for `namespace`.
+    The pattern has no problem (`_pattern_problem`)."""
     if _match_legal_namespace(namespace) is None:
         return False
     # Neither a legal pattern nor a namespace has any of fnmatch's other special characters.

@@ -35,9 +35,9 @@ class BrokerKafkas:
     states: States
 
     async def connect(self, broker: Broker) -> tuple[BrokerConnection, KafkaCluster]:
-        """Return the configuration and client of a Broker's Kafka. The Broker's ConfigMap is merged
-        over the installation's; its Secret must exist, and the Broker must be allowed to use both.
-        Raises the errors in `EXPECTED`, and `ClusterError`."""
+        """Return the configuration and client of a Broker's Kafka. The ConfigMap that the Broker
+        references (if any) is merged over the installation's; the Secret must exist, and the Broker
+        must be allowed to use both. Raises the errors in `EXPECTED`, and `ClusterError`."""
         installation_config = await self.read_installation_config()
         reference = desired.config_reference(broker)
         broker_config = None if reference is None else await self.read_config_map(*reference)
@@ -69,8 +69,9 @@ class BrokerKafkas:
         return BrokerConnection(configured.config, replace(defaults, kafka=mounted), mount), kafka
 
     async def find_kafka(self, broker: Broker) -> KafkaCluster:
-        """Return the Kafka with a Broker's topic, even if its ConfigMap was deleted first. Raises
-        the errors in `EXPECTED` if the Kafka isn't known, and `ClusterError`."""
+        """Return the Kafka with a Broker's topic, even if the Broker's ConfigMap or Secret was
+        deleted before the Broker. Raises the errors in `EXPECTED` if the Kafka isn't known, and
+        `ClusterError`."""
         try:
             return (await self.connect(broker))[1]
         except (NotReady, InvalidDocument):
@@ -79,7 +80,7 @@ class BrokerKafkas:
             )
             if record is not None and record.kafka is not None:
                 return record.kafka
-            # The operator has restarted since, and has no credentials: the Kafka may need none.
+            # The operator has restarted since and lost the credentials; the Kafka may need none.
             servers = broker.status.annotations.get(desired.BOOTSTRAP_SERVERS)
             if servers is None:
                 raise
@@ -92,10 +93,11 @@ class BrokerKafkas:
 
     async def read_installation_config(self) -> ConfigMap | None:
         """Return the ConfigMap with the defaults for all Brokers; None: it doesn't exist. Raises
-        `ClusterError`."""
+        `ClusterError` and `InvalidDocument`."""
         return await self.read_config_map(*self.defaults_identity)
 
     async def read_config_map(self, namespace: str, name: str) -> ConfigMap | None:
-        """Return a parsed ConfigMap; None: it doesn't exist. Raises `ClusterError`."""
+        """Return a parsed ConfigMap; None: it doesn't exist. Raises `ClusterError`, and
+        `InvalidDocument` if it can't be parsed."""
         stored = await self.cluster.get(CORE, "ConfigMap", namespace, name)
         return None if stored is None else parse(ConfigMap, stored)

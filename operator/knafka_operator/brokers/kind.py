@@ -95,8 +95,8 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
         return {identity: record.state for identity, record in records if record.state is not None}
 
     def is_ours(self, document: Document) -> bool:
-        """Whether the Broker's class is one of ours (KN-BRK-04), and no other implementation serves
-        it (docs/decisions/0046)."""
+        """Whether Knafka serves the Broker: its class is one of Knafka's (KN-BRK-04), and no other
+        implementation has claimed it (docs/decisions/0046)."""
         annotations = document["metadata"].get("annotations") or {}
         # In the local mode there is no other implementation, whatever an exported document says.
         if is_claimed_by_peer(document) and not self.settings.trusts_statuses:
@@ -156,6 +156,7 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
         topic = annotations.get(TOPIC_STATUS)
         is_external = EXTERNAL_TOPIC in broker.metadata.annotations
         if topic is not None and self._ownership.has_own_name(topic, document) and not is_external:
+            # `delete_topic_and_groups` decides whether the topic was created for this Broker.
             topics = (await self._connections.find_kafka(broker)).topics
             recorded_id = annotations.get(TOPIC_ID)
             claimed = await self._ownership.is_claimed(identity, topic)
@@ -170,9 +171,9 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
         self.drop(document)
 
     async def _withdraw_entry(self, broker: Resource, topic: str, kafka: KafkaCluster) -> None:
-        """Remove a Broker's entry from `topic`, the contract topic that its status names, once its
-        receiver is gone. With its last entry, also delete the topic, unless it belongs to the
-        installation's Secret. Raises `LogError`."""
+        """Remove a Broker's entry from `topic`, the contract topic that the Broker's status names,
+        after the deletion of its receiver. If that was the topic's last entry, also delete the
+        topic, unless it belongs to the installation's Secret. Raises `LogError`."""
         namespace = broker.metadata.namespace
         if not contract_topics.may_hold_brokers_of(topic, namespace, self.settings):
             return  # somebody else wrote this name into the status: don't read that topic
@@ -184,9 +185,9 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
             await self.receivers.delete_contract(receiver)
 
     async def remember_kafka(self, document: Document) -> None:
-        """If a Broker has a contract topic and wasn't reconciled yet, find its Kafka and keep it in
-        the Broker's record, so that Triggers can be withdrawn from the contract. Raises the errors
-        in `EXPECTED`, and `ClusterError`."""
+        """If the shared dispatchers of a Broker have a contract topic, but the Broker wasn't
+        reconciled yet, find its Kafka and keep it in the Broker's record, so that Triggers can be
+        removed from the contract. Raises the errors in `EXPECTED`, and `ClusterError`."""
         record = self.states.ensure_broker(document)
         if record.has_contract and record.kafka is None:
             record.kafka = await self._connections.find_kafka(parse(Broker, document))
@@ -198,8 +199,8 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
         self.states.drop_broker(Identity.of(document))
 
     def remember_topic(self, document: Document) -> BrokerRecord:
-        """Claim the topic that a Broker's status names, if the naming rules give this Broker that
-        topic name and no object has claimed the topic yet; returns the Broker's record."""
+        """Claim the topic that a Broker's status names, if the naming rules give the Broker a topic
+        of that name and no object has claimed the topic yet; returns the Broker's record."""
         record, topic = self.states.ensure_broker(document), topic_in_status(document)
         is_own_topic = self._ownership.has_own_name(topic, document)
         if topic is not None and is_own_topic and topic not in self.states.topics:
@@ -211,7 +212,8 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
     async def observe(self, document: Document, record: BrokerRecord) -> ObservedBroker:
         """Read what a Broker's decision needs. Before that, delete the receiver if the Broker may
         not use its topic. Raises `ClusterError`."""
-        # Before anything that can fail: a broken Broker mustn't keep a topic that it may not use.
+        # First, before anything can fail: an invalid Broker mustn't keep a topic that it may not
+        # use.
         refused, stop_reason = await self._observer.find_topic_refusals(document, record)
         if stop_reason is not None:
             await self._stop_receiver(stop_reason, document, record)
@@ -242,7 +244,8 @@ class Brokers(BrokerReconciler[ObservedBroker, AddressableDecision]):
         return status
 
     async def finish(self, observed: ObservedBroker, record: BrokerRecord) -> None:
-        """Maintain the shards of a Broker that has its topic (`Shards.maintain`)."""
+        """Bring the Broker's shards (shared dispatchers) up to date with its Triggers, and delete
+        shards without Triggers (`Shards.maintain`). Does nothing while the Broker has no topic."""
         if record.state is not None:
             await self.shards.maintain(record.state.broker)
 
@@ -272,7 +275,7 @@ def _update_state(
     record.stopped = None
     record.state = BrokerState(
         broker=observed.broker,
-        topic=desired.with_records_as_in_kafka(topic.desired, topic.existing.config),
+        topic=desired.with_record_limit_in_kafka(topic.desired, topic.existing.config),
         partitions=topic.existing.partitions,
         defaults=connection.defaults,
         secret=None if mount is None else (mount.name, mount.version),

@@ -74,20 +74,20 @@ class BrokerObserver:
         allowed = (
             "" if installation_config is None else installation_config.data.get(EXTERNAL_TOPICS, "")
         )
-        allowed_by = f"ConfigMap {self.connections.defaults_identity}, the installation's own"
+        config_map = f"ConfigMap {self.connections.defaults_identity}, the installation's own"
         namespace = identity.namespace
-        # `self.states` knows the topics of Sensors, too, whatever their bus.
-        other_owners = (
-            self.states.sensor_uid_by_name,
-            desired.NamesOfOthers(self.states.topics, record.uid),
-        )
+        # These are the Sensors on Brokers and on channels alike.
+        sensor_names = self.states.sensor_uid_by_name
+        broker_topics = desired.NamesOfOthers(self.states.topics, record.uid)
         refusals = {
-            topic: external_topic_refusal(topic, namespace, allowed, allowed_by, *other_owners)
+            topic: external_topic_refusal(
+                topic, namespace, allowed, config_map, sensor_names, broker_topics
+            )
             for topic in sorted(topics_to_check)
         }
         declared_refusal = refusals.get(declared or "")
-        used_refusal = next(filter(None, refusals.values()), None)
-        return declared_refusal, declared_refusal or used_refusal
+        first_refusal = next(filter(None, refusals.values()), None)
+        return declared_refusal, declared_refusal or first_refusal
 
     async def observe_without_topic(
         self, document: Document, record: BrokerRecord
@@ -96,7 +96,7 @@ class BrokerObserver:
         topic. Also set `record.kafka`, unless the configuration can't be read. Raises
         `ClusterError`."""
         try:
-            broker = await self._with_defaults(parse(Broker, document))
+            broker = await self._with_default_delivery(parse(Broker, document))
         except InvalidDocument as error:
             return ObservedBroker(document, error)
         connection: BrokerConnection | KnafkaError
@@ -127,9 +127,10 @@ class BrokerObserver:
             )
         return observed
 
-    async def _with_defaults(self, broker: Broker) -> Broker:
-        """Return the Broker with the delivery of `config-br-defaults`, unless it declares its
-        own."""
+    async def _with_default_delivery(self, broker: Broker) -> Broker:
+        """Return the Broker with the delivery of the ConfigMap `config-br-defaults`, unless the
+        Broker declares its own. Raises `InvalidDocument` for an invalid ConfigMap, and
+        `ClusterError`."""
         if broker.spec.delivery.is_set:
             return broker
         namespace, _, name = self.settings.broker_defaults.partition("/")
@@ -161,7 +162,8 @@ class BrokerObserver:
             if not desired_topic.external:
                 self.states.claim_topic(record, desired_topic.name)
             existing_topic = await record.kafka.topics.describe_topic(desired_topic.name)
-            # Whether an empty id in the status proves nothing (`ObservedTopic.disputed`).
+            # An empty id in the status says that the topic was about to be created. It proves that
+            # an existing topic is the Broker's only if nobody else has used or claimed the topic.
             disputed = not self.settings.trusts_statuses
             has_empty_id = status_annotations(observed.document).get(TOPIC_ID) == ""
             if disputed and existing_topic is not None and has_empty_id:
@@ -179,9 +181,9 @@ class BrokerObserver:
         return ObservedTopic(desired_topic, existing_topic, partitions_of_other_brokers, disputed)
 
     async def observe_entry(self, observed: ObservedBroker, kafka: KafkaCluster) -> ObservedBroker:
-        """Return `observed` with the Broker's entry in its receiver's contract
-        (docs/decisions/0024), and with whether every replica has read the entry; unchanged after a
-        `LogError`. Raises `ClusterError`."""
+        """Return `observed` with the Broker's entry in its receiver's contract topic
+        (docs/decisions/0024), and with whether every replica of the receiver has read the entry;
+        unchanged after a `LogError`. Raises `ClusterError`."""
         assert isinstance(observed.broker, Broker)
         assert isinstance(observed.connection, BrokerConnection)
         contract = receiver_contract(observed.broker, observed.connection, self.settings)

@@ -68,8 +68,8 @@ _MISSING: Final[Mapping[str, str]] = {
 
 
 def may_be_ours(subscription: Document) -> bool:
-    """Whether a Subscription's channel is a KafkaChannel or has no kind; other kinds have their own
-    webhooks."""
+    """Whether Knafka may have to serve a Subscription: its channel is a KafkaChannel, or its kind
+    is missing. Other kinds of channels have webhooks of their own."""
     kind = mapping_at(mapping_at(subscription, "spec"), "channel").get("kind")
     return not kind or kind == KAFKA_CHANNEL
 
@@ -110,12 +110,12 @@ def check_channel(
     has the installation's limits. Raises `InvalidDocument` with all problems, and the path of the
     first."""
 
-    def problems(document: Document) -> Iterator[Problem]:
+    def find_problems(document: Document) -> Iterator[Problem]:
         """Yield the problems of a document, new or old."""
         yield from _channel_problems(document)
         yield from topic_maxima_problems(document, maxima)
 
-    refuse_problems(problems, new, old, _immutable_channel_changes)
+    refuse_problems(find_problems, new, old, _immutable_channel_changes)
 
 
 def check_subscription(
@@ -129,11 +129,11 @@ def check_subscription(
     has the defaults for its scaling annotations (None: the built-in ones), `maxima` the
     installation's limits. Raises `InvalidDocument` with all problems, and the path of the first."""
 
-    def problems(document: Document) -> Iterator[Problem]:
+    def find_problems(document: Document) -> Iterator[Problem]:
         """Yield the problems of a document, new or old."""
         return _subscription_problems(document, autoscaling or Autoscaling(), maxima)
 
-    refuse_problems(problems, new, old, _immutable_subscription_changes)
+    refuse_problems(find_problems, new, old, _immutable_subscription_changes)
 
 
 def _channel_problems(document: Document) -> Iterator[Problem]:
@@ -172,8 +172,8 @@ def _immutable_channel_changes(old: Document, new: Document) -> Iterator[Problem
     may_change = {
         problem.path for problem in schema_problems(KafkaChannel, {**old, "status": None})
     }
-    # As upstream: channels from before the field existed may get a retention. The same retention
-    # may also be written in another form.
+    # As upstream: a channel from before the field existed may get a retention. A retention may also
+    # be written in another form, such as PT60M for PT1H.
     old_retention, new_retention = (
         _retention_seconds(fields[_RETENTION_PATH]) for fields in (old_fields, new_fields)
     )
@@ -187,9 +187,10 @@ def _immutable_channel_changes(old: Document, new: Document) -> Iterator[Problem
 
 
 def _immutable_channel_fields(document: Document) -> dict[str, object]:
-    """Return the immutable fields of a KafkaChannel's spec with their defaults, by path."""
+    """Return the values of the immutable fields of a KafkaChannel's spec, by path; a field that
+    isn't set has its default."""
     spec = mapping_at(document, "spec")
-    return {f"spec.{name}": spec.get(name) or value for name, value in _DEFAULTS.items()}
+    return {f"spec.{name}": spec.get(name) or default for name, default in _DEFAULTS.items()}
 
 
 def _retention_seconds(retention: object) -> float | None:

@@ -148,7 +148,7 @@ def decide(observed: ObservedChannel, settings: Settings) -> AddressableDecision
     )
     entry = _ChannelEntry(
         configuration,
-        configuration.rules.in_contract(ingress, configuration.channel),
+        configuration.rules.added_to(ingress, configuration.channel),
         receiver,
         hosts,
     )
@@ -263,7 +263,7 @@ def _set_address(
     broker, receiver = configuration.broker, entry.receiver.name
     with steps.conditions.step(PROBE_SUCCEEDED):
         answered_addresses = steps.annotations.get(PROBED), observed.probed
-        # The host to which the channel's own host leads.
+        # The host to which the channel's own host leads: by default the receiver's Service.
         route_host = services.service_host(receiver, settings.namespace, settings)
         if is_direct_way:
             route_host = channels_direct_host(receiver, settings)
@@ -289,13 +289,14 @@ def _set_address(
 
 
 def _receivers_with(name: str, annotations: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names of the receivers in a channel's `status.annotations`, with `name` added
-    unless it is among them."""
+    """Return the names of the receivers in a channel's `status.annotations`, and the receiver
+    `name`, which is added at the end if it is missing."""
+    # The keys of a dict keep their order, and are unique.
     return tuple(dict.fromkeys((*receivers_of(annotations), name)))
 
 
 def _shared_receiver(connection: ChannelConnection, settings: Settings) -> _SharedReceiver:
-    """Return the receiver that serves channels with this configuration."""
+    """Return the receiver shared by all channels with this connection's Secret."""
     name = receiver_services.channels_receiver_name(_secret_name(connection))
     spec = receiver_contract(connection, settings)
     contract = contract_topics.contract_topic(spec, connection.defaults)
@@ -308,8 +309,10 @@ def channel_topic(
     names_of_others: Container[str] = frozenset(),
     naming: Naming = DEFAULT_NAMING,
 ) -> Topic:
-    """Return a channel's desired topic (KN-CHN-10, CHN-24). `names_of_others` has the names of
-    other channels' topics, `naming` makes a new name. Raises `NameTaken`."""
+    """Return a channel's desired topic (KN-CHN-10, CHN-24). It has the name in the channel's status
+    if `naming` accepts that as the channel's own, else a new name. Raises `NameTaken` if the name
+    is in `names_of_others`, the names of other channels' topics, and `InvalidDocument` for a new
+    name that Kafka doesn't accept."""
     spec = channel.spec
     name = desired.kept_or_new_name(
         NameKind.CHANNEL_TOPIC, channel, TOPIC_STATUS, names_of_others, naming
@@ -317,6 +320,7 @@ def channel_topic(
     replication = min(spec.replication_factor, defaults.max_replication)
     retention = {"retention.ms": str(int(spec.retention_duration * 1000))}
     config = {**LOG_APPEND_TIME_CONFIG, **defaults.topic_config, **retention}
+    # With fewer than three replicas, a topic that needs two couldn't be written while one is down.
     if replication >= 3:
         config = {MIN_IN_SYNC: "2", **config}
     return Topic(
@@ -331,7 +335,7 @@ def receiver_contract(connection: ChannelConnection, settings: Settings) -> Rece
     kafka = connection.defaults.kafka.model_copy(update={"consumer": {}, "producer": {}})
     name = _secret_name(connection)
     secret = None if name is None else Identity(settings.namespace, name)
-    return contract_topics.contract_for_secret("KafkaChannels", kafka, secret, settings)
+    return contract_topics.receiver_for_secret("KafkaChannels", kafka, secret, settings)
 
 
 def _secret_name(connection: ChannelConnection) -> str | None:
@@ -340,11 +344,11 @@ def _secret_name(connection: ChannelConnection) -> str | None:
 
 
 def _subscriptions_handled_condition(handling: Handling) -> Condition | None:
-    """Return the informational condition that says who reconciles Subscriptions. None: there is no
-    reason to say so, as only Knafka can."""
+    """Return the informational condition `SubscriptionsHandled`, which says which controller
+    reconciles Subscriptions. None: that needs no explanation, as only Knafka can."""
 
     def handled_condition(status: Status, reason: str, message: str) -> Condition:
-        """Return the condition `SubscriptionsHandled`."""
+        """Return the condition with this status, reason and message."""
         return Condition(SUBSCRIPTIONS_HANDLED, status, reason, message, Severity.INFO)
 
     if handling.handler is None:
@@ -354,5 +358,5 @@ def _subscriptions_handled_condition(handling: Handling) -> Condition | None:
         return None
     if handling.handler is Handler.EVENTING and not handling.is_eventing_installed:
         return handled_condition(Status.FALSE, "KnativeEventingNotSeen", handling.reason)
-    by = "ByKnafka" if handling.handler is Handler.OWN else "ByKnativeEventing"
-    return handled_condition(Status.TRUE, by, handling.reason)
+    reason = "ByKnafka" if handling.handler is Handler.OWN else "ByKnativeEventing"
+    return handled_condition(Status.TRUE, reason, handling.reason)

@@ -85,7 +85,7 @@ def listed_subscribers(channel: Document) -> Sequence[Any]:
 
 
 def _generation(entry: Document) -> int:
-    """Return the generation that an entry declares; 0 if it declares no number."""
+    """Return the generation that an entry declares; 0 if that is missing or no integer."""
     generation = entry.get("generation")
     return generation if isinstance(generation, int) else 0
 
@@ -107,15 +107,20 @@ def as_subscription(
     and its Subscription is being deleted. `stored` is the stored Subscription with this UID, whose
     annotations apply to the entry, too (order, isolation, pause); None: there is none."""
     identity = Identity.of(channel)
-    annotations = (stored or {"metadata": {}})["metadata"].get("annotations") or {}
+    stored_metadata = {} if stored is None else stored["metadata"]
+    annotations = stored_metadata.get("annotations") or {}
     metadata: dict[str, Any] = {
         "namespace": identity.namespace,
         "name": name,
         "uid": uid,
         "generation": 0 if entry is None else _generation(entry),
-        "annotations": {key: value for key, value in annotations.items() if not _is_kubectls(key)},
+        "annotations": {
+            key: value for key, value in annotations.items() if not _is_kubectl_annotation(key)
+        },
         "finalizers": [FINALIZER],  # the Subscription is deleted like any other
         ENTRY: identity.name,
+        # Whoever may write a channel mustn't send tokens of an account of their choice: an account
+        # counts only if there is a stored Subscription.
         SENDS_AS: None if stored is None else _service_account(entry or {}),
     }
     if entry is None:
@@ -135,26 +140,29 @@ def as_subscription(
 
 
 def _service_account(entry: Document) -> object:
-    """Return the service account whose tokens an entry requires; None: it names none."""
+    """Return the name of the service account as which an entry's events are to be sent; None: the
+    entry names none."""
     auth = entry.get("auth")
     return auth.get("serviceAccountName") if isinstance(auth, Mapping) else None
 
 
-def _is_kubectls(annotation: str) -> bool:
-    """Whether this annotation is one of `kubectl`'s. They are left out, as one may be as large as
-    the whole object."""
-    return annotation.startswith("kubectl.kubernetes.io/")
+def _is_kubectl_annotation(key: str) -> bool:
+    """Whether the annotation `key` is one of `kubectl`'s, which are left out of copies: one of them
+    may be as large as the whole object."""
+    return key.startswith("kubectl.kubernetes.io/")
 
 
 def _destination_fields(entry: Document) -> dict[str, Any]:
     """Return subscriber, reply and delivery of an entry, as fields of a Subscription's spec."""
 
-    def destination_fields(prefix: str) -> dict[str, Any]:
-        """Return the fields of the entry's destination whose keys begin with `prefix`."""
-        keys = {"uri": "Uri", "CACerts": "CACerts", "audience": "Audience"}
-        return {key: entry[prefix + end] for key, end in keys.items() if entry.get(prefix + end)}
+    def read_destination(prefix: str) -> dict[str, Any]:
+        """Return the destination whose fields in the entry begin with `prefix`: `subscriberUri`,
+        for example, becomes `uri`. Fields without a value are left out."""
+        suffixes = {"uri": "Uri", "CACerts": "CACerts", "audience": "Audience"}
+        values = {key: entry.get(prefix + suffix) for key, suffix in suffixes.items()}
+        return {key: value for key, value in values.items() if value}
 
-    subscriber, reply = destination_fields("subscriber"), destination_fields("reply")
+    subscriber, reply = read_destination("subscriber"), read_destination("reply")
     if "uri" not in subscriber and "uri" in reply:
         # As upstream: without a subscriber the event itself is sent to the reply address.
         subscriber, reply = reply, {}
@@ -168,17 +176,14 @@ def _entry_status(channel: Document, uid: str, stored: Document | None) -> dict[
     """Return the status of the Subscription that stands for an entry: the annotations promised to
     the entry's UID, and the readiness that its channel reports. `stored` is the stored Subscription
     with this UID; None: there is none."""
-    annotations = (
-        find_promised_annotations(channel, uid)
-        or _find_promise_in_stored(channel, uid, stored)
-        or {}
-    )
+    promised = find_promised_annotations(channel, uid)
+    annotations = promised or _find_promise_in_stored(channel, uid, stored) or {}
     status: dict[str, Any] = {"annotations": annotations}
-    reported = (channel.get("status") or {}).get("subscribers") or ()
-    for subscriber in reported:
-        if isinstance(subscriber, Mapping) and subscriber.get("uid") == uid:
-            ready = {"type": "Ready", "status": subscriber.get("ready", "Unknown")}
-            status["observedGeneration"] = subscriber.get("observedGeneration")
+    reported_entries = (channel.get("status") or {}).get("subscribers") or ()
+    for reported in reported_entries:
+        if isinstance(reported, Mapping) and reported.get("uid") == uid:
+            ready = {"type": "Ready", "status": reported.get("ready", "Unknown")}
+            status["observedGeneration"] = reported.get("observedGeneration")
             status["conditions"] = [ready]
     return status
 
@@ -220,11 +225,8 @@ def _find_promise_in_stored(
     annotations = status_annotations(stored or {})
     if annotations.get(GROUP_STATUS) != entry_group(Identity.of(channel), uid):
         return None
-    return {
-        key: value
-        for key, value in annotations.items()
-        if key in {*_PROMISED_ANNOTATIONS, GROUP_STATUS}
-    }
+    promised_keys = {*_PROMISED_ANNOTATIONS, GROUP_STATUS}
+    return {key: value for key, value in annotations.items() if key in promised_keys}
 
 
 def promise_annotation(
@@ -235,13 +237,14 @@ def promise_annotation(
     group. `annotations` are those of the entry's status; None as a value removes one."""
     previous = find_promised_annotations(channel, uid)
     if previous is None and not annotations.get(GROUP_STATUS):
-        return {}
+        return {}  # nothing is promised yet
+    merged = {**(previous or {}), **annotations}
     promise = {
         key: value
-        for key, value in {**(previous or {}), **annotations}.items()
-        if key in _PROMISED_ANNOTATIONS
+        for key, value in sorted(merged.items())
+        if key in _PROMISED_ANNOTATIONS and value is not None
     }
-    text = json.dumps({key: value for key, value in sorted(promise.items()) if value is not None})
+    text = json.dumps(promise)
     return {} if status_annotations(channel).get(PROMISE + uid) == text else {PROMISE + uid: text}
 
 
@@ -276,6 +279,7 @@ def merge_subscribers(
 
     `own_uids` are the UIDs of entries that Knafka may replace or remove, besides the desired ones.
     """
+    # `missing` has the desired entries that aren't in `merged` yet.
     missing, replaceable, merged = dict(desired), {*own_uids, *desired}, list[Any]()
     for entry in listed:
         uid = entry.get("uid") if isinstance(entry, Mapping) else None

@@ -21,7 +21,7 @@ Not here: how entries are parsed (`channels.entries`) and how Knafka writes its 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -95,10 +95,11 @@ class ClusterWithEntries:
         self._write_locks: dict[Identity, asyncio.Lock] = {}
         """For each channel: held while a batch is written, so that batches are written in order."""
 
-    # Changes. Each method returns the Subscriptions that may be shown differently now.
+    # Changes.
 
     def on_channel(self, channel: Document, *, gone: bool) -> Collection[Identity]:
-        """Record that a channel has changed or, with `gone`, was deleted."""
+        """Record that a channel has changed or, with `gone`, was deleted. Returns the names of the
+        Subscriptions that may be shown differently now."""
         identity = Identity.of(channel)
         previous = self._channels.pop(identity, None)
         previous_entries = self._entries.pop(identity, _NO_ENTRIES)
@@ -106,7 +107,7 @@ class ClusterWithEntries:
             self._channels[identity] = channel
             if previous is not None and _entry_sources(previous) == _entry_sources(channel):
                 self._entries[identity] = previous_entries
-                return ()  # such as after a change of the channel's conditions
+                return ()  # something else has changed, such as the channel's conditions
             self._entries[identity] = entries.read_entries(channel)
         current_entries = _NO_ENTRIES if gone else self._entries[identity]
         uids = set() if gone else current_entries.valid.keys() | entries.promised_uids(channel)
@@ -116,11 +117,12 @@ class ClusterWithEntries:
             if previous_entries.valid.get(uid) != current_entries.valid.get(uid)
         }
         for uid in self._names.get(identity, {}).keys() | uids:
-            changed |= self._assign_name(identity, uid, uid in uids)
+            changed |= self._assign_name(identity, uid, exists=uid in uids)
         return changed
 
     def on_subscription(self, subscription: Document, *, gone: bool) -> Collection[Identity]:
-        """Record that a stored Subscription has changed or, with `gone`, was deleted."""
+        """Record that a stored Subscription has changed or, with `gone`, was deleted. Returns the
+        names of the Subscriptions that may be shown differently now."""
         identity, uid = Identity.of(subscription), str(subscription["metadata"].get("uid", ""))
         previous = self._subscriptions.pop((identity.namespace, uid), None)
         if not gone:
@@ -131,11 +133,12 @@ class ClusterWithEntries:
         if channel is None or not has_come_or_gone:
             return {identity}
         if uid in self._entries[channel_identity].valid or entries.is_promised(channel, uid):
-            return {identity} | self._assign_name(channel_identity, uid, True)
+            return {identity} | self._assign_name(channel_identity, uid, exists=True)
         return {identity}
 
     def on_handling(self, installed: bool | None) -> Collection[Identity]:
-        """Record whether Knative Eventing is installed (None: not known)."""
+        """Record whether Knative Eventing is installed (None: not known). Returns the names of the
+        Subscriptions that may be shown differently now."""
         previous_handler = self.handling.handler
         self.handling.is_eventing_installed = installed
         if self.handling.handler is previous_handler:
@@ -144,10 +147,10 @@ class ClusterWithEntries:
         for channel_identity, channel in self._channels.items():
             listed_uids = self._entries[channel_identity].valid.keys()
             for uid in listed_uids | entries.promised_uids(channel):
-                changed |= self._assign_name(channel_identity, uid, True)
+                changed |= self._assign_name(channel_identity, uid, exists=True)
         return changed | self._places.keys()
 
-    def _assign_name(self, channel: Identity, uid: str, exists: bool) -> set[Identity]:
+    def _assign_name(self, channel: Identity, uid: str, *, exists: bool) -> set[Identity]:
         """Choose again the name under which an entry is shown, and update `_names`, `_places`,
         `_missing` and `_leaving`. `exists`: whether the entry is in `spec.subscribers` or promised;
         otherwise it loses its name. Returns the names under which another Subscription, or none, is
@@ -188,7 +191,7 @@ class ClusterWithEntries:
 
     # Lookups.
 
-    def known(self, identity: Identity) -> Document | None:
+    def find_subscription(self, identity: Identity) -> Document | None:
         """Return the Subscription to show under this name, by the latest watch events; no request
         is sent. None: there is none, or Knative Eventing handles it and its entry isn't there."""
         place = self._places.get(identity)
@@ -196,17 +199,13 @@ class ClusterWithEntries:
         return self._choose_subscription(identity, self._find_stored(identity, place), channel)
 
     def _find_stored(self, identity: Identity, place: EntryPlace | None) -> Document | None:
-        """Return the watched Subscription of this name; with `place`, only if it has the UID of the
-        entry there. None: there is none."""
+        """Return the watched Subscription of this name; if the name has a `place`, only the one
+        with the UID of the entry there. None: there is none."""
+        candidates: Iterable[Document] = self._subscriptions.values()
         if place is not None:
-            subscription = self._subscriptions.get((identity.namespace, place.uid))
-            return (
-                subscription
-                if subscription is not None and Identity.of(subscription) == identity
-                else None
-            )
-        stored = self._subscriptions.values()
-        return next((document for document in stored if Identity.of(document) == identity), None)
+            with_uid = self._subscriptions.get((identity.namespace, place.uid))
+            candidates = () if with_uid is None else (with_uid,)
+        return next((stored for stored in candidates if Identity.of(stored) == identity), None)
 
     def _choose_subscription(
         self, identity: Identity, stored: Document | None, channel: Document | None
@@ -317,7 +316,9 @@ class ClusterWithEntries:
             snapshot.on_channel(document, gone=False)
         identities = {Identity.of(document) for document in stored} | snapshot._places.keys()
         return [
-            document for document in map(snapshot.known, sorted(identities)) if document is not None
+            document
+            for document in map(snapshot.find_subscription, sorted(identities))
+            if document is not None
         ]
 
     async def write_status(self, document: Document, status: Document) -> None:
@@ -363,6 +364,7 @@ class ClusterWithEntries:
             kind = {"apiVersion": CHANNELS.broker_version, "kind": CHANNELS.broker}
             document = {**kind, "metadata": metadata}
             await self._inner.write_status(document, {"annotations": batch.values})
+        # Once the channel is gone, and nobody waits for its lock.
         if channel not in self._batches and channel not in self._channels:
             self._write_locks.pop(channel, None)
 

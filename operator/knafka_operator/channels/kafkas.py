@@ -71,10 +71,11 @@ class ChannelKafkas:
         return credentials.check_channel_secret(secret_name, stored_secret, identity)
 
     async def find_kafka(self, document: Document, last_kafka: KafkaCluster | None) -> KafkaCluster:
-        """Return the Kafka with a channel's topic, even if its ConfigMap or Secret was deleted or
-        changed since. `last_kafka` is the channel's last known Kafka; None: none is known. Raises
-        `NotReady`, `InvalidDocument` and `ClusterError`.
-        """
+        """Return the Kafka with a channel's topic, even if the ConfigMap or Secret that configured
+        it was deleted or changed since. It is the first of these whose servers are those in the
+        channel's status: the Kafka that is configured now, `last_kafka` (the last known one; None:
+        none is known), those of its receivers. If none is, connect to these servers without
+        credentials. Raises `NotReady`, `InvalidDocument` and `ClusterError`."""
         annotations = status_annotations(document)
         servers = annotations.get(desired.BOOTSTRAP_SERVERS)
         candidates: list[KafkaCluster] = []
@@ -90,6 +91,7 @@ class ChannelKafkas:
             with suppress(NotReady, InvalidDocument):
                 if (kafka_and_topic := await self.find_kafka_of_receiver(name)) is not None:
                     candidates.append(kafka_and_topic[0])
+        # Without servers in the status, any candidate matches.
         matching = [kafka for kafka in candidates if servers in (None, kafka.bootstrap_servers)]
         if matching:
             return matching[0]
@@ -106,12 +108,13 @@ class ChannelKafkas:
         service = await self.cluster.get(SERVING, "Service", namespace, name)
         if service is None or receiver_services.CHANNELS_OWNER not in services.owner_uids(service):
             return None
-        receiver, mounted = read_receiver(service["spec"]["template"])
+        receiver, mounted_secret = read_receiver(service["spec"]["template"])
         values = None
-        if mounted is not None:
-            secret = await self.cluster.get(CORE, "Secret", namespace, mounted[0])
+        if mounted_secret is not None:
+            secret_name, _ = mounted_secret
+            secret = await self.cluster.get(CORE, "Secret", namespace, secret_name)
             if secret is None:
-                message = f"Secret {namespace}/{mounted[0]} of receiver {name} does not exist"
+                message = f"Secret {namespace}/{secret_name} of receiver {name} does not exist"
                 raise NotReady("SecretNotFound", message)
             values = dict(decode_secret(secret))
             values.pop(desired.BOOTSTRAP_SERVERS, None)  # the receiver's own servers count

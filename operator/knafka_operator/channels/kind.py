@@ -99,8 +99,8 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
         return self.handling.handler
 
     async def connect_without_config(self, document: Document) -> KafkaCluster:
-        """Return the Kafka with a channel's topic, even if its ConfigMap or Secret is gone. Raises
-        the errors of `ChannelKafkas.find_kafka`."""
+        """Return the Kafka with a channel's topic, even if the ConfigMap or Secret that configured
+        it is gone. Raises the errors of `ChannelKafkas.find_kafka`."""
         return await self.connections.find_kafka(document, None)
 
     @property
@@ -110,8 +110,9 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
         return {identity: record.state for identity, record in records if record.state is not None}
 
     def is_ours(self, document: Document) -> bool:
-        """Whether no other implementation has claimed this KafkaChannel (docs/decisions/0046). Not
-        checked: the setting by which Knafka serves KafkaChannels at all."""
+        """Whether the document is a KafkaChannel that no other implementation has claimed
+        (docs/decisions/0046). Not checked: the setting by which Knafka serves KafkaChannels at
+        all."""
         if document["kind"] != CHANNELS.broker:
             return False
         # In the local mode there is no other implementation, whatever an exported document says.
@@ -215,14 +216,16 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
         self.drop(document)
 
     async def remember_kafka(self, document: Document) -> None:
-        """Find the Kafka of a channel that this operator hasn't reconciled yet, if the channel has
-        a contract topic: its Subscriptions' entries there may have to be removed."""
+        """If the shared dispatchers of a channel have a contract topic, but the channel wasn't
+        reconciled yet, find its Kafka and keep it in the channel's record, so that Subscriptions
+        can be removed from the contract. Raises the errors of `ChannelKafkas.find_kafka`."""
         record = self.states.ensure_broker(document)
         if record.has_contract and record.kafka is None:
             record.kafka = await self.connections.find_kafka(document, record.kafka)
 
     def drop(self, document: Document) -> None:
-        """Drop what is in memory about a deleted channel; nothing in Kafka is deleted."""
+        """Drop what the operator has in memory about a deleted channel; nothing in Kafka is
+        deleted."""
         self.states.drop_broker(Identity.of(document))
 
     def remember_topic(self, document: Document) -> BrokerRecord:
@@ -251,8 +254,9 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
     def status_of(
         self, observed: ObservedChannel, decision: AddressableDecision, record: BrokerRecord
     ) -> Mapping[str, Any]:
-        """Return the last decision's status, and update the record, from which Subscriptions are
-        reconciled. If another implementation serves the channel, only return its conditions."""
+        """Return the last decision's status. Also update the state in the record, from which the
+        channel's Subscriptions are reconciled. If another implementation serves the channel and has
+        written conditions, only return these, with Knafka's own added."""
         if observed.rival is not None and (
             conditions := conditions_beside_rival(
                 self.stored_status(observed), observed.rival, self.now()
@@ -274,7 +278,9 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
         await super().write(observed, status)
 
     async def finish(self, observed: ObservedChannel, record: BrokerRecord) -> None:
-        """Apply the Services of the channel's shards again, and delete those without Triggers."""
+        """Bring the channel's shards (shared dispatchers) up to date with its Subscriptions, and
+        delete shards without Subscriptions (`Shards.maintain`). Does nothing while the channel has
+        no topic."""
         if record.state is not None:
             await self.shards.maintain(record.state.broker)
 
@@ -326,7 +332,7 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
             receiver = await self._ensure_receiver_record(connection, record.kafka)
             await self.receivers.check_contract(receiver, Identity.of(document))
         except LogError:
-            return observed  # its topic can't be read either, or the write reports the error
+            return observed  # reading the channel's topic, or writing the entry, reports the error
         ingress, accepted = receiver.entry(f"/{channel.id}", document)
         gateway = await self._read_gateway(receiver.service.name)
         return replace(observed, ingress=ingress, accepted=accepted, gateway=gateway)
@@ -344,8 +350,8 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
         connection: ChannelConnection,
         record: BrokerRecord,
     ) -> ObservedTopic | KnafkaError:
-        """Claim the name of the channel's topic, and read the topic from Kafka. Returns an expected
-        error, so that it becomes a condition.
+        """Claim the name of the channel's topic, and return the topic as declared and as it exists.
+        If that fails with one of `EXPECTED`, return the error, which becomes a condition.
 
         A topic that exists may be another channel's; it is taken over only if `knafka adopt` has
         asked for it (an empty annotation `TOPIC_ID`) and it has no records.
@@ -384,8 +390,8 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
         return Identity(self.settings.namespace, receiver)
 
     async def _delete_route(self, channel: Broker) -> None:
-        """Delete the channel's Ingress, which is in the operator's namespace; Kubernetes deletes
-        the ExternalName Service with the channel, its owner. Raises `ClusterError`."""
+        """Delete the channel's Ingress, if it exists; it is in the operator's namespace. Kubernetes
+        deletes the ExternalName Service with the channel, its owner. Raises `ClusterError`."""
         location = routes.NETWORKING, "Ingress", self.settings.namespace, routes.route_name(channel)
         ingress = await self.cluster.get(*location)
         if ingress is not None and services.is_owned(ingress, channel):
@@ -396,17 +402,16 @@ class Channels(BrokerReconciler[ObservedChannel, AddressableDecision]):
     async def follow_up(
         self, effect: Effect, observed: ObservedChannel, record: BrokerRecord
     ) -> ObservedChannel:
-        """Read the gateway again after the receiver was applied; add nothing for other effects."""
+        """Return `observed` with the gateway read again after the receiver was applied; unchanged
+        after other effects. Raises `ClusterError`."""
         if not isinstance(effect, ApplyReceiver):
             return observed
         return replace(observed, gateway=await self._read_gateway(effect.receiver.name))
 
     async def leave_receiver(self, document: Document, receiver: str) -> None:
-        """Remove a channel's entry from a receiver; returns when every replica has read the
-        removal. Does nothing if neither the receiver nor a record of its contract exists.
-
-        Raises the errors in `EXPECTED`, and `ClusterError`.
-        """
+        """Remove a channel's entry from the contract of a receiver, and wait until every replica of
+        the receiver has read the removal. Does nothing if neither the receiver nor a record of its
+        contract exists. Raises the errors in `EXPECTED`, and `ClusterError`."""
         service = self._service_identity(receiver)
         receiver_record = self.receivers.records.get(service)
         try:
@@ -436,7 +441,8 @@ def _without_spec(document: Document) -> Document:
 def _receiver_name(connection: ChannelConnection) -> str:
     """Return the name of the Knative Service of the receiver that serves channels with this
     connection."""
-    return receiver_services.channels_receiver_name(connection.secret and connection.secret[0])
+    secret_name = None if connection.secret is None else connection.secret[0]
+    return receiver_services.channels_receiver_name(secret_name)
 
 
 def _update_state(
@@ -445,9 +451,9 @@ def _update_state(
     record: BrokerRecord,
     conditions: list[dict[str, Any]],
 ) -> None:
-    """Update the record's state, from which the channel's Subscriptions are reconciled;
-    `conditions` are the channel's new ones. The state stays unchanged without a topic or a
-    connection."""
+    """Update the state in a channel's record, from which its Subscriptions are reconciled;
+    `conditions` are those of its new status. The state stays as it is if the channel has no topic
+    or no connection now."""
     topic, connection = decision.topic, observed.connection
     if topic is None or topic.existing is None or not isinstance(connection, ChannelConnection):
         return
@@ -456,7 +462,7 @@ def _update_state(
     ready = statuses.ready_condition(conditions)
     record.state = BrokerState(
         broker=observed.broker,
-        topic=desired.with_records_as_in_kafka(topic.desired, topic.existing.config),
+        topic=desired.with_record_limit_in_kafka(topic.desired, topic.existing.config),
         partitions=topic.existing.partitions,
         defaults=connection.defaults,
         secret=connection.secret,

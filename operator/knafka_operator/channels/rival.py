@@ -29,20 +29,23 @@ def rival_message(rival: str) -> str:
 def conditions_beside_rival(
     status: Mapping[str, Any], rival: str, timestamp: str
 ) -> list[dict[str, Any]] | None:
-    """Return the conditions that `rival`, another implementation that serves a channel, has written
-    to its `status`, with Knafka's informational condition added. None: `rival` has written no
-    conditions. `timestamp` is the time (RFC 3339)."""
+    """Return the conditions that `rival`, another implementation, has written to the `status` of a
+    channel that it serves, with Knafka's informational condition added. None: `rival` has written
+    no conditions. `timestamp` is the present time (RFC 3339)."""
     stored = status.get("conditions") or ()
     conditions = [condition for condition in stored if isinstance(condition, Mapping)]
     types = {condition.get("type") for condition in conditions}
+    # `Ready`, too, as Knafka writes it itself: only another type shows that `rival` has written.
     own_types = {READY, *CHANNEL_CONDITIONS, SUBSCRIPTIONS_HANDLED, SERVED_BY_KNAFKA}
     if READY not in types or not types - own_types:
         return None  # the other implementation has written none yet
     own_condition = Condition(
         SERVED_BY_KNAFKA, Status.FALSE, "OtherImplementation", rival_message(rival), Severity.INFO
     )
-    others = (condition for condition in conditions if condition.get("type") != SERVED_BY_KNAFKA)
+    rivals_conditions = [
+        dict(condition) for condition in conditions if condition.get("type") != SERVED_BY_KNAFKA
+    ]
     merged = merge_conditions(conditions, [own_condition], timestamp)
     # Not the `Ready` in `merged`, which sums up only our own condition.
     own = (condition for condition in merged if condition["type"] == SERVED_BY_KNAFKA)
-    return [*map(dict, others), *own]
+    return [*rivals_conditions, *own]

@@ -52,16 +52,15 @@ def gateway_of(ingress: Mapping[str, Any] | None) -> Gateway | None:
     if ingress is None:
         return None
     balancer = (ingress.get("status") or {}).get("privateLoadBalancer") or {}
-    hosts = [
-        balancer_ingress.get("domainInternal") for balancer_ingress in balancer.get("ingress") or ()
-    ]
+    hosts = (address.get("domainInternal") for address in balancer.get("ingress") or ())
     host = next(filter(None, hosts), None)
     annotations = ingress["metadata"].get("annotations") or {}
     return None if host is None else Gateway(str(host), annotations.get(INGRESS_CLASS))
 
 
 def service_name(channel: Broker) -> str:
-    """Return the name of a channel's ExternalName Service, which is also its host's first label."""
+    """Return the name of a channel's ExternalName Service, the first label of the channel's host
+    name."""
     return names.child(channel.metadata.name, ROUTE_SUFFIX)
 
 
@@ -72,15 +71,15 @@ def route_name(channel: Broker) -> str:
 
 def channel_hosts(channel: Broker, settings: Settings) -> tuple[str, ...]:
     """Return the host names by which pods may address a channel; the last one is the full name."""
-    short = f"{service_name(channel)}.{channel.metadata.namespace}"
-    return short, f"{short}.svc", f"{short}.svc.{settings.cluster_domain}"
+    short_host = f"{service_name(channel)}.{channel.metadata.namespace}"
+    return short_host, f"{short_host}.svc", f"{short_host}.svc.{settings.cluster_domain}"
 
 
 def route_manifest(
     channel: Broker, receiver: str, gateway: Gateway, settings: Settings
 ) -> Manifest:
-    """Return the manifest of the Ingress by which `gateway` routes the channel's host names to
-    `receiver`, the receiver's Service."""
+    """Return the manifest of the Ingress by which `gateway` routes the channel's host names to the
+    Knative Service `receiver`, the receiver's."""
     full_host = channel_hosts(channel, settings)[-1]
     annotations = {} if gateway.ingress_class is None else {INGRESS_CLASS: gateway.ingress_class}
     split = {

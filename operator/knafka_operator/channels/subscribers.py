@@ -103,21 +103,22 @@ class Subscribers:
             # foreign.
             if not desired_entries.keys() <= recorded_uids:
                 await self._record_own_uids(channel, recorded_uids | desired_entries.keys())
-                channel = await self._read_channel(channel)
+                channel = await self._read_channel(channel)  # it has a new resourceVersion
             kind = {"apiVersion": channel["apiVersion"], "kind": channel["kind"]}
             metadata_keys = ("namespace", "name", "uid", "resourceVersion")
             identity = {
                 key: channel["metadata"][key] for key in metadata_keys if key in channel["metadata"]
             }
             spec = {"subscribers": merged}
+            # With the resourceVersion, the API server refuses the write after another writer's.
             await self.cluster.apply({**kind, "metadata": identity, "spec": spec})
         # Entries that were removed just now needn't be recorded any more.
         if desired_entries.keys() != entries.own_uids(channel):
             await self._record_own_uids(channel, desired_entries.keys())
 
     async def _read_channel(self, channel: Document) -> Document:
-        """Read the channel again. Raises `Conflict` if it is gone or its list of subscribers has
-        changed."""
+        """Return the channel as it is stored now. Raises `Conflict` if it is gone or its list of
+        subscribers has changed, and other `ClusterError`s."""
         kind = CHANNELS.broker_version, CHANNELS.broker
         stored = await self.cluster.get(*kind, *Identity.of(channel))
         listed = (channel.get("spec") or {}).get("subscribers")
@@ -132,10 +133,10 @@ class Subscribers:
         await self.cluster.write_status(channel, {"annotations": annotations})
 
     def _collect_entries(self, channel: Document) -> list[ChannelEntry]:
-        """Return the entries of a channel's Subscriptions, sorted by UID, as the last
-        reconciliation of each Subscription reported them. For a Subscription that this operator
-        hasn't reconciled yet, return the entries stored in the channel; leave it out if the
-        channel's status has no entry for it."""
+        """Return the entries of a channel's Subscriptions in its spec and status, sorted by UID, as
+        the last reconciliation of each Subscription reported them. For a Subscription that this
+        operator hasn't reconciled yet, return the entries stored in the channel; leave it out if
+        the channel's status has no entry for it."""
         declared = _entries_by_uid((channel.get("spec") or {}).get("subscribers"))
         reported = _entries_by_uid((channel.get("status") or {}).get("subscribers"))
         entry_by_uid = dict[str, ChannelEntry]()
@@ -146,20 +147,20 @@ class Subscribers:
             if record.subscribed is not None:
                 entry_by_uid[record.uid] = record.subscribed
             elif record.uid in reported:
+                # The entry of `spec.subscribers` is ours only if a stored Subscription is known.
                 is_foreign = record.document is None or is_entry(record.document)
-                entry = None if is_foreign else declared.get(record.uid)
-                entry_by_uid[record.uid] = ChannelEntry(entry, reported[record.uid])
+                declared_entry = None if is_foreign else declared.get(record.uid)
+                entry_by_uid[record.uid] = ChannelEntry(declared_entry, reported[record.uid])
         return [entry_by_uid[uid] for uid in sorted(entry_by_uid)]
 
 
 async def explain_unserved_channel(
     cluster: Cluster, subscription: Document, handling: Handling, timestamp: str
 ) -> None:
-    """Write to a Subscription's status that nobody serves its channel, if that is a Channel and
-    Knative Eventing isn't installed (`handling`). Does nothing for any other Subscription.
-
-    `timestamp` is the time (RFC 3339). Raises `ClusterError`.
-    """
+    """Write to a Subscription's status that nobody serves its channel, if that is of the kind
+    Channel, which needs Knative Eventing, and Knative Eventing isn't installed (`handling`). Does
+    nothing for any other Subscription. `timestamp` is the present time (RFC 3339). Raises
+    `ClusterError`."""
     channel = (subscription.get("spec") or {}).get("channel")
     kind = channel.get("kind") if isinstance(channel, Mapping) else None
     if kind != CHANNEL or handling.is_eventing_installed is not False:
@@ -180,6 +181,7 @@ async def explain_unserved_channel(
 
 
 def _entries_by_uid(subscribers: object) -> dict[str, Mapping[str, Any]]:
-    """Return the entries in a channel's `subscribers` by UID; empty if that is no list."""
+    """Return the entries of `subscribers`, a list of a channel's spec or status, by UID; empty if
+    it is no list. Elements that are no mappings are left out."""
     listed_entries = subscribers if isinstance(subscribers, list | tuple) else ()
     return {str(entry.get("uid")): entry for entry in listed_entries if isinstance(entry, Mapping)}

@@ -55,11 +55,12 @@ _AUDIENCES: Final = ("subscriberAudience", "replyAudience", "deadLetterSinkAudie
 
 
 def subscription_conditions(decided: ConditionSet) -> ConditionSet:
-    """Translate a Trigger's conditions to a Subscription's. `ReferencesResolved` repeats the
-    condition of the first reference that isn't resolved; if all are, that of the subscriber."""
+    """Translate `decided`, the conditions of a Subscription that was decided as a Trigger, to a
+    Subscription's types. `ReferencesResolved` repeats the condition of the first reference that
+    isn't resolved; if all are, that of the subscriber."""
     trigger_conditions, translated = decided.by_type(), ConditionSet(SUBSCRIPTION_CONDITIONS)
-    for trigger_type, type_ in _SUBSCRIPTION_TYPES.items():
-        translated.set(replace(trigger_conditions[trigger_type], type=type_))
+    for trigger_type, subscription_type in _SUBSCRIPTION_TYPES.items():
+        translated.set(replace(trigger_conditions[trigger_type], type=subscription_type))
     unresolved = [
         trigger_conditions[condition_type]
         for condition_type in _REFERENCES
@@ -67,6 +68,7 @@ def subscription_conditions(decided: ConditionSet) -> ConditionSet:
     ]
     reference = next(iter(unresolved), trigger_conditions[SUBSCRIBER_RESOLVED])
     translated.set(replace(reference, type=REFERENCES_RESOLVED))
+    # These have the same type for both, and not every object has them.
     for type_ in (OIDC_IDENTITY_CREATED, DELIVERING, DEAD_LETTERS_TYPE, LOOP_FREE, ROLLED_OUT):
         if type_ in trigger_conditions:
             translated.set(trigger_conditions[type_])
@@ -74,8 +76,8 @@ def subscription_conditions(decided: ConditionSet) -> ConditionSet:
 
 
 def subscription_status(decided: Mapping[str, Any]) -> dict[str, Any]:
-    """Translate a Trigger's status, without conditions, to a Subscription's: the resolved addresses
-    move to `physicalSubscription`."""
+    """Translate `decided`, a Trigger's status without conditions, to a Subscription's: the resolved
+    addresses move to `physicalSubscription`."""
     physical_keys = {*_RESOLVED, *_AUDIENCES}
     other_fields = {key: value for key, value in decided.items() if key not in physical_keys}
     physical = {key: decided.get(key) or None for key in _RESOLVED}
@@ -87,8 +89,8 @@ def subscription_status(decided: Mapping[str, Any]) -> dict[str, Any]:
 def channel_entry(
     document: Mapping[str, Any], egress: Egress | None, conditions: ConditionSet
 ) -> ChannelEntry:
-    """Return a Subscription's two entries in its channel. `egress` is the Subscription's delivery;
-    None: it isn't delivered.
+    """Return a Subscription's two entries in its channel, one of `spec.subscribers` and one of
+    `status.subscribers`. `egress` is the Subscription's delivery; None: it isn't delivered.
 
     The entry for `spec.subscribers` is None if the Subscription isn't delivered, or was itself made
     from that entry. The entry for `status.subscribers` is ready when `AddedToChannel` is True: the
@@ -129,10 +131,11 @@ def channel_entry(
 
 
 def _destination_of(sink: Sink) -> dict[str, str]:
-    """Return a resolved sink as a destination in `spec.subscribers`."""
-    trusted = {"CACerts": sink.ca_certs} if sink.ca_certs else {}
+    """Return a resolved sink as a destination of Knative: `uri` and, if it has them, `CACerts` and
+    `audience`."""
+    ca_certs = {"CACerts": sink.ca_certs} if sink.ca_certs else {}
     audience = {} if sink.audience is None else {"audience": sink.audience}
-    return {"uri": sink.url, **trusted, **audience}
+    return {"uri": sink.url, **ca_certs, **audience}
 
 
 def orphaned_finalizers(

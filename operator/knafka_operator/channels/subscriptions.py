@@ -33,8 +33,8 @@ class Subscriptions(Triggers):
     def translate_to_kind(
         self, observed: Observed, conditions: ConditionSet, status: dict[str, Any]
     ) -> tuple[ConditionSet, dict[str, Any]]:
-        """Translate a Trigger's conditions and status to a Subscription's, and report them to its
-        channel."""
+        """Translate the conditions and status that were decided as a Trigger's to a Subscription's;
+        return both. Also report the Subscription's state to its channel."""
         conditions = subscription.subscription_conditions(conditions)
         document = observed.document
         self._report_to_channel(document, self.ensure_record(document), conditions)
@@ -43,12 +43,12 @@ class Subscriptions(Triggers):
     def _report_to_channel(
         self, document: Document, record: TriggerRecord, conditions: ConditionSet
     ) -> None:
-        """Keep a Subscription's state for its channel, and if it has changed, enqueue the channel,
-        whose reconciliation writes the state to its status."""
+        """Put a Subscription's entries in its channel into the Subscription's `record`. If they
+        have changed, enqueue the channel, whose reconciliation writes them."""
         egress = None if record.watched is None else record.watched.egress
-        subscribed = subscription.channel_entry(document, egress, conditions)
-        if record.subscribed != subscribed:
-            record.subscribed = subscribed
+        entry = subscription.channel_entry(document, egress, conditions)
+        if record.subscribed != entry:
+            record.subscribed = entry
             self.enqueue((self.states.family.broker, *broker_of(document)))
 
     async def hand_over(self, document: Document) -> None:
@@ -87,12 +87,14 @@ class Subscriptions(Triggers):
         return True
 
     def orphaned_finalizers(self, document: Document) -> tuple[Sequence[str], str]:
-        """Return finalizers and warning as `Kind.orphaned_finalizers` does; none for a Subscription
-        that isn't ours."""
+        """Return the finalizers of Knative Eventing to remove together with ours, and a warning for
+        users, as `Kind.orphaned_finalizers` describes. Both are empty for a Subscription that isn't
+        ours."""
         if not self.is_ours(document):
             return (), ""
         return subscription.orphaned_finalizers(document, self.entries.handling)
 
     def event_to_post(self, document: Document, new_status: Mapping[str, Any]) -> EventNews | None:
-        """Return the Event as `Kind.event_to_post` does; None for an entry."""
+        """Return the Event to post for the change of a Subscription's status, as
+        `Kind.event_to_post` does; None for an entry, as no object is stored for it."""
         return None if is_entry(document) else super().event_to_post(document, new_status)

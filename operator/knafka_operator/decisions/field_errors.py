@@ -43,11 +43,11 @@ def refuse_problems(
     old: Document | None,
     find_forbidden_changes: Callable[[Document, Document], Iterator[Problem]],
 ) -> None:
-    """Raise `InvalidDocument` with the problems of the document `new`; return if there are none.
-    `find_problems` yields the problems of one document.
+    """Raise `InvalidDocument` with the problems that `find_problems` yields for the document `new`;
+    return if there are none.
 
-    For an update (`old` isn't None), only problems that `old` doesn't have count, and the problems
-    that `find_forbidden_changes` yields for the pair of old and new document.
+    For an update (`old` isn't None), problems that `old` has, too, don't count; problems that
+    `find_forbidden_changes` yields for the old and the new document do.
     """
     problems = set(find_problems(new))
     if old is not None:
@@ -60,12 +60,12 @@ def raise_all(problems: Collection[Problem]) -> None:
     equal problems together, and at most `MAX_PROBLEMS` of them. Does nothing without problems."""
     if not problems:
         return
-    paths: dict[tuple[str, str], list[str]] = {}
+    paths_by_text: dict[tuple[str, str], list[str]] = {}
     for problem in sorted(problems)[:MAX_PROBLEMS]:
-        paths.setdefault((problem.message, problem.details), []).append(problem.path)
+        paths_by_text.setdefault((problem.message, problem.details), []).append(problem.path)
     text = "\n".join(
-        f"{message}: {', '.join(where)}" + (f"\n{details}" if details else "")
-        for (message, details), where in paths.items()
+        f"{message}: {', '.join(paths)}" + (f"\n{details}" if details else "")
+        for (message, details), paths in paths_by_text.items()
     )
     if len(problems) > MAX_PROBLEMS:
         text += f"\n{more_problems(len(problems))}"
@@ -73,14 +73,16 @@ def raise_all(problems: Collection[Problem]) -> None:
 
 
 def changed_values(old: Mapping[str, object], new: Mapping[str, object]) -> str:
-    """Return a text in Knative's format with the values, by path, that differ between `old` and
-    `new`; empty if none does."""
+    """Return a text in Knative's format with the values that differ between `old` and `new`, both
+    by path; empty if none does."""
     lines: list[str] = []
     for path in sorted({*old, *new}):
         if old.get(path) != new.get(path):
             lines.append(f"{path}:")
-            lines += [f"\t-: {as_json(old[path])}"] if path in old else []
-            lines += [f"\t+: {as_json(new[path])}"] if path in new else []
+            if path in old:
+                lines.append(f"\t-: {as_json(old[path])}")
+            if path in new:
+                lines.append(f"\t+: {as_json(new[path])}")
     return "\n".join(lines)
 
 
@@ -105,15 +107,15 @@ def schema_problems(model: type[Model], document: object, root: str = "") -> Ite
 
 
 def _problems_of_error(error: ErrorDetails, root: str) -> Iterator[Problem]:
-    """Yield the problems that one pydantic error stands for, with paths below `root`, in the words
-    of Knative's webhooks."""
+    """Yield the problems that a pydantic error stands for, in the words of Knative's webhooks: one
+    for each field that the error names. `root` is the path of the validated document."""
     location, value = error["loc"], error["input"]
     path = path_of(root, location)
     _, description = describe_error(path, error)
     message, details = split_requirement(description)
     if error["type"] == "missing":
         yield Problem("missing field(s)", "", path)
-    elif fields := error.get("ctx", {}).get("fields"):
+    elif fields := error.get("ctx", {}).get("fields"):  # an error that `documents.problem` made
         for field in fields:
             yield Problem(error["msg"], "", path_of(path, (field,)))
     elif location and location[-1] == "[key]":  # pydantic's mark of a mapping's invalid key
@@ -127,13 +129,13 @@ def _problems_of_error(error: ErrorDetails, root: str) -> Iterator[Problem]:
 
 
 def annotation_problems(check: Callable[[], object]) -> Iterator[Problem]:
-    """Call `check`, a parser of annotations. If it raises `InvalidDocument`, yield that error as
-    the only problem; else yield nothing."""
+    """Call `check`, which parses annotations and whose result is ignored. If it raises
+    `InvalidDocument`, yield that error as the only problem; else yield nothing."""
     try:
         check()
     except InvalidDocument as error:
         message, details = split_requirement(error.problem)
-        # The path of an empty key is what the paths of all annotations begin with.
+        # With an empty key, the prefix that the paths of all annotations have.
         key = error.path.removeprefix(annotation_path(""))
         yield Problem(message, details, upstream_annotation_path(key))
 

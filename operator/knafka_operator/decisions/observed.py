@@ -47,8 +47,8 @@ class ObservedObject:
         return {**status_annotations(self.document), **self.written}
 
     def after(self, effect: Effect, result: Any) -> Self:
-        """Return a copy that includes the result of an effect; for an effect without a result, the
-        object itself."""
+        """Return a copy that includes the result of an effect; for an effect whose result isn't
+        kept, the object itself. Kinds extend it by their own effects."""
         match effect:
             case Annotate(annotations=written) | Delete(annotations=written):
                 return self.with_annotations(written)

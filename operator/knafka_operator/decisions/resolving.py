@@ -96,8 +96,8 @@ async def resolve(
 
 
 def _check_address(url: str) -> None:
-    """Refuse a URL whose host is an address of the pod or the node. Raises `Unresolved`. A host
-    name passes; dispatchers check its addresses when they connect."""
+    """Check that a URL's host isn't an address or name of the pod or the node, such as `localhost`.
+    Raises `Unresolved`. Other names pass; dispatchers check their addresses when they connect."""
     if (reason := addresses.refusal_of_url(url)) is not None:
         raise Unresolved(
             ADDRESS_NOT_ALLOWED,

@@ -15,10 +15,7 @@ async def observe_sink(
     cluster: Cluster, destination: Destination, namespace: str, settings: Settings
 ) -> Sink | KnafkaError:
     """Return the address of a destination declared in `namespace`, or the error that says why it
-    has none.
-
-    Raises `ClusterError` if the API server doesn't answer.
-    """
+    has none. Raises `ClusterError` if the API server doesn't answer."""
     try:
         return await resolve(
             destination,

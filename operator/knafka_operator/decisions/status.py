@@ -141,7 +141,8 @@ T = TypeVar("T")
 
 
 def value_or_raise(value: T | KnafkaError) -> T:
-    """Return an observed value; raise it if it is the error with which observing it failed."""
+    """Return an observed value, or raise it if it is an error, which stands for a value that
+    couldn't be read."""
     if isinstance(value, KnafkaError):
         raise value
     return value
@@ -236,9 +237,9 @@ def no_dead_letter_sink_condition() -> Condition:
 
 
 def conditions_after_bug(stored: object, error: Exception, timestamp: str) -> list[dict[str, Any]]:
-    """Return the conditions of an object whose reconciliation ended in an unexpected error, a bug:
-    the stored ones, but with `Ready` False. `stored` is `status.conditions`, which may have any
-    shape; `timestamp` is the present time (RFC 3339)."""
+    """Return the conditions of an object whose reconciliation ended in an unexpected error, a bug
+    in the operator: the stored ones, but with `Ready` False. `stored` is `status.conditions`, which
+    may have any shape; `timestamp` is the present time (RFC 3339)."""
     stored_conditions = (
         [condition for condition in stored if isinstance(condition, Mapping)]
         if _is_list(stored)
@@ -320,7 +321,7 @@ def why_revision_is_not_ready(revision: Mapping[str, Any]) -> str:
         and (condition.get("reason") or "Deploying") not in _STARTING_REASONS
     ]
     unmet.sort(
-        key=lambda condition: (
+        key=lambda condition: (  # False sorts before True
             condition["reason"] != "Unschedulable",
             condition.get("status") != "False",
         )
@@ -355,7 +356,7 @@ def _is_list(value: object) -> TypeGuard[Sequence[object]]:
 
 
 def _bug_message(error: Exception) -> str:
-    """Return the message of the `Ready` condition after an unexpected error."""
+    """Return the message of the `Ready` condition after an unexpected error, for users."""
     description = f"{type(error).__name__}: {error}"
     return f"the operator failed, and tries again; its log says more: {description:.1000}"
 

@@ -86,12 +86,14 @@ def judge_activity(
     lag_threshold: int,
     limits: ActivityLimits = DEFAULT_LIMITS,
 ) -> ActivityState:
-    """Decide a Trigger's activity by samples in the order of time; returns `previous` if the
+    """Return a Trigger's activity after `samples`, in the order of time; `previous` itself if the
     activity stays. `lag_threshold` is the Trigger's, in events; `limits.busy_lag` is a multiple of
     it.
 
-    Only the samples of the last `decisive_seconds`, and the one before them, count. As long as the
-    samples don't reach back that far, the activity stays.
+    A quiet Trigger becomes busy if its lag was always above the limit, or if its average delivery
+    rate is; a busy one becomes quiet if its lag was never above the limit, and its rate is low.
+    Only the samples of the last `decisive_seconds` count. While the samples don't reach back that
+    far, the activity stays.
     """
 
     def is_above_busy_lag(lag: int) -> bool:
@@ -99,20 +101,27 @@ def judge_activity(
         return lag > limits.busy_lag * lag_threshold
 
     recent = _samples_of_last(samples, decisive_seconds(previous.activity, limits), previous.since)
+    if not recent:
+        return previous
+    # An unknown lag (None) counts as neither high nor low.
     if previous.activity is Activity.QUIET:
-        is_high = [sample.lag is not None and is_above_busy_lag(sample.lag) for sample in recent]
-        if recent and (all(is_high) or _delivery_rate(recent) > limits.busy_rate):
+        was_always_high = all(
+            sample.lag is not None and is_above_busy_lag(sample.lag) for sample in recent
+        )
+        if was_always_high or _delivery_rate(recent) > limits.busy_rate:
             return ActivityState(Activity.BUSY, samples[-1].time)
     else:
-        is_low = [sample.lag is not None and not is_above_busy_lag(sample.lag) for sample in recent]
-        if recent and all(is_low) and _delivery_rate(recent) < limits.quiet_rate:
+        was_always_low = all(
+            sample.lag is not None and not is_above_busy_lag(sample.lag) for sample in recent
+        )
+        if was_always_low and _delivery_rate(recent) < limits.quiet_rate:
             return ActivityState(Activity.QUIET, samples[-1].time)
     return previous
 
 
 def decisive_seconds(activity: Activity, limits: ActivityLimits = DEFAULT_LIMITS) -> float:
-    """Return the seconds of samples that are needed to decide that a Trigger no longer has this
-    activity."""
+    """Return for how many seconds samples must speak against this activity until a Trigger no
+    longer has it."""
     return limits.busy_for if activity is Activity.QUIET else limits.quiet_for
 
 
@@ -128,8 +137,8 @@ def relative_load(
 
 
 def _samples_of_last(samples: Sequence[Sample], seconds: float, since: float) -> Sequence[Sample]:
-    """Return the samples of the last `seconds`; empty if the samples since time `since` don't reach
-    back that far."""
+    """Return the latest samples that together cover `seconds`. Samples from before time `since`
+    don't count; empty if the others don't reach back that far."""
     recent: list[Sample] = []
     for sample in reversed(samples):
         if sample.time < since:
@@ -142,7 +151,7 @@ def _samples_of_last(samples: Sequence[Sample], seconds: float, since: float) ->
 
 def _delivery_rate(samples: Sequence[Sample]) -> float:
     """Return the deliveries per second between the first and the last of two or more samples."""
-    # A lower number than before means that counting restarted at 0.
+    # If a sample has fewer deliveries than the one before, counting restarted at 0 in between.
     delivered = sum(
         later.delivered - (earlier.delivered if earlier.delivered <= later.delivered else 0)
         for earlier, later in pairwise(samples)

@@ -108,14 +108,13 @@ def dependency_problems(text: str, namespace: str) -> Iterator[Problem]:
     """Yield the problems of `text`, the value of the annotation `DEPENDENCY` of a Trigger in this
     namespace."""
     path = upstream_annotation_path(DEPENDENCY)
-    details = "want an object"
     try:
-        reference = json.loads(text)
+        reference, why_no_object = json.loads(text), "want an object"
     except (ValueError, RecursionError) as error:
-        reference, details = None, str(error)
+        reference, why_no_object = None, str(error)
     if not isinstance(reference, Mapping):
         message = "The provided annotation was not a corev1.ObjectReference"
-        yield Problem(f"{message}: {as_json(text[:300])}", details, path)
+        yield Problem(f"{message}: {as_json(text[:300])}", why_no_object, path)
         return
     yield from schema_problems(TriggerDependency, reference, path)
     if reference.get("namespace") not in (None, "", namespace):
@@ -184,15 +183,15 @@ def check_dependency(trigger: Trigger, dependency: Mapping[str, Any] | None) -> 
         )
 
 
-def check_min_scale(declared: int, granted: int, others: int, maxima: Maxima) -> None:
-    """Check that a Trigger's `declared` min-scale fits into the maximum of its namespace. `others`
-    is the sum of the min-scales of the namespace's other Triggers; `granted` is the min-scale that
-    the Trigger has had until now, and may always keep. Raises `NotReady`."""
-    if declared > granted and declared + others > maxima.namespace_min_scale:
+def check_min_scale(declared: int, granted: int, others_sum: int, maxima: Maxima) -> None:
+    """Check that a Trigger's `declared` min-scale fits into the maximum of its namespace.
+    `others_sum` is the sum of the min-scales of the namespace's other Triggers; `granted` is the
+    min-scale that the Trigger has had until now, and may always keep. Raises `NotReady`."""
+    if declared > granted and declared + others_sum > maxima.namespace_min_scale:
         raise NotReady(
             "NamespaceMinScale",
-            f"min-scale {declared} and the {others} of its namespace's others are more than the "
-            f"{maxima.namespace_min_scale} pods that may always run in a namespace "
+            f"min-scale {declared} and the {others_sum} of its namespace's others are more than "
+            f"the {maxima.namespace_min_scale} pods that may always run in a namespace "
             "(KNAFKA_MAX_NAMESPACE_MIN_SCALE): declare less here, or for the others",
         )
 
@@ -203,9 +202,9 @@ def check_min_scale(declared: int, granted: int, others: int, maxima: Maxima) ->
 def leads_back(
     destination: Destination, family: Family, namespace: str, broker: str, url: str | None = None
 ) -> bool:
-    """Whether a destination declared in `namespace` is the Broker or channel of this name in that
-    namespace: by its reference or, for a Broker, by the path of its address. `url` is the
-    destination's resolved address (None: not known)."""
+    """Whether a destination declared in `namespace` is the Broker or channel named `broker` in that
+    namespace, so that events sent there come back: by the destination's reference or, for a Broker,
+    by the path of its address. `url` is the destination's resolved address (None: not known)."""
     if (ref := destination.ref) is not None:
         referenced = ref.kind, ref.namespace or namespace, ref.name
         # With a `uri`, the address is another one than the Broker's own.
@@ -243,22 +242,22 @@ def loop_condition(
     return None
 
 
-# The scaler's view.
+# The scaler's view: the scaler decides how many dispatchers deliver a Trigger at a time.
 
 
-def scaling_annotations(scaled: ScalingStatus | None) -> dict[str, str | None]:
-    """Return the annotations with the scaler's view of a Trigger, `scaled` (None: it isn't scaled);
-    None as a value removes an annotation."""
-    if scaled is None:
+def scaling_annotations(scaling: ScalingStatus | None) -> dict[str, str | None]:
+    """Return the status annotations with the scaler's view of a Trigger, `scaling`. With `scaling`
+    None, as the Trigger isn't scaled, all their values are None, which removes them."""
+    if scaling is None:
         return dict.fromkeys((LAG, REPLICAS, SCALING))
     return {
-        LAG: "unknown" if scaled.lag is None else str(scaled.lag),
-        REPLICAS: str(scaled.replicas),
-        SCALING: f"{scaled.scale.replicas}: {scaled.scale.reason}",
+        LAG: "unknown" if scaling.lag is None else str(scaling.lag),
+        REPLICAS: str(scaling.replicas),
+        SCALING: f"{scaling.scale.replicas}: {scaling.scale.reason}",
     }
 
 
-def delivering_condition(scaled: ScalingStatus) -> Condition:
+def delivering_condition(scaling: ScalingStatus) -> Condition:
     """Return the condition `Delivering`: True, or False with the first problem of the delivery. It
     is a warning or information, which doesn't affect Ready."""
 
@@ -266,20 +265,22 @@ def delivering_condition(scaled: ScalingStatus) -> Condition:
         """Return `Delivering` as a warning; the message is cut to 1,000 characters."""
         return Condition(DELIVERING, Status.FALSE, reason, message[:1000], Severity.WARNING)
 
-    if scaled.paused:
+    if scaling.paused:
         return DELIVERY_PAUSED
-    if scaled.error is not None:
-        return delivering_warning("DrainFailed", scaled.error)
-    if scaled.counts.congestion is not None:
+    if scaling.error is not None:
+        return delivering_warning("DrainFailed", scaling.error)
+    if scaling.counts.congestion is not None:
         waiting = "a few events probe the subscriber, the others wait in Kafka"
-        return delivering_warning("SubscriberUnavailable", f"{scaled.counts.congestion}: {waiting}")
-    if scaled.counts.loop is not None:
-        end = f"it ends after {FIRST_TTL} replies or {MAX_HOPS} dead letters in a row"
         return delivering_warning(
-            "Loop", f"{scaled.counts.loop}: {end}, as dead letters in its topic"
+            "SubscriberUnavailable", f"{scaling.counts.congestion}: {waiting}"
         )
-    if scaled.beyond_end:
-        partitions = ", ".join(map(str, sorted(map(partition_of, scaled.beyond_end))))
+    if scaling.counts.loop is not None:
+        loop_end = f"it ends after {FIRST_TTL} replies or {MAX_HOPS} dead letters in a row"
+        return delivering_warning(
+            "Loop", f"{scaling.counts.loop}: {loop_end}, as dead letters in its topic"
+        )
+    if scaling.beyond_end:
+        partitions = ", ".join(map(str, sorted(map(partition_of, scaling.beyond_end))))
         return delivering_warning(
             "CommittedBeyondEnd",
             f"the offsets committed in partitions {partitions} are beyond the topic's end: it was "

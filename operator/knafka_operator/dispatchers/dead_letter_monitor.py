@@ -181,7 +181,10 @@ class DeadLetterMonitor:
         for number, (identity, record) in enumerate(watched_triggers, 1):
             if number % TRIGGERS_AT_ONCE == 0:
                 await asyncio.sleep(0)  # meanwhile a Trigger's delivery may end
-            if (watched := record.watched) is not None and self._note_if_due(identity, watched):
+            if (watched := record.watched) is None:
+                continue
+            is_due = self._update_reported(identity, watched)
+            if is_due:
                 trigger = _DueTrigger(identity, record, watched)
                 due.setdefault(watched.kafka, []).append(trigger)
         # Concurrently: a Kafka that doesn't answer delays no other one.
@@ -189,11 +192,11 @@ class DeadLetterMonitor:
             *(self._check_kafka(kafka, due_triggers) for kafka, due_triggers in due.items())
         )
 
-    def _note_if_due(self, identity: Identity, watched: Watched) -> bool:
-        """Record a Trigger's topic, and the number of dead letters that the Trigger's dispatchers
-        have reported. Returns whether to check the topic in this round. A topic that is known to
-        exist is always checked; any other one if the reported number has changed, and otherwise
-        once in `MISSING_TOPIC_ROUNDS` rounds."""
+    def _update_reported(self, identity: Identity, watched: Watched) -> bool:
+        """Record how many dead letters the dispatchers of a Trigger have reported; `watched` is the
+        Trigger's delivery. Returns whether to check its dead-letter topic in this round: always if
+        the topic is known to exist, else if the reported number has changed, and otherwise once in
+        `MISSING_TOPIC_ROUNDS` rounds."""
         name, topic = watched.egress.dead_letter_topic, self._topics.get(identity)
         if topic is None or (topic.name, topic.kafka) != (name, watched.kafka):
             topic = self._topics[identity] = _DeadLetterTopic(name, watched.kafka)
@@ -221,7 +224,7 @@ class DeadLetterMonitor:
                         await self._clear_if_deleted(self._topics[identity], record)
                 await self._decide_retentions(kafka, due)
         except (LogError, TimeoutError) as error:
-            # The status of its Triggers and the scaler report that Kafka is away.
+            # Not a warning: the scaler and the Triggers' statuses report that Kafka is away.
             log.info("dead letters: %s", error or "Kafka did not answer")
         for identity, record, _ in due:
             self._enqueue_if_changed(identity, record)
@@ -234,9 +237,14 @@ class DeadLetterMonitor:
         undated = []
         for topic, range_ in topics_with_ranges:
             previous = topic.waiting
-            if any(end < topic.ends.get(number, 0) for number, end in range_.ends.items()):
-                topic.clear_decision()  # the topic was recreated
+            # End offsets decrease when a topic is deleted and created again.
+            was_recreated = any(
+                end < topic.ends.get(partition, 0) for partition, end in range_.ends.items()
+            )
+            if was_recreated:
+                topic.clear_decision()
                 previous = None
+            # With the same start offsets, the oldest record is still the same one.
             oldest = previous.oldest if previous and range_.starts == topic.starts else None
             topic.starts, topic.ends = range_.starts, range_.ends
             topic.waiting = WaitingDeadLetters(
@@ -253,8 +261,8 @@ class DeadLetterMonitor:
 
     @staticmethod
     async def _clear_if_deleted(topic: _DeadLetterTopic, record: TriggerRecord) -> None:
-        """Set the number of dead letters to 0 for a topic that was deleted. Kafka returned no
-        offsets for the topic, but that may also mean that it has no leader: then change nothing.
+        """For a topic without offsets in Kafka's answer, check whether it was deleted, and if so,
+        set its number of dead letters to 0. A topic that only has no leader now stays as it is.
         `record` is the Trigger's record. Raises `LogError`."""
         stored = dead_letters.stored_condition(record.document or {})
         # A stored condition that is False: an earlier operator has seen dead letters in the topic.
@@ -265,9 +273,9 @@ class DeadLetterMonitor:
             topic.clear_decision()
 
     async def _decide_retentions(self, kafka: KafkaCluster, due: Sequence[_DueTrigger]) -> None:
-        """Decide the retention of topics for which it isn't decided yet, or must be decided again,
-        and alter it where Knafka may; for at most `MAX_DESCRIBED_TOPICS` topics in one round.
-        Raises `LogError`."""
+        """Decide the retention of the topics for which that is needed (`needs_decision`), and alter
+        it where Knafka may; for at most `MAX_DESCRIBED_TOPICS` topics in one round. Raises
+        `LogError`."""
         described_count = 0
         for identity, record, watched in due:
             topic, settings = self._topics.get(identity), watched.egress.dead_letter_settings
@@ -302,16 +310,17 @@ class DeadLetterMonitor:
         age = topic.waiting.oldest_age(self.clock())
         decision = topics.decide_retention(settings, description, earlier_claim or claim, age)
         if altered_settings := decision.altered_settings:
-            if not await self._alter_topic(kafka, topic.name, altered_settings):
+            if not await self._alter_retention(kafka, topic.name, altered_settings):
                 decision = topics.unaltered_retention(description)
         topic.set_decision(decision, settings)
 
     @staticmethod
-    async def _alter_topic(
+    async def _alter_retention(
         kafka: KafkaCluster, name: str, altered_settings: Mapping[str, str]
     ) -> bool:
-        """Set a topic's retention, the only one of `altered_settings`, and return True. If Kafka
-        refuses it, log that and return False. Raises a `LogError` that is `retriable`."""
+        """Set the retention of the topic `name`; `altered_settings` has only this setting. Returns
+        whether Kafka has accepted it; a refusal is logged. Raises a `LogError` that is
+        `retriable`."""
         retention = altered_settings[topics.RETENTION_MS]
         try:
             await kafka.topics.set_topic_config(name, altered_settings)

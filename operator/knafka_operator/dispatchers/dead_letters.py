@@ -88,7 +88,8 @@ def waiting_sentence(waiting: WaitingDeadLetters) -> str:
 
 
 def stored_condition(document: Mapping[str, Any]) -> Condition | None:
-    """Return the condition `DeadLetters` in an object's status; None: it has no valid one."""
+    """Return the condition `DeadLetters` from a stored object's status; None: the status has no
+    valid one."""
     conditions = (document.get("status") or {}).get("conditions") or ()
     for condition in conditions:
         if isinstance(condition, Mapping) and condition.get("type") == DEAD_LETTERS_TYPE:

@@ -51,9 +51,10 @@ class History:
     """The samples, in the order of time."""
 
     def add(self, sample: Sample, limits: ActivityLimits = DEFAULT_LIMITS) -> None:
-        """Add a sample, and drop those too old to be needed."""
-        since = sample.time - decisive_seconds(self.state.activity, limits)
-        while len(self.samples) > 1 and self.samples[1].time <= since:
+        """Add a sample, and drop samples that are too old to be needed."""
+        needed_since = sample.time - decisive_seconds(self.state.activity, limits)
+        # One sample from that time or before stays, so that the samples cover all of the period.
+        while len(self.samples) > 1 and self.samples[1].time <= needed_since:
             self.samples.popleft()
         self.samples.append(sample)
 
@@ -73,9 +74,9 @@ class Move:
 
 
 def sample_of(status: ScalingStatus, now: float) -> Sample:
-    """Return a sample of a Trigger's status. While its filter passes nothing, its lag counts as 0.
-    While its subscriber doesn't answer or its dispatcher fails, the lag counts as unknown (None),
-    since another dispatcher wouldn't help.
+    """Return a sample of a Trigger's deliveries and lag at time `now`, from its scaling status.
+    While its filter passes nothing, its lag counts as 0. While its subscriber doesn't answer or its
+    dispatcher fails, the lag counts as unknown (None), since another dispatcher wouldn't help.
     """
     if status.scale.cause is Cause.FILTERED_OUT:
         return Sample(now, status.counts.delivered, 0)

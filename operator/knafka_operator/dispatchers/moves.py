@@ -56,7 +56,7 @@ class Moves:
     clock."""
 
     async def move_triggers(self) -> None:
-        """Sample the activity of each `auto` Trigger, and start the moves that are due."""
+        """Sample the activity of each `auto` Trigger, and start the moves that may begin now."""
         now = asyncio.get_running_loop().time()
         desired_moves: list[Move] = []
         for number, (identity, record) in enumerate(list(self.states.triggers.items()), 1):
@@ -86,7 +86,7 @@ class Moves:
             self._histories.pop(identity, None)
             return None
         history, activity = self._histories.get(identity), ACTIVITY_BY_ISOLATION[isolation]
-        # Also after a move: samples from before it don't count for the way back.
+        # A new history also after a move: samples from before it don't count for a move back.
         if history is None or history.state.activity is not activity:
             history = self._histories[identity] = History(ActivityState(activity, now))
         history.add(move_decisions.sample_of(scaling_status, now), self.limits)
@@ -115,6 +115,7 @@ def _movable_delivery(record: TriggerRecord) -> Watched | None:
     Trigger isn't delivered, is paused, is already moving, or has a min-scale, for which it needs
     its own dispatcher."""
     watched = record.watched
+    # `isolation` is None for a paused Trigger, and the previous one during a move.
     if watched is None or watched.isolation is not record.chosen_isolation:
         return None
     return None if watched.autoscaling.min_scale else watched

@@ -44,8 +44,8 @@ class Replays:
         self._settings = settings
         self._cluster = cluster
         self._states = states
-        self._followed: dict[Identity, Watched] = {}
-        """The delivery of each Trigger whose replayer is scaled, as the replayer was last
+        self._applied_deliveries: dict[Identity, Watched] = {}
+        """By Trigger whose replayer runs: the Trigger's delivery by which the replayer was last
         applied."""
         self._busy: set[object] = set()
         """KafkaClusters being asked, and Triggers whose replays are being started or stopped."""
@@ -65,19 +65,19 @@ class Replays:
             if (delivery := self._current_delivery(identity))
         }
         triggers_by_kafka: dict[KafkaCluster, list[Identity]] = {}
-        # Also followed Triggers that are no longer delivered, so that their replays stop.
-        for identity, delivery in (self._followed | deliveries).items():
+        # Also Triggers with a replayer that are no longer delivered, so that the replayer stops.
+        for identity, delivery in (self._applied_deliveries | deliveries).items():
             triggers_by_kafka.setdefault(delivery.kafka, []).append(identity)
         for kafka, triggers in triggers_by_kafka.items():
-            self._start_once(kafka, self._check_kafka, kafka, triggers)
+            self._start_unless_busy(kafka, self._check_kafka, kafka, triggers)
 
     async def _check_kafka(self, kafka: KafkaCluster, triggers: Collection[Identity]) -> None:
-        """Of these Triggers, start the replays of those whose replay topic exists in this Kafka,
-        update replays that run, and stop those whose topic or Trigger is gone."""
+        """For each of these Triggers whose replay topic exists in this Kafka, start or update the
+        replayer; stop the replayers whose topic or Trigger is gone."""
         topics = await _list_replay_topics(kafka)
         for identity in triggers:
-            followed_delivery = self._followed.get(identity)
-            if topics is None and followed_delivery is None:
+            applied_delivery = self._applied_deliveries.get(identity)
+            if topics is None and applied_delivery is None:
                 continue  # whether there is a replay topic isn't known
             desired_delivery = self._current_delivery(identity)
             if desired_delivery is not None and desired_delivery.kafka is not kafka:
@@ -85,9 +85,9 @@ class Replays:
             if desired_delivery is not None and topics is not None:
                 if _replay_topic(desired_delivery) not in topics:
                     desired_delivery = None
-            # If Kafka doesn't answer, a running replayer stays, with the Trigger's changes.
-            if desired_delivery != followed_delivery:
-                self._start_once(identity, self._set_followed, identity, desired_delivery)
+            # If Kafka doesn't answer, a running replayer stays, but follows changes of the Trigger.
+            if desired_delivery != applied_delivery:
+                self._start_unless_busy(identity, self._update_replayer, identity, desired_delivery)
 
     def _current_delivery(self, identity: Identity) -> Watched | None:
         """Return a Trigger's delivery; None: it isn't delivered, or is paused."""
@@ -95,11 +95,11 @@ class Replays:
         watched = record.watched if record is not None else None
         return None if watched is None or watched.autoscaling.paused else watched
 
-    def _start_once(
+    def _start_unless_busy(
         self, subject: object, work: Callable[..., Awaitable[None]], *arguments: Any
     ) -> None:
-        """Call `work` with `arguments` in a task, unless earlier work on `subject` is still under
-        way."""
+        """Call `work` with `arguments` in a task; do nothing if earlier work on `subject` is still
+        under way."""
         if subject not in self._busy:
             self._busy.add(subject)
             self._tasks.create_task(self._run_logged(subject, partial(work, *arguments)))
@@ -118,21 +118,22 @@ class Replays:
         finally:
             self._busy.discard(subject)
 
-    async def _set_followed(self, identity: Identity, desired_delivery: Watched | None) -> None:
-        """Run the Trigger's replayer for `desired_delivery`, or stop its replays if that is None. A
-        replayer that moves to another Kafka is stopped first. Raises the errors of `_follow`."""
-        followed_delivery = self._followed.get(identity)
-        if followed_delivery is not None and (
-            desired_delivery is None or desired_delivery.kafka is not followed_delivery.kafka
+    async def _update_replayer(self, identity: Identity, desired_delivery: Watched | None) -> None:
+        """Run a Trigger's replayer as `desired_delivery`, the Trigger's own delivery, requires;
+        None: stop it. A replayer that moves to another Kafka is stopped first. Raises the errors of
+        `_apply_replayer`."""
+        applied_delivery = self._applied_deliveries.get(identity)
+        if applied_delivery is not None and (
+            desired_delivery is None or desired_delivery.kafka is not applied_delivery.kafka
         ):
-            await self._unfollow(identity)
+            await self._stop_replayer(identity)
         if desired_delivery is not None:
-            await self._follow(identity, desired_delivery)
+            await self._apply_replayer(identity, desired_delivery)
 
-    async def _follow(self, identity: Identity, watched: Watched) -> None:
-        """Apply the Service of a Trigger's replayer, and begin to scale it by its replay topic;
-        does nothing if the Trigger is gone. Raises `NotReady`, `InvalidDocument` and
-        `ClusterError`."""
+    async def _apply_replayer(self, identity: Identity, watched: Watched) -> None:
+        """Apply the Service of a Trigger's replayer, which delivers like `watched`, and scale it by
+        its replay topic; does nothing if the Trigger is gone. Raises `NotReady`, `InvalidDocument`
+        and `ClusterError`."""
         record = self._states.triggers.get(identity)
         if record is None or record.document is None:
             return
@@ -158,12 +159,12 @@ class Replays:
         )
         watched.kafka.watched.add(egress.topic)
         await watched.kafka.scaler.watch(self._scaler_id(identity), egress, autoscaling)
-        self._followed[identity] = watched
+        self._applied_deliveries[identity] = watched
 
-    async def _unfollow(self, identity: Identity) -> None:
-        """Stop a Trigger's replays. The replayer's Service, scaled to zero, stays until the Trigger
+    async def _stop_replayer(self, identity: Identity) -> None:
+        """Stop scaling a Trigger's replayer. Its Service, scaled to zero, stays until the Trigger
         is deleted."""
-        watched = self._followed.pop(identity)
+        watched = self._applied_deliveries.pop(identity)
         watched.kafka.watched.discard(_replay_topic(watched))
         await watched.kafka.scaler.forget(self._scaler_id(identity))
         self._states.urls.pop(self._scaler_id(identity), None)

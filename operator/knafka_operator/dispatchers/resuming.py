@@ -3,6 +3,9 @@
     Triggers, dispatchers' Services -> Revision that serves -> Egress, Secret -> Watched
     Triggers, shards' Services      -> Revision that serves -> contract, Secret -> Watched
 
+An `Egress` says how a Trigger is to be delivered; a `Watched` is a running delivery. A shard is a
+dispatcher that many Triggers of a Broker share; the Broker's contract, a topic, has their Egresses.
+
 No reconciliation is needed: a Service's environment has the contract, its annotations and volumes
 the rest. So every Trigger's delivery resumes after a few requests in all, and is reconciled later.
 Kafka is read only for the contracts of Brokers that share dispatchers, each contract once, those of
@@ -146,29 +149,27 @@ class Resuming:
         own_services: Iterable[Document],
         shards: Iterable[Document],
     ) -> list[tuple[Document, Watched]]:
-        """Return the same as `find_delivered_with_shards`, but without a time limit, and with a
-        `KnafkaError` if the contract can't be read."""
+        """Return the deliveries as `find_delivered_with_shards` does, but without a time limit.
+        Raises `KnafkaError` if the contract can't be read."""
         uid = broker["metadata"]["uid"]
         shard_lookups = [
             self._read_serving_shard(service)
             for service in shards
             if uid in services.owner_uids(service)
         ]
-        serving = {
-            serving_shard.shard.group: serving_shard
-            for serving_shard in await asyncio.gather(*shard_lookups)
-            if serving_shard
-        }
-        shared: dict[str, Watched] = {}
-        for group, (egress, shard) in (await self._read_contract(broker, serving)).items():
+        serving_shards = await asyncio.gather(*shard_lookups)
+        shard_by_group = {shard.shard.group: shard for shard in serving_shards if shard}
+        contract = await self._read_contract(broker, shard_by_group)
+        watched_by_group: dict[str, Watched] = {}
+        for group, (egress, shard) in contract.items():
             place = ShardPlacement(shard.number, shard.shard)
             unknown_partitions = 1  # reconciling replaces it
-            shared[group] = Watched(
+            watched_by_group[group] = Watched(
                 shard.kafka, egress, DEFAULT_AUTOSCALING, unknown_partitions, shard.secret, place
             )
         deliveries, unshared_triggers = [], []
         for trigger in triggers:
-            watched = shared.get(group_in_status(trigger, self._naming) or "")
+            watched = watched_by_group.get(group_in_status(trigger, self._naming) or "")
             if watched is None:
                 unshared_triggers.append(trigger)
             elif "deletionTimestamp" not in trigger["metadata"]:
@@ -179,22 +180,22 @@ class Resuming:
         return [*deliveries, *own_deliveries]
 
     async def _read_contract(
-        self, broker: Document, serving: Mapping[str, ServingShard]
+        self, broker: Document, shard_by_group: Mapping[str, ServingShard]
     ) -> Mapping[str, tuple[Egress, ServingShard]]:
-        """Return, for each consumer group in the Broker's contract, its Egress and the shard that
-        delivers it. `serving` are the running shards by their own group; Triggers of another shard
-        are left out. Raises `LogError`."""
-        records = {}
-        for kafka in {serving_shard.kafka for serving_shard in serving.values()}:
+        """Return, for each Trigger's consumer group in the Broker's contract, its Egress and the
+        shard that delivers it. `shard_by_group` has the running shards by the shard's own group;
+        Triggers of another shard are left out. Raises `LogError`."""
+        egress_and_shard_by_group = {}
+        for kafka in {shard.kafka for shard in shard_by_group.values()}:
             contract = await self._shards.resume(broker, kafka)
-            for group, shared in contract.records.items():
-                if shared.shard in serving:
-                    records[group] = shared.egress, serving[shared.shard]
-        return records
+            for group, record in contract.records.items():
+                if (shard := shard_by_group.get(record.shard)) is not None:
+                    egress_and_shard_by_group[group] = record.egress, shard
+        return egress_and_shard_by_group
 
     async def _read_serving_shard(self, service: Document) -> ServingShard | None:
-        """Return the shard that a Service's Ready Revision serves; None: the Service has no Ready
-        Revision, or isn't a shard's. Raises `KnafkaError`."""
+        """Return the shard that the Ready Revision of a Service runs; None: the Service has no
+        Ready Revision, or isn't a shard's. Raises `KnafkaError`."""
         template = await self._read_serving_template(service)
         number = shard_number(service)
         if template is None or number is None:
@@ -216,7 +217,7 @@ class Resuming:
                 shard, secret = read_shard(template)
                 await self._connect_kafka(shard.kafka, secret, namespace)
             else:
-                serving = await _read_dispatcher(template)
+                serving = await _read_dispatcher_off_loop(template)
                 if serving.egress.conversion is not None:
                     return  # a KafkaSource's Service doesn't show its credentials
                 await self._connect_kafka(serving.egress.kafka, serving.secret, namespace)
@@ -228,8 +229,8 @@ class Resuming:
     async def _find_delivered_or_none(
         self, trigger: Document, service: Document
     ) -> tuple[Document, Watched] | None:
-        """Return a Trigger and its delivery as its Service runs it; None, and a log line, after any
-        error."""
+        """Return a Trigger and its delivery as `_find_delivered_by_service` does; None also after
+        any error, which is logged."""
         name = "/".join((trigger["metadata"]["namespace"], trigger["metadata"]["name"]))
         try:
             return await self._find_delivered_by_service(trigger, service)
@@ -247,14 +248,15 @@ class Resuming:
         template = await self._read_serving_template(service)
         if template is None:
             return None
-        serving, metadata = await _read_dispatcher(template), trigger["metadata"]
+        serving, metadata = await _read_dispatcher_off_loop(template), trigger["metadata"]
         if group_in_status(trigger, self._naming) != serving.egress.group:
             return None  # the status names no group yet, or another one
         kafka = await self._connect_kafka(
             serving.egress.kafka, serving.secret, metadata["namespace"]
         )
         autoscaling = _read_autoscaling(metadata.get("annotations") or {}, self._maxima)
-        min_scale = min(autoscaling.min_scale, serving.min_scale)  # more may be refused
+        # A larger declared min-scale waits for the reconciliation, which may refuse it.
+        min_scale = min(autoscaling.min_scale, serving.min_scale)
         return trigger, Watched(
             kafka,
             serving.egress,
@@ -267,23 +269,24 @@ class Resuming:
         """Return the template of a Service's serving Revision, or the Revision itself, which has
         the same form; None: no Revision is Ready. Raises `ClusterError`."""
         status = service.get("status") or {}
-        serving = status.get("latestReadyRevisionName")
-        if not serving:
+        revision_name = status.get("latestReadyRevisionName")
+        if not revision_name:
             return None
         metadata = service["metadata"]
-        is_newest = status.get("latestCreatedRevisionName") == serving
+        is_newest = status.get("latestCreatedRevisionName") == revision_name
         # Then the Service's own template is that of the Revision, and no request is needed.
         if is_newest and status.get("observedGeneration") == metadata.get("generation"):
             template: Document = service["spec"]["template"]
             return template
+        namespace = metadata["namespace"]
         async with self._request_limit:
-            return await self._cluster.get(SERVING, "Revision", metadata["namespace"], serving)
+            return await self._cluster.get(SERVING, "Revision", namespace, revision_name)
 
     async def _connect_kafka(
         self, kafka: Kafka | None, mounted_secret: tuple[str, str] | None, namespace: str
     ) -> KafkaCluster:
-        """Return the Kafka that a contract names, connected with the Secret that its function
-        mounts.
+        """Return the cluster `kafka` of a function's contract, connected with the Secret that the
+        function mounts.
 
         `mounted_secret` is that Secret's name and version (None: none), `namespace` the function's.
         Raises `InvalidDocument` for a contract without a Kafka, or if a Secret outside the
@@ -326,9 +329,9 @@ def read_dispatcher(template: Document) -> ServingDispatcher:
     return ServingDispatcher(egress, _find_mounted_secret(template), partitions, min_scale)
 
 
-async def _read_dispatcher(template: Document) -> ServingDispatcher:
-    """Parse the template or Revision of a dispatcher as `read_dispatcher` does, a large one in a
-    thread. Raises `InvalidDocument`."""
+async def _read_dispatcher_off_loop(template: Document) -> ServingDispatcher:
+    """Parse a template or Revision as `read_dispatcher` does, but a large one in a thread, so that
+    the event loop isn't blocked. Raises `InvalidDocument`."""
     return await parse_off_loop(
         lambda: read_dispatcher(template), characters_of(template, LARGE_DOCUMENT)
     )

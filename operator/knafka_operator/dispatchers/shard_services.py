@@ -1,8 +1,12 @@
 """Shards: applies the Services of each Broker's shared dispatchers, and manages their contracts.
 
-    Trigger    contract (read once) -> Service (applied once for all) -> record
-    Broker     applies the Services of its shards, so that it is enqueued when one changes;
-               deletes shards that have long been empty
+A shard is a dispatcher that many Triggers of a Broker share. It delivers what the Broker's contract
+says: a topic with a record for each of these Triggers, by the Trigger's consumer group.
+
+    a Trigger is reconciled   the contract is read (once), then the shard's Service applied (once
+                              for all its Triggers), then the Trigger's record written
+    a Broker is reconciled    the Services of its shards are applied, so that the Broker is enqueued
+                              when one changes; shards that have long been empty are deleted
 
 A Broker whose status names no contract costs no request here.
 
@@ -87,12 +91,13 @@ class Shards:
     def ensure_contract(
         self, record: BrokerRecord, broker: Identity, kafka: KafkaCluster
     ) -> SharedContractTopic:
-        """Return the contract in `record`, the record of this Broker, for one Kafka; a missing one
-        is created in memory. Its records may not have been read yet."""
+        """Return the contract of `broker` in this Kafka from `record`, what is in memory about the
+        Broker; a missing contract is created in memory. Its records may not have been read yet."""
         contract = record.contracts.get(kafka.bootstrap_servers)
         if contract is None:
             own_identity = Identity(broker.namespace, self.states.family.own_name(broker.name))
             topic = names.contract_topic(*own_identity)
+            # Without a contract topic in the Broker's status there are no records to read.
             contract = SharedContractTopic(
                 own_identity, topic, kafka, known=not record.has_contract
             )
@@ -110,9 +115,9 @@ class Shards:
         return contract
 
     def reserve(self, broker: Identity, watched: Watched) -> None:
-        """Count a Trigger among the members of the shard that delivers it, by its delivery
-        `watched`. A Trigger that no shard delivers any more is counted until its record is removed
-        from the contract, and all shards have read that."""
+        """Count a Trigger as a member of the shard that delivers it, by its delivery `watched`. A
+        Trigger that no shard delivers any more is counted until its record is removed from the
+        contract, and its shard has read that. Does nothing for an unknown Broker."""
         record, group = self.states.brokers.get(broker), watched.egress.group
         if record is None or watched.kafka.open_writer is None:
             return
@@ -131,8 +136,9 @@ class Shards:
         record = self.states.brokers.get(broker)
         if record is None:
             return
+        present_kafka = None if record.state is None else record.state.kafka
         # After a restart, contracts in the present and the previous Kafka aren't in memory yet.
-        for kafka in (None if record.state is None else record.state.kafka, record.kafka):
+        for kafka in (present_kafka, record.kafka):
             if record.has_contract and kafka is not None and kafka.open_writer is not None:
                 self.ensure_contract(record, broker, kafka)
         for contract in list(record.contracts.values()):
@@ -141,7 +147,7 @@ class Shards:
 
     async def create_contract_topic(self, broker: Identity, topic: Topic) -> None:
         """Write the name of a Broker's contract topic into the Broker's status, then create the
-        topic: an operator that starts after a crash in between knows that the topic may exist.
+        topic. In this order, an operator that starts after a crash knows that the topic may exist.
 
         Does nothing if the topic exists. Raises `LogError`, `NotReady` and `ClusterError`.
         """
@@ -164,9 +170,9 @@ class Shards:
         """Apply the Service of shard `number` of the Broker `identity`. Raises `NotReady` while the
         Service isn't Ready, and `ClusterError`.
 
-        The same manifest is applied once for all Triggers. It is applied again after an error; if
-        the Service isn't Ready `APPLY_RETRY_INTERVAL` seconds later; and by the Broker's
-        reconciliation (`maintain`).
+        Every Trigger of the shard calls this, but the same manifest is applied only once. It is
+        applied again after an error, if the Service isn't Ready `APPLY_RETRY_INTERVAL` seconds
+        later, and by the Broker's reconciliation (`maintain`).
         """
         record = self._active_record(identity)
         assert record.state is not None  # checked by `_active_record`
@@ -264,8 +270,8 @@ class Shards:
     ) -> None:
         """Delete the consumer group by which the processes of shard `number` read the Broker's
         `topic`; raises `LogError`, also while the group has members."""
-        shard = names.shard_group(*contract.broker, number)
-        await contract.kafka.topics.delete_group(names.shard_members(shard, topic))
+        shard_group = names.shard_group(*contract.broker, number)
+        await contract.kafka.topics.delete_group(names.shard_members_group(shard_group, topic))
 
     async def delete(self, broker: Broker) -> None:
         """Delete the Services of all shards of a Broker that has a record. Raises

@@ -39,9 +39,9 @@ async def resume_deliveries(
     dispatcher_services: Sequence[Document],
     resume: Callable[[Document, Watched], Awaitable[Any]],
 ) -> None:
-    """Call `resume` with each Trigger that refers to one of the `brokers` and is delivered now, and
-    with its delivery. `dispatcher_services` are the Services of Triggers' own dispatchers; those of
-    shared dispatchers are listed here. Raises `ClusterError`.
+    """Call `resume` with each Trigger that refers to one of the `brokers` and is being delivered,
+    and with its delivery. `dispatcher_services` are the Services of Triggers' own dispatchers;
+    those of shared dispatchers are listed here. Raises `ClusterError`.
 
     Brokers with shared dispatchers are resumed concurrently, as each reads a contract from Kafka.
     """
@@ -52,6 +52,7 @@ async def resume_deliveries(
     brokers_with_shards = {
         identity: broker for identity, broker in brokers.items() if has_contract(broker)
     }
+    # Triggers whose Broker has no shared dispatcher, so that they have their own.
     unshared_triggers = [
         trigger
         for identity, broker_triggers in triggers_by_broker.items()

@@ -126,7 +126,8 @@ class Controller:
             self._store.forget(key)
             return await kind.on_absent(identity)
         if gone is not None:
-            kind.on_change(document, gone=False)  # a new object of the name, forgotten above, too
+            # A new object of the same name: `forget` has dropped what was known about it, too.
+            kind.on_change(document, gone=False)
         if (
             "deletionTimestamp" in document["metadata"]
             or identity.namespace in self.ending_namespaces
@@ -141,7 +142,7 @@ class Controller:
             with self._store.tracking(key):
                 marked = await self._ensure_finalizer(kind, document)
                 return GONE if marked is None else await self._reconcile(kind, key, marked)
-        # Outside of `tracking`: the error must leave that, so that earlier reads stay registered.
+        # Caught outside of `tracking`, which keeps the earlier tracked reads if an error leaves it.
         except _BugReported:
             return self._pace.not_ready
 
@@ -157,7 +158,7 @@ class Controller:
             await self._write_failure(document, error)
             raise _BugReported from error
         if new_status is None:
-            return RESYNC_SECONDS  # the event that the object waits for will enqueue it
+            return RESYNC_SECONDS  # earlier, the event that the object waits for enqueues it
         if kind.has_ended(new_status):
             await self._remove_finalizers(kind, document)
         if (event_to_post := kind.event_to_post(document, new_status)) is not None:
@@ -171,8 +172,9 @@ class Controller:
         return RESYNC_SECONDS * random.uniform(0.8, 1.2) if is_ready else self._pace.not_ready
 
     async def _finalize(self, kind: Kind, key: Key, document: Document) -> Requeue:
-        """Delete what was made for an object, then remove its finalizer. Returns `GONE`, or, if the
-        deletion has failed, the seconds until it is tried again. Raises `ClusterError`."""
+        """Delete what was made for an object that is being deleted, then remove its finalizer.
+        Returns `GONE`, or, if that has failed, the seconds until it is tried again. Raises
+        `ClusterError`."""
         if FINALIZER in finalizers_of(document) and kind.is_ours(document):
             if not await self._deletions.try_delete(
                 key, document, kind.delete(document), kind.left_behind

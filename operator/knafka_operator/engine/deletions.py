@@ -64,7 +64,7 @@ class Deletions:
         loop, uid = asyncio.get_running_loop(), document["metadata"].get("uid", "")
         began = loop.time()
         failing_uid, failing_since = self.failing_since.get(key, (uid, began))
-        if failing_uid != uid:  # an earlier object of the name was never deleted
+        if failing_uid != uid:  # the failures were those of an earlier object of the same name
             self.forget(key)
             failing_since = began
         try:

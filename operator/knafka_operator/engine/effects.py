@@ -108,7 +108,7 @@ class Effects:
         document, cluster = observed.document, self.cluster
         match effect:
             case Annotate(_, annotations, at_once):
-                if at_once:
+                if at_once:  # else they are written with the rest of the status
                     await cluster.write_status(document, {"annotations": dict(annotations)})
             case WriteStatus(_, patch):
                 if patch:
@@ -150,6 +150,7 @@ class Effects:
         match effect:
             case CreateTopic(topic, name_key, id_key, accepts_records):
                 description = await ensure_own_topic(kafka, topic, accepts_records=accepts_records)
+                # The topic's name and id in the status show later that the topic is the object's.
                 patch = {"annotations": {name_key: topic.name, id_key: description.id}}
                 await self.cluster.write_status(document, patch)
                 return description
@@ -188,16 +189,17 @@ class Effects:
     async def _apply(
         self, manifest: Manifest, refusal: Refusal | None, document: Document
     ) -> Document:
-        """Apply a manifest for the object `document`; return the stored object. If the API server
-        refuses it, or if the name belongs to an object of another owner, raises `NotReady` with the
-        reason in `refusal`. Without a `refusal`, owners aren't checked. Raises `ClusterError`."""
+        """Apply a manifest for its owner, the object `document`; return the stored object. If the
+        API server refuses it, or if an object of that name has another owner, raises `NotReady`
+        with the reason in `refusal`. Without a `refusal`, owners aren't checked. Raises
+        `ClusterError`."""
         kind, (namespace, name) = manifest["kind"], Identity.of(manifest)
         if refusal is not None and refusal.not_ours and refusal.kind in (None, kind):
             existing = await self.cluster.get(manifest["apiVersion"], kind, namespace, name)
-            if existing is not None and document["metadata"]["uid"] not in services.owner_uids(
-                existing
-            ):
-                raise _foreign_object_error(refusal, f"{kind} {name}")
+            if existing is not None:
+                owner_uid = document["metadata"]["uid"]
+                if owner_uid not in services.owner_uids(existing):
+                    raise _foreign_object_error(refusal, f"{kind} {name}")
         try:
             return await self.cluster.apply(manifest)
         except Conflict as error:
@@ -210,7 +212,7 @@ class Effects:
     async def _create(self, effect: Create) -> None:
         """Create an object unless it exists. If the API server refuses it, or if an existing one
         was made for another owner (its label `effect.label` has another value), raises `NotReady`
-        with the reason in `effect.refusal`. Without a refusal, owners aren't checked. Raises
+        with the reason in `effect.refusal`. If that is None, owners aren't checked. Raises
         `ClusterError`."""
         manifest, refusal = effect.manifest, effect.refusal
         kind, (namespace, name) = manifest["kind"], Identity.of(manifest)

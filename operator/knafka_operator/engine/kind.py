@@ -65,7 +65,8 @@ class Kind:
     def on_change(self, document: Document, *, gone: bool) -> Collection[Key]:
         """Record that an object has changed or, with `gone`, was deleted; returns the keys to
         reconcile. A change of the status alone is ignored."""
-        key, declared_document = key_of(document), None if gone else without_status(document)
+        key = key_of(document)
+        declared_document = None if gone else without_status(document)
         if not gone:
             self.remember(document)
         previous = self._declared.pop(key, None)
@@ -90,8 +91,8 @@ class Kind:
         return True
 
     async def needs_finalizer(self, document: Document) -> bool:
-        """Whether the object has, or will have, something to delete before its own deletion. By
-        default every object has."""
+        """Whether something may have to be deleted before the object itself, so that it needs our
+        finalizer. By default every object needs it."""
         return True
 
     def has_ended(self, status: Mapping[str, Any]) -> bool:
@@ -125,9 +126,9 @@ class Kind:
         return GONE
 
     async def object_to_release(self, key: Key, document: Document | None) -> Document | None:
-        """Return a stored object that must lose our finalizer although it isn't reconciled:
-        `document` is None, or was made from a channel's entry that has the same key (only for
-        Subscriptions). None, the default: there is no such object."""
+        """Return the stored object of `key` from which to remove our finalizer, if `document`, the
+        object to reconcile, is another one or None. That happens only to Subscriptions, some of
+        which are made from a channel's entry. None, the default: there is no such object."""
         return None
 
     async def drop_entry(self, document: Document) -> bool:

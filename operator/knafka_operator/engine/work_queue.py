@@ -93,8 +93,8 @@ def back_off_seconds(failures: int) -> float:
 
 
 class WorkQueue:
-    """A queue of objects to reconcile; belongs to one event loop. Objects enqueued before `run`
-    wait for it."""
+    """A queue of objects to reconcile; belongs to one event loop. Objects may be enqueued before
+    `run` starts."""
 
     def __init__(self, places: int = PLACES) -> None:
         """`places` is the number of reconciliations that run at a time."""
@@ -196,8 +196,8 @@ class WorkQueue:
             self._schedule_after_reconcile(item, verdict)
 
     def _schedule_after_reconcile(self, item: _Item, verdict: float | Verdict) -> None:
-        """Schedule the item again: soon if it has changed meanwhile, else by the verdict, which is
-        seconds, `GONE` or `BACK_OFF`."""
+        """Schedule the item again: soon if it was enqueued meanwhile, else by the verdict, which is
+        seconds, `GONE` (then the item is dropped) or `BACK_OFF`."""
         if item.changed:
             item.changed = False
             self._schedule_soon(item)
@@ -214,9 +214,9 @@ class WorkQueue:
     def _schedule_soon(self, item: _Item) -> None:
         """Make an item due now or, if it was just reconciled, `RECONCILE_SPACING` seconds after the
         end of that reconciliation."""
-        wait = item.not_before - asyncio.get_running_loop().time()
-        if wait > 0:
-            self._schedule_later(item, wait)
+        seconds_left = item.not_before - asyncio.get_running_loop().time()
+        if seconds_left > 0:
+            self._schedule_later(item, seconds_left)
         else:
             self._make_due(item)
 

@@ -4,8 +4,10 @@ time.
     request --no turn--> waiting --turn free: reconciled--> request --> rolling --Ready--> done
                                                                     rolling --too long--> stuck
 
-Each reconciliation compares what runs with what is desired, so a starting operator only has to find
-out which functions its predecessor was rolling: those that aren't Ready.
+A function rolls when applying its Service creates a new Revision, whose pods replace the running
+ones; its turn is the permission to do so. Each reconciliation compares what runs with what is
+desired, so a starting operator only has to find out which functions its predecessor was rolling:
+those that aren't Ready.
 
 Not here: the content of a Service (`functions.services`), and the rules of rolls
 (`functions.rolls`).
@@ -100,8 +102,9 @@ class Rolls:
         return service in self._waiting
 
     def add_condition(self, conditions: ConditionSet, *functions: Identity) -> None:
-        """If one of an object's `functions` (their Services) waits for its turn, add the condition
-        `RolledOut` to `conditions`; it names the first such function."""
+        """If a function of an object waits for its turn, add the condition `RolledOut`, which says
+        why, to the object's `conditions`. `functions` are the object's Services; the condition is
+        about the first one that waits."""
         for service in functions:
             if service in self._waiting:
                 conditions.set(roll_rules.roll_waits_condition(service, self._stuck, self.at_most))
@@ -126,9 +129,9 @@ class Rolls:
         self._enqueue_waiting()  # an object that was enqueued may not have requested its turn
 
     def _mark_stuck(self, service: Identity) -> None:
-        """End the turn of a function that has rolled for too long, and mark the function as stuck.
-        Enqueue the waiting functions of its namespace, so that their conditions report the stuck
-        one. A function that wasn't Ready when the operator started only loses its turn."""
+        """End the turn of a function that has rolled for too long, mark the function as stuck, and
+        enqueue the waiting functions of its namespace, so that their conditions report the stuck
+        one. If the function wasn't Ready when the operator started, only end its turn."""
         del self._rolling[service]
         if service in self._inherited:
             self._inherited.discard(service)
@@ -154,7 +157,7 @@ class Rolls:
             self._is_loaded = True
 
     def _enqueue_waiting(self) -> None:
-        """Enqueue as many waiting functions as there are free turns."""
+        """Enqueue as many waiting functions as there are free turns, so that they request one."""
         free_turns = self.at_most - len(self._rolling)
         for service in list(self._waiting):
             if free_turns <= 0:
@@ -203,7 +206,7 @@ async def apply_service(
     if (
         rolls is not None
         and existing is not None
-        and not roll_rules.is_up_to_date(existing, manifest)  # it would roll
+        and not roll_rules.is_up_to_date(existing, manifest)  # so applying it would roll it
     ):
         if key is None:
             assert owner is not None
@@ -279,8 +282,8 @@ async def _explain_newest_revision(cluster: Cluster, service: Mapping[str, Any])
 async def delete_service(
     cluster: Cluster, name: str, owner: Resource, namespace: str | None = None
 ) -> None:
-    """Delete a function's Service if it exists and belongs to `owner`. `namespace` None: the
-    owner's. Raises `ClusterError`."""
+    """Delete a function's Service if it exists and belongs to `owner`. `namespace` is the
+    Service's; None: the same as the owner's. Raises `ClusterError`."""
     namespace = namespace or owner.metadata.namespace
     existing = await cluster.get(SERVING, "Service", namespace, name)
     if existing is not None and services.is_owned(existing, owner):
@@ -290,18 +293,19 @@ async def delete_service(
 async def check_old_pods_gone(
     cluster: Cluster, namespace: str, service: str, revision: str | None
 ) -> None:
-    """Raise a transient `NotReady` while a running pod of a Knative Service is of another Revision
-    than `revision`, the Ready one (None: no Revision is Ready, so every pod is old).
+    """Check that a Knative Service has no running pod of another Revision than `revision`, the
+    Ready one (None: no Revision is Ready, so every pod is old). Raises a transient `NotReady`.
 
     A dispatcher that drains without requests, for min-scale, goes on in an old pod for half a
     minute or more, as Knative keeps the pod for late requests. Raises `ClusterError`.
     """
     labels = {"serving.knative.dev/service": service}
-    old_revisions = {
+    running_revisions = {
         pod["metadata"]["labels"].get("serving.knative.dev/revision", "")
         for pod in await cluster.list(CORE, "Pod", labels, namespace)
         if _runs_function(pod)
-    } - {revision}
+    }
+    old_revisions = running_revisions - {revision}
     if old_revisions:
         message = f"pods of the previous Revision still deliver: {', '.join(sorted(old_revisions))}"
         raise NotReady("OldRevisionDelivers", message, transient=True)

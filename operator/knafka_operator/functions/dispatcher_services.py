@@ -3,6 +3,10 @@
     Trigger, Egress  -> a dispatcher's Service, and one for its replays
     Broker, Shard    -> the Service of a dispatcher that many Triggers share
 
+An Egress is the contract that says how one Trigger is delivered. A shard is a dispatcher that many
+Triggers of a Broker share; its contract is in a topic. A drain is a period in which one pod
+delivers, mostly kept going by a request that the operator holds.
+
 The environment has an Egress as JSON, so that a change creates a new Revision; of a contract in a
 topic it has only the topic's name.
 
@@ -147,11 +151,11 @@ def dispatcher_timeout(egress: Egress) -> int:
     With the default delivery timeout nothing is added: an attempt that takes longer is repeated
     elsewhere. With at-most-once semantics nothing is repeated, so every attempt gets its time.
     """
-    attempt = egress.delivery.timeout
-    if attempt == Delivery().timeout and not egress.at_most_once:
+    attempt_seconds = egress.delivery.timeout
+    if attempt_seconds == Delivery().timeout and not egress.at_most_once:
         return TIMEOUT_SECONDS
-    needed = math.ceil(attempt + LEAVING_SECONDS) + STOP_SECONDS
-    return min(max(TIMEOUT_SECONDS, needed), MAX_TIMEOUT_SECONDS)
+    needed_seconds = math.ceil(attempt_seconds + LEAVING_SECONDS) + STOP_SECONDS
+    return min(max(TIMEOUT_SECONDS, needed_seconds), MAX_TIMEOUT_SECONDS)
 
 
 def shard_service(

@@ -4,8 +4,10 @@ environment from the installation). Pure.
     a new function, or its owner has changed its declaration    applied at once
     a function that would roll for another reason               waits for a turn
 
-A turn ends when the new Revision is Ready, or after `ROLL_TIMEOUT`; then its namespace gets no
-further turns, so that a failure there doesn't hold up other namespaces.
+A function rolls when its Service gets a new Revision, whose pods replace the running ones; its turn
+is the permission to do so. A turn ends when the new Revision is Ready, or after `ROLL_TIMEOUT`: in
+that case its namespace gets no further turns, so that a failure there doesn't hold up other
+namespaces.
 
 If all functions rolled at once, they would start on nodes that are busy with requests, which make
 them still slower.
@@ -73,7 +75,7 @@ def is_edited(stored: Mapping[str, Any], manifest: Mapping[str, Any]) -> bool:
     declared = _annotation(stored, DECLARED_DIGEST)
     if declared is not None and declared != _annotation(manifest, DECLARED_DIGEST):
         return True
-    stored_environment, new_environment = (_environment(service) for service in (stored, manifest))
+    stored_environment, new_environment = _environment(stored), _environment(manifest)
     for name, model in _CONTRACTS.items():
         if stored_environment.get(name) == new_environment.get(name):
             continue
@@ -82,16 +84,16 @@ def is_edited(stored: Mapping[str, Any], manifest: Mapping[str, Any]) -> bool:
         try:
             stored_contract = documents.dump(documents.parse_json(model, stored_environment[name]))
         except InvalidDocument:
-            continue
+            continue  # it counts as unchanged
         if stored_contract != json.loads(new_environment[name]):
             return True
     return False
 
 
 def with_running_image(stored: Mapping[str, Any], manifest: Mapping[str, Any]) -> Manifest:
-    """Return the manifest with the image of the stored Service, which runs now. With that manifest
-    a function gets its owner's edits although it may not roll to the new image yet, so that an
-    image that can't start delays no edits."""
+    """Return the manifest with the image of the stored Service, which runs now. With this manifest
+    a function that waits for its turn to get the new image gets its owner's edits at once, so that
+    an image that can't start delays no edits."""
     template = manifest["spec"]["template"]
     container = template["spec"]["containers"][0]
     image = stored["spec"]["template"]["spec"]["containers"][0]["image"]

@@ -89,8 +89,9 @@ def sender_account(trigger: Trigger, document: Mapping[str, Any]) -> str:
 
 
 def dispatcher_account(egress: Egress) -> str | None:
-    """Return the service account that a dispatcher of only this Egress runs as; all dispatchers of
-    KafkaChannels run as the same one. None: the dispatcher sends no tokens, so it needs no account.
+    """Return the service account that a Trigger's own dispatcher and replayer run as; `egress` is
+    the Trigger's contract. All dispatchers of KafkaChannels run as the same account. None: they
+    send no tokens, so they need no account.
 
     That account may request tokens of another one: the account that the Trigger sends events as.
     """
@@ -120,11 +121,12 @@ def account_effects(
 ) -> tuple[Effect, ...]:
     """Return the effects that create the account that a Trigger sends as, and the accounts and
     rights of the dispatchers that request its tokens. `document` is the stored Trigger; `shared`
-    says whether a shard delivers it. For a channel's entry, the controller that wrote the entry
-    creates the account that it sends as.
+    says whether a shared dispatcher delivers it. For an entry in a channel's `spec.subscribers`,
+    the controller that wrote the entry creates the account that it sends as.
     """
     family = family_of(trigger.kind)
     effects: list[Effect] = []
+    # Channels, whose family is centralized, need no account here: `CHANNEL_DISPATCHERS` exists.
     if shared and not family.centralized:
         manifest = _account_manifest(_owned_metadata(broker, shard_account(broker)))
         # The Broker owns this account, not the Trigger: `Create` accepts an existing account if
@@ -133,8 +135,8 @@ def account_effects(
         manifest["metadata"]["labels"] = labels
         refusal = _refusal(family.broker)
         effects.append(Create(Step.APPLY_ACCOUNT, manifest, refusal, services.OWNER_LABEL))
-    name, manifests = account_name(trigger), list[Manifest]()
-    metadata = _owned_metadata(trigger, name)
+    manifests: list[Manifest] = []
+    metadata = _owned_metadata(trigger, account_name(trigger))
     if ENTRY not in document["metadata"]:
         manifests.append(_account_manifest(metadata))
     if egress.service_account is not None:
@@ -179,9 +181,10 @@ def _account_manifest(metadata: Manifest) -> Manifest:
 def _token_role_and_binding(
     metadata: Manifest, egress: Egress, broker: Broker, settings: Settings
 ) -> tuple[Manifest, Manifest]:
-    """Return a Role that allows to request tokens of the account that an Egress sends as, and its
-    RoleBinding to the accounts of the dispatchers that may deliver the Egress: the Trigger's own
-    and its Broker's shards, as the Trigger may move between them. Both objects get `metadata`."""
+    """Return a Role that allows requests for tokens of the account that a Trigger sends as, and its
+    RoleBinding to the accounts of the dispatchers that may deliver the Trigger: its own and those
+    that its Broker's Triggers share, as it may move between them. Both objects get `metadata`;
+    `egress` is the Trigger's contract."""
     account, family = egress.service_account, family_of(egress.kind)
     namespace = services.function_namespace(family, Identity(egress.namespace, ""), settings)
     dispatcher_accounts = [dispatcher_account(egress)]
@@ -219,6 +222,6 @@ def _owned_metadata(owner: Resource, name: str) -> Manifest:
 
 
 def _refusal(kind: str) -> Refusal:
-    """Return the reasons that the condition of an object of this kind gets if an account or right
-    can't be created, or belongs to another owner."""
+    """Return the reasons for the condition of an object of this kind if its accounts and rights
+    can't be created, or if existing ones belong to another owner."""
     return Refusal(f"this {kind}", "ServiceAccountNotOwned", "ServiceAccountNotCreated")

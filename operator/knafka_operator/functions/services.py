@@ -186,13 +186,13 @@ def identity_of(resource: Resource) -> Identity:
 
 
 def owner_key(owner: Resource) -> Owner:
-    """Return kind, namespace and name of a parsed object."""
+    """Return kind, namespace and name of an object that owns functions."""
     return owner.kind, *identity_of(owner)
 
 
 def owned_metadata(owner: Resource, family: Family, settings: Settings) -> Manifest:
-    """Return the metadata of an object created for `owner`, without a name: its namespace, its
-    owner reference or `OWNER_LABEL`, and always `labels`."""
+    """Return the metadata of an object created for `owner`, without a name: its namespace, `labels`
+    (maybe empty), and the owner, in an owner reference or the label `OWNER_LABEL`."""
     namespace = function_namespace(family, identity_of(owner), settings)
     if family.centralized:
         return {"namespace": namespace, "labels": {OWNER_LABEL: owner.metadata.uid}}
@@ -366,7 +366,7 @@ def with_common_labels(labels: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def compact_json(document: object) -> str:
-    """Return a document as one line of JSON without `$`, for an environment variable."""
+    """Return a document as one line of JSON that contains no `$`, for an environment variable."""
     text = json.dumps(document, separators=(",", ":"))
     # Without `$` the value needs no escaping by `escape_dollars`, and is readable in the manifest.
     return text.replace("$", r"\u0024")

@@ -53,9 +53,9 @@ _TRACING_VARIABLES: Final = frozenset(
 def tracing_environment(
     observability: Mapping[str, str], tracing: Mapping[str, str], namespace: str, domain: str
 ) -> Mapping[str, str]:
-    """Return the tracing variables of every function; empty if tracing is off. `observability` and
-    `tracing` are the data of the two ConfigMaps, empty for a missing one. Raises `InvalidDocument`
-    whose path is the ConfigMap's name.
+    """Return the tracing variables that every function gets; empty if tracing is off.
+    `observability` and `tracing` are the data of the two ConfigMaps, empty for a missing one.
+    Raises `InvalidDocument` whose path is the ConfigMap's name.
 
     If Zipkin's endpoint isn't declared, it is the Service `zipkin` of `namespace`, in the cluster's
     DNS `domain` (DSP-13).
@@ -126,7 +126,7 @@ def _zipkin_environment(data: Mapping[str, str], default_endpoint: str) -> Mappi
     )
     rate = _parse_rate(data.get("sample-rate"), "sample-rate")
     if data.get("debug", "").strip().lower() == "true":
-        rate = "1"
+        rate = "1"  # Knative's debug mode samples every trace
     return {EXPORTER: "zipkin", ZIPKIN_ENDPOINT: endpoint, **_sampler_variables(rate)}
 
 

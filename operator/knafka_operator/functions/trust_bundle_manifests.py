@@ -60,6 +60,7 @@ def merge_certificates(config_maps: Iterable[Mapping[str, Any]]) -> Bundle:
         usable = [
             certificate
             for certificate in found_certificates
+            # A merged one was checked already.
             if certificate in merged or are_certificates(certificate)
         ]
         unusable_count = len(found_certificates) - len(usable)
@@ -95,5 +96,5 @@ def bundle_config_map(namespace: str, bundle: Bundle) -> Mapping[str, Any]:
 
 
 def is_bundle(document: Mapping[str, Any]) -> bool:
-    """Whether a ConfigMap has Knative's label of trust bundles; its metadata is enough."""
+    """Whether a ConfigMap has Knative's label of trust bundles. `document` needs only metadata."""
     return (document["metadata"].get("labels") or {}).get(TRUST_BUNDLE_LABEL) == "true"

@@ -53,8 +53,8 @@ class TrustBundleCopies:
         """Held while copies are written, so that an older bundle never replaces a newer one."""
 
     def on_config_map(self, document: Document) -> None:
-        """Request an update of the copies if the ConfigMap `document`, which has changed or was
-        deleted, is a bundle or a copy."""
+        """Handle a ConfigMap that has changed or was deleted: request an update of the copies if it
+        is a bundle or a copy."""
         namespace, name = document["metadata"]["namespace"], document["metadata"]["name"]
         is_source = namespace == self._source and (
             name in self._names or trust_bundle_manifests.is_bundle(document)
@@ -112,8 +112,8 @@ class TrustBundleCopies:
                     await asyncio.sleep(1.0)
 
     async def _read(self) -> None:
-        """Read the ConfigMaps with trusted certificates, merge them, and log all problems if
-        they aren't those of the last time. Raises `ClusterError`."""
+        """Read the ConfigMaps with trusted certificates and merge them into `_bundle`. Logs their
+        problems if these have changed since the last reading. Raises `ClusterError`."""
         labels = {trust_bundle_manifests.TRUST_BUNDLE_LABEL: "true"}
         config_maps = await self._cluster.list(CORE, "ConfigMap", labels, self._source)
         bundle = trust_bundle_manifests.merge_certificates(config_maps)
@@ -124,8 +124,8 @@ class TrustBundleCopies:
         self._names = frozenset(config_map["metadata"]["name"] for config_map in config_maps)
 
     async def _copy(self, namespace: str, bundle: Bundle) -> None:
-        """Write the copy in a namespace if it is outdated. Raises `NotReady` if the API server
-        refuses it, or if Knafka didn't create the existing ConfigMap, and `ClusterError`."""
+        """Write the copy of `bundle` in a namespace if it is outdated. Raises `NotReady` if the API
+        server refuses it, or if Knafka didn't create the existing ConfigMap, and `ClusterError`."""
         desired_copy = trust_bundle_manifests.bundle_config_map(namespace, bundle)
         existing_copy = await self._cluster.get(CORE, "ConfigMap", namespace, TRUST_BUNDLE)
         if existing_copy is not None:

@@ -102,10 +102,12 @@ def needed_features(message: str) -> str:
     """Return a sentence that says which features to enable, if Knative Serving refused pod fields
     with `message`, such as `must not set the field(s): spec.template.spec.tolerations`; empty for
     any other message."""
+    if "must not set the field" not in message:
+        return ""
     features = [
         feature for name, feature in POD_FIELD_FEATURES.items() if f"spec.{name}" in message
     ]
-    if "must not set the field" not in message or not features:
+    if not features:
         return ""
     keys = ", ".join(sorted(features))
     return f"set {keys} to enabled in ConfigMap config-features of Knative Serving, or change {POD}"
@@ -145,11 +147,11 @@ def _parse_resources(
 
 def _check_type(where: str, value: object, type_: type) -> None:
     """Check that a value has this type and isn't empty, and that a list contains only mappings.
-    `where` names the variable, or, after a dot, its field. Raises `InvalidDocument`."""
+    `where` is the environment variable's name, or `VARIABLE.FIELD`. Raises `InvalidDocument`."""
     if value == {} and "." not in where:
         return  # an empty variable counts as an empty object; an empty field is refused
-    has_type = isinstance(value, type_) and value
-    if has_type and isinstance(value, list):
-        has_type = all(isinstance(element, dict) for element in value)
-    if not has_type:
+    is_valid = isinstance(value, type_) and value
+    if is_valid and isinstance(value, list):
+        is_valid = all(isinstance(element, dict) for element in value)
+    if not is_valid:
         raise InvalidDocument(where, f"invalid value: {value!s:.80}: want {_TYPE_NAMES[type_]}")

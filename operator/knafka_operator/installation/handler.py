@@ -61,8 +61,9 @@ class Handling:
 
     @property
     def reason(self) -> str:
-        """Return a sentence for users about why `handler` was chosen. Empty if there was no choice:
-        the setting doesn't name Knative Eventing, which isn't installed (or not known to be)."""
+        """Return a sentence for users about why `handler` was chosen. Empty if there is nothing to
+        explain: the setting doesn't name Knative Eventing, which isn't installed either, as far as
+        is known."""
         if self.declared in (Handler.AUTO, Handler.OWN) and not self.is_eventing_installed:
             return ""
         setting = f"KNAFKA_SUBSCRIPTIONS={self.declared}"

@@ -61,6 +61,7 @@ class KafkaTrust:
         if secret.get(TOKEN_PROVIDER) in PROVIDERS:
             self._check_aws_token(servers, secret)
         elif not self.local_addresses and (host := endpoint_host(secret)):
+            # `refusal` returns a reason for an address of the pod or the node, None for others.
             if (reason := addresses.refusal(host)) is not None:
                 raise refused_endpoint_error(reason)
 

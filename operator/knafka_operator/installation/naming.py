@@ -105,7 +105,7 @@ def normalize_template(kind: NameKind, text: str) -> str:
         raise InvalidDocument(
             key, f"invalid value: {text:.200}: want A-Z, a-z, 0-9, '.', '_' and '-' beside them"
         )
-    if literal == template:
+    if literal == template:  # it has no placeholder
         raise InvalidDocument(
             key,
             f"invalid value: {text:.200}: every object would have the same name: want "
@@ -171,7 +171,8 @@ class Naming:
         """Return the name that the current template gives to a new topic or group of `owner`.
         Raises `InvalidDocument` if Kafka doesn't accept that name, or if it is reserved."""
         if kind is NameKind.CHANNEL_TOPIC and self.is_default(kind):
-            return names.channel_topic(owner.namespace, owner.name)  # it also shortens long names
+            # The same name as by the template, but a long one is shortened.
+            return names.channel_topic(owner.namespace, owner.name)
         template = self._current_templates[kind]
         name = render_name(template, owner)
         if not self.is_default(kind) and not names.is_topic(name):
@@ -187,8 +188,9 @@ class Naming:
         return name
 
     def is_own(self, kind: NameKind, name: str | None, owner: NamedObject) -> bool:
-        """Whether `owner` may have got this name: by one of the known templates of this kind, or by
-        a form that upstream or Knafka's defaults have used. False for an empty name or None."""
+        """Whether `owner` may have got this topic or group name from Knafka or upstream: by one of
+        the known templates of this kind, or in a form that the defaults of either have used. False
+        for an empty name or None."""
         if not name:
             return False
         if kind is NameKind.BROKER_TOPIC and names.is_broker_topic(

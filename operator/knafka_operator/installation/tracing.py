@@ -1,4 +1,5 @@
-"""Tracing of functions, as the operator rolls it out: `OTEL_*` variables of each Service.
+"""Tracing of functions, as the operator rolls it out: `OTEL_*` variables of each Service. An owner
+is the object that has these Services, such as a Broker or a Trigger.
 
 A change creates a new Revision of every Service, which starts a pod: each Service keeps its
 variables until its owner's turn, which `runtime.tracing` decides.

@@ -31,6 +31,7 @@ def delivery_annotation_problems(
     delivery. `autoscaling` has the defaults that the annotations override, `maxima` are the
     installation's."""
     yield from order_problems(annotations)
+    # Each parser is called only for its `InvalidDocument`, which becomes a `Problem`.
     if (text := annotations.get(MAX_IN_FLIGHT)) is not None:
         path = annotation_path(MAX_IN_FLIGHT)
         yield from annotation_problems(
@@ -46,9 +47,9 @@ def delivery_annotation_problems(
 
 
 def order_problems(annotations: Mapping[str, str]) -> Iterator[Problem]:
-    """Yield a problem if the annotation `delivery.order` has an unknown value."""
-    order = annotations.get(DELIVERY_ORDER, "key")
-    if order not in egresses.ORDERS_BY_ANNOTATION:
+    """Yield a problem if the annotation `delivery.order` has an unknown value; it may be absent."""
+    order = annotations.get(DELIVERY_ORDER)
+    if order is not None and order not in egresses.ORDERS_BY_ANNOTATION:
         requirement = f"want {', '.join(egresses.ORDERS_BY_ANNOTATION)}"
         yield Problem(
             f"invalid value: {order:.80}", requirement, upstream_annotation_path(DELIVERY_ORDER)

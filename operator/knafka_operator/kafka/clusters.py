@@ -6,7 +6,8 @@ or Trigger uses it, even if its ConfigMap is missing. Twice a second one request
 offsets of a Kafka's topics, and topics that have grown wake their Triggers, so an idle Trigger
 causes no requests of its own. Only one in eight of these checks includes a resting topic:
 
-    rests    no process writes to it (`resting`), none drains it, and it hasn't grown for a minute
+    rests    no process writes to it (`resting`), none delivers from it (an open drain), and it
+             hasn't grown for a minute
 
 Not here: which Broker uses which Kafka, and connecting (`connect` is passed in).
 """
@@ -105,7 +106,7 @@ class KafkaCluster:
         """Start to close the writer, if there is one, without waiting for its end."""
         if self._writer is not None:
             closing = asyncio.ensure_future(self._writer.close(CONTRACT_WRITER_CLOSE_TIMEOUT))
-            self._closing.add(closing)
+            self._closing.add(closing)  # the event loop alone wouldn't keep the task alive
             closing.add_done_callback(self._closing.discard)
             self._writer = None
 
@@ -124,9 +125,10 @@ class KafkaCluster:
                 await asyncio.wait(set(self._closing))
 
     async def _check_ends(self) -> None:
-        """Read the ends of the due topics, and wake the readers of topics that have grown. At the
-        first answer after a failure, call `on_return`. Raises `LogError`."""
-        if not (due_topics := self._due_topics()):
+        """Read the end offsets of the topics whose turn it is, and wake the Triggers and Sensors
+        of topics that have grown. At the first answer after a failure, call `on_return`. Raises
+        `LogError`."""
+        if not (due_topics := self._begin_turn()):
             return
         was_away, self._is_away = self._is_away, True  # stays True unless Kafka answers
         try:
@@ -145,29 +147,30 @@ class KafkaCluster:
                 self._grown_at[topic] = asyncio.get_running_loop().time()
                 self.scaler.wake(topic, grown=_added_records(previous_ends or {}, current_ends))
 
-    def _due_topics(self) -> frozenset[str]:
-        """Begin the next turn, and return the topics to check in it: all topics that don't rest,
-        and one in `RESTING_TURNS` of the resting ones. Also forget topics that are no longer
+    def _begin_turn(self) -> frozenset[str]:
+        """Begin the next turn, and return the topics to check in it: all watched topics that don't
+        rest, and one in `RESTING_TURNS` of the resting ones. Also forget topics that are no longer
         watched."""
         self._turn = (self._turn + 1) % RESTING_TURNS
         now = asyncio.get_running_loop().time()
-        resting = set(self.resting(self)) - self.scaler.topics_with_drains()
+        may_rest = set(self.resting(self)) - self.scaler.topics_with_drains()
         for topic in self._grown_at.keys() - self.watched:
             del self._grown_at[topic]
             self._ends.pop(topic, None)
         return frozenset(
             topic
             for topic in self.watched
+            # The hash spreads the topics evenly over the turns.
             if hash(topic) % RESTING_TURNS == self._turn
-            or topic not in resting
+            or topic not in may_rest
             # A topic seen for the first time counts as grown now.
             or now - self._grown_at.setdefault(topic, now) < REST_AFTER_SECONDS
         )
 
 
 def _added_records(previous_ends: Positions, current_ends: Positions) -> int:
-    """Return the number of records added since `previous_ends`; partitions that have no previous
-    end there count 0."""
+    """Return the number of records that a topic has got since `previous_ends`, by its end offsets;
+    a partition without a previous end counts as 0."""
     return sum(
         max(0, end - previous_ends.get(partition, end)) for partition, end in current_ends.items()
     )
@@ -204,14 +207,14 @@ class KafkaClusters:
         self._allowed = allowed
         self._trust = trust or KafkaTrust()
         self._clusters: dict[str, tuple[KafkaCluster, asyncio.Task[None]]] = {}
-        """By configuration: the KafkaCluster, and the task of its `run`."""
+        """By digest of the configuration: the KafkaCluster, and the task of its `run`."""
 
     def ensure_cluster(
         self, bootstrap_servers: str, secret: Mapping[str, str] | None, *, is_own: bool = False
     ) -> KafkaCluster:
         """Return the KafkaCluster at these servers with this Secret (None: without credentials),
-        connecting if needed. `is_own`: the Secret was written by an administrator, not by a user,
-        and so isn't checked.
+        connecting if needed. Also disconnects unused ones. `is_own`: the Secret is the
+        installation's own, written by an administrator, and so isn't checked.
 
         Raises `InvalidDocument` for a Secret that is invalid or not allowed, and `NotReady` for
         servers that are not allowed.
@@ -224,15 +227,15 @@ class KafkaClusters:
             **(for_librdkafka(secret) if secret is not None else {}),
             "receive.message.max.bytes": MAX_ANSWER,
         }
-        text = json.dumps(configuration, sort_keys=True)
-        key = hashlib.sha256(text.encode()).hexdigest()
+        configuration_json = json.dumps(configuration, sort_keys=True)
+        key = hashlib.sha256(configuration_json.encode()).hexdigest()
         if key not in self._clusters:
-            topics = self._connect(configuration)
+            admin = self._connect(configuration)
             kafka_cluster = KafkaCluster(
-                topics,
-                Scaler(topics, self._drains),
-                bootstrap_servers,
-                self._open_writer and partial(self._open_writer, configuration),
+                topics=admin,
+                scaler=Scaler(admin, self._drains),
+                bootstrap_servers=bootstrap_servers,
+                open_writer=self._open_writer and partial(self._open_writer, configuration),
                 on_return=self._on_return,
                 resting=self._resting,
             )
@@ -244,17 +247,16 @@ class KafkaClusters:
 
     def _drop_unused(self, now: float) -> None:
         """Disconnect the KafkaClusters that were neither requested nor in use for `UNUSED_TIMEOUT`
-        seconds."""
-        unused_since = now - UNUSED_TIMEOUT
-        all_clusters = [kafka_cluster for kafka_cluster, _ in self._clusters.values()]
+        seconds; `now` is the event loop's time."""
+        earliest_use = now - UNUSED_TIMEOUT
         # `used` goes through all Brokers and Triggers, so it is only called if it can matter.
-        if all(kafka_cluster.last_needed_at >= unused_since for kafka_cluster in all_clusters):
+        if all(kafka_cluster.last_needed_at >= earliest_use for kafka_cluster in self.all()):
             return
         for kafka_cluster in self._used():
             kafka_cluster.last_needed_at = now
         for key, (kafka_cluster, task) in list(self._clusters.items()):
-            if kafka_cluster.last_needed_at < unused_since:
-                task.cancel()
+            if kafka_cluster.last_needed_at < earliest_use:
+                task.cancel()  # cancelling `KafkaCluster.run` also closes its writer
                 del self._clusters[key]
 
     def all(self) -> list[KafkaCluster]:

@@ -1,5 +1,5 @@
-"""Contracts: compacted Kafka topics that tell a Broker's shared dispatchers what to deliver, and
-receivers what to accept.
+"""Contracts: compacted Kafka topics that tell a Broker's shared dispatchers (its shards) what to
+deliver, and receivers what to accept.
 
     read the whole topic once -> keep its records in memory -> append one record for each change
 
@@ -59,7 +59,7 @@ class _Write(Generic[T]):
     """The record's key: a consumer group, or the path of a Broker or channel."""
     entry: T | None
     """The record's value; None: the entry is removed by a tombstone."""
-    done: asyncio.Future[None]
+    written: asyncio.Future[None]
     """Done once the record is durable; has the error if writing failed."""
 
 
@@ -120,16 +120,18 @@ class ContractTopic(Generic[T]):
         topic again.
         """
         own_write = _Write(key, entry, asyncio.get_running_loop().create_future())
-        # Retrieves an error even if this caller was cancelled while another one writes the entry:
-        # else asyncio would log that nobody has retrieved it.
-        own_write.done.add_done_callback(lambda done: done.cancelled() or done.exception())
+        # Retrieve an error even if this caller is cancelled while another one writes the entry:
+        # asyncio would log an error that nobody has retrieved.
+        own_write.written.add_done_callback(
+            lambda written: written.cancelled() or written.exception()
+        )
         self._pending.append(own_write)
         async with self._lock:
-            # Else the previous holder of the lock has written it together with its own entry.
-            if not own_write.done.done():
+            # It is done already if the previous holder of the lock wrote all pending entries.
+            if not own_write.written.done():
                 writes, self._pending = self._pending, []
                 await self._write_together(writes)
-        await own_write.done
+        await own_write.written
 
     async def delete_if_empty(self) -> None:
         """Delete the topic if it has no entries any more; raises `LogError`."""
@@ -160,7 +162,7 @@ class ContractTopic(Generic[T]):
             if not error.unknown_topic:
                 raise
         async with self._lock:
-            # Else another task has read or written the topic in the meantime.
+            # If `compared` has changed, another task has read or written the topic meanwhile.
             if self.compared == compared:
                 await self._read()
         return self.records != previous_records
@@ -169,7 +171,7 @@ class ContractTopic(Generic[T]):
         """Read all records of the topic, and replace those in memory; a topic that doesn't exist
         has none. Raises `LogError`."""
         try:
-            # Before the records: what is appended meanwhile counts as not read.
+            # The end is read before the records, so records appended in between count as not read.
             compared = await self._read_end()
             records = await self.kafka.topics.read_last(self.topic, MAX_RECORDS)
             self.position, self.compared = await self._read_end(), compared
@@ -212,8 +214,8 @@ class ContractTopic(Generic[T]):
             if isinstance(error, TimeoutError):
                 error = LogError(f"Kafka did not take a record of {self.topic} in time")
             for write in writes:
-                if not write.done.done():
-                    write.done.set_exception(_as_log_error(error))
+                if not write.written.done():
+                    write.written.set_exception(_as_log_error(error))
             if isinstance(error, LogError):
                 return
             raise
@@ -221,20 +223,21 @@ class ContractTopic(Generic[T]):
         self.position, self.compared = position, self.compared + len(writes)
         for write in writes:
             self._set_record(write.key, write.entry)
-            write.done.set_result(None)
+            write.written.set_result(None)
 
     async def _append_durably(self, writes: list[_Write[T]]) -> None:
-        """Append a record for each entry; returns when all are durable. Raises `LogError`."""
+        """Append a record for each entry; returns when all are durable. If some fail, raises the
+        first `LogError` once each of them was stored or has failed."""
         loop, writer = asyncio.get_running_loop(), self.kafka.ensure_writer()
-        durables = []
+        reports = []
         for write in writes:
-            durable: asyncio.Future[None] = loop.create_future()
-            durables.append(durable)
+            report: asyncio.Future[None] = loop.create_future()
+            reports.append(report)
             value = None if write.entry is None else _encode(write.entry)
-            on_report = partial(_complete, durable)
+            on_report = partial(_complete, report)
             writer.append(self.topic, write.key.encode(), value, [], on_report)
-        results = await asyncio.gather(*durables, return_exceptions=True)
-        if failures := [error for error in results if error is not None]:
+        errors = await asyncio.gather(*reports, return_exceptions=True)
+        if failures := [error for error in errors if error is not None]:
             raise failures[0]
 
 
@@ -253,7 +256,8 @@ class SharedContractTopic(ContractTopic[SharedEgress]):
         removal. A group stays here until its shard is known to have read that far."""
 
     def snapshot(self) -> shards.SharedContract:
-        """Return the contract as an immutable value for decisions."""
+        """Return the contract as a value for decisions. It shares this topic's mappings, so later
+        writes show in it."""
         return shards.SharedContract(self.exists, self.records, self.leaving, self.numbers)
 
     def group_count(self, number: int) -> int:
@@ -277,7 +281,7 @@ class SharedContractTopic(ContractTopic[SharedEgress]):
         self.numbers.pop(group, None)
 
     async def wait_until_applied(self, shard: str, position: int | None = None) -> None:
-        """Wait until every process of `shard` that drains delivers by the contract's records before
+        """Wait until every delivering process of `shard` has applied the contract's records before
         offset `position`; None: before the topic's end, as last known. Raises `NotReady` after
         `APPLIED_TIMEOUT` seconds."""
         position = self.position if position is None else position
@@ -310,15 +314,15 @@ class SharedContractTopic(ContractTopic[SharedEgress]):
             self.leaving.pop(key, None)
 
 
-def _complete(durable: asyncio.Future[None], error: LogError | None) -> None:
-    """Complete a future that waits for a record: Kafka has stored the record, or `error` says why
-    not. Does nothing if the future is done already, as after a cancellation."""
-    if durable.done():
+def _complete(report: asyncio.Future[None], error: LogError | None) -> None:
+    """Complete the future that waits for the report about a record; `error` is None if Kafka has
+    stored the record. Does nothing if the future is done already, as after a cancellation."""
+    if report.done():
         return
     if error is None:
-        durable.set_result(None)
+        report.set_result(None)
     else:
-        durable.set_exception(error)
+        report.set_exception(error)
 
 
 def _as_log_error(error: BaseException) -> LogError:

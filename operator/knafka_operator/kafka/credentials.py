@@ -68,8 +68,8 @@ def check_config_map_reference(
     broker: Broker,
     default: Identity,
 ) -> None:
-    """Refuse a Broker whose ConfigMap is in the operator's namespace, unless the Broker is there,
-    too, or the ConfigMap is for Brokers: it is the installation's own, whose identity is `default`,
+    """Refuse a Broker of another namespace that names a ConfigMap in the operator's namespace,
+    unless that ConfigMap is for Brokers: it is the installation's own, whose identity is `default`,
     or an administrator has labelled it. The channels' ConfigMap, for example, isn't for Brokers.
 
     `reference` is the ConfigMap's namespace and name (None: the Broker names none), `broker_config`
@@ -96,9 +96,10 @@ def merge_configuration(
     installation_config: ConfigMap | None,
     default: Identity,
 ) -> Configuration:
-    """Merge `broker_config`, the ConfigMap to which the Broker's `spec.config` refers, over
-    `installation_config`, whose identity is `default`; None: the ConfigMap doesn't exist.
-    `reference` is the namespace and name in `spec.config`; None: the Broker names no ConfigMap.
+    """Merge `broker_config`, the ConfigMap that the Broker's `spec.config` names, over
+    `installation_config`, whose identity is `default`, and select the Secret; either ConfigMap is
+    None if it doesn't exist. `reference` is the namespace and name in `spec.config`; None: the
+    Broker names no ConfigMap.
 
     Raises `NotReady` if the Broker's ConfigMap doesn't exist, `InvalidDocument` if neither
     ConfigMap names Kafka's servers.
@@ -125,17 +126,17 @@ def merge_configuration(
     names_secret = broker_config is not None and desired.SECRET_NAME_KEY in broker_config.data
     uses_own_secret = (names_servers or names_secret) and reference != default
     secret = desired.secret_reference(broker_config if uses_own_secret else installation_config)
+    config_is_in_operator_namespace = reference is not None and reference[0] == default.namespace
     return Configuration(
         merged.model_copy(update={"data": data}),
         None if secret is None else Identity(*secret),
-        is_offered=not uses_own_secret
-        or (reference is not None and reference[0] == default.namespace),
+        is_offered=not uses_own_secret or config_is_in_operator_namespace,
     )
 
 
 def check_secret(configured: Configuration, broker: Broker, settings: Settings) -> None:
-    """Refuse the Secret of a Broker's merged configuration if the Broker's pods may not have it;
-    raises `NotReady`.
+    """Refuse the Secret of a Broker's merged configuration if it is in another namespace, unless
+    the installation offers it and lets the operator copy Secrets. Raises `NotReady`.
 
     Call it before the Secret is read: a refused Secret must not be sent to any server.
     """
@@ -152,23 +153,24 @@ def check_secret(configured: Configuration, broker: Broker, settings: Settings) 
 
 
 def secret_mount(broker: Broker, secret: Mapping[str, Any]) -> Mount:
-    """Return how the Broker's pods mount this Secret, which `check_secret` must have accepted: by a
-    copy if it is in another namespace."""
+    """Return how the Broker's pods mount this Secret, which `check_secret` must have accepted:
+    directly, or by a copy in the Broker's namespace if the Secret is in another one."""
     metadata = secret["metadata"]
     version, identity = str(metadata.get("resourceVersion", "")), Identity.of(secret)
     if metadata["namespace"] == broker.metadata.namespace:
         return Mount(str(metadata["name"]), version, identity)
-    copy = _projected_secret(broker, secret.get("data") or {})
+    copy = _secret_copy(broker, secret.get("data") or {})
     return Mount(copy["metadata"]["name"], version, identity, copy)
 
 
 def channel_secret(
     secret_name: str | None, installation_config: ConfigMap | None, namespace: str
 ) -> Identity | None:
-    """Return the Secret for a KafkaChannel's Kafka; None: no Secret is named. `secret_name` is the
-    value of the channel's annotation `KAFKA_SECRET`; None: the Secret that `installation_config`
-    names, the channels' ConfigMap (None: it doesn't exist). Raises `NotReady` if that ConfigMap
-    names a Secret outside `namespace`, the operator's."""
+    """Return the identity of the Secret for a KafkaChannel's Kafka, in the operator's `namespace`;
+    None: no Secret is named. `secret_name`, from the channel's annotation `KAFKA_SECRET` (None: not
+    annotated), takes precedence over the name in `installation_config`, the channels' ConfigMap
+    (None: it doesn't exist). Raises `NotReady` if the ConfigMap's Secret counts and is elsewhere.
+    """
     data = {} if installation_config is None else installation_config.data
     name = secret_name or data.get(desired.SECRET_NAME_KEY, "").strip()
     if not name:
@@ -184,8 +186,8 @@ def check_channel_secret(
     secret_name: str | None, secret: Mapping[str, Any] | None, identity: Identity
 ) -> Mapping[str, Any]:
     """Return `secret`, which has this `identity`, if a channel may use it. Raises `NotReady` if the
-    Secret doesn't exist (None), or if the channel's annotation names it (`secret_name`) and it
-    isn't labelled for channels."""
+    Secret doesn't exist (None), or if the channel's annotation names it (`secret_name` isn't None)
+    and it isn't labelled for channels."""
     if secret is None:
         raise NotReady("SecretNotFound", f"Secret {identity} does not exist")
     labels = secret["metadata"].get("labels") or {}
@@ -203,8 +205,8 @@ def channel_config(
 ) -> ConfigMap:
     """Return a KafkaChannel's configuration: `installation_config`, the channels' ConfigMap (None:
     it doesn't exist), whose identity is `default`. If the channel's annotation names a Secret
-    (`secret_name`) with bootstrap servers, these replace the ConfigMap's, and are removed from
-    `values`, the Secret's values (None: the channel has no Secret).
+    (`secret_name`) whose `values` have bootstrap servers, these replace the ConfigMap's and are
+    removed from `values`; None: the channel has no Secret.
 
     Raises `InvalidDocument` if no bootstrap servers are configured.
     """
@@ -220,9 +222,9 @@ def channel_config(
     return merge_configuration(None, None, installation_config, default).config
 
 
-def _projected_secret(broker: Broker, data: Mapping[str, str]) -> services.Manifest:
-    """Return the manifest of a Secret's copy in the Broker's namespace; `data` is base64, as the
-    API returns it."""
+def _secret_copy(broker: Broker, data: Mapping[str, str]) -> services.Manifest:
+    """Return the manifest of a Secret's copy in the Broker's namespace; `data` has the Secret's
+    values in base64, as the API returns them."""
     labels = {services.BROKER_LABEL: names.child(broker.metadata.name, "")}
     return {
         "apiVersion": "v1",

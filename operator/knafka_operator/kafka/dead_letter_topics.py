@@ -65,8 +65,8 @@ class _Declared(Model):
 
 
 def parse_retention(text: str, path: str) -> float | None:
-    """Return the seconds of a declared retention; None: `forever`. Raises `InvalidDocument` with
-    this path."""
+    """Return the seconds of a declared retention such as `P30D`; None: `forever`. Raises
+    `InvalidDocument` with `path`, the field that holds `text`."""
     text = text.strip()
     if text == RETAIN_FOR_EVER:
         return None
@@ -78,7 +78,7 @@ def parse_retention(text: str, path: str) -> float | None:
 
 
 def check_retention_annotation(annotations: Mapping[str, str]) -> None:
-    """Refuse an invalid retention annotation; raises `InvalidDocument`."""
+    """Raise `InvalidDocument` if there is a retention annotation and its value is invalid."""
     if RETENTION_ANNOTATION in annotations:
         parse_retention(annotations[RETENTION_ANNOTATION], annotation_path(RETENTION_ANNOTATION))
 
@@ -88,9 +88,9 @@ def effective_retention(default: float | None, *declared: Mapping[str, str]) -> 
     objects: the first object with `RETENTION_ANNOTATION` decides; if none has it, `default` does.
     Raises `InvalidDocument` for an invalid annotation."""
     path = annotation_path(RETENTION_ANNOTATION)
-    for candidate in declared:
-        if RETENTION_ANNOTATION in candidate:
-            return parse_retention(candidate[RETENTION_ANNOTATION], path)
+    for object_annotations in declared:
+        if RETENTION_ANNOTATION in object_annotations:
+            return parse_retention(object_annotations[RETENTION_ANNOTATION], path)
     return default
 
 
@@ -130,13 +130,14 @@ class Ownership:
 
     @classmethod
     def of(cls, annotations: Mapping[str, str]) -> Ownership | None:
-        """Read the claim in a status's annotations; None: there is none."""
+        """Return the claim that the `annotations` of a Trigger's status keep; None: they keep
+        none."""
         id_ = annotations.get(DEAD_LETTER_TOPIC_ID)
         retention = annotations.get(RETENTION_ANNOTATION)
         return cls(id_, retention) if id_ and retention else None
 
     def annotations(self) -> dict[str, str]:
-        """Return the annotations of a status that keep the claim."""
+        """Return the annotations that keep the claim in the Trigger's status; `of` reads them."""
         return {DEAD_LETTER_TOPIC_ID: self.id, RETENTION_ANNOTATION: self.retention}
 
 
@@ -187,7 +188,8 @@ def decide_retention(
 
 
 def unaltered_retention(existing: TopicDescription) -> RetentionDecision:
-    """Return the decision that Knafka doesn't alter a topic, and has no claim to it."""
+    """Return the decision that Knafka doesn't alter the topic `existing`, and has no claim to
+    it."""
     return RetentionDecision(_retention_seconds(existing.config.get(RETENTION_MS, "")), None, {})
 
 
@@ -197,6 +199,7 @@ def _is_made_by_dispatcher(existing: TopicDescription) -> bool:
     dispatcher_settings = {
         key: value for key, value in DEAD_LETTER_TOPIC_CONFIG.items() if key != RETENTION_MS
     }
+    # Dispatchers always set `MAX_MESSAGE_BYTES`, too, but its value depends on the Broker.
     return (
         MAX_MESSAGE_BYTES in existing.config
         and dispatcher_settings.items() <= existing.config.items()

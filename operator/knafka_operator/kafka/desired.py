@@ -2,8 +2,9 @@
 
     Broker, ConfigMap, Defaults -> Topic, Ingress
 
-Pure. Not here: a Trigger's entry (`egresses`), and checking a topic's owner, which happens when the
-topic is created, since different objects can get the same name.
+An `Ingress` is a Broker's entry in the contract: by it a receiver knows which events to accept, and
+where to append them. Pure. Not here: a Trigger's entry (`egresses`), and checking a topic's owner,
+which happens when the topic is created, since different objects can get the same name.
 """
 
 from __future__ import annotations
@@ -99,8 +100,8 @@ class Defaults:
 
 @dataclass(frozen=True, slots=True)
 class SensorActions:
-    """Where the firings of one of a Sensor's triggers are: in which topic, and under which trigger
-    name."""
+    """Where the firings (the events that are sent when a condition holds) of one of a Sensor's
+    triggers are: in which topic, and under which trigger name."""
 
     topic: Topic
     trigger: str
@@ -146,8 +147,8 @@ def config_reference(broker: Broker) -> tuple[str, str] | None:
 
 
 def defaults_with_config(config: ConfigMap | None, defaults: Defaults) -> Defaults:
-    """Return the defaults with a Broker's ConfigMap merged over them, including its
-    `bootstrap.servers`; `config` None: the Broker has no ConfigMap, so return the defaults.
+    """Return `defaults` with the values of a Broker's ConfigMap in place of its own, including
+    `bootstrap.servers`; `config` None: the Broker has no ConfigMap, so nothing is replaced.
 
     Raises `InvalidDocument` with a path such as `data.default.topic.partitions`.
     """
@@ -173,8 +174,8 @@ def defaults_with_config(config: ConfigMap | None, defaults: Defaults) -> Defaul
 
 
 def secret_reference(config: ConfigMap | None) -> tuple[str, str] | None:
-    """Return namespace and name of the Secret that a ConfigMap names for Kafka, which is in the
-    ConfigMap's own namespace; None: there is no ConfigMap, or it names no Secret."""
+    """Return namespace and name of the Secret with credentials for Kafka that a ConfigMap names.
+    The namespace is the ConfigMap's own. None: there is no ConfigMap, or it names no Secret."""
     if config is None:
         return None
     name = config.data.get(SECRET_NAME_KEY, "").strip()
@@ -227,12 +228,12 @@ def broker_topic(
 def kept_or_new_name(
     kind: NameKind, owner: Resource, key: str, names_of_others: Container[str], naming: Naming
 ) -> str:
-    """Return the name of `owner`'s topic or group: the one in its status under `key`, if the naming
-    rules allow that name for the object, else the one that `naming` gives.
+    """Return the name of `owner`'s topic or group: the one in its status under `key`, if `naming`
+    accepts it as the owner's own, else the one that `naming` gives to a new topic or group.
 
-    If another object has the name (`names_of_others`), return a distinct one instead. Only the
-    default templates of Brokers' topics and Triggers' groups have distinct names; otherwise raises
-    `NameTaken`."""
+    If `names_of_others` has that name, return the owner's default name with a digest instead, which
+    only Brokers' topics and Triggers' groups with default names can get. Raises `NameTaken` for any
+    other taken name, and `InvalidDocument` for a new name that Kafka doesn't accept."""
     metadata = owner.metadata
     named_owner = NamedObject(metadata.namespace, metadata.name, metadata.uid)
     recorded_name = owner.status.annotations.get(key)
@@ -261,7 +262,9 @@ def _durable_config(config: Mapping[str, str], replication: int) -> Mapping[str,
     """Return a topic's settings: those in `config`, which were declared, over Knafka's defaults. By
     these, records get the log's time, and an acknowledged record is on two replicas if the topic
     has three or more."""
-    return {**({MIN_IN_SYNC: "2"} if replication >= 3 else {}), **LOG_APPEND_TIME_CONFIG, **config}
+    # With fewer than three replicas, a topic that needs two couldn't be written while one is down.
+    durability = {MIN_IN_SYNC: "2"} if replication >= 3 else {}
+    return {**durability, **LOG_APPEND_TIME_CONFIG, **config}
 
 
 def broker_ingress(
@@ -286,22 +289,22 @@ def broker_ingress(
 
 
 def ingress_limits(config: Mapping[str, str]) -> Mapping[str, Any]:
-    """Return the fields of an Ingress with a topic's size limits in bytes; empty if `config`, the
-    topic's settings in Kafka, has no limit."""
-    limit = config.get("max.message.bytes", "")
+    """Return the fields of an Ingress that limit the size of an event and of a batch, in bytes;
+    empty if `config`, the topic's settings in Kafka, has no limit."""
+    limit = config.get(MAX_MESSAGE_BYTES, "")
     if not limit.isdecimal():
         return {}
     return {"max_batch_bytes": int(limit), "max_event_bytes": event_limit(int(limit))}
 
 
 def max_record_bytes(config: Mapping[str, str]) -> int:
-    """Return the most bytes of a record in a topic with these settings; the default is Kafka's
-    (`MAX_RECORD_BYTES`)."""
+    """Return the most bytes that a record may have in a topic with the settings `config`; if they
+    don't say, Kafka's default (`MAX_RECORD_BYTES`)."""
     limit = config.get(MAX_MESSAGE_BYTES, "")
     return int(limit) if limit.isdecimal() else MAX_RECORD_BYTES
 
 
-def with_records_as_in_kafka(topic: Topic, config: Mapping[str, str]) -> Topic:
+def with_record_limit_in_kafka(topic: Topic, config: Mapping[str, str]) -> Topic:
     """Return the desired topic, with the record size limit that the topic has in Kafka if that is
     larger than the declared one; `config` has its settings in Kafka. Receivers accept events up to
     that limit (`ingress_limits`), so topics of dead letters and of Sensors need the same limit."""
@@ -312,8 +315,8 @@ def with_records_as_in_kafka(topic: Topic, config: Mapping[str, str]) -> Topic:
 
 
 def _positive_count(data: Mapping[str, str], key: str, default: int, maximum: int) -> int:
-    """Return the number under `key` of a ConfigMap's data, or `default`. Raises `InvalidDocument`
-    unless it is from 1 to `maximum`."""
+    """Return the number under `key` in a ConfigMap's `data`; without the key, `default`. Raises
+    `InvalidDocument` unless the declared number is from 1 to `maximum`."""
     return parse_whole_number(data[key], f"data.{key}", 1, maximum) if key in data else default
 
 

@@ -2,7 +2,8 @@
 
     Trigger, Broker, Topic, resolved sinks -> Egress -> Egress of its replays
 
-Pure. Not here: resolving references to addresses (`Sink`).
+An `Egress` is the contract of a Trigger's dispatcher: what to read, which events to deliver, and
+where to. Pure. Not here: resolving references to addresses (`Sink`).
 """
 
 from __future__ import annotations
@@ -93,8 +94,8 @@ def trigger_egress(
     `NameTaken` if there is no free name for the Trigger's group (`kept_or_new_name`)."""
     sender, destinations = destinations.sender, destinations.without_unused_audiences()
     namespace, name = trigger.metadata.namespace, trigger.metadata.name
-    spec, family = _effective_delivery(trigger, broker), family_of(trigger.kind)
-    broker_name = namespace, family.own_name(broker.metadata.name)
+    delivery_spec, family = _effective_delivery(trigger, broker), family_of(trigger.kind)
+    internal_broker_name = family.own_name(broker.metadata.name)
 
     def dead_letter_settings(*declared: Mapping[str, str]) -> TopicSettings:
         """Return the settings of a dead-letter topic; `declared` has the annotations that may set
@@ -119,7 +120,7 @@ def trigger_egress(
         topic=topic.name,
         group=_consumer_group(trigger, broker, groups_of_others, naming),
         reply=destinations.reply,
-        dead_letter_topic=names.dead_letter_topic(*broker_name, name),
+        dead_letter_topic=names.dead_letter_topic(namespace, internal_broker_name, name),
         dead_letter_settings=trigger_settings,
         # None if they are the same: dispatchers of an earlier release don't know this field.
         broker_dead_letter_settings=None
@@ -128,14 +129,14 @@ def trigger_egress(
         kafka=kafka_settings.with_annotation_settings(defaults.kafka, trigger_annotations),
         subscriber=destinations.subscriber,
         dead_letter_sink=destinations.dead_letter_sink,
-        delivery=defaults.delivery if spec is None else _delivery_options(spec),
+        delivery=defaults.delivery if delivery_spec is None else _delivery_options(delivery_spec),
         filter=trigger.spec.filter,
         filters=trigger.spec.filters,
         order=_parse_order(trigger),
         max_in_flight=_max_in_flight(trigger),
         rate_limit=kafka_settings.rate_limit(trigger_annotations),
         at_most_once=kafka_settings.is_at_most_once(trigger_annotations),
-    ).model_copy(update=dict(family.egress_fields(trigger)))
+    ).model_copy(update=dict(family.egress_fields(trigger)))  # a KafkaSource's own fields
     # Without a destination that requires a token, no service account is needed.
     return egress.model_copy(update={"service_account": sender}) if egress.needs_tokens else egress
 
@@ -149,7 +150,7 @@ def _consumer_group(
     trigger: Trigger, broker: Broker, groups_of_others: Container[str], naming: Naming
 ) -> str:
     """Return the name of a Trigger's or Subscription's consumer group. Raises `NameTaken` if the
-    template gives it the name of another Trigger's group (`groups_of_others`)."""
+    name is in `groups_of_others`, and the Trigger can't get a distinct one (`kept_or_new_name`)."""
     if family_of(trigger.kind) is CHANNELS:
         name_parts = trigger.metadata.namespace, broker.metadata.name, trigger.metadata.uid
         return names.subscription_group(*name_parts)
@@ -170,13 +171,13 @@ def replay_egress(egress: Egress) -> Egress:
     replay topic. It has the Trigger's subscriber, retries and dead-letter topic, but not its
     filters, which these events have passed before.
     """
-    replays = replay_topic(egress)
+    topic_and_group = replay_topic(egress)
     return egress.model_copy(
         update={
-            "topic": replays,
+            "topic": topic_and_group,
             "more_topics": (),
-            "group": replays,
-            "conversion": None,
+            "group": topic_and_group,
+            "conversion": None,  # dead letters of a KafkaSource are events already
             "reply_topic": egress.reply_topic or egress.topic,
             "shares_topic": False,
             "filter": AttributesFilter(),
@@ -187,8 +188,8 @@ def replay_egress(egress: Egress) -> Egress:
 
 def replay_topic(egress: Egress) -> str:
     """Return the name of the topic from which a Trigger's dead letters are replayed."""
-    broker = family_of(egress.kind).own_name(egress.broker)
-    return names.replay_topic(egress.namespace, broker, egress.trigger)
+    internal_broker_name = family_of(egress.kind).own_name(egress.broker)
+    return names.replay_topic(egress.namespace, internal_broker_name, egress.trigger)
 
 
 def _effective_delivery(trigger: Trigger, broker: Broker) -> DeliverySpec | None:
@@ -201,7 +202,8 @@ def _effective_delivery(trigger: Trigger, broker: Broker) -> DeliverySpec | None
 
 
 def _delivery_options(spec: DeliverySpec) -> Delivery:
-    """Return the options of a declared delivery spec, without its dead letter sink."""
+    """Return the options of a declared delivery spec, such as retries and backoff, without its dead
+    letter sink."""
     return Delivery(**{name: getattr(spec, name) for name in Delivery.model_fields})
 
 
@@ -213,7 +215,8 @@ def declared_order(trigger: Trigger) -> str:
 
 
 def _parse_order(trigger: Trigger) -> Order:
-    """Return the declared delivery order. Raises `InvalidDocument` for an unknown one."""
+    """Return a Trigger's delivery order, declared or by default. Raises `InvalidDocument` for an
+    unknown one."""
     declared = declared_order(trigger)
     if declared not in ORDERS_BY_ANNOTATION:
         raise InvalidDocument(

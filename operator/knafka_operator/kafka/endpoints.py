@@ -23,9 +23,9 @@ RESOLVE_TIMEOUT: Final = 5.0
 
 
 async def check_endpoint(secret: Mapping[str, str], settings: Settings) -> None:
-    """Refuse a Secret with a token endpoint whose host resolves to an address of the pod or the
-    node; raises `InvalidDocument`. A Secret without an endpoint, or whose host can't be resolved,
-    is accepted, and so is any if the installation allows local addresses."""
+    """Raise `InvalidDocument` if the OAuth token endpoint in a user's Secret has a host name that
+    resolves to an address of the pod or the node. A Secret without an endpoint, or whose host can't
+    be resolved, is accepted, and so is any if the installation allows local addresses."""
     host = endpoint_host(secret)
     # `installation.kafka_trust` has checked a host that is an address.
     if not host or settings.local_addresses or addresses.is_address(host):
@@ -36,6 +36,6 @@ async def check_endpoint(secret: Mapping[str, str], settings: Settings) -> None:
             resolved = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, TimeoutError, UnicodeError):
         return
-    for address_info in resolved:
-        if (refusal := addresses.refusal(str(address_info[4][0]))) is not None:
+    for *_, socket_address in resolved:
+        if (refusal := addresses.refusal(str(socket_address[0]))) is not None:
             raise refused_endpoint_error(f"{host} leads there: {refusal}")

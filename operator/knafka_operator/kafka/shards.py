@@ -1,4 +1,4 @@
-"""Shards: assigns Triggers of a Broker to shared dispatchers. Pure.
+"""Shards: assigns Triggers of a Broker to shared dispatchers, each of which is a shard. Pure.
 
     annotations             -> Isolation: own dispatcher, or shared
     a shared Trigger        -> a shard's number: that of its record, else the lowest with room
@@ -82,12 +82,12 @@ def automatic_isolation(
     has_record: bool,
     has_own: bool,
 ) -> Isolation:
-    """Return the isolation of a Trigger whose declared isolation is `auto`, by the first of these
-    that applies:
+    """Return whether a Trigger with the declared isolation `auto` gets its own dispatcher or a
+    shared one, by the first of these that applies:
 
     - `drains_always` True: the Trigger has a min-scale, so it gets its own dispatcher.
-    - `needed` is the isolation that was chosen by its activity; None: none was chosen yet.
-    - `delivered` is the isolation by which it is delivered now; None: it isn't delivered.
+    - `needed`: the isolation that was chosen by its activity; None: none was chosen yet.
+    - `delivered`: the isolation by which it is delivered now; None: it isn't delivered.
     - `has_own` True and `has_record` False: the Trigger has its own dispatcher and no record in the
       contract, so it keeps its dispatcher.
     - Else it is shared.
@@ -103,24 +103,24 @@ def shard_number_for(group: str, numbers: Mapping[str, int], size: int) -> int:
     shard has fewer than `size` groups. `numbers` has the number of each group of the Broker."""
     if group in numbers:
         return numbers[group]
-    members = Counter(numbers.values())
-    return next(number for number in count() if members[number] < size)
+    group_counts = Counter(numbers.values())
+    return next(number for number in count() if group_counts[number] < size)
 
 
 def shard_placement(broker: Broker, number: int, kafka: Kafka) -> ShardPlacement:
     """Return a Broker's shard with this number, whose dispatcher connects to `kafka`."""
-    name_parts = _name_parts(broker)
+    namespace, internal_name = _name_parts(broker)
     shard = Shard(
-        group=names.shard_group(*name_parts, number),
+        group=names.shard_group(namespace, internal_name, number),
         kafka=kafka,
-        contract_topic=names.contract_topic(*name_parts),
+        contract_topic=names.contract_topic(namespace, internal_name),
     )
     return ShardPlacement(number, shard)
 
 
 def _name_parts(broker: Broker) -> tuple[str, str]:
-    """Return a Broker's namespace and internal name, the parts of the names of its contract topic
-    and its shards."""
+    """Return a Broker's namespace and internal name (for a KafkaChannel, a name that no Broker
+    has), of which the names of its contract topic and its shards are made."""
     metadata = broker.metadata
     return metadata.namespace, family_of(broker.kind).own_name(metadata.name)
 
@@ -150,8 +150,8 @@ def read_shared_egresses(records: Iterable[Record]) -> dict[str, SharedEgress]:
     egresses: dict[str, SharedEgress] = {}
     for record in records:
         group, value = (record.key() or b"").decode("utf-8", "replace"), record.value()
-        egresses.pop(group, None)
-        if value is not None:
+        egresses.pop(group, None)  # the earlier record, which this one replaces
+        if value is not None:  # else it is a tombstone
             try:
                 egresses[group] = parse_json(SharedEgress, value.decode("utf-8", "replace"))
             except InvalidDocument:
@@ -169,15 +169,15 @@ def shard_numbers(
     and so on are built until all names in the records are found. Groups are left out if no number
     below `MAX_SHARDS` gives their shard's name.
     """
-    shard_groups = {shared_egress.shard for shared_egress in records.values()}
-    numbers: dict[str, int] = {}
+    shard_names = {shared_egress.shard for shared_egress in records.values()}
+    numbers_by_shard: dict[str, int] = {}
     for number in range(MAX_SHARDS):
-        if len(numbers) == len(shard_groups):
+        if len(numbers_by_shard) == len(shard_names):
             break
-        if (shard := names.shard_group(namespace, broker, number)) in shard_groups:
-            numbers[shard] = number
+        if (shard := names.shard_group(namespace, broker, number)) in shard_names:
+            numbers_by_shard[shard] = number
     return {
-        group: numbers[shared_egress.shard]
+        group: numbers_by_shard[shared_egress.shard]
         for group, shared_egress in records.items()
-        if shared_egress.shard in numbers
+        if shared_egress.shard in numbers_by_shard
     }

@@ -20,9 +20,9 @@ log = logging.getLogger(__name__)
 
 
 async def ensure_topic(kafka: KafkaCluster, desired_topic: Topic) -> bool:
-    """Create a topic unless it exists; returns whether it was created. If Kafka has too few brokers
-    for its replicas, create `desired_topic.with_fewer_replicas` instead, as often as needed. Raises
-    `LogError`, also if Kafka has too few brokers and that field is None."""
+    """Create a topic unless it exists; returns whether it was created. While Kafka has too few
+    brokers for the topic's replicas, try its `with_fewer_replicas` instead, and then that one's.
+    Raises `LogError`, also if Kafka has too few brokers and that field is None."""
     topic = desired_topic
     while True:
         try:
@@ -44,9 +44,9 @@ async def ensure_topic(kafka: KafkaCluster, desired_topic: Topic) -> bool:
 async def ensure_own_topic(
     kafka: KafkaCluster, desired_topic: Topic, *, accepts_records: bool = False
 ) -> TopicDescription:
-    """Create a topic unless it exists; returns its description. `accepts_records`: a topic that
-    exists already may have records. Raises `LogError`, and `TopicRefused` if an existing topic has
-    records that aren't accepted, or if the topic isn't found afterwards."""
+    """Create an object's own topic unless it exists; returns its description. A topic that exists
+    already must never have had records, unless `accepts_records` is True. Raises `LogError`, and
+    `TopicRefused` if it has had some, or if the topic isn't found afterwards."""
     topics = kafka.topics
     created = await ensure_topic(kafka, desired_topic)
     if not (created or accepts_records) and await has_records(topics, desired_topic.name):
@@ -90,8 +90,8 @@ async def delete_topic_and_groups(
     topics: LogAdmin, name: str, known_id: str | None, groups: Collection[str], *, claimed: bool
 ) -> None:
     """Delete the topic `name` and `groups`, the consumer groups that read it, if the topic was
-    created for the object that is being deleted (`known_id` and `claimed` as in
-    `find_topic_to_delete`). Raises `LogError`, also while one of the groups has members."""
+    created for the object that is being deleted; does nothing otherwise. For `known_id` and
+    `claimed` see `find_topic_to_delete`. Raises `LogError`, also while a group has members."""
     if await find_topic_to_delete(topics, name, known_id, claimed=claimed) is None:
         return
     for group in groups:
@@ -104,20 +104,20 @@ async def delete_topic_and_groups(
 async def delete_shard_contract(
     topics: LogAdmin, namespace: str, broker: str, shards: Iterable[int], topic: str | None
 ) -> None:
-    """Delete the contract topic of a Broker's shards, and the consumer groups with which the shards
-    with these numbers read `topic`, the Broker's (None: it had none yet). `broker` is the Broker's
-    internal name (`Family.own_name`). Raises `LogError`."""
+    """Delete the contract topic of a Broker's shards (its shared dispatchers), and the consumer
+    groups with which the shards with these numbers read `topic`, the Broker's (None: it had none
+    yet). `broker` is the Broker's internal name (`Family.own_name`). Raises `LogError`."""
     for number in shards:
-        shard = names.shard_group(namespace, broker, number)
-        await topics.delete_group(names.shard_members(shard, topic or ""))
+        shard_name = names.shard_group(namespace, broker, number)
+        await topics.delete_group(names.shard_members_group(shard_name, topic or ""))
     await topics.delete_topic(names.contract_topic(namespace, broker))
 
 
 async def delete_broker_dead_letters(topics: LogAdmin, namespace: str, broker: str) -> None:
     """Delete the topic with a Broker's own dead letters, records that hold no event
     (docs/decisions/0031). Raises `LogError`."""
-    # The name is this Broker's alone. Most Brokers have no such topic: then no right to delete it
-    # is needed.
+    # No owner is checked, as no other object can have a topic of this name. Most Brokers have no
+    # such topic; then the operator needs no right to delete it.
     name = names.broker_dead_letter_topic(namespace, broker)
     if await topics.describe_topic(name) is not None:
         await topics.delete_topic(name)

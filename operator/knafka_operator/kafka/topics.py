@@ -44,8 +44,8 @@ def topic_effects(
     recorded: Mapping[str, str] | None = None,
     accepts_records: bool = False,
 ) -> tuple[Annotate | CreateTopic, ...]:
-    """Return the effects that record and create a Broker's topic; empty if it exists and is the
-    Broker's own, or is external.
+    """Return the effects (actions for the caller to carry out) that record a Broker's topic in its
+    status and create it; empty if it exists and is the Broker's own, or is external.
 
     `existing` is the topic in Kafka (None: it doesn't exist), `annotations` are those of the
     Broker's status. A new topic must be within `maxima`; `other_partitions` is the number of
@@ -152,12 +152,13 @@ def _known_id(
     desired_topic: Topic, existing: TopicDescription | None, annotations: Mapping[str, str]
 ) -> str | None:
     """Return the id of the desired topic in the status `annotations`: empty if the topic was about
-    to be created. None: the status has no id, or another topic's."""
+    to be created. None: the status has no id, or another topic's. `existing` is the topic of that
+    name in Kafka; None: it doesn't exist."""
     recorded_id = annotations.get(TOPIC_ID)
     if annotations.get(TOPIC_STATUS) in (None, desired_topic.name):
         return recorded_id
-    # The status names another topic. The id shows whether this topic is the Broker's own
-    # nevertheless, from before it named an external topic; an empty id belongs to the other name.
+    # The status names another topic, such as an external one. If the id is this topic's, the
+    # Broker had this topic before; an empty id belongs to the other name.
     return recorded_id if existing is not None and existing.id == recorded_id else None
 
 
@@ -165,8 +166,8 @@ def may_delete_topic(
     existing: TopicDescription | None, known_id: str | None, *, used: bool, claimed: bool
 ) -> bool:
     """Whether the `existing` topic (None: there is none) was created for an object, and so may be
-    deleted with the object. `known_id`, the topic's id in the object's status, must be the id of
-    this topic, or empty for a topic that has never had records (not `used`). A topic that another
+    deleted with the object. `known_id`, from the object's status (None: it has none), must be the
+    topic's id, or empty for a topic that has never had records (not `used`). A topic that another
     object's status names, too (`claimed`), may never be deleted."""
     if existing is None or known_id is None or claimed:
         return False

@@ -89,12 +89,14 @@ class _WatchedObjects:
         return document
 
     def is_absent(self, identity: Identity) -> bool:
-        """Whether the object certainly doesn't exist: not one that `CachedCluster.delete` dropped,
-        which exists until its finalizers are removed."""
+        """Whether the object certainly doesn't exist: all objects of its kind are watched, and it
+        isn't among them."""
+        # Not by `documents`: `CachedCluster.delete` drops an object there while finalizers keep it.
         return self.synced and self.selection.is_everything and identity not in self.versions
 
     def is_gone(self, document: Document) -> bool:
-        """Whether the object was deleted, or is older than a deleted one of its name."""
+        """Whether `document` is an object that was deleted, or older than a deleted one of its
+        name."""
         deleted = self.gone.get(_identity(document))
         if deleted is None:
             return False
@@ -105,7 +107,7 @@ class _WatchedObjects:
         identity = _identity(document)
         known = self.documents.get(identity)
         if known is not None and not self.selection.metadata_only and _uid(known) != _uid(document):
-            return
+            return  # an answer of the API server was ahead of the watch
         self.versions.pop(identity, None)
         self.documents.pop(identity, None)
         self.gone[identity] = {"metadata": document["metadata"]}
@@ -154,10 +156,10 @@ class CachedCluster:
     def on_objects(
         self, selection: WatchSelection, changed: Sequence[Document], gone: Sequence[Document]
     ) -> None:
-        """Store the changed objects, drop the deleted ones, and notify their readers
-        (`watches.Listener`). A newer stored object isn't replaced by an older version: an answer to
-        a write may be ahead of the watch. The versions of a metadata-only selection come from its
-        watch alone, which reports them in order."""
+        """Store the changed objects, drop the deleted ones, and notify their readers: a watch calls
+        this (`watches.Listener`). An object isn't replaced by an older version of itself, as an
+        answer to a write may be ahead of the watch. The versions of a metadata-only selection come
+        from its watch alone, which reports them in order."""
         watched = self._ensure_watched_objects(selection)
         for document in changed:
             identity = _identity(document)
@@ -175,8 +177,8 @@ class CachedCluster:
             self.notify_readers((selection.api_version, selection.kind, *identity))
 
     def set_synced(self, selection: WatchSelection, synced: bool) -> None:
-        """Record whether all objects of a selection are known and followed (`watches.Listener`);
-        while they aren't, reads go to the API server."""
+        """Record whether all objects of a selection are known and their changes followed; as long
+        as they aren't, reads go to the API server. A watch calls this (`watches.Listener`)."""
         self._ensure_watched_objects(selection).synced = synced
 
     def forget_all(self) -> None:
@@ -196,12 +198,13 @@ class CachedCluster:
 
     def _look_up(self, reference: Reference) -> Document | None:
         """Return the cached object; None: it isn't cached, or may be outdated."""
-        watched_of_kind = self._watched.get(reference[:2], ())
-        return next(
-            filter(None, (watched.current(reference[2:]) for watched in watched_of_kind)), None
-        )
+        kind, identity = reference[:2], reference[2:]
+        for watched in self._watched.get(kind, ()):
+            if (document := watched.current(identity)) is not None:
+                return document
+        return None
 
-    def keep(self, document: Document) -> None:
+    def store_answer(self, document: Document) -> None:
         """Store an object from the API server's answer if a selection includes it, and notify its
         readers, except the object whose reconciliation made the request."""
         kind = document["apiVersion"], document["kind"]
@@ -234,7 +237,8 @@ class CachedCluster:
             self._tracked.reset(token)
 
     def _register_read(self, reads: _Reads, reference: Reference) -> None:
-        """Register a read before it is made: a change before the reconciliation ends counts too."""
+        """Register a read of the running reconciliation. Call it before the read, so that a change
+        during the read or later notifies the reader."""
         reads.objects.add(reference)
         self._references.setdefault(reads.reader, set()).add(reference)
         self._referrers.setdefault(reference, set()).add(reads.reader)
@@ -244,8 +248,8 @@ class CachedCluster:
         self._set_references(key, set())
 
     def _set_references(self, key: Key, new_references: set[Reference]) -> None:
-        """Replace the references of `key`. An object to which no reference is left is dropped from
-        the cache if only its metadata is watched."""
+        """Replace the references of `key`, the objects that its reconciliation has read. An object
+        that nobody refers to any more is dropped from the cache if only its metadata is watched."""
         previous_references = self._references.pop(key, set())
         if new_references:
             self._references[key] = new_references
@@ -265,7 +269,7 @@ class CachedCluster:
                 watched.documents.pop(reference[2:], None)
 
     def identities_in(self, selection: WatchSelection, namespace: str) -> list[Identity]:
-        """Return namespace and name of each known object of a selection in a namespace."""
+        """Return namespace and name of each known object of a selection that is in `namespace`."""
         versions = self._ensure_watched_objects(selection).versions
         return [identity for identity in versions if identity[0] == namespace]
 
@@ -294,7 +298,7 @@ class CachedCluster:
         if tracked is not None and not watched_of_kind:
             self.on_unwatched_read(api_version, kind)
         if tracked is not None and stored is not None:
-            self.keep({**stored, "apiVersion": api_version, "kind": kind})
+            self.store_answer({**stored, "apiVersion": api_version, "kind": kind})
         return stored
 
     async def list(
@@ -304,7 +308,8 @@ class CachedCluster:
         labels: Mapping[str, str] | None = None,
         namespace: str | None = None,
     ) -> list[Document]:
-        """Return all objects of a kind with these labels; always asks the API server."""
+        """Return all objects of a kind with these labels, in one namespace or in all (None); always
+        asks the API server."""
         return await self._api.list(api_version, kind, labels, namespace)
 
     async def create(self, manifest: Document) -> bool:
@@ -328,7 +333,7 @@ class CachedCluster:
         ):
             return cached
         stored = await self._api.apply(manifest)
-        self.keep(stored)
+        self.store_answer(stored)
         return stored
 
     async def write_status(self, document: Document, status: Document) -> None:
@@ -338,7 +343,7 @@ class CachedCluster:
             return
         stored = await self._api.patch_status(document, status)
         if stored is not None:
-            self.keep(stored)
+            self.store_answer(stored)
 
     async def delete(self, api_version: str, kind: str, namespace: str, name: str) -> None:
         """Delete an object, if it exists. Unless the request fails, drop it from the cache: it is

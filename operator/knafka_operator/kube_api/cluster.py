@@ -342,9 +342,9 @@ class ApiCluster:
         return resource_api
 
     async def _run_in_thread(self, namespace: str, action: str, call: Callable[[], T]) -> T:
-        """Run a blocking request in a thread, within the limit of requests for its namespace
-        (empty: for all). Raises `NotAllowed`, `Rejected`, `Conflict` or another `ClusterError`,
-        whose message names the request by `action`, such as "get Broker shop/default"."""
+        """Run a blocking request in a thread, within the limit of concurrent requests for its
+        namespace (empty: for lists and cluster-scoped objects). Raises `NotAllowed`, `Rejected`,
+        `Conflict` or another `ClusterError`, which names the request by `action`."""
         request_limit = self._request_limits.setdefault(
             namespace, asyncio.Semaphore(MAX_REQUESTS_PER_NAMESPACE)
         )
@@ -364,8 +364,8 @@ class ApiCluster:
 
 
 def _selection_options(selection: WatchSelection, answer_kind: str) -> dict[str, Any]:
-    """Return the request options for a selection. `answer_kind` is the kind that the API server
-    answers with if only metadata is selected."""
+    """Return the options of a list or watch request for a selection. `answer_kind` is the kind that
+    the API server answers with if only metadata is selected."""
     return {
         "label_selector": selection.labels or None,
         "field_selector": selection.fields or None,
@@ -388,7 +388,7 @@ def _object_name(document: Document) -> str:
 
 
 def _is_legal_name(namespace: str, name: str) -> bool:
-    """Whether namespace and name are legal; other ones could change the request's path."""
+    """Whether Kubernetes allows namespace and name; others could change the request's path."""
     return _LEGAL_NAMESPACE(namespace) is not None and _LEGAL_OBJECT_NAME(name) is not None
 
 

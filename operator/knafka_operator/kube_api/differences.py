@@ -31,7 +31,7 @@ def contains(stored: Any, desired: Any) -> bool:
 def changes_nothing(stored: Mapping[str, Any], patch: Mapping[str, Any]) -> bool:
     """Whether merging `patch` (RFC 7386) into `stored` would change nothing."""
     for key, value in patch.items():
-        if value is None:
+        if value is None:  # it would remove the key
             if key in stored:
                 return False
         elif isinstance(value, Mapping):

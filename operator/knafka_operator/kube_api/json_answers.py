@@ -25,7 +25,7 @@ def decode_json(text: bytes) -> Any:
     """Decode JSON of any depth; raises `ValueError` if it is invalid."""
     try:
         return from_json(text)
-    except ValueError:
+    except ValueError:  # invalid, or too deep; invalid JSON fails again here
         return json.loads(replace_deep_levels(text))
 
 
@@ -33,16 +33,16 @@ def replace_deep_levels(text: bytes) -> bytes:
     """Return JSON in which null replaces the objects and lists deeper than `MAX_JSON_DEPTH`."""
     kept: list[bytes] = []
     depth = 0
-    begin = 0  # where the text begins that isn't in `kept` yet and isn't too deep
-    for part in _STRING_OR_BRACKET.finditer(text):
-        match part[0]:  # strings are matched only so that brackets in them don't count
+    kept_from = 0  # start of the text that is kept next
+    for token in _STRING_OR_BRACKET.finditer(text):
+        match token[0]:  # strings are matched only so that brackets in them don't count
             case b"{" | b"[":
                 depth += 1
                 if depth == MAX_JSON_DEPTH + 1:
-                    kept += (text[begin : part.start()], b"null")
+                    kept += (text[kept_from : token.start()], b"null")
             case b"}" | b"]":
                 depth -= 1
                 if depth == MAX_JSON_DEPTH:
-                    begin = part.end()
+                    kept_from = token.end()
     # An unclosed document stays unclosed, so that the decoder refuses it.
-    return b"".join(kept) + (text[begin:] if depth <= MAX_JSON_DEPTH else b"")
+    return b"".join(kept) + (text[kept_from:] if depth <= MAX_JSON_DEPTH else b"")

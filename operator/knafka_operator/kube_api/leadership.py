@@ -149,8 +149,8 @@ class Leadership:
             return False
 
     async def _claim(self) -> bool:
-        """Renew the Lease, or take it over if its holder is late; returns whether that succeeded.
-        Raises `ClusterError`."""
+        """Renew the Lease, or claim it if nobody holds it or its holder is late. Returns whether
+        that succeeded. Raises `ClusterError`."""
         # The leader writes without a read: it knows the version, unless somebody else wrote it.
         if self.leads() and await self._write(self._election.lease_to_claim()):
             return True
@@ -195,6 +195,7 @@ class LeaseThread:
 
     def _run(self) -> None:
         """Run the thread's event loop until `close` stops it."""
+        # At the end, the Runner cancels the tasks that are left, and closes the loop.
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
             runner.get_loop().run_forever()
 
@@ -260,7 +261,7 @@ def restart_process() -> NoReturn:
 
 
 def _log_loss() -> None:
-    """Log that the Lease is lost, and flush the log."""
+    """Log that the Lease is lost, and flush the log. Runs in a thread, as this may block."""
     log.error("the Lease is lost: this replica begins anew")
     logging.shutdown()
 
@@ -322,8 +323,8 @@ class ApiLeaseStore:
 
 
 def lease_manifest(lease: Lease, namespace: str, now: datetime) -> dict[str, Any]:
-    """Return the manifest of a Lease. `now` becomes its `renewTime`, which people read; `lease`
-    doesn't use it."""
+    """Return the manifest of a Lease. `now` becomes its `renewTime`, which is only for people: no
+    replica compares it with its own clock."""
     version = {"resourceVersion": lease.version} if lease.version else {}
     return {
         "apiVersion": "coordination.k8s.io/v1",
@@ -339,8 +340,8 @@ def lease_manifest(lease: Lease, namespace: str, now: datetime) -> dict[str, Any
 
 
 def lease_of_document(document: Mapping[str, Any]) -> Lease:
-    """Parse a stored Lease; missing fields get defaults, the duration `DURATION`. Raises
-    `ValueError` if a field that is a number holds none."""
+    """Parse a stored Lease; in its spec, a missing duration becomes `DURATION`, and other missing
+    fields empty or 0. Raises `ValueError` if a field that should be a number isn't one."""
     spec = document.get("spec") or {}
     return Lease(
         str(spec.get("holderIdentity") or ""),

@@ -84,8 +84,8 @@ class Election:
         return now >= self._changed_at + stored.duration
 
     def seconds_to_retry(self, now: float) -> float:
-        """Return the seconds, from `now`, until a replica that doesn't lead reads the Lease
-        again."""
+        """Return the seconds, from `now`, after which this replica, which doesn't lead, should read
+        the Lease and try to claim it again."""
         if self._stored is None:
             return CLAIM_CHECK_INTERVAL
         seconds_to_expiry = self._changed_at + self._stored.duration - now
@@ -98,12 +98,12 @@ class Election:
         that of the stored Lease, which the write must replace; empty: none is stored."""
         stored = self._stored
         if stored is None:
-            return Lease(self._me, DURATION, 0, "")
+            return Lease(self._me, DURATION, transitions=0, version="")
         transitions = stored.transitions + (1 if stored.holder != self._me else 0)
         return replace(stored, holder=self._me, duration=DURATION, transitions=transitions)
 
     def lease_to_release(self) -> Lease | None:
-        """Return the Lease to write to release it; None: this replica doesn't hold it."""
+        """Return the Lease to write so that nobody holds it; None: this replica doesn't hold it."""
         stored = self._stored
         if stored is None or stored.holder != self._me:
             return None

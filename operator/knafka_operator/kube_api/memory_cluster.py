@@ -110,7 +110,7 @@ class MemoryCluster:
 
     async def apply(self, manifest: Document) -> Document:
         """Merge a manifest into the stored object, as server-side apply does: fields that the last
-        manifest had and this one lacks are removed. Raises `Conflict`."""
+        manifest had and this one lacks are removed. Raises `Conflict` (`_check_version`)."""
         await self._begin_request("apply", manifest["kind"], manifest["metadata"]["name"])
         key = _key(manifest)
         merged = _copy_document(self.objects.get(key, {}))
@@ -156,11 +156,9 @@ class MemoryCluster:
     # Changes by users and other controllers.
 
     def put(self, document: Document) -> dict[str, Any]:
-        """Create or replace an object; its status stays, unless one is given.
-
-        Returns the stored object. Raises `Conflict` if `document` has a `resourceVersion` that
-        isn't the stored one.
-        """
+        """Create or replace an object; its status stays, unless `document` has one. Returns the
+        stored object. Raises `Conflict` if `document` has a `resourceVersion` that isn't the stored
+        one."""
         previous = self.objects.get(_key(document), {})
         previous_metadata = previous.get("metadata", {})
         self._check_version(document, previous)
@@ -206,7 +204,7 @@ class MemoryCluster:
     ) -> None:
         """Make matching requests fail with `error`, by default a `ClusterError`.
 
-        `verb` is a method of `Cluster`; no kind or name means every one.
+        `verb` is the name of a method of `Cluster`; without `kind` or `name`, any matches.
         """
         self._refusals.append(_Refusal(verb, kind, name, error))
 
@@ -219,7 +217,7 @@ class MemoryCluster:
         return (document for key, document in self.objects.items() if key[1] == kind)
 
     async def _begin_request(self, verb: str, kind: str, name: str) -> None:
-        """Count a request by verb, and raise the error that `refuse` has set for it."""
+        """Count a request by verb, and raise the error that `refuse` has set for it, if any."""
         self.requests[verb] += 1
         await asyncio.sleep(0)  # let other tasks run, as during a real request
         for refusal in self._refusals:
@@ -227,7 +225,7 @@ class MemoryCluster:
                 raise error
 
     def _check_version(self, document: Document, stored: Document) -> None:
-        """Raise `Conflict` if a document has a resourceVersion, and the stored one another."""
+        """Raise `Conflict` if `document` has a resourceVersion that isn't the `stored` one's."""
         version = document["metadata"].get("resourceVersion")
         if version not in (None, stored.get("metadata", {}).get("resourceVersion")):
             raise Conflict(f"conflict: {document['kind']} has changed since version {version}")
@@ -243,8 +241,8 @@ class MemoryCluster:
         ]
 
     def _store(self, document: dict[str, Any]) -> dict[str, Any]:
-        """Store an object with the metadata that an API server sets, notify watches, and return it;
-        unchanged objects keep their version."""
+        """Store an object with the metadata that an API server sets, notify watches, and return it.
+        An unchanged object keeps its version, and no watch is notified."""
         key = _key(document)
         previous = self.objects.get(key)
         metadata = document["metadata"] = dict(document["metadata"])
@@ -328,36 +326,37 @@ class MemoryServing(MemoryCluster):
         metadata = service["metadata"]
         namespace, name = metadata["namespace"], metadata["name"]
         previous_status = service.get("status") or {}
-        created = previous_status.get("latestCreatedRevisionName", f"{name}-00000")
-        newest = self.objects.get((SERVING, "Revision", namespace, created))
-        if newest is None or newest["spec"] != template["spec"]:
-            created = f"{name}-{int(created[-5:]) + 1:05}"
-            copied = _copy_document(template.get("metadata") or {})
-            labels = {**copied.get("labels", {}), "serving.knative.dev/service": name}
-            self.objects[SERVING, "Revision", namespace, created] = {
+        revision = previous_status.get("latestCreatedRevisionName", f"{name}-00000")
+        stored_revision = self.objects.get((SERVING, "Revision", namespace, revision))
+        if stored_revision is None or stored_revision["spec"] != template["spec"]:
+            revision = f"{name}-{int(revision[-5:]) + 1:05}"
+            template_metadata = _copy_document(template.get("metadata") or {})
+            labels = {**template_metadata.get("labels", {}), "serving.knative.dev/service": name}
+            self.objects[SERVING, "Revision", namespace, revision] = {
                 "apiVersion": SERVING,
                 "kind": "Revision",
                 "metadata": {
-                    **copied,
+                    **template_metadata,
                     "namespace": namespace,
-                    "name": created,
-                    "uid": f"uid-{created}",
+                    "name": revision,
+                    "uid": f"uid-{revision}",
                     "labels": labels,
                     "ownerReferences": [{"kind": "Service", "uid": metadata["uid"]}],
                 },
                 "spec": _copy_document(template["spec"]),
                 "status": {},
             }
-        ready = name not in self.unready
+        is_ready = name not in self.unready
         service["status"] = {
             "observedGeneration": metadata["generation"],
-            "conditions": [{"type": "Ready", "status": "True" if ready else "Unknown"}],
-            "latestCreatedRevisionName": created,
+            "conditions": [{"type": "Ready", "status": "True" if is_ready else "Unknown"}],
+            "latestCreatedRevisionName": revision,
         }
         if "address" in previous_status:
             service["status"]["address"] = previous_status["address"]
-        if serving := created if ready else previous_status.get("latestReadyRevisionName"):
-            service["status"]["latestReadyRevisionName"] = serving
+        ready_revision = revision if is_ready else previous_status.get("latestReadyRevisionName")
+        if ready_revision:
+            service["status"]["latestReadyRevisionName"] = ready_revision
 
 
 def _key(document: Document) -> Key:
@@ -367,7 +366,7 @@ def _key(document: Document) -> Key:
 
 
 def _has_labels(document: Document, labels: Mapping[str, str] | None) -> bool:
-    """Whether an object has all `labels`; None: any object has."""
+    """Whether an object has all of `labels`; True for any object if `labels` is None."""
     return (labels or {}).items() <= (document["metadata"].get("labels") or {}).items()
 
 
@@ -395,7 +394,7 @@ def _copy_value(value: Any) -> Any:
 
 
 def _yield_leaves(value: Mapping[str, Any], path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Yield path and value of each field of a document; a list is one field."""
+    """Yield path and value of each field of a document, at any depth; a list is one field."""
     for key, inner in value.items():
         if isinstance(inner, Mapping) and inner:
             yield from _yield_leaves(inner, (*path, key))
@@ -404,7 +403,7 @@ def _yield_leaves(value: Mapping[str, Any], path: Path = ()) -> Iterator[tuple[P
 
 
 def _set_field(document: dict[str, Any], path: Path, value: Any) -> None:
-    """Set the field at a path; creates missing objects, and replaces other values, on the way."""
+    """Set the field at a path; on the way, whatever isn't an object is replaced by an empty one."""
     for key in path[:-1]:
         if not isinstance(document.get(key), dict):
             document[key] = {}
@@ -413,7 +412,7 @@ def _set_field(document: dict[str, Any], path: Path, value: Any) -> None:
 
 
 def _remove_field(document: dict[str, Any], path: Path) -> None:
-    """Remove the field at a path, and the objects around it that are empty then."""
+    """Remove the field at a path, if it is there, and the objects around it that are empty then."""
     inner = document.get(path[0])
     if len(path) > 1 and isinstance(inner, dict):
         _remove_field(inner, path[1:])

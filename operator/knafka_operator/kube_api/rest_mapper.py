@@ -43,7 +43,7 @@ _KIND = re.compile(r"[A-Za-z](?:[-A-Za-z0-9]{0,61}[A-Za-z0-9])?").fullmatch
 class _Listed:
     """The answer to a look-up of one apiVersion."""
 
-    at: float
+    listed_at: float
     """When its kinds were listed, by the mapper's clock (seconds)."""
     kinds: Mapping[str, Any]
     """The `kubernetes.dynamic` resource of each kind; empty if the apiVersion doesn't exist."""
@@ -69,18 +69,20 @@ class RestMapper:
         unless the answer is cached. Raises the client's errors if the API server doesn't answer
         within `timeout` seconds, or refuses.
         """
-        version = _API_VERSION(api_version)
-        if version is None or _KIND(kind) is None:
+        version_match = _API_VERSION(api_version)
+        if version_match is None or _KIND(kind) is None:
             return None
         now = self._now()
         with self._lock:
             cached = self._listed.get(api_version)
         if cached is not None:
             resource = cached.kinds.get(kind)
-            if now - cached.at < (cached.missing_kind_ttl if resource is None else KINDS_TTL):
+            ttl = cached.missing_kind_ttl if resource is None else KINDS_TTL
+            if now - cached.listed_at < ttl:
                 return resource
-        kinds = self._list_kinds(version["group"], version["version"], timeout)
+        kinds = self._list_kinds(version_match["group"], version_match["version"], timeout)
         missing_kind_ttl = MISSING_KIND_TTL
+        # Without a change since the last look-up, the next one for a missing kind comes later.
         if cached is not None and cached.kinds.keys() == kinds.keys():
             missing_kind_ttl = min(2 * cached.missing_kind_ttl, MAX_MISSING_KIND_TTL)
         with self._lock:
@@ -95,7 +97,7 @@ class RestMapper:
         self._listed = {
             api_version: listed
             for api_version, listed in self._listed.items()
-            if now - listed.at < (KINDS_TTL if listed.kinds else 2 * listed.missing_kind_ttl)
+            if now - listed.listed_at < (KINDS_TTL if listed.kinds else 2 * listed.missing_kind_ttl)
         }
 
     def is_known(self, api_version: str, kind: str) -> bool:
@@ -106,16 +108,17 @@ class RestMapper:
         return listed is not None and kind in listed.kinds
 
     def forget(self, group: str) -> None:
-        """Forget the kinds of an API group, which have changed, so that `find` asks for them
-        again."""
+        """Forget the kinds of an API group, so that `find` asks the API server for them again. Call
+        it when they have changed."""
         with self._lock:
             for api_version in list(self._listed):
                 if api_version.startswith(f"{group}/"):
                     del self._listed[api_version]
 
     def _list_kinds(self, group: str | None, version: str, timeout: float) -> dict[str, Any]:
-        """Ask the API server for the kinds of a group (None: the core group) and version; returns
-        the resource of each kind, with its subresources; empty if the version doesn't exist."""
+        """Ask the API server for the kinds of a group (None: the core group) and version. Returns
+        the `kubernetes.dynamic` resource of each kind, with its subresources; empty if the version
+        doesn't exist."""
         prefix = "api" if group is None else "apis"
         path = "/".join(filter(None, (prefix, group, version)))
         try:
@@ -125,6 +128,7 @@ class RestMapper:
         resources = json.loads(answer.data).get("resources") or []
         subresources: dict[str, dict[str, Any]] = {}
         for resource in resources:
+            # A subresource is listed as RESOURCE/NAME, such as `services/status`.
             parent, _, name = resource["name"].partition("/")
             if name:
                 subresources.setdefault(parent, {})[name] = resource

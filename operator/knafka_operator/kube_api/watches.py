@@ -1,7 +1,7 @@
 """Watches: follows the changes of all objects of a selection, which the API server filters.
 
-    list (in pages) -> follow from its version -> end, failure or too old a version -> follow again,
-    or list
+    list (in pages) -> follow the changes since the list -> when the watch ends or fails: follow
+    again from the last version, or list again if that version is too old
 
 One thread for each watch, since the client blocks; it passes changes to the event loop in the API
 server's order. An object that was deleted while the watch was interrupted is missing in the next
@@ -145,8 +145,8 @@ class Watch:
                 self._closed.wait(MAX_PAUSE)
 
     def _must_list(self, error: Exception) -> bool:
-        """Whether all objects must be listed again after this error: if the version has expired,
-        if the response was malformed, or after the second failure in a row."""
+        """Whether all objects must be listed again after this error: if the version has expired, if
+        the API server sent an ERROR event or malformed data, or after two failures in a row."""
         status = getattr(error, "status", None)
         return isinstance(error, ValueError) or status == EXPIRED or self._failures > 0
 
@@ -157,7 +157,8 @@ class Watch:
         status = getattr(error, "status", None)
         if status == EXPIRED or self._closed.is_set():
             return
-        pause = min(FIRST_WATCH_PAUSE * 2.0 ** min(self._failures, 16), MAX_PAUSE)
+        doublings = min(self._failures, 16)  # enough for `MAX_PAUSE`, and too few to overflow
+        pause = min(FIRST_WATCH_PAUSE * 2.0**doublings, MAX_PAUSE)
         # After the first failure the watch continues a moment later; after more, changes may be
         # missed, so that objects are read from the API server instead.
         if self._failures > 0 or status in REFUSED_STATUSES:
@@ -170,19 +171,19 @@ class Watch:
         self._closed.wait(pause * random.uniform(0.8, 1.2))
 
     def _list(self) -> str:
-        """List all objects and report them, and those that are gone since the last list; returns
-        the resourceVersion from which to watch."""
+        """List all objects and report them, and the known objects that are gone; returns the
+        resourceVersion from which to watch."""
         listed: dict[Identity, Document] = {}
-        after: str | None = None
+        continue_token: str | None = None
         while True:
-            page = self._api.list_page(self.selection, after)
+            page = self._api.list_page(self.selection, continue_token)
             items = [self._with_kind(item) for item in page.get("items") or ()]
             listed.update((_identity(item), item) for item in items)
             # Deletions first: a later report of one would remove the new object of that name.
             self._report((), [self._known[identity] for identity in self._recreated_objects(items)])
             self._report(items, ())
-            after = page["metadata"].get("continue")
-            if not after:
+            continue_token = page["metadata"].get("continue")
+            if not continue_token:
                 break
         self._report((), [self._known[identity] for identity in self._known.keys() - listed.keys()])
         self._known = {
@@ -191,8 +192,8 @@ class Watch:
         return str(page["metadata"]["resourceVersion"])
 
     def _recreated_objects(self, items: Sequence[Document]) -> list[Identity]:
-        """Return which of the listed objects are known with another UID: they were deleted, and
-        created again under their names."""
+        """Return namespace and name of those listed objects that are known with another UID: they
+        were deleted, and created again under their names."""
         uids = {_identity(item): item["metadata"].get("uid") for item in items}
         return [
             identity
@@ -232,8 +233,8 @@ class Watch:
         return version
 
     def _with_kind(self, document: Document) -> Document:
-        """Return the document with apiVersion and kind, which lists lack, and without
-        `managedFields`, which no code reads."""
+        """Return the document with apiVersion and kind, which the objects in a list lack, and
+        without `managedFields`, which no code reads."""
         metadata = {k: v for k, v in document["metadata"].items() if k != "managedFields"}
         kind = {"apiVersion": self.selection.api_version, "kind": self.selection.kind}
         return {**document, **kind, "metadata": metadata}
@@ -248,8 +249,8 @@ class Watch:
         self._call_on_loop(self._listener.set_synced, self.selection, synced)
 
     def _call_on_loop(self, call: Any, *arguments: Any) -> None:
-        """Schedule a call on the event loop from the thread; it is skipped once the watch is
-        closed."""
+        """Schedule `call` with these arguments on the event loop, from the watch's thread; it is
+        skipped if the watch is closed by then."""
 
         def unless_closed() -> None:
             """Make the call, unless the watch was closed meanwhile."""

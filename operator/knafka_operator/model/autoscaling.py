@@ -1,4 +1,6 @@
-"""Autoscaling: reads a Trigger's annotations about scaling and pausing.
+"""Autoscaling: reads a Trigger's annotations about scaling and pausing. What is scaled are drains:
+in each, one dispatcher process reads the Trigger's events as a member of its consumer group, and
+delivers them.
 
     autoscaling.eventing.knative.dev/   min-scale, max-scale, lag-threshold,
                                         activation-lag-threshold, polling-interval, cooldown-period
@@ -14,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from knafka.core.errors import InvalidDocument
-from knafka_operator.model.maxima import UNLIMITED_MAXIMA, Maxima
+from knafka_operator.model.maxima import LARGEST_INT32, UNLIMITED_MAXIMA, Maxima
 from knafka_operator.model.resources import (
     AUTOSCALING,
     PAUSED_ANNOTATION,
@@ -75,7 +77,7 @@ class Autoscaling:
         for key, (name, minimum) in _FIELDS_AND_MINIMA.items():
             if (text := annotations.get(AUTOSCALING + key)) is not None:
                 path = annotation_path(AUTOSCALING + key)
-                declared[name] = parse_whole_number(text, path, minimum, 2**31 - 1)
+                declared[name] = parse_whole_number(text, path, minimum, LARGEST_INT32)
                 if key in ("min-scale", "max-scale"):
                     maxima.check_scale(declared[name], path)
         # A default above the maximum is lowered, not refused: the user didn't declare it.
@@ -96,8 +98,8 @@ class Autoscaling:
 
 
 def _is_disabled(annotations: Mapping[str, str]) -> bool:
-    """Whether the annotated class is `DISABLED`; False if it is `KEDA_CLASS` or absent. Raises
-    `InvalidDocument` for any other class."""
+    """Whether the annotations switch scaling off, by the class `DISABLED`; False if the class is
+    `KEDA_CLASS` or absent. Raises `InvalidDocument` for any other class."""
     scaling_class = annotations.get(AUTOSCALING + "class", KEDA_CLASS)
     if scaling_class not in (KEDA_CLASS, DISABLED):
         raise InvalidDocument(

@@ -145,7 +145,7 @@ class ChannelReference(KReference):
 
     @property
     def is_kafka_channel(self) -> bool:
-        """Whether the reference names a KafkaChannel."""
+        """Whether the reference is to a KafkaChannel, by its kind and apiVersion."""
         return self.kind == KAFKA_CHANNEL and self.api_version in KAFKA_CHANNEL_VERSIONS
 
 
@@ -162,8 +162,8 @@ class SubscriptionSpec(Declared):
     @model_validator(mode="before")
     @classmethod
     def _drop_empty(cls, document: object) -> object:
-        """Drop the fields `_OMITTED_IF_EMPTY` that hold an empty object, as upstream does. Anything
-        but a mapping is returned as it is, for the model to refuse."""
+        """Return the spec without those fields of `_OMITTED_IF_EMPTY` that hold an empty object, as
+        upstream does. Anything but a mapping is returned as it is, for the model to refuse."""
         if not isinstance(document, Mapping):
             return document
         return {
@@ -191,7 +191,7 @@ class Subscription(Resource):
 
 def _is_empty(value: object) -> bool:
     """Whether a value is a mapping without members, or with members that are all None."""
-    return isinstance(value, Mapping) and not any(member is not None for member in value.values())
+    return isinstance(value, Mapping) and all(member is None for member in value.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +205,6 @@ class ChannelEntry:
 
 
 def is_entry(subscription: Mapping[str, Any]) -> bool:
-    """Whether a Subscription document stands for an entry of `spec.subscribers` that another
-    controller wrote."""
+    """Whether a Subscription document was built by the operator for an entry of a channel's
+    `spec.subscribers`; False for one as stored in the API server."""
     return ENTRY in subscription["metadata"]

@@ -118,6 +118,7 @@ def merge_conditions(
         raise ValueError(
             f"each type must be given once, and {summary_type} not at all: {', '.join(types)}"
         )
+    # By type and status: only a condition whose status is still the same finds its time.
     transition_times = {
         (condition.get("type"), condition.get("status")): condition.get("lastTransitionTime")
         for condition in previous
@@ -130,14 +131,14 @@ def merge_conditions(
     ]
 
 
-def _condition_fields(condition: Condition, since: str) -> dict[str, str]:
+def _condition_fields(condition: Condition, transition_time: str) -> dict[str, str]:
     """Return a condition as a dictionary for `status.conditions`, without empty fields (an error's
-    severity is empty). `since` becomes its `lastTransitionTime`."""
+    severity is empty). `transition_time` becomes its `lastTransitionTime`."""
     fields = {
         "type": condition.type,
         "status": str(condition.status),
         "severity": str(condition.severity),
-        "lastTransitionTime": since,
+        "lastTransitionTime": transition_time,
         "reason": condition.reason,
         "message": _truncate(condition.message),
     }
@@ -145,7 +146,8 @@ def _condition_fields(condition: Condition, since: str) -> dict[str, str]:
 
 
 def _truncate(message: str) -> str:
-    """Cut a message to `MAX_CONDITION_MESSAGE` characters; a cut one ends with "…"."""
+    """Return a message cut to `MAX_CONDITION_MESSAGE` characters; if it was cut, it ends with
+    "…"."""
     if len(message) <= MAX_CONDITION_MESSAGE:
         return message
     return f"{message[: MAX_CONDITION_MESSAGE - 1]}…"

@@ -97,8 +97,9 @@ class Family:
         return self.broker.removeprefix("Kafka")
 
     def own_name(self, broker: str) -> str:
-        """Return the part of internal topic and group names that identifies the Broker or channel
-        of this name."""
+        """Return the internal name of the Broker, channel or source with the name `broker`: the
+        part that stands for it in names of topics and groups, such as `KafkaChannel-NAME`. A
+        Broker's is its name itself."""
         return self.internal_name_of(broker)
 
     def function_name_prefix(self, owner: Identity) -> str:
@@ -107,18 +108,19 @@ class Family:
         return f"{owner.namespace}.{owner.name}" if self.centralized else owner.name
 
     def label_value(self, owner: Identity) -> str:
-        """Return the label value that identifies an object; shortened if its name is too long."""
+        """Return the label value that identifies the object `owner`: the prefix of its functions'
+        names, shortened and with a digest if it is too long or has dots (`names.child`)."""
         return names.child(self.function_name_prefix(owner), "")
 
     def trigger_id(self, trigger: Identity) -> str:
-        """Return the id by which the scaler knows an object: `NAMESPACE/NAME` of a Trigger,
-        `KIND NAMESPACE/NAME` of a Subscription or KafkaSource."""
+        """Return the id by which the scaler knows the object `trigger` of this family:
+        `NAMESPACE/NAME` of a Trigger, `KIND NAMESPACE/NAME` of a Subscription or KafkaSource."""
         return str(trigger) if self.trigger == "Trigger" else f"{self.trigger} {trigger}"
 
 
 def _broker_of_trigger(trigger: Document) -> Identity:
-    """Return the identity of a Trigger's Broker, from `spec.broker` or `spec.brokerRef`; the name
-    is empty if it has neither."""
+    """Return the identity of a stored Trigger's Broker, from `spec.broker` or `spec.brokerRef`; the
+    name is empty if the Trigger has neither. The document needn't be valid."""
     spec = trigger.get("spec") or {}
     reference = spec.get("brokerRef")
     referenced_name = reference.get("name") if isinstance(reference, Mapping) else None
@@ -128,7 +130,7 @@ def _broker_of_trigger(trigger: Document) -> Identity:
 
 def _channel_of(subscription: Document) -> Identity:
     """Return the identity of the channel that a stored Subscription names; the name is empty if it
-    names none."""
+    names none. The document needn't be valid."""
     channel = (subscription.get("spec") or {}).get("channel")
     name = channel.get("name") if isinstance(channel, Mapping) else ""
     return Identity(subscription["metadata"]["namespace"], str(name or ""))
@@ -154,7 +156,7 @@ def _parse_channel_as_broker(document: Document) -> Broker:
     annotations about them are left out, as each Subscription changes them. Raises
     `InvalidDocument`."""
     channel = parse(KafkaChannel, omit_subscribers(document))
-    spec, resource_fields = BrokerSpec(delivery=channel.spec.delivery), _resource_fields(channel)
+    spec = BrokerSpec(delivery=channel.spec.delivery)
     # If a change of one Subscription changed the Broker, all others would be reconciled.
     metadata = channel.metadata.model_copy(update={"generation": 0})
     kept_annotations = {
@@ -163,7 +165,8 @@ def _parse_channel_as_broker(document: Document) -> Broker:
         if key != DECLARED and not key.startswith(PROMISE)
     }
     status = channel.status.model_copy(update={"annotations": kept_annotations})
-    return Broker(spec=spec, **{**resource_fields, "metadata": metadata, "status": status})
+    fields = {**_resource_fields(channel), "metadata": metadata, "status": status}
+    return Broker(spec=spec, **fields)
 
 
 def subscription_as_trigger(subscription: Subscription) -> Trigger:
@@ -218,8 +221,8 @@ def _parse_source_as_broker(document: Document) -> Broker:
 
 
 def _cast_to_source(trigger: Trigger) -> SourceTrigger:
-    """Return a Trigger of the family `SOURCES` unchanged. Its type is `SourceTrigger`, which the
-    type checker doesn't know."""
+    """Return a Trigger of the family `SOURCES` unchanged, for the type checker: such a Trigger is
+    always a `SourceTrigger`."""
     assert isinstance(trigger, SourceTrigger)
     return trigger
 
@@ -245,8 +248,8 @@ FAMILIES: Final = (BROKERS, CHANNELS, SOURCES)
 
 
 def family_of(kind: str) -> Family:
-    """Return the family of a kind: Broker, Trigger, KafkaChannel, Subscription or KafkaSource. For
-    any other kind return `BROKERS`."""
+    """Return the family of a kind: Broker, Trigger, KafkaChannel, Subscription or KafkaSource; for
+    any other kind, `BROKERS`."""
     if kind == SOURCES.trigger:
         return SOURCES
     return CHANNELS if kind in (CHANNELS.broker, CHANNELS.trigger) else BROKERS

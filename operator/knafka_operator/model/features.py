@@ -19,12 +19,14 @@ def is_enabled(config: ConfigMap | None, name: str) -> bool:
 
 
 def feature_value(config: ConfigMap | None, name: str, words: Sequence[str], default: str) -> str:
-    """Return the value of feature `name`, or `default` if it isn't set. Raises `InvalidDocument`
-    with the ConfigMap's name if the value isn't one of `words`, which include the default."""
+    """Return the value of feature `name` in lower case, or `default` if it isn't set. Raises
+    `InvalidDocument` with the ConfigMap's name if the value isn't one of `words`, which include the
+    default. `config` None: the ConfigMap doesn't exist."""
     word = ("" if config is None else config.data.get(name, "")).strip().lower() or default
     if word not in words:
         assert config is not None  # else the word would be the default
-        where = f"ConfigMap {config.metadata.namespace}/{config.metadata.name}"
+        source = f"ConfigMap {config.metadata.namespace}/{config.metadata.name}"
         requirement = f"want {', '.join(words)}"
-        raise InvalidDocument("", f"{where}: data.{name}: invalid value: {word:.80}: {requirement}")
+        problem = f"data.{name}: invalid value: {word:.80}: {requirement}"
+        raise InvalidDocument("", f"{source}: {problem}")
     return word

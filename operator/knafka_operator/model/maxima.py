@@ -35,8 +35,9 @@ class Maxima:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Maxima:
-        """Read the maxima from the variables `KNAFKA_MAX_…`; one that isn't set has its default.
-        Raises `InvalidDocument` with the name of a variable whose value is invalid."""
+        """Read the maxima from the variables `KNAFKA_MAX_…`, such as `KNAFKA_MAX_PARTITIONS` for
+        `partitions`; one that isn't set has its default. Raises `InvalidDocument` with the name of
+        a variable whose value is invalid."""
         declared = {
             maximum.name: parse_whole_number(environment[variable], variable, 1, LARGEST_INT32)
             for maximum in fields(cls)
@@ -69,7 +70,7 @@ UNLIMITED_MAXIMA: Final = Maxima(
 
 def _refuse_above(declared: float, maximum: float, path: str, setting: str) -> None:
     """Raise `InvalidDocument` with this path if the declared value exceeds the installation's
-    maximum; `setting` is the variable that sets it."""
+    maximum; `setting` is the environment variable that sets the maximum."""
     if declared > maximum:
         seconds = " seconds" if setting == "KNAFKA_MAX_JOB_TIMEOUT" else ""
         raise InvalidDocument(

@@ -77,7 +77,7 @@ _NAMESPACE = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?").fullmatch
 
 
 def _check_name(name: str) -> str:
-    """Return an object's name. Raises a validation error if Kubernetes doesn't allow it."""
+    """Return `name` unchanged. Raises a validation error if Kubernetes allows no object with it."""
     if _NAME(name) is None or len(name) > MAX_OBJECT_NAME:
         raise problem(
             f"invalid value: {name:.80}: want a-z, 0-9, '-' or '.', at most {MAX_OBJECT_NAME}"
@@ -86,7 +86,7 @@ def _check_name(name: str) -> str:
 
 
 def _check_namespace(name: str) -> str:
-    """Return a namespace's name. Raises a validation error if Kubernetes doesn't allow it."""
+    """Return `name` unchanged. Raises a validation error if Kubernetes allows no such namespace."""
     if _NAMESPACE(name) is None:
         raise problem(f"invalid value: {name:.80}: want a-z, 0-9 or '-', at most 63")
     return name
@@ -154,8 +154,8 @@ def are_certificates(pem: str) -> bool:
 
 
 def _check_certificates(pem: str | None) -> str | None:
-    """Return the PEM text; None or empty: no certificates are declared. Raises a validation error
-    if the text holds no usable certificates."""
+    """Return `pem` unchanged; None or empty: no certificates are declared. Raises a validation
+    error if the text holds no usable certificates."""
     if pem and not are_certificates(pem):
         raise problem("invalid value: CA Cert provided is invalid")  # Knative's words
     return pem
@@ -188,18 +188,18 @@ class Destination(Declared):
         if self.ref is None and not self.uri:
             raise problem("expected at least one, got none", "ref", "uri")
         uri = self.uri or ""
-        shown = shown_url(uri)
+        shown_uri = shown_url(uri)
         try:
             parts = urlsplit(uri)
         except ValueError as error:
-            raise problem(f"invalid value: {shown}, {error}", "uri") from None
+            raise problem(f"invalid value: {shown_uri}, {error}", "uri") from None
         if self.ref is not None and (parts.scheme or parts.netloc):
-            raise problem(f"absolute URL beside a ref: {shown}: want a relative one", "uri")
+            raise problem(f"absolute URL beside a ref: {shown_uri}: want a relative one", "uri")
         if self.ref is None and not parts.scheme:
-            raise problem(f"relative URL without a ref: {shown}: want an absolute one", "uri")
+            raise problem(f"relative URL without a ref: {shown_uri}: want an absolute one", "uri")
         if self.ref is None and not parts.hostname:
             requirement = "want one such as http://host/path"
-            raise problem(f"a URL without a host: {shown}: {requirement}", "uri")
+            raise problem(f"a URL without a host: {shown_uri}: {requirement}", "uri")
         if uri:
             check_url_text(uri, "uri")
         return self
@@ -258,8 +258,8 @@ class TriggerSpec(Declared):
     @model_validator(mode="before")
     @classmethod
     def _merge_broker_reference(cls, document: object) -> object:
-        """Copy the name in `brokerRef` to `broker`; empty fields count as not set. Raises a
-        validation error if both are set."""
+        """Return the spec without empty fields, and with the name in `brokerRef` as `broker`.
+        Anything but a mapping is returned as it is. Raises a validation error if both are set."""
         if not isinstance(document, Mapping):
             return document
         set_fields = {name: value for name, value in document.items() if value not in ("", None)}
@@ -374,9 +374,9 @@ def is_claimed_by_peer(document: Mapping[str, Any], finalizer: str = PEERS_FINAL
 
 
 def is_ours(broker: Broker, classes: Collection[str] = BROKER_CLASSES) -> bool:
-    """Whether the Broker's class is one of `classes` (KN-BRK-04).
+    """Whether Knafka serves the Broker: its class is one of `classes` (KN-BRK-04).
 
-    A Broker without a class counts as of class `""`. In a cluster each gets the default class;
+    A Broker without a class counts as of class `""`. In a cluster each Broker gets a default class;
     where Knafka is the only implementation, `classes` may include `""`.
     """
     return broker.metadata.annotations.get(BROKER_CLASS, "") in classes

@@ -76,7 +76,7 @@ def parse_go_duration(text: str) -> float | None:
 
 
 def _check_go_duration(text: str) -> str:
-    """Return a duration's text. Raises a validation error unless it has Go's form."""
+    """Return `text` unchanged. Raises a validation error unless it is a duration in Go's form."""
     if parse_go_duration(text) is None:
         raise problem(f"invalid value: {text:.80}: want one as 10s or 1m30s")
     return text
@@ -128,8 +128,9 @@ class TriggerOfSensor(SensorTrigger, Declared):
 
     @model_validator(mode="after")
     def _check_delivery_options(self) -> Self:
-        """Check that `delivery` and Argo's `retryStrategy` and `dlqTrigger` don't contradict each
-        other. Raises a validation error."""
+        """Check that retries and dead letter sink are each declared once: in `delivery`, or by
+        Argo's `retryStrategy` and `dlqTrigger`; and that a trigger with `dlqTrigger` has
+        `atLeastOnce: true`. Raises a validation error."""
         declared_options = self.delivery.model_fields_set
         if self.retry_strategy and declared_options & {"retry", "backoff_policy", "backoff_delay"}:
             raise problem("say it once: beside it delivery has retries, too", "retryStrategy")
@@ -141,13 +142,14 @@ class TriggerOfSensor(SensorTrigger, Declared):
 
 
 def delivery_of(trigger: TriggerOfSensor, declared: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the `spec.delivery` of the Knative Trigger for a Sensor's trigger. `declared` is the
-    same trigger as stored in the Sensor: its `delivery` is copied, and Argo's `retryStrategy` and
-    `dlqTrigger` are translated into the copy."""
+    """Return the `spec.delivery` of the Knative Trigger that delivers what a Sensor's `trigger`
+    fires. `declared` is the same trigger as stored in the Sensor: its `delivery` is copied, and
+    Argo's `retryStrategy` and `dlqTrigger` are translated into the copy."""
     delivery = dict(declared.get("delivery") or {})
     if (retries := trigger.retry_strategy) is not None:
         duration = parse_go_duration(retries.duration)
         assert duration is not None  # the model has checked it
+        # To the nanosecond, and never in exponent notation, which ISO 8601 doesn't have.
         seconds = f"{duration:.9f}".rstrip("0").rstrip(".")
         delivery["retry"] = retries.steps - 1
         delivery["backoffDelay"] = f"PT{seconds}S"
@@ -172,12 +174,10 @@ class SensorSpec(Conditions, Declared):
     @model_validator(mode="before")
     @classmethod
     def _refuse_large_filters(cls, document: object) -> object:
-        """Refuse filters, conditions and correlations that are too large together, before they are
-        parsed. Raises a validation error."""
-        dependencies, triggers = (
-            _mappings_in(document, "dependencies"),
-            _mappings_in(document, "triggers"),
-        )
+        """Return the document unchanged. Raises a validation error if its filters, conditions and
+        correlations together are too large to be parsed."""
+        dependencies = _mappings_in(document, "dependencies")
+        triggers = _mappings_in(document, "triggers")
         filters = [
             declared_filter
             for dependency in dependencies
@@ -210,8 +210,8 @@ class SensorSpec(Conditions, Declared):
 
 
 def _mappings_in(document: object, name: str) -> list[Mapping[str, Any]]:
-    """Return the mappings in the list `name` of a document; other elements and other types are left
-    out."""
+    """Return the mappings in the list under the key `name` of a document; other elements are left
+    out. Empty if the document is no mapping, or has no list there."""
     declared = document.get(name) if isinstance(document, Mapping) else None
     entries = declared if isinstance(declared, list | tuple) else ()
     return [entry for entry in entries if isinstance(entry, Mapping)]
@@ -224,7 +224,7 @@ class Sensor(Resource):
 
     @property
     def bus(self) -> Bus:
-        """The Broker or KafkaChannel that the Sensor reads."""
+        """Return the bus, the Broker or KafkaChannel that the Sensor reads."""
         namespace, spec = self.metadata.namespace, self.spec
         if spec.channel is not None:
             return Bus(CHANNELS, Identity(namespace, spec.channel))
@@ -243,8 +243,8 @@ class Bus(NamedTuple):
 
 
 def bus_of(sensor: Mapping[str, Any]) -> Bus:
-    """Return the bus that a stored Sensor names, by default the Broker `default`; the document
-    needn't be valid."""
+    """Return the bus (Broker or KafkaChannel) that a stored Sensor names, by default the Broker
+    `default`. The document needn't be valid."""
     spec, namespace = sensor.get("spec") or {}, sensor["metadata"]["namespace"]
     if channel := spec.get("channel"):
         return Bus(CHANNELS, Identity(namespace, str(channel)))

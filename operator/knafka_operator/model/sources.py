@@ -79,10 +79,10 @@ class SecretValue(Observed):
 
 
 def _require_secret_keys(credentials: Declared, *fields: str) -> None:
-    """Raise a validation error if one of these fields of `credentials` names no Secret. Upstream
-    notices a missing one only when it connects."""
-    values = [(name, getattr(credentials, name)) for name in fields]
-    if missing := [name for name, value in values if value.secret_key_ref is None]:
+    """Raise a validation error if one of these fields of `credentials` names no key of a Secret.
+    Upstream notices a missing one only when it connects."""
+    missing = [name for name in fields if getattr(credentials, name).secret_key_ref is None]
+    if missing:
         raise problem("missing field(s)", *(f"{name}.secretKeyRef" for name in missing))
 
 
@@ -114,8 +114,8 @@ class SourceTls(Declared):
 
     @model_validator(mode="after")
     def _check_secret_keys(self) -> Self:
-        """Check that client certificate and key are both named or both missing. Raises a validation
-        error."""
+        """Check that enabled TLS names both client certificate and key, or neither. Raises a
+        validation error."""
         if self.enable and (self.cert.secret_key_ref or self.key.secret_key_ref):
             _require_secret_keys(self, "cert", "key")
         return self
@@ -129,17 +129,17 @@ class Net(Declared):
 
 
 def _check_extension_name(name: str) -> str:
-    """Return the name of an extension attribute. Raises a validation error if it isn't one, or if
-    CloudEvents defines it."""
+    """Return `name` unchanged. Raises a validation error if it is no legal name of an extension
+    attribute, or the name of an attribute that CloudEvents itself defines."""
     if not is_attribute_name(name) or name in CORE:
         raise problem("invalid key name: want a-z and 0-9, and none that CloudEvents defines")
     return name
 
 
 def _check_extension_value(value: str) -> str:
-    """Return the value of an extension attribute. Raises a validation error for characters that
-    CloudEvents forbids, such as the line break at the end of a YAML block: with them no event of
-    the source would be valid."""
+    """Return `value`, of an extension attribute, unchanged. Raises a validation error for
+    characters that CloudEvents forbids, such as the line break at the end of a YAML block: with
+    them no event of the source would be valid."""
     if not is_legal(value):
         raise problem(f"invalid value: {value!r:.80}: want no control or non-characters")
     return value
@@ -169,8 +169,8 @@ class Credential(NamedTuple):
 
 
 def check_user_topic(topic: str) -> str:
-    """Return the topic name of a KafkaSource or KafkaSink. Raises a validation error if Kafka
-    doesn't allow the name, or if it has the prefix of Knafka's or Kafka's own topics."""
+    """Return `topic`, the name in a KafkaSource or KafkaSink, unchanged. Raises a validation error
+    if Kafka doesn't allow the name, or if it has the prefix of Knafka's or Kafka's own topics."""
     if not names.is_topic(topic):
         raise problem(f"invalid value: {topic:.300}: want a topic's name")
     if topic.startswith(_FORBIDDEN_TOPIC_PREFIXES):
@@ -179,9 +179,9 @@ def check_user_topic(topic: str) -> str:
 
 
 def refuse_taken_topics(topics: Iterable[str], is_taken: Callable[[str], bool], path: str) -> None:
-    """Raise `InvalidDocument` with this path if `is_taken` is true of one of the topics: it belongs
-    to a Broker, KafkaChannel or Sensor. `check_user_topic` can't see that where the topic's name
-    has no known prefix, as with Sensors' and an installation's own templates."""
+    """Raise `InvalidDocument` with this path if one of the topics belongs to a Broker, KafkaChannel
+    or Sensor; `is_taken` knows that. `check_user_topic` recognises such topics only by the default
+    prefixes, which Sensors' topics and an installation's own name templates needn't have."""
     for topic in filter(is_taken, topics):
         raise InvalidDocument(path, _internal_topic_message(topic))
 
@@ -193,14 +193,14 @@ def _internal_topic_message(topic: str) -> str:
 
 
 def _check_topics(topics: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the topics without duplicates. Raises a validation error for a topic that a source may
-    not read."""
+    """Return the topics in their order, without duplicates. Raises a validation error for a topic
+    that a source may not read."""
     return tuple(dict.fromkeys(map(check_user_topic, topics)))
 
 
 def _check_group(group: str) -> str:
-    """Return the consumer group's name. Raises a validation error if it is reserved for Knafka's
-    own groups."""
+    """Return `group`, a consumer group's name, unchanged. Raises a validation error if it is
+    reserved for a Trigger, a Subscription or Knafka itself."""
     if group.startswith((names.TRIGGERS, names.OURS)) or _SUBSCRIPTION_GROUP(group):
         raise problem(
             f"invalid value: {group:.253}: want a group that is no Trigger's, Subscription's or "
@@ -268,7 +268,8 @@ class SourceTrigger(Trigger):
     """The KafkaSource as declared."""
 
     def egress_fields(self) -> Mapping[str, Any]:
-        """Return the fields of the source's Egress that differ from those of other Triggers."""
+        """Return those fields of the source's Egress (its dispatcher's contract) that differ from
+        other Triggers'."""
         spec, metadata = self.source.spec, self.metadata
         event_source = f"/apis/v1/namespaces/{metadata.namespace}/kafkasources/{metadata.name}"
         conversion = {
@@ -307,7 +308,8 @@ def _volume_item(credential: Credential) -> Mapping[str, str]:
 
 
 def consumer_group_of(source: KafkaSource) -> str:
-    """Return the consumer group that reads the source's topics."""
+    """Return the consumer group that reads the source's topics: the declared one, else one that is
+    named after the source's UID."""
     return source.spec.consumer_group or f"{names.SOURCES}{source.metadata.uid}"
 
 
@@ -319,8 +321,8 @@ def has_generated_group(source: KafkaSource) -> bool:
 
 
 def required_credentials(net: Net) -> Iterator[Credential]:
-    """Yield the credentials that a source declares: for SASL if SASL is enabled, and for TLS if TLS
-    is enabled."""
+    """Yield the credentials that a source's `net` declares and needs: those for SASL if SASL is
+    enabled, and those for TLS if TLS is enabled."""
     sasl, tls = net.sasl, net.tls
     for is_enabled, name, path, value in (
         (sasl.enable, "user", "sasl.user", sasl.user),
@@ -335,12 +337,12 @@ def required_credentials(net: Net) -> Iterator[Credential]:
 
 
 def security_protocol(net: Net) -> str | None:
-    """Return Kafka's `security.protocol` for a source's connection; None: plaintext without
-    SASL."""
-    channel = "SSL" if net.tls.enable else "PLAINTEXT"
+    """Return Kafka's `security.protocol` for a source's connection; None: plaintext without SASL,
+    which is Kafka's default."""
+    transport = "SSL" if net.tls.enable else "PLAINTEXT"
     if net.sasl.enable:
-        return f"SASL_{channel}"
-    return channel if net.tls.enable else None
+        return f"SASL_{transport}"
+    return transport if net.tls.enable else None
 
 
 def parse_source_as_trigger(document: Mapping[str, Any]) -> SourceTrigger:

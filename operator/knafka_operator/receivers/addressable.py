@@ -76,7 +76,7 @@ class ObservedAddressable(ObservedObject):
     its address; None: nothing has."""
 
     def after(self, effect: Effect, result: Any) -> Self:
-        """Return a copy that includes an effect's result."""
+        """Return a copy that also records that `effect` has run, and its `result`."""
         observed = super().after(effect, result)
         match effect:
             case Probe(answers_for=probed):
@@ -104,12 +104,13 @@ class ObservedIngress(ObservedAddressable):
     """Whether all replicas of the receiver have read that entry."""
 
     def after(self, effect: Effect, result: Any) -> Self:
-        """Return a copy that includes an effect's result."""
+        """Return a copy that also records that `effect` has run, and its `result`."""
         observed = super().after(effect, result)
         match effect:
             case CreateTopic() if isinstance(observed.topic, ObservedTopic):
                 return replace(observed, topic=replace(observed.topic, existing=result))
             case WriteIngress(ingress=ingress):
+                # The receiver's replicas have yet to read the new entry.
                 return replace(observed, ingress=ingress, accepted=False)
             case AwaitReceivers():
                 return replace(observed, accepted=True)
@@ -137,16 +138,20 @@ class SenderRules:
     authentication: Authentication
     encryption: Encryption
 
-    def in_contract(self, ingress: Ingress, resource: Resource) -> Ingress:
-        """Return the contract entry `ingress` of a Broker, channel or KafkaSink with these rules
-        added."""
+    def added_to(self, ingress: Ingress, resource: Resource) -> Ingress:
+        """Return a copy of `ingress`, the contract entry of the Broker, channel or KafkaSink
+        `resource`, with these rules added."""
         return self.encryption.with_encryption_rule(
             self.authentication.with_sender_rules(ingress, resource)
         )
 
 
 class AddressableSteps:
-    """The decision of one Broker, channel or KafkaSink while its steps are taken."""
+    """The decision of one Broker, channel or KafkaSink while its steps are taken.
+
+    A `with self.conditions.step(TYPE)` block decides the condition TYPE: an error that it raises
+    ends the block and becomes the condition; without an error the condition is True.
+    """
 
     def __init__(
         self, observed: ObservedObject, condition_types: Sequence[str], no_address: NotReady
@@ -175,8 +180,9 @@ class AddressableSteps:
         return self._previous_status.get("address") or {}
 
     def decision(self, topic: ObservedTopic | None = None) -> AddressableDecision:
-        """Decide `Addressable` by the address set so far, and return the decision with the effects
-        and status of the steps taken. `topic` is the object's topic; None: not known yet."""
+        """Decide the condition `Addressable`, which is True if the status has an address, and
+        return the decision, with the effects and the status of all steps taken. `topic` is the
+        object's topic; None: not known yet."""
         with self.conditions.step(ADDRESSABLE):
             if self.status["address"] is None:
                 raise self.no_address
@@ -185,9 +191,9 @@ class AddressableSteps:
     def resolve_dead_letter_sink(
         self, delivery: DeliverySpec, sink: Sink | KnafkaError | None
     ) -> None:
-        """Decide `DeadLetterSinkResolved`, and write the sink's address into the status (KN-BRK-03,
-        KN-CHN-04). `sink` is the resolved dead letter sink that `delivery` declares, or the error
-        of resolving it; None: `delivery` declares none."""
+        """Decide the condition `DeadLetterSinkResolved`, and write the sink's address into the
+        status (KN-BRK-03, KN-CHN-04). `sink` is the dead letter sink that `delivery` declares, as
+        it was resolved, or the error of resolving it; None: `delivery` declares none."""
         with self.conditions.step(DEAD_LETTER_SINK_RESOLVED):
             if delivery.dead_letter_sink is None:
                 self.conditions.set(no_dead_letter_sink_condition())
@@ -204,11 +210,11 @@ class AddressableSteps:
         *,
         accepts_records: bool = False,
     ) -> tuple[ObservedTopic, TopicDescription] | None:
-        """Decide `TopicReady`: request that the topic in `observed` is created within `maxima` if
-        it is missing. Returns the topic, and its description in Kafka. None: it doesn't exist yet,
-        or `observed` is an error. `recorded` are annotations to write before the topic is created;
-        `accepts_records`: whether a topic that somebody else creates meanwhile is used even if it
-        has records."""
+        """Decide the condition `TopicReady`: if the topic in `observed` is missing, request that it
+        is created, within the limits `maxima`. Returns the topic, and its description in Kafka;
+        None: it doesn't exist yet, or `observed` is an error. `recorded` are annotations to write
+        before the topic is created; `accepts_records`: whether a topic that somebody else creates
+        meanwhile is used even if it has records."""
         with self.conditions.step(TOPIC_READY):
             topic = value_or_raise(observed)
             assert topic is not None
@@ -226,8 +232,9 @@ class AddressableSteps:
     def ensure_direct_service(
         self, manifest: Manifest, refusal: Refusal, *, is_applied: bool
     ) -> bool:
-        """Request that the Service that leads past Knative's proxy is applied, unless it was.
-        Returns `is_applied`, whether it was. A failure is reported in `DataPlaneAvailable`."""
+        """Request that `manifest`, the Service that leads to the receiver past Knative's proxy, is
+        applied, unless it was (`is_applied`). Returns whether it was; if not, or if applying it has
+        failed, the condition `DataPlaneAvailable` says so."""
         with self.conditions.step(DATA_PLANE_AVAILABLE):
             if not is_applied:
                 self.needed.run_first(Apply(Step.APPLY_DIRECT_SERVICE, (manifest,), refusal))

@@ -24,9 +24,11 @@ COMPACTED: Final = {CLEANUP: "compact"}
 ACCEPTED_ANNOTATION: Final = "knafka.dev/accepted"
 """Key of `status.annotations`: the `entry_digest` of the entry that all replicas have read. Kept in
 the status, so that a starting operator needn't ask all replicas again."""
+INSTALLATION_LENGTH: Final = 8
+"""Characters of the installation's UID that are part of a contract topic's name."""
 
 
-def contract_for_secret(
+def receiver_for_secret(
     kinds: Literal["Brokers", "KafkaChannels"],
     kafka: Kafka,
     secret: Identity | None,
@@ -37,11 +39,11 @@ def contract_for_secret(
     `kafka` with the Secret `secret` (None: Kafka needs none); its contract topic is named after
     that Secret. `path` is the path of the only Ingress that the receiver serves; None: it serves
     all."""
-    namespace, name = (settings.namespace, None) if secret is None else secret
+    namespace, secret_name = (settings.namespace, None) if secret is None else secret
     # With the installation in the name, two clusters with one Kafka don't serve or remove each
     # other's entries.
-    parts = (kinds, name, settings.installation[:8])
-    topic = names.contract_topic(namespace, "-".join(part for part in parts if part))
+    name_parts = (kinds, secret_name, settings.installation[:INSTALLATION_LENGTH])
+    topic = names.contract_topic(namespace, "-".join(part for part in name_parts if part))
     return Receiver(kafka=kafka, contract_topic=topic, path=path)
 
 
@@ -51,9 +53,10 @@ def is_of_namespace_secret(topic: str, namespace: str, settings: Settings) -> bo
     The topic's name comes from a status, which others may write, so the name is built again from
     its parts and compared. False for a name that was shortened, as its parts aren't known.
     """
-    installation = settings.installation[:8]
+    installation = settings.installation[:INSTALLATION_LENGTH]
     prefix = f"{names.CONTRACTS}{namespace}-Brokers-"
     ending = f"-{installation}" if installation else ""
+    # `names.contract_topic` appends a dash and a digest: PREFIX SECRET ENDING -DIGEST.
     secret = topic.removeprefix(prefix).rpartition("-")[0].removesuffix(ending)
     if not topic.startswith(prefix) or not secret:
         return False
@@ -61,20 +64,20 @@ def is_of_namespace_secret(topic: str, namespace: str, settings: Settings) -> bo
 
 
 def may_hold_brokers_of(topic: str, namespace: str, settings: Settings) -> bool:
-    """Whether a contract topic of this name may have entries of Brokers in this namespace.
-    `contract_for_secret` names it after a Secret in that namespace or the operator's, or, if Kafka
-    needs no Secret, after the operator's namespace."""
-    beginnings = (
-        f"{names.CONTRACTS}{candidate_namespace}-Brokers"
-        for candidate_namespace in (namespace, settings.namespace)
+    """Whether a contract topic of this name may have entries of Brokers in this namespace: if its
+    name begins with this namespace or the operator's, as `receiver_for_secret` names the contract
+    topics of these Brokers."""
+    prefixes = tuple(
+        f"{names.CONTRACTS}{secret_namespace}-Brokers"
+        for secret_namespace in (namespace, settings.namespace)
     )
-    return topic.startswith(tuple(beginnings))
+    return topic.startswith(prefixes)
 
 
 def contract_topic(receiver: Receiver, defaults: Defaults) -> Topic:
     """Return the desired topic of a receiver's contract; it has one partition, which orders its
-    records. If no replication is declared, and Kafka has too few brokers for the default, the topic
-    gets fewer replicas."""
+    records. If no replication is declared, the result also names the topics with fewer replicas to
+    create instead (`with_fewer_replicas`) if Kafka has too few brokers."""
     replication = min(defaults.replication, defaults.max_replication)
     if defaults.declares_replication:
         return _topic_with_replicas(receiver, replication, None)

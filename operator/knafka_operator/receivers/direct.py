@@ -42,7 +42,8 @@ def is_direct(broker: Resource, settings: Settings) -> bool:
     annotation, or if it is `true` and the receiver may scale to zero.
     """
     direct = _declared_direct(broker)
-    may_sleep = min_receiver_pods(broker.metadata.annotations, 1) < 1
+    default_pods = 1  # of a direct receiver: without Knative's proxy nothing would wake it
+    may_sleep = min_receiver_pods(broker.metadata.annotations, default_pods) < 1
     if direct is None:
         return settings.direct and not may_sleep
     if direct and may_sleep:
@@ -66,23 +67,24 @@ def is_direct_channel(channel: Resource, settings: Settings) -> bool:
 
 
 def _declared_direct(resource: Resource) -> bool | None:
-    """Return the value of the annotation `DIRECT`; None if it is missing. Raises
-    `InvalidDocument`."""
-    if (word := resource.metadata.annotations.get(DIRECT)) is None:
+    """Return the value of the annotation `DIRECT`; None if it is missing. Raises `InvalidDocument`
+    if it is neither `true` nor `false`, in upper or lower case."""
+    if (text := resource.metadata.annotations.get(DIRECT)) is None:
         return None
-    if (direct := _BOOLEANS.get(word.strip().lower())) is None:
-        problem = f"invalid value: {word:.80}: want {', '.join(_BOOLEANS)}"
+    if (direct := _BOOLEANS.get(text.strip().lower())) is None:
+        problem = f"invalid value: {text:.80}: want {', '.join(_BOOLEANS)}"
         raise InvalidDocument(annotation_path(DIRECT), problem)
     return direct
 
 
 def direct_service(broker: Resource) -> services.Manifest:
-    """Return the manifest of the Service that leads to the receiver's pods directly."""
+    """Return the manifest of the Service that leads directly to the pods of a Broker's receiver."""
     return receiver_services.receiver_pods_service(broker, _direct_service_name(broker), HTTP_PORT)
 
 
 def direct_url(broker: Resource, settings: Settings) -> str:
-    """Return the URL of the Service that leads to a Broker's receiver directly, without a path."""
+    """Return the URL, without a path, of the Service that leads directly to the pods of a Broker's
+    receiver."""
     return services.service_url(_direct_service_name(broker), broker.metadata.namespace, settings)
 
 

@@ -47,13 +47,13 @@ def parse_reported_types(answer: bytes) -> list[ReportedType]:
     entries = document.get("eventTypes") if isinstance(document, dict) else None
     if not isinstance(entries, list):
         raise ValueError("it has no eventTypes")
-    reported = (_parse_reported_type(reported_type) for reported_type in entries)
-    return [reported_type for reported_type in reported if reported_type is not None]
+    parsed = (_parse_reported_type(entry) for entry in entries)
+    return [reported_type for reported_type in parsed if reported_type is not None]
 
 
 def _parse_reported_type(entry: object) -> ReportedType | None:
-    """Parse one event type in a receiver's answer; None: it is malformed. A malformed schema is
-    only left out."""
+    """Parse one event type in a receiver's answer; None: it is malformed. If only its schema is
+    malformed, the event type has none."""
     if not isinstance(entry, dict):
         return None
     path, type_, source = (entry.get(name) for name in ("path", "type", "source"))
@@ -72,16 +72,16 @@ def _is_text(value: object) -> TypeGuard[str]:
 
 
 def event_type_name(owner: Identity, reported_type: ReportedType) -> str:
-    """Return the name of the EventType of `owner`, a Broker or KafkaChannel. It is the same as
-    upstream's, so that EventTypes that upstream has created are recognised."""
+    """Return the name of the EventType for a reported type of `owner`, a Broker or KafkaChannel. It
+    is the name that eventing-kafka-broker gives, whose existing EventTypes are so recognised."""
     text = f"{reported_type.type}{reported_type.source}{owner.namespace}{owner.name}"
     suffix = hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
     return f"et-{owner.name}-{suffix}".lower()[:MAX_OBJECT_NAME]
 
 
 def event_type(owner: Document, reported_type: ReportedType) -> Mapping[str, Any]:
-    """Return the manifest of an EventType; `owner` is the stored Broker or KafkaChannel, which owns
-    the EventType."""
+    """Return the manifest of the EventType for a reported type; `owner` is the stored Broker or
+    KafkaChannel, which owns the EventType."""
     identity = Identity.of(owner)
     reference = {"apiVersion": owner["apiVersion"], "kind": owner["kind"], "name": identity.name}
     spec = {

@@ -83,9 +83,9 @@ class EventTypes:
     """By Broker or KafkaChannel: its UID, and the hashes of its EventTypes' names."""
 
     async def create_new_types(self) -> None:
-        """Ask all running receivers for new types, and create the EventTypes that are missing. Does
-        nothing while the feature is off. Raises `ClusterError`, and `InvalidDocument` if the
-        feature's ConfigMap can't be parsed."""
+        """Ask the pods of all running receivers for new types, and create the EventTypes that are
+        missing. Called every `EVENT_TYPES_INTERVAL` seconds. Does nothing while the feature is off.
+        Raises `ClusterError`, and `InvalidDocument` if the feature's ConfigMap can't be parsed."""
         if not self.states.brokers or not await makes_event_types(self.cluster, self.settings):
             self._known.clear()
             return
@@ -100,8 +100,8 @@ class EventTypes:
         await self._create_types(new_types)
 
     async def _ask_receivers(self) -> Mapping[Identity, list[ReportedType]]:
-        """Ask the running receivers for their types; returns the types by the receiver's Service.
-        Raises `ClusterError`."""
+        """Ask the Ready pods of the family's receivers for new types; returns the types by the
+        receiver's Service. Receivers without such a pod are left out. Raises `ClusterError`."""
         addresses: dict[Identity, list[str]] = defaultdict(list)
         namespace = self.settings.namespace if self.states.family.centralized else None
         labels = {services.ROLE_LABEL: services.RECEIVER_ROLE}
@@ -132,7 +132,8 @@ class EventTypes:
         if record is None or record.state is None:
             return None
         if self.states.family.centralized:
-            return owner
+            return owner  # channels share receivers
+        # Only a Broker's own receiver accepts its events; the report of another one is ignored.
         own_receiver = Identity(
             owner.namespace, receiver_services.receiver_name(record.state.broker)
         )
@@ -184,7 +185,7 @@ class EventTypes:
                 break
             try:
                 await self.cluster.create(event_type_manifests.event_type(document, reported_type))
-            except Rejected as error:  # counts as created, as it would be rejected again
+            except Rejected as error:  # counts as created: it would be rejected again and again
                 log.info("%s", error)
             name_hashes.add(name_hash)
             created += 1
@@ -199,9 +200,9 @@ class EventTypes:
         return len(name_hashes) >= MAX_TYPES or _name_hash(owner, reported_type) in name_hashes
 
     async def _ensure_name_hashes(self, owner: Identity, document: Document) -> set[int]:
-        """Return the hashes of the names of an owner's EventTypes, a set that the caller may add
-        to. The EventTypes are listed at the first call for the owner's UID. Raises
-        `ClusterError`."""
+        """Return the set with the hashes of the names of an owner's EventTypes; the caller adds
+        those that it creates. The API server is asked only at the first call for the UID in
+        `document`, the owner as stored. Raises `ClusterError`."""
         uid = str(document["metadata"].get("uid", ""))
         if (uid_and_hashes := self._known.get(owner)) is not None:
             known_uid, known_hashes = uid_and_hashes

@@ -93,27 +93,27 @@ class ReceiverRecord:
         await self.contract.write(path, ingress)
         self.written[path] = self.contract.position
 
-    def has_read(self, path: str) -> bool:
-        """Whether all replicas have read the last write of the entry at `path`, as they reported to
-        this operator. If this operator hasn't written the entry: all of the contract."""
+    def _is_reported_as_read(self, path: str) -> bool:
+        """Whether all replicas have reported to this operator that they have read its last write of
+        the entry at `path`, or, if it has written none, the whole contract."""
         return self.read_position >= self.written.get(path, self.contract.position)
 
-    def is_read_by_status(self, path: str, document: Document) -> bool:
-        """Whether the status in `document` records that every replica has read the entry at `path`,
-        as an earlier operator noted; replicas that started later read all entries."""
+    def _is_read_by_status(self, path: str, document: Document) -> bool:
+        """Whether an earlier operator recorded, in the status in `document`, that all replicas have
+        read the entry at `path`; False if this operator has written the entry since."""
         entry = self.contract.records.get(path)
         if entry is None or path in self.written:
             return False
-        annotations = status_annotations(document)
         digest = contract_topics.entry_digest(self.contract.topic, entry)
-        return bool(annotations.get(contract_topics.ACCEPTED_ANNOTATION) == digest)
+        recorded_digest = status_annotations(document).get(contract_topics.ACCEPTED_ANNOTATION)
+        return bool(recorded_digest == digest)
 
     def entry(self, path: str, document: Document) -> tuple[Ingress | None, bool]:
-        """Return the entry at a path (None: there is none), and whether every replica has read
-        it."""
+        """Return the entry at a path (None: there is none), and whether every replica has read it.
+        `document` is the stored Broker or channel of that entry."""
         ingress = self.contract.records.get(path)
-        accepted = self.has_read(path) or self.is_read_by_status(path, document)
-        return ingress, ingress is not None and accepted
+        is_read = self._is_reported_as_read(path) or self._is_read_by_status(path, document)
+        return ingress, ingress is not None and is_read
 
     def reset_if_reread(self) -> None:
         """Forget the replicas' positions if the topic was read again, as it may be a new one."""
@@ -139,8 +139,8 @@ class Receivers:
     async def ensure_receiver(
         self, service: Identity, kafka: KafkaCluster, topic: str
     ) -> ReceiverRecord:
-        """Return the record of the receiver with this Knative Service, created if needed, after its
-        contract `topic` was read, unless memory is up to date. Raises `LogError`."""
+        """Return the record of the receiver with this Knative Service, and create it if needed. If
+        memory isn't up to date, its contract `topic` is read first. Raises `LogError`."""
         key = kafka.bootstrap_servers, topic
         if (contract := self.contracts.get(key)) is None:
             contract = self.contracts[key] = ContractTopic(
@@ -176,8 +176,8 @@ class Receivers:
 
     async def check_contract(self, record: ReceiverRecord, requester: Identity) -> None:
         """Check a contract, at most every `CONTRACT_CHECK_INTERVAL` seconds: if others have changed
-        its topic, enqueue all Brokers or channels but the `requester`. Also remove entries of
-        objects that are gone. Raises `LogError`, `ClusterError`."""
+        its topic, enqueue all Brokers or channels but the `requester`, which is being reconciled.
+        Also remove entries of objects that are gone. Raises `LogError`, `ClusterError`."""
         contract, now = record.contract, _now()
         if now - contract.checked_at < CONTRACT_CHECK_INTERVAL:
             return
@@ -188,8 +188,9 @@ class Receivers:
                 if broker != requester:
                     self.enqueue((family.broker, *broker))
         record.reset_if_reread()
-        # Without an installation's name, the entries may be another installation's.
-        for path in list(contract.records) if self.settings.installation else ():
+        if not self.settings.installation:
+            return  # the entries may be another installation's, which can't be told apart
+        for path in list(contract.records):
             identity = identity_at_path(path)
             if identity in self.states.brokers:
                 continue
@@ -203,18 +204,17 @@ class Receivers:
         """Create a contract's topic and apply the receiver's Service for the channel `requester`;
         returns the Ready Revision. The Service is applied once for all channels, and again every
         `APPLY_RETRY_INTERVAL` seconds while it isn't Ready. Raises `NotReady` and `LogError`."""
+        key, rolls = (self.states.family.broker, *requester), self.states.rolls
         async with record.lock:
             await record.contract.ensure_created(topic)
             is_lost = await self._is_service_lost(record)
             since_apply = _now() - record.applied_at
             is_retry_due = record.revision is None and since_apply >= APPLY_RETRY_INTERVAL
-            is_waiting = self.states.rolls.is_waiting(record.service)
-            if record.manifest != manifest or is_lost or is_retry_due or is_waiting:
+            waits_for_turn = rolls.is_waiting(record.service)  # to get a new Revision
+            if record.manifest != manifest or is_lost or is_retry_due or waits_for_turn:
                 record.manifest, record.applied_at, record.problem = manifest, _now(), None
                 record.revision = None
                 try:
-                    key = self.states.family.broker, *requester
-                    rolls = self.states.rolls
                     record.revision = await apply_service(
                         self.cluster, manifest, rolls=rolls, key=key
                     )
@@ -226,11 +226,10 @@ class Receivers:
         return record.revision
 
     async def _is_service_lost(self, record: ReceiverRecord) -> bool:
-        """Whether a Service that was Ready is gone, or no longer Ready."""
+        """Whether a receiver's Service was Ready and now is gone, or no longer Ready."""
         stored_service = await self.cluster.get(SERVING, "Service", *record.service)
-        return record.revision is not None and (
-            stored_service is None or not is_ready(stored_service)
-        )
+        is_still_ready = stored_service is not None and is_ready(stored_service)
+        return record.revision is not None and not is_still_ready
 
     async def wait_until_read(self, record: ReceiverRecord, path: str) -> None:
         """Wait until every replica has read the last write of `path`. Raises `NotReady` after
@@ -249,7 +248,7 @@ class Receivers:
                             and record.read_position < desired_position
                         ):
                             await self._ask_replicas(record)
-                    if record.contract.checked_at == -math.inf:  # others may have written there
+                    if record.contract.checked_at == -math.inf:  # never, or the topic is new
                         await self.check_contract(record, identity_at_path(path))
                     if record.read_position < desired_position:
                         await asyncio.sleep(REPLICA_POLL_INTERVAL)
@@ -269,30 +268,31 @@ class Receivers:
 
     async def _ask_replicas(self, record: ReceiverRecord) -> None:
         """Ask every replica for its position in the contract, and update the record."""
-        end, record.asked_at = record.contract.position, _now()
+        position_when_asked, record.asked_at = record.contract.position, _now()
         answers = await self.positions(*record.service)
         if any(
             position is not None and position > record.contract.position
             for position in answers.values()
         ):
-            # A position beyond the end means that the topic was recreated: check the contract's
-            # topic again.
+            # A position beyond the end means that the topic was recreated: discard the answer, and
+            # make the next check of the topic due at once.
             answers = {
                 identity: position if position and position <= record.contract.position else None
                 for identity, position in answers.items()
             }
             record.contract.checked_at = -math.inf
-        # Without replicas the whole contract counts as read (`end`), and the position never goes
-        # back: a replica that starts later begins with all records.
+        # Without replicas the whole contract counts as read, and the position never goes back: a
+        # replica that starts later begins with all records.
         positions = (0 if position is None else position for position in answers.values())
-        record.read_position = max(record.read_position, min(positions, default=end))
+        lowest_position = min(positions, default=position_when_asked)
+        record.read_position = max(record.read_position, lowest_position)
         record.replicas = answers
 
 
 async def _keep_compacted(contract: ContractTopic[Ingress]) -> None:
-    """Set an existing contract topic to be compacted; a failed change is logged. Somebody else's
-    topic may delete old records: a receiver that starts later would serve nothing. Raises
-    `LogError` if the topic can't be described."""
+    """Set an existing contract topic to be compacted, if it isn't; a failed change is logged. A
+    topic that somebody else has created may delete old records: a receiver that starts later would
+    serve nothing. Raises `LogError` if the topic can't be described."""
     topics = contract.kafka.topics
     description = await topics.describe_topic(contract.topic) if contract.exists else None
     if description is None or "compact" in description.config.get(CLEANUP, ""):
@@ -362,7 +362,7 @@ class PodPositions:
             answers = await asyncio.gather(
                 *(_request_position(session, pod_url, bearers) for pod_url in urls.values())
             )
-            if self._url_of and answers and all(pod is None for pod in answers):
+            if self._url_of and answers and all(answer is None for answer in answers):
                 url = self._url_of(name, namespace)
                 urls, answers = {url: url}, [await _request_position(session, url, bearers)]
         return dict(zip(urls, answers, strict=True))

@@ -29,7 +29,7 @@ class BrokerState(Generic[K]):
     broker: Broker
     topic: Topic
     """The topic as declared, but with the record size limit that it has in Kafka if that one is
-    larger (`kafka.desired.with_records_as_in_kafka`)."""
+    larger (`kafka.desired.with_record_limit_in_kafka`)."""
     partitions: int
     """Number of the topic's partitions in Kafka."""
     defaults: Defaults
@@ -75,8 +75,8 @@ class Watched(Generic[K]):
 
     @property
     def drains_without_requests(self) -> bool:
-        """Whether pods drain without drain requests: those of the min-scale of the Trigger's own
-        dispatcher do."""
+        """Whether the Trigger's pods may drain without drain requests, as those pods of its own
+        dispatcher do that min-scale keeps running."""
         return self.place is None and bool(self.autoscaling.min_scale)
 
 

@@ -11,8 +11,8 @@ from knafka_operator.records.state import States
 
 
 def min_scale_of_others(states: States, trigger: Identity) -> int:
-    """Return the sum of the min-scales of the Triggers in a Trigger's namespace, without its
-    own."""
+    """Return the sum of the min-scales of all other Triggers in the namespace of `trigger`, as far
+    as they are delivered."""
     return sum(
         record.watched.autoscaling.min_scale
         for identity, record in states.triggers.items()
@@ -23,8 +23,8 @@ def min_scale_of_others(states: States, trigger: Identity) -> int:
 
 
 def partitions_of_others(states: States, broker: Identity) -> int:
-    """Return the number of partitions of all Brokers' topics in a Broker's namespace, without its
-    own."""
+    """Return the number of partitions that the topics of all other Brokers in the namespace of
+    `broker` have together."""
     return sum(
         record.state.partitions
         for identity, record in states.brokers.items()

@@ -58,10 +58,10 @@ class TopicOwnership:
     async def claim_if_proved(
         self, document: Document, record: BrokerRecord, taken: Container[str]
     ) -> None:
-        """Take the topic in a Broker's status over from another Broker that has claimed it, if the
-        topic has in Kafka the id that this status records. `taken` are the topics that others have
-        claimed; any other topic is left alone. `record` is this Broker's, and has its Kafka. Raises
-        `LogError`."""
+        """Claim the topic in a Broker's status for this Broker, instead of another one that has
+        claimed it, if the topic in Kafka has the id that the status records. Does nothing for a
+        topic that isn't in `taken`, the topics that others have claimed. `record` is this Broker's,
+        and has its Kafka. Raises `LogError`."""
         topic = topic_in_status(document)
         if topic is None or topic not in taken:
             return
@@ -94,9 +94,10 @@ class GroupOwnership:
         taken: Container[str],
         broker: BrokerState,
     ) -> None:
-        """Take the consumer group in a Trigger's status over from another Trigger that has claimed
-        it, if the group has offsets on the topic of this Trigger's Broker, or Kafka doesn't answer.
-        `taken` are the groups that others have claimed; any other group is left alone."""
+        """Claim the consumer group in a Trigger's status for this Trigger, instead of another one
+        that has claimed it, if the group has offsets on the topic of this Trigger's Broker, or
+        Kafka doesn't answer. Does nothing for a group that isn't in `taken`, the groups that others
+        have claimed."""
         group = group_in_status(document, self.states.naming)
         if group is None or group not in taken:
             return
@@ -145,7 +146,7 @@ async def _is_named_by_others(
     cluster: Cluster, kind: tuple[str, str], prefix: str, identity: Identity, key: str, name: str
 ) -> bool:
     """Whether the status of an object of this kind (apiVersion and kind), other than `identity`,
-    names the topic or group `name` under `key`. Raises `ClusterError`.
+    names the topic or group `name` in the annotation `key`. Raises `ClusterError`.
 
     Reads stored objects, since the claims in memory depend on the order after a restart. A name
     that begins with `prefix` is the default template's: only a few objects can have it, and only
@@ -174,9 +175,8 @@ class SensorOwnership:
         self, record: SensorRecord, annotations: Mapping[str, str], kafka: KafkaCluster
     ) -> bool:
         """Whether the Sensor's usual consumer group already exists and nothing proves that it is
-        the Sensor's. False if the Sensor's status, whose annotations are `annotations`, names
-        another group. Records a proof in `record`, so that Kafka isn't asked again. Raises
-        `LogError`."""
+        the Sensor's. `annotations` are those of the Sensor's status; False if they name another
+        group. Records a proof in `record`, so that Kafka isn't asked again. Raises `LogError`."""
         usual_group, recorded_group = _usual_group(record), annotations.get(GROUP_STATUS)
         if record.group_is_proved or recorded_group not in (None, usual_group):
             return False
@@ -218,8 +218,8 @@ class SensorOwnership:
             and topics.get(topic)
         ]
         claimed = {topic for topic in topics_without_id if self.is_claimed(record, topic)}
-        used = {topic for topic in topics_without_id if await has_records(kafka.topics, topic)}
-        return frozenset(claimed | used)
+        filled = {topic for topic in topics_without_id if await has_records(kafka.topics, topic)}
+        return frozenset(claimed | filled)
 
     def is_claimed(self, record: SensorRecord, name: str) -> bool:
         """Whether another Sensor's status names this topic or group, which may be that Sensor's own

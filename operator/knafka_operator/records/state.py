@@ -72,8 +72,8 @@ class BrokerRecord:
     """Whether `shards` includes those whose Services an earlier operator applied."""
 
     def inputs_of_triggers(self) -> tuple[object, ...]:
-        """Return everything in the record that decisions about its Triggers depend on, to compare
-        it with a later result."""
+        """Return everything in the record that decisions about the Broker's Triggers depend on. If
+        two results differ, the Triggers must be reconciled."""
         problems = {number: str(shard.problem) for number, shard in self.shards.items()}
         return self.state, self.stopped, self.reconciled, problems
 
@@ -218,8 +218,8 @@ class States:
         return None if record is None else record.state
 
     def track_receiver_pod(self, pod: Document, *, gone: bool) -> BrokerState | None:
-        """Record that a receiver's pod exists or, with `gone`, was deleted. Returns the state of
-        the receiver's Broker; None: it isn't known, or the receiver isn't a Broker's."""
+        """Record that a receiver's pod exists or, if `gone`, was deleted. Returns the state of the
+        receiver's Broker; None: it isn't known, or the receiver isn't a Broker's."""
         metadata = pod["metadata"]
         uid, labels = metadata.get("uid", ""), metadata.get("labels") or {}
         label = metadata["namespace"], labels.get(services.BROKER_LABEL, "")
@@ -234,8 +234,8 @@ class States:
         return None if broker is None else self.broker_state(broker)
 
     def unwritten_topics(self, kafka: KafkaCluster) -> set[str]:
-        """Return the names of topics in a Kafka that get no events now: the own topics of Brokers
-        without a receiver pod. Empty until all pods are known."""
+        """Return the names of topics in `kafka` that get no events now, as no receiver pod of their
+        Broker runs; external topics are left out. Empty until all pods are known."""
         if not self.receiver_pods_known:
             return set()
         return {
@@ -260,7 +260,7 @@ class States:
             record.url_keys.add(group)
 
     def drop_broker(self, identity: Identity) -> None:
-        """Forget a Broker that is gone; nothing in Kafka is deleted."""
+        """Forget a Broker, and release its topic names; nothing in Kafka is deleted."""
         record = self.brokers.pop(identity, None)
         if record is not None:
             self.brokers_by_label.pop(_receiver_label(identity), None)
@@ -341,7 +341,7 @@ class States:
             self.drop_trigger(identity)
 
     def drop_trigger(self, identity: Identity) -> None:
-        """Forget a Trigger; nothing in Kafka is deleted."""
+        """Forget a Trigger, and release its group names; nothing in Kafka is deleted."""
         self.clear_references(identity)
         record = self.triggers.pop(identity, None)
         self.urls.pop(self.family.trigger_id(identity), None)
@@ -395,9 +395,9 @@ class States:
     def kafkas(self) -> set[KafkaCluster]:
         """Return the KafkaClusters that any record uses."""
         brokers, triggers = self.brokers.values(), self.triggers.values()
-        states = (broker.state for broker in brokers)
-        deliveries = (trigger.watched for trigger in triggers)
-        kafka_users = (*states, *brokers, *deliveries, *triggers, *self.sensors.values())
+        broker_states = (record.state for record in brokers)
+        deliveries = (record.watched for record in triggers)
+        kafka_users = (*broker_states, *brokers, *deliveries, *triggers, *self.sensors.values())
         kafka_clusters = {user.kafka for user in kafka_users if user is not None}
         return {kafka for kafka in kafka_clusters if kafka is not None}
 
@@ -437,8 +437,7 @@ def has_contract(broker: Document) -> bool:
 
 
 def topic_in_status(broker: Document) -> str | None:
-    """Return the topic that a Broker's status names, which may be another owner's; None: it names
-    none."""
+    """Return the topic in a Broker's status, which may be another owner's; None: there is none."""
     topic = status_annotations(broker).get(TOPIC_STATUS)
     return topic if isinstance(topic, str) and topic else None
 
@@ -456,5 +455,6 @@ def group_in_status(trigger: Document, naming: Naming) -> str | None:
 
 
 def _receiver_label(broker: Identity) -> tuple[str, str]:
-    """Return namespace and label value of the pods of a Broker's receiver."""
+    """Return the namespace of the pods of a Broker's receiver, and the value of their label
+    `BROKER_LABEL`, which is made from the Broker's name."""
     return broker.namespace, names.child(broker.name, "")

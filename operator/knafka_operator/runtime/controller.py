@@ -79,11 +79,12 @@ class _Store:
         self._api = api
 
     def tracking(self, key: Key) -> AbstractContextManager[None]:
-        """Return a context in which each object that is read is noted as read for `key`."""
+        """Return a context in which each object that is read is noted as read for `key`: when the
+        object changes, `key` is enqueued."""
         return self._cluster.tracking(key)
 
     def forget(self, key: Key) -> None:
-        """Forget which objects were read for `key`."""
+        """Forget which objects were read for `key`, so that their changes don't enqueue it."""
         self._cluster.forget(key)
 
     async def set_finalizers(
@@ -94,7 +95,7 @@ class _Store:
         `document` was read."""
         stored = await self._api.patch_metadata(document, {"finalizers": list(finalizers)})
         if stored is not None:
-            self._cluster.keep(stored)
+            self._cluster.store_answer(stored)
         return stored
 
 
@@ -164,9 +165,10 @@ class ClusterController(Controller):
         enqueue = self._operator.queue.enqueue
         tracing = self._tracing.follow(self._operator, enqueue, self._events.post)
         naming = self._naming.follow(self._events.post)
-        following = [asyncio.create_task(tracing), asyncio.create_task(naming)]
+        following_tasks = [asyncio.create_task(tracing), asyncio.create_task(naming)]
         if self._keys is not None:
-            following.append(asyncio.create_task(self._keys.follow(self._operator, enqueue)))
+            keys = self._keys.follow(self._operator, enqueue)
+            following_tasks.append(asyncio.create_task(keys))
         try:
             for selection in self._required_selections:
                 self._watch(selection)
@@ -182,9 +184,9 @@ class ClusterController(Controller):
                 log.warning("reconciling without watching %s", missing)
             await self._operator.queue.run(self.reconcile)
         finally:
-            for task in following:
+            for task in following_tasks:
                 task.cancel()
-            await asyncio.wait(following)
+            await asyncio.wait(following_tasks)
             for watch in self._watches.values():
                 watch.close()
             self._watches.clear()
@@ -229,9 +231,9 @@ class ClusterController(Controller):
             self._operator.on_policies(changed, gone)
 
     def set_synced(self, selection: WatchSelection, synced: bool) -> None:
-        """Record whether all objects of a selection are known and followed (`watches.Listener`). As
-        soon as all ConfigMaps or all Secrets are, the parts that follow them read them anew: after
-        a gap, the watch may have missed a deletion."""
+        """Record whether all objects of a selection are known and followed (`watches.Listener`).
+        Each time that all ConfigMaps or all Secrets become known, the parts that follow them read
+        them again, since an interrupted watch may have missed a deletion."""
         self._cluster.set_synced(selection, synced)
         if selection is DEFINITIONS:
             self._definitions.set_synced(synced)
@@ -256,8 +258,8 @@ class ClusterController(Controller):
 
     def _on_pods(self, changed: Sequence[Document], gone: Sequence[Document]) -> None:
         """Handle functions' pods that have `changed` or are `gone`: report new and deleted receiver
-        pods to the operator, and enqueue the objects that have read the Service of an ending or
-        deleted pod."""
+        pods to the operator, and enqueue the objects whose reconciliation has read the Service of
+        an ending or deleted pod."""
         for pod in changed:
             metadata = pod["metadata"]
             if metadata["uid"] not in self._pods:

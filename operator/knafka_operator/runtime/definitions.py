@@ -31,9 +31,9 @@ class Definitions:
             operator.on_eventing(None)
 
     def on_objects(self, changed: Sequence[Document], gone: Sequence[Document]) -> None:
-        """Update which definitions exist. Once all are known, also make the API client look up the
-        kinds of the changed definitions' groups again, retry failed objects, and report whether
-        Knative Eventing is installed."""
+        """Record which definitions have `changed`, or were created, and which are `gone`. Once all
+        are known, also make the API client look up the kinds of their API groups again, retry
+        failed objects, and report whether Knative Eventing is installed."""
         changed_names = {definition["metadata"]["name"] for definition in changed}
         deleted_names = {definition["metadata"]["name"] for definition in gone}
         self._existing_names = (self._existing_names | changed_names) - deleted_names

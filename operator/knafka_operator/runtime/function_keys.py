@@ -91,8 +91,8 @@ class FunctionKeys:
 
     async def _read_or_write(self) -> None:
         """Read the Secret, and update `Settings.tokens` from it. If the Secret is missing or has no
-        usable key, first write the last known keys to it, or else a new key. Raises
-        `ClusterError`."""
+        usable key, first write the last known keys to it, or else a new key, named by the date.
+        Raises `ClusterError`."""
         stored = await self._cluster.get(CORE, "Secret", self._settings.namespace, KEYS_SECRET)
         keys = {} if stored is None else _usable_keys(decode_secret(stored))
         if not keys:
@@ -105,7 +105,7 @@ class FunctionKeys:
                 )
                 await self._cluster.apply(manifest)
             elif not await self._cluster.create(manifest):
-                await self._read_or_write()  # another replica was first
+                await self._read_or_write()  # another replica has just created it
                 return
         self._keys = keys
         newest_first = sorted(keys, reverse=True)
@@ -113,21 +113,21 @@ class FunctionKeys:
 
 
 def _usable_keys(values: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the newest `MAX_VERIFIERS` of the keys in a Secret that are long enough, by name. Keys
-    that are too short are logged by name, the newest `MAX_VERIFIERS` of them."""
-    names = sorted(values)
-    usable_keys = [name for name in names if len(values[name]) >= MIN_KEY_LENGTH]
-    if short_keys := [name for name in names if len(values[name]) < MIN_KEY_LENGTH]:
+    """Return the newest `MAX_VERIFIERS` of the keys in a Secret that are long enough, by name. The
+    names of the newest `MAX_VERIFIERS` keys that are too short are logged."""
+    names = sorted(values)  # oldest first
+    usable_names = [name for name in names if len(values[name]) >= MIN_KEY_LENGTH]
+    if short_names := [name for name in names if len(values[name]) < MIN_KEY_LENGTH]:
         requirement = (
             f"want {MIN_KEY_LENGTH} characters or more, such as `openssl rand -hex 32` writes"
         )
         log.warning(
             "Secret %s: %s is too short to be a key: %s",
             KEYS_SECRET,
-            ", ".join(short_keys[-MAX_VERIFIERS:]),
+            ", ".join(short_names[-MAX_VERIFIERS:]),
             requirement,
         )
-    return {name: values[name] for name in usable_keys[-MAX_VERIFIERS:]}
+    return {name: values[name] for name in usable_names[-MAX_VERIFIERS:]}
 
 
 def _secret_manifest(namespace: str, keys: Mapping[str, str]) -> Document:
@@ -142,7 +142,8 @@ def _secret_manifest(namespace: str, keys: Mapping[str, str]) -> Document:
 
 
 def _function_owners(operator: Operator) -> Sequence[Key]:
-    """Return the reconcilers' keys of all objects that have functions."""
+    """Return the keys (kind, namespace, name) of all objects that have functions, by which they
+    are enqueued for reconciliation."""
     all_states = [family_operator.states for family_operator in operator.all_operators]
     owners = [
         (states.family.broker, *identity) for states in all_states for identity in states.brokers

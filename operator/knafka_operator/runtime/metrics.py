@@ -96,10 +96,11 @@ def operator_metrics(operator: Operator) -> Iterator[Metric]:
 
 
 def _settled_by_topic(trigger: _DeliveredTrigger) -> Mapping[str, Positions]:
-    """Return how many records a Trigger's group has settled, by topic and partition. The scaler
-    counts by the numbers that an Egress gives to the partitions of all its topics together."""
+    """Return how many records a Trigger's group has settled, by topic and partition."""
     egress, scaler = trigger.delivery.egress, trigger.delivery.kafka.scaler
-    return Numbering(egress.topics).by_topic(scaler.settled(trigger.id))
+    # The scaler numbers the partitions of all topics of an Egress together, by `Numbering`.
+    settled_by_number = scaler.settled(trigger.id)
+    return Numbering(egress.topics).by_topic(settled_by_number)
 
 
 def _readiness_metrics(operator: Operator) -> Iterator[Metric]:
@@ -158,14 +159,14 @@ def _trigger_metrics(
 def _dead_letter_metrics(
     operator: Operator, scaled: Sequence[tuple[Mapping[str, str], ScalingStatus]]
 ) -> Iterator[Metric]:
-    """Yield metrics of dead letters: waiting ones by their topics' offsets, new ones by drains'
-    reports. `scaled` has labels and status of each scaled Trigger."""
+    """Yield metrics of the dead letters that wait in Triggers' dead-letter topics, and of those
+    that drains have reported. `scaled` has labels and status of each scaled Trigger."""
     now = time.time()
     waiting = [
         (egress_labels(delivery.egress), waiting_dead_letters)
-        for triggers in operator.delivering_kinds
-        for identity, delivery in triggers.watched.items()
-        if (waiting_dead_letters := triggers.dead_letters.waiting(identity)) is not None
+        for kind in operator.delivering_kinds
+        for identity, delivery in kind.watched.items()
+        if (waiting_dead_letters := kind.dead_letters.waiting(identity)) is not None
     ]
     yield Metric(
         "knafka_dead_letters",
@@ -201,7 +202,7 @@ def _dead_letter_metrics(
 
 
 def _sensor_metrics(sensors: Sensors) -> Iterator[Metric]:
-    """Yield lag, open drains and wake-ups of each scaled Sensor."""
+    """Yield metrics of the lag, the open drains and the wake-ups of each scaled Sensor."""
     sensor_rows = [
         ({"namespace": identity.namespace, "sensor": identity.name}, status, wakes)
         for identity, (status, wakes) in sensors.scaled_sensors().items()
@@ -233,8 +234,8 @@ def _scaling_metrics(
     scaled: Sequence[tuple[Mapping[str, str], ScalingStatus]],
     triggers: Sequence[_DeliveredTrigger],
 ) -> Iterator[Metric]:
-    """Yield metrics of the scaler's decisions for each Trigger. `scaled` has labels and status of
-    each scaled one of `triggers`."""
+    """Yield metrics of the scaler's decisions about each of `triggers`. `scaled` has the labels and
+    the status of those that are scaled."""
     yield Metric(
         "knafka_trigger_desired_replicas",
         "Drains that the last decision about the Trigger wants, in a shared dispatcher 1 at most",
@@ -369,11 +370,11 @@ class MetricsServer:
         return cls(runner)
 
     async def close(self) -> None:
-        """Stop listening."""
+        """Stop listening on all ports."""
         await self._runner.cleanup()
 
 
 def _leader_metric(leads: bool) -> Metric:
-    """Return the metric that tells whether this replica leads."""
+    """Return the metric that shows whether this replica leads."""
     help_text = "Whether this replica is the leader, which alone acts"
     return Metric("knafka_operator_leader", help_text, [({}, int(leads))], "gauge")

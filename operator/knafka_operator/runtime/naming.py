@@ -1,5 +1,5 @@
-"""Naming: applies the name templates in ConfigMap config-kafka-features at the start of a term, and
-after each change.
+"""Naming: applies the name templates in ConfigMap config-kafka-features when this replica becomes
+the leader, and after each change.
 
     config-kafka-features --change--> valid: recorded in ConfigMap knafka-name-templates, then used
     for new names
@@ -61,11 +61,11 @@ class FollowedNaming:
         """The Events of `start`, as arguments of `Post`; `follow` posts them."""
 
     async def start(self) -> None:
-        """Load the recorded templates, then put the declared ones in force; called when a term
-        begins. Loading is retried until the API server answers: without the recorded templates,
-        names in statuses would look foreign. A failure to apply the declared ones is logged;
-        `follow` tries again, and posts the Events about changes and problems found here.
-        """
+        """Load the recorded templates, then put the declared ones in force; called when this
+        replica becomes the leader. Loading is retried until the API server answers: without the
+        recorded templates, names in statuses would look foreign. A failure to apply the declared
+        ones is logged; `follow` tries again, and posts the Events of changes and problems that were
+        found here."""
         while True:
             try:
                 await self._load_recorded()
@@ -171,15 +171,16 @@ class FollowedNaming:
 
 
 def declared_template(kind: NameKind, data: Mapping[str, Any]) -> str:
-    """Return the template that a ConfigMap's `data` declares for a kind of name, else upstream's
-    default. Raises `InvalidDocument` for an invalid template."""
+    """Return the template that a ConfigMap's `data` declares for a kind of name, under its newer or
+    else its older key; upstream's default if there is none. Raises `InvalidDocument` for an invalid
+    template."""
     text = data.get(kind.newer_key, data.get(kind.value))
     return DEFAULTS[kind] if text is None else normalize_template(kind, str(text))
 
 
 def _check_known_limit(kind: NameKind, template: str, naming: Naming) -> None:
-    """Refuse a template that isn't known yet if `MAX_KNOWN` of its kind are recorded already.
-    Raises `InvalidDocument`."""
+    """Raise `InvalidDocument` for a template that isn't known yet, if `MAX_KNOWN` of its kind are
+    recorded already."""
     known = naming.known_templates(kind)
     if template not in known and len(known) >= MAX_KNOWN:
         raise InvalidDocument(

@@ -82,8 +82,8 @@ async def run(settings: Settings) -> None:
 async def _run(
     settings: Settings, api: ApiCluster, stop: asyncio.Event, closing: AsyncExitStack
 ) -> None:
-    """Run one replica until `stop` is set. `closing` gets a callback for each part that is started;
-    the caller runs them afterwards, the last one first."""
+    """Run one replica until `stop` is set. `closing` gets a callback for each part that is started,
+    which closes the part; the caller runs the callbacks afterwards, the last one first."""
     loop, cluster = asyncio.get_running_loop(), CachedCluster(api)
     leadership = Leadership(ApiLeaseStore(settings.namespace), Election(settings.identity))
     # Start this first: another replica's Lease counts as expired only after a timeout that begins
@@ -131,7 +131,8 @@ async def _run(
 
 async def _read_installation_id(settings: Settings, api: ApiCluster) -> str:
     """Return the UID of the operator's namespace, by which installations are told apart; empty if
-    the operator may not read the namespace. Raises other `ClusterError`s than `NotAllowed`."""
+    the operator may not read the namespace, or if it is missing. Raises other `ClusterError`s than
+    `NotAllowed`."""
     namespace = settings.namespace
     try:
         namespace_document = await api.get(CORE, "Namespace", namespace, namespace)
@@ -144,8 +145,8 @@ async def _read_installation_id(settings: Settings, api: ApiCluster) -> str:
 
 
 async def _wait_for_lease(acquired: asyncio.Event, operator: Operator, stop: asyncio.Event) -> bool:
-    """Wait until this replica leads (returns True), or must stop (False). Meanwhile keep it
-    prepared: connected to the Kafkas that a leader needs."""
+    """Wait until this replica has the Lease (`acquired`) or must stop; returns whether it leads.
+    Meanwhile keep it prepared: connected to the Kafkas that a leader needs."""
     log.info("waiting for the Lease")
     preparing = asyncio.create_task(
         run_repeatedly("being ready", operator.prepare, PREPARE_INTERVAL, 0.0)
@@ -166,7 +167,7 @@ async def _lead(
     stop: asyncio.Event,
 ) -> None:
     """Act as the leader until `stop` is set, then close the operator. `followed` has the parts that
-    follow ConfigMaps and Secrets; they read these anew first. Raises the error of the leader's
+    follow ConfigMaps and Secrets; they read these again first. Raises the error of the leader's
     work, if that fails.
 
     If the operator can't be closed, the Lease isn't released: it expires, because drain requests
@@ -222,8 +223,9 @@ async def _resume(operator: Operator) -> None:
 
 
 async def _retry_until_answered(action: str, ask: Callable[[], Awaitable[T]]) -> T:
-    """Call `ask` again and again until it doesn't raise `ClusterError`, and return its result. Each
-    such error is logged with `action`, the name of the attempt."""
+    """Call `ask` until it doesn't raise `ClusterError`, with `REPLICA_RETRY_INTERVAL` seconds in
+    between, and return its result. Each such error is logged after `action`, which names what is
+    attempted."""
     while True:
         try:
             return await ask()
@@ -262,8 +264,8 @@ class Webhooks:
         return self._serves.is_set() and self._registered
 
     async def _register(self) -> None:
-        """Register the webhooks once this replica serves them, and again every `REGISTER_INTERVAL`
-        seconds; does nothing without webhooks."""
+        """Register the webhooks at the API server once this replica serves them, and again every
+        `REGISTER_INTERVAL` seconds, until cancelled; does nothing without webhooks."""
         if (registration := self._registration) is None:
             return
         await self._serves.wait()
@@ -272,7 +274,7 @@ class Webhooks:
         await run_repeatedly("registering webhooks", registration.register, REGISTER_INTERVAL)
 
     async def close(self) -> None:
-        """Stop serving; the registration stays, as all replicas share it."""
+        """Stop serving, and end the thread; the registration stays, as all replicas share it."""
         self._registering.cancel()
         await asyncio.wait([self._registering])
         self._stop.set()

@@ -1,5 +1,5 @@
-"""Tracing: applies the tracing settings of Knative's ConfigMaps to functions, at the start of a
-term and after each change.
+"""Tracing: applies the tracing settings of Knative's ConfigMaps to functions, when this replica
+becomes the leader and after each change.
 
     config-tracing, config-observability --change--> read --valid--> each Broker and Trigger in turn
                                                           --invalid--> a Warning Event; functions
@@ -72,18 +72,19 @@ class FollowedTracing:
 
     async def start(self) -> None:
         """Put the tracing settings of the ConfigMaps in force for all functions at once; if they
-        are invalid, the settings with which functions run now. Called when a process or a term
-        begins. Requests are repeated until the API server answers."""
-        tracing = self._settings.tracing
+        are invalid, keep the settings with which functions run now. Called when the process starts
+        and when it becomes the leader. Requests are repeated until the API server answers."""
         try:
             desired, _ = await self._retry_until_answered(self._read_variables)
         except InvalidDocument as error:
             desired = await self._retry_until_answered(self._read_variables_in_use)
             log.warning("%s: functions go on as they were", error)
-        tracing.begin_rollout(desired, ())
+        # No owner keeps its previous settings for a while.
+        self._settings.tracing.begin_rollout(desired, owners=())
 
     def on_config_map(self, document: Document) -> None:
-        """Request a new reading if the changed or deleted ConfigMap is one of the two."""
+        """Request a new reading if the changed or deleted ConfigMap is one of those with tracing
+        settings."""
         metadata = document["metadata"]
         is_own_namespace = metadata["namespace"] == self._settings.namespace
         if is_own_namespace and metadata["name"] in TRACING_CONFIG_MAPS:
@@ -120,7 +121,8 @@ class FollowedTracing:
             if self._problem != (problem := f"{error}: functions go on as they were"):
                 self._problem = problem
                 log.warning("%s", problem)
-                if (config := await self._get(error.path)) is not None:
+                config_map_name = error.path  # see `_read_variables`
+                if (config := await self._get_config_map(config_map_name)) is not None:
                     post(config, "Warning", "InvalidTracing", problem)
             return
         self._problem = ""
@@ -142,8 +144,8 @@ class FollowedTracing:
             post(config, "Normal", "TracingChanged", message)
 
     async def _roll_out(self, operator: Owners, enqueue: Callable[[Owner], None]) -> None:
-        """Let the pending owners have the new settings, one every `ROLL_OUT_SPACING` seconds, and
-        enqueue each; stops early if a ConfigMap has changed."""
+        """Give the pending owners the new settings, one every `ROLL_OUT_SPACING` seconds, and
+        enqueue each with the Triggers in its shards; stops early if a ConfigMap has changed."""
         tracing = self._settings.tracing
         for owner in tracing.pending_owners:
             if self._changed.is_set():
@@ -157,7 +159,7 @@ class FollowedTracing:
     async def _read_variables(self) -> tuple[Mapping[str, str], Document | None]:
         """Return the tracing variables, and the ConfigMap that declares them; None: neither exists.
         Raises `ClusterError`, and `InvalidDocument` with the ConfigMap's name as its path."""
-        config_maps = {name: await self._get(name) for name in TRACING_CONFIG_MAPS}
+        config_maps = {name: await self._get_config_map(name) for name in TRACING_CONFIG_MAPS}
         data = {
             name: (config_map or {}).get("data") or {} for name, config_map in config_maps.items()
         }
@@ -176,14 +178,15 @@ class FollowedTracing:
                 return tracing_variables_of(stored_services[0])
         return {}
 
-    async def _get(self, name: str) -> Document | None:
+    async def _get_config_map(self, name: str) -> Document | None:
         """Return a ConfigMap of the operator's namespace; None: it doesn't exist. Raises
         `ClusterError`."""
         return await self._cluster.get(CORE, "ConfigMap", self._settings.namespace, name)
 
     async def _retry_until_answered(self, ask: Callable[[], Awaitable[Any]]) -> Any:
-        """Repeat the request `ask` until the API server answers, and return its result: without it,
-        every function would get a new Revision. Raises any error but `ClusterError`."""
+        """Repeat the request `ask` until the API server answers, and return its result. Without it,
+        functions would lose their tracing variables, and each would get a new Revision. Raises any
+        error but `ClusterError`."""
         while True:
             try:
                 return await ask()
@@ -206,8 +209,8 @@ def service_owners(states: States) -> list[Owner]:
 
 
 def _triggers_in_shards(operator: Owners, owner: Owner) -> list[Owner]:
-    """Return the Triggers in the shards of `owner`, if it is a Broker: their reconciliation applies
-    the shards' Services. Empty for any other owner."""
+    """Return the Triggers in the shards of `owner`, if it is a Broker or channel: reconciling them
+    applies the shards' Services. Empty for any other owner."""
     kind, namespace, name = owner
     triggers: list[Owner] = []
     for family_operator in operator.all_operators:

@@ -20,7 +20,8 @@ response are long."""
 
 
 class LinePace:
-    """Limits the rate at which the lines of one unit are read, over all its responses.
+    """Limits the rate at which the lines of one unit (a Trigger, a shard or a Sensor) are read,
+    over all its responses.
 
     A faster sender has to wait.
     """
@@ -40,9 +41,9 @@ class LinePace:
         """Count a line of `size` bytes, read at `now` (seconds by a monotonic clock). Returns the
         seconds to wait before the next line is read: 0 while the lines are less than
         `BURST_SECONDS` ahead of the allowed rate."""
-        seconds_at_rate = max(1 / self._lines_per_second, size / self._bytes_per_second)
-        allowed_seconds = seconds_at_rate / max(1, self.open_responses)
-        self._on_pace_at = max(now, self._on_pace_at) + allowed_seconds
+        seconds_of_one_response = max(1 / self._lines_per_second, size / self._bytes_per_second)
+        seconds_at_rate = seconds_of_one_response / max(1, self.open_responses)
+        self._on_pace_at = max(now, self._on_pace_at) + seconds_at_rate
         return max(0.0, self._on_pace_at - BURST_SECONDS - now)
 
 
@@ -67,8 +68,8 @@ async def read_first_bytes(response: aiohttp.ClientResponse, size: int) -> bytes
     """Return the first `size` bytes of the body, or all of it if it is shorter. Raises the errors
     of `aiohttp`."""
     text = b""
-    while len(text) < size and (more := await response.content.read(size - len(text))):
-        text += more
+    while len(text) < size and (chunk := await response.content.read(size - len(text))):
+        text += chunk
     return text
 
 

@@ -1,6 +1,8 @@
 """Scaling: decides how many drains a Trigger needs from its lag; also the scaler's status values.
 Pure.
 
+In a drain, a dispatcher joins the Trigger's consumer group, delivers its events, and leaves.
+
 Not here: reading the lag, and holding drains (`scale.scaler`).
 """
 
@@ -155,35 +157,36 @@ def decide_scale(
 
 
 def scale_to_keep_offsets(scale: Scale, partitions: int, *, shared: bool) -> Scale:
-    """Return the decision that replaces `scale`, one of no drains, when a drain must join the group
-    so that Kafka keeps its offsets: one drain, or none if the topic has no `partitions`."""
+    """Return the decision that replaces `scale`, a decision for no drains, when a drain must join
+    the group so that Kafka keeps the group's offsets: one drain, or none if the topic has no
+    `partitions`. `shared`: whether a shared dispatcher delivers the Trigger."""
     reason = f"{scale.reason}, one to keep its offsets{_dispatcher_suffix(shared)}"
     return Scale(min(1, partitions), reason, Cause.KEEPING_OFFSETS)
 
 
 def scale_while_filtered_out(lag: int, seconds: float) -> Scale:
     """Return the decision to open no drains for `lag` waiting events, as no event has passed the
-    filter lately. In `seconds` they are read nevertheless."""
+    Trigger's filter lately. In `seconds` the waiting events are read nevertheless."""
     waiting = f"{lag} {'event' if lag == 1 else 'events'} waiting"
     reason = f"{waiting}; its filter has passed none lately, these are read in {seconds:.0f} s"
     return Scale(0, reason, Cause.FILTERED_OUT)
 
 
 def scale_for_due_timeout(scale: Scale) -> Scale:
-    """Return the decision that replaces `scale`, one of no drains, for a Sensor with a due timeout:
-    one drain."""
+    """Return the decision for one drain that replaces `scale`, a decision for no drains, as a
+    timeout of the Sensor is due."""
     return Scale(1, f"{scale.reason}, but something is due", Cause.DUE)
 
 
 def scale_for_expected_event(*, shared: bool) -> Scale:
     """Return the decision to open one drain before there is any lag, as an event is on its way.
-    `shared`: it is a shared dispatcher's."""
+    `shared`: whether a shared dispatcher delivers the Trigger."""
     return Scale(1, f"an event is on its way{_dispatcher_suffix(shared)}", Cause.PREWARM)
 
 
 def _shared_scale(needed: Scale, partitions: int, autoscaling: Autoscaling) -> Scale:
-    """Return the decision for a Trigger in a shared dispatcher: `needed`, raised to min-scale, but
-    at most one drain, and none without `partitions`."""
+    """Return the decision for a Trigger in a shared dispatcher: the drains of the decision
+    `needed`, raised to min-scale, but at most one, and none if the topic has no `partitions`."""
     replicas = min(max(needed.replicas, autoscaling.min_scale), 1, partitions)
     reason, cause = needed.reason, needed.cause
     if replicas > needed.replicas:
@@ -193,6 +196,6 @@ def _shared_scale(needed: Scale, partitions: int, autoscaling: Autoscaling) -> S
 
 
 def _dispatcher_suffix(shared: bool) -> str:
-    """Return the end of a decision's reason: it names the shared dispatcher; empty if the
+    """Return the end of a decision's reason, which mentions the shared dispatcher; empty if the
     dispatcher is the Trigger's own."""
     return ", in a shared dispatcher" if shared else ""

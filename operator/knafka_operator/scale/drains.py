@@ -1,10 +1,12 @@
 """Drains: holds HTTP requests open that make dispatchers on Knative drain.
 
-Knative scales on the open requests: one request, so one pod. The response streams progress; the
-request's body stays open for the line that ends the drain. Closing the connection doesn't end it.
+In a drain, a dispatcher joins the consumer group, delivers events, and leaves. Knative scales on
+the open requests: one request, so one pod. The response streams progress; the request's body stays
+open for the line that ends the drain. Closing the connection doesn't end it.
 
 The owner of a namespace can answer in a dispatcher's place. So the length of a line and the rate of
-reading lines are limited: a sender that exceeds them waits, and doesn't slow other units.
+reading lines are limited: a sender that exceeds them waits, and doesn't slow other units. A unit is
+a Trigger, a shard (many Triggers with one dispatcher), or a Sensor.
 
 Not here: the number of drains (`scaler`), and retries (`holds`).
 """
@@ -87,10 +89,10 @@ class HttpDrains:
     def hold(
         self, trigger_id: str, egress: Egress, request: DrainRequest, stop: asyncio.Event
     ) -> AsyncIterator[DrainProgress]:
-        """Request a drain from the dispatcher of a Trigger, and yield its progress; a dispatcher
-        with another Egress refuses. Setting `stop` ends the drain; closing the iterator only closes
-        the connection. Raises `DrainRefused`, `InvalidDocument` for a line that is no progress, and
-        the errors of `aiohttp`."""
+        """Request a drain from the dispatcher of a Trigger, and yield its progress. A dispatcher
+        whose contract has another Egress refuses. Setting `stop` ends the drain; closing the
+        iterator only closes the connection. Raises `DrainRefused`, `InvalidDocument` for a line
+        that is no progress, and the errors of `aiohttp`."""
         checked_request = request.model_copy(update={"egress": documents.digest(egress)})
         return self._read_progress(DrainProgress, trigger_id, checked_request, stop, LINE_BYTES)
 
@@ -159,8 +161,9 @@ class HttpDrains:
                 return
 
     def _ensure_pace(self, unit: str, limit: int) -> LinePace:
-        """Return the pace that limits a unit's lines, of which each may have `limit` bytes; creates
-        the pace at the unit's first use, and drops those of removed units if there are many."""
+        """Return the pace that limits the rate of a unit's lines, each of at most `limit` bytes.
+        Creates the pace at the unit's first use, and then drops those of removed units if there are
+        many."""
         if unit not in self._paces:
             if len(self._paces) > 2 * len(self._urls):  # more than half are of removed units
                 for removed_unit in self._paces.keys() - self._urls.keys():
@@ -184,8 +187,8 @@ class HttpDrains:
 
 
 async def _read_line(lines: AsyncIterator[bytes], url: str, limit: int) -> bytes | None:
-    """Return the next line; None: the answer has ended. Raises `DrainRefused`, whose message names
-    `url`, for a line of more than `limit` bytes."""
+    """Return the next of an answer's `lines`; None: the answer has ended. Raises `DrainRefused`,
+    whose message names `url`, for a line of more than `limit` bytes."""
     try:
         return await anext(lines, None)
     except (ValueError, LineTooLong) as error:
@@ -195,7 +198,7 @@ async def _read_line(lines: AsyncIterator[bytes], url: str, limit: int) -> bytes
 
 
 def _parse_progress(progress_type: type[Progress], line: bytes) -> Progress:
-    """Parse a line of progress; of a large line, cut what exceeds the bounds of
+    """Parse a line of progress. Of a large line, cut what exceeds the bounds of
     `scale.progress_bounds`. Raises `InvalidDocument`."""
     progress = documents.parse_json(progress_type, line.decode("utf-8", "replace"))
     if len(line) < LARGE_DOCUMENT:

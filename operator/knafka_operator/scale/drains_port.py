@@ -1,5 +1,7 @@
 """Drains port: how the scaler opens drains, wherever dispatchers run.
 
+In a drain, a dispatcher joins the consumer group, delivers events, and leaves.
+
 Not here: opening them by HTTP (`drains`).
 """
 
@@ -20,10 +22,10 @@ class Drains(Protocol):
     def hold(
         self, trigger_id: str, egress: Egress, request: DrainRequest, stop: asyncio.Event
     ) -> AsyncIterator[DrainProgress]:
-        """Request a drain from a dispatcher of this Trigger; yields its progress until the drain
-        has ended. Several drains may be held for one Trigger, each by another dispatcher. Setting
-        `stop` ends the drain, which the last progress reports; if the request is cancelled, the
-        drain goes on. May raise any error."""
+        """Request a drain from a dispatcher of the Trigger with this `egress`; yield its progress
+        until the drain has ended. Several drains may be held for one Trigger, each by another
+        dispatcher. Setting `stop` ends the drain, which the last progress reports; if the request
+        is cancelled, the drain goes on. May raise any error."""
         ...
 
     def hold_shard(
@@ -36,6 +38,6 @@ class Drains(Protocol):
     def hold_sensor(
         self, sensor_id: str, sensor: SensorContract, request: DrainRequest, stop: asyncio.Event
     ) -> AsyncIterator[DrainProgress]:
-        """Request a drain from a process of a Sensor, and yield its progress. For `stop` and errors
-        see `hold`."""
+        """Request a drain from a process of the Sensor with the contract `sensor`, and yield its
+        progress. For `stop` and errors see `hold`."""
         ...

@@ -3,10 +3,10 @@
     drains --nothing passes for cooldown-period, and caught up--> rests --rest is over--> drains
              --something passes--> drains until nothing does for cooldown-period
 
-A busy topic keeps a Trigger's own dispatchers running even if all events are filtered out. So they
-are ended, and the waiting events are filtered after 10, 20, 40, then every 60 s. An event that
-passes waits that long at most; none is missed, since the group's offsets stay where the last drain
-left them.
+A busy topic keeps a Trigger's own dispatchers running even if all events are filtered out. So their
+drains (memberships in the consumer group) are ended, and the waiting events are filtered after 10,
+20, 40, then every 60 s. An event that passes waits that long at most; none is missed, since the
+group's offsets stay where the last drain left them.
 
 Triggers of a Sensor's actions never rest: their topic is the Sensor's own, and few events are
 filtered out there.
@@ -52,7 +52,7 @@ class FilterRest:
         """Number of events that the drains had filtered out at `_checked_at`, the last check."""
 
     def is_resting(self, now: float) -> bool:
-        """Whether waiting events open no drain now."""
+        """Whether the Trigger rests now, so that waiting events open no drain."""
         return now < self._rest_until
 
     def seconds_left(self, now: float) -> float:
@@ -60,8 +60,8 @@ class FilterRest:
         return max(0.0, self._rest_until - now)
 
     def on_begin(self, lag: int, now: float) -> None:
-        """Record that a request was opened while there was none, at this lag (records): a drain
-        begins, or an earlier one continues."""
+        """Record that a drain request was opened while there was none, at this lag (records): a
+        drain begins, or an earlier one continues."""
         # A continued drain keeps the time without a passed event.
         if now - self._request_ended_at > SAME_DRAIN_SECONDS:
             self._passed_at = now
@@ -73,11 +73,11 @@ class FilterRest:
         self._request_ended_at = now
 
     def on_progress(self, previous: DrainProgress | None, line: DrainProgress, now: float) -> None:
-        """Record `line`, a drain's new progress; `previous` is its last recorded one, None at its
-        begin. An event that passed the filter ends the rest."""
-        passed = _passed_count(line) - (0 if previous is None else _passed_count(previous))
+        """Record `line`, a drain's new progress; `previous` is the last one recorded, None: there
+        is none. An event that may have passed the filter ends the rest."""
+        newly_passed = _passed_count(line) - (0 if previous is None else _passed_count(previous))
         # Records that aren't settled, or wait without an attempt, may have passed the filter.
-        if passed > 0 or line.unsettled or line.congestion:
+        if newly_passed > 0 or line.unsettled or line.congestion:
             self.reset()
             self._passed_at = now
 
@@ -88,19 +88,21 @@ class FilterRest:
     def begin_if_filtered(
         self, lag: int, drains: Collection[DrainProgress], autoscaling: Autoscaling, now: float
     ) -> bool:
-        """Begin a rest if the open drains have caught up and passed nothing for `cooldown-period`;
-        returns whether a rest has begun. `lag` is the number of waiting events, `drains` has the
-        last progress of each open drain."""
+        """Begin a rest if the open drains have caught up, and no event has passed the filter for
+        `cooldown-period`; returns whether a rest has begun. `lag` is the number of waiting events,
+        `drains` has the last progress of each open drain."""
         filtered = sum(drain_progress.filtered for drain_progress in drains)
         newly_filtered = filtered - self._filtered
-        rate = newly_filtered / max(now - self._checked_at, 1.0)
+        filtered_per_second = newly_filtered / max(now - self._checked_at, 1.0)
         self._checked_at, self._filtered = now, filtered
         may_rest = autoscaling.may_rest and not autoscaling.min_scale
+        # At least the events that waited when the drains began must have been filtered out.
         has_filtered = newly_filtered > 0 and filtered >= self._initial_lag
         # After a rest, the drains rest again as soon as they have caught up.
         seconds_awake = 0.0 if self._rests else autoscaling.cooldown_period
         has_passed_nothing = now - self._passed_at >= seconds_awake
-        has_caught_up = lag <= max(autoscaling.lag_threshold, CAUGHT_UP_SECONDS * rate)
+        small_lag = CAUGHT_UP_SECONDS * filtered_per_second
+        has_caught_up = lag <= max(autoscaling.lag_threshold, small_lag)
         if not (may_rest and has_filtered and has_passed_nothing and has_caught_up):
             return False
         self._rest_until = now + min(autoscaling.polling_interval * 2.0**self._rests, LONGEST_REST)

@@ -2,12 +2,12 @@
 
     open (one drain after another, with pauses) --stop--> ending --> ended
 
-A unit is what has processes of its own: a Trigger, a shard (of many Triggers), or a Sensor. A drain
-ends by itself when it has been idle. Consecutive requests hold it and share its budget; a drain
-that is not needed any more is ended when its budget is nearly spent.
+A unit is what has processes of its own: a Trigger, a shard (of many Triggers), or a Sensor. In a
+drain, one of its processes joins the consumer group, delivers, and leaves; a drain ends by itself
+when it has been idle. Consecutive requests hold it and share its budget; a drain that is not needed
+any more is ended when its budget is nearly spent.
 
-Not here: how many holds there are (`lag_checks`), what progress means (`scaled_groups`,
-`scaled_shard`), HTTP (`drains`).
+Not here: the number of holds (`lag_checks`), what progress means (`scaled_*`), HTTP (`drains`).
 """
 
 from __future__ import annotations
@@ -177,7 +177,8 @@ class Holds(Generic[Line]):
         return self._ending | self._open.keys()
 
     def open(self, cause: Cause, other_taken_slots: Collection[int] = ()) -> None:
-        """Open one more hold. `other_taken_slots` are those of drains without a request."""
+        """Open one more hold; if it is the only one, `cause` is counted in `wakes`.
+        `other_taken_slots` are the slots of drains without a request."""
         if not self.all:
             self.wakes[cause] += 1
         stop = asyncio.Event()
@@ -187,7 +188,8 @@ class Holds(Generic[Line]):
             self._slots.assign(hold, other_taken_slots)
 
     def stop(self) -> set[Hold]:
-        """Stop all holds that aren't ending yet, and return them."""
+        """Stop the drains of all holds that aren't ending yet, and return these holds. Each of them
+        ends when its drain has, and is cancelled after `DRAIN_STOP_TIMEOUT` seconds."""
         stopped, self._open = self._open, {}
         self._ending |= stopped.keys()
         for hold, stop in stopped.items():
@@ -198,9 +200,7 @@ class Holds(Generic[Line]):
     async def _hold(self, stop: asyncio.Event, send: SendRequest[Line]) -> None:
         """Hold one drain after another, with pauses. Return once `stop` is set, or when a drain has
         ended and the unit has more holds than it needs (after an idle end: than its floor)."""
-        hold = _current_task()
-        loop = asyncio.get_running_loop()
-        failures = 0
+        hold, loop, failures = _current_task(), asyncio.get_running_loop(), 0
         try:
             while True:
                 began = loop.time()
@@ -229,7 +229,7 @@ class Holds(Generic[Line]):
         """Hold one drain by consecutive requests until the drain ends, `stop` is set or its budget
         is spent; returns how the last request ended. Raises only if cancelled."""
         loop = asyncio.get_running_loop()
-        over_at = loop.time() + self._budget
+        budget_end = loop.time() + self._budget
 
         def stop_if_needless() -> None:
             """Stop the drain if more drains run than the unit needs now."""
@@ -237,17 +237,17 @@ class Holds(Generic[Line]):
             if running > self._unit.desired_requests:
                 stop.set()
 
-        decision_timer = loop.call_at(over_at - STOP_DECISION_SECONDS, stop_if_needless)
+        decision_timer = loop.call_at(budget_end - STOP_DECISION_SECONDS, stop_if_needless)
         request_limit = self._first_budget
         try:
             while True:
                 began = loop.time()
-                budget = min(request_limit, over_at - began)
+                budget = min(request_limit, budget_end - began)
                 ended = await self._request(hold, stop, send, budget)
                 lasted = loop.time() - began
                 # A process may end its request early: then the next drain comes after a pause.
                 is_over = ended is not Ended.BUDGET or lasted < budget / 2
-                if is_over or stop.is_set() or over_at - loop.time() < STOP_DECISION_SECONDS:
+                if is_over or stop.is_set() or budget_end - loop.time() < STOP_DECISION_SECONDS:
                     return ended
                 request_limit = self._request_budget
         finally:
@@ -276,8 +276,7 @@ class Holds(Generic[Line]):
         to the unit if `reports_failure` is True."""
         may_end_idle = len(self._open) > self._unit.floor
         request = DrainRequest(
-            # A drain that min-scale requires doesn't end when idle, since another would have to
-            # begin.
+            # A drain that min-scale requires doesn't end when idle: another would have to begin.
             idle=self._unit.cooldown if may_end_idle else self._budget,
             budget=budget,
             slot=None if self._slots is None else self._slots.slot_of(hold),
@@ -329,7 +328,7 @@ class EndingHolds:
 
     @property
     def all(self) -> set[Hold]:
-        """Return all ending holds."""
+        """Return the ending holds of all ids."""
         return set[Hold]().union(*self._holds.values())
 
     def end(self, id_: str, holds: Holds[Any]) -> None:
@@ -338,10 +337,10 @@ class EndingHolds:
             self._add(id_, hold)
 
     def delay_end(self, id_: str, wait_more: Callable[[], Awaitable[None]]) -> None:
-        """Count the holds of an id as ended only once they are, and `wait_more` has returned."""
-        self._add(
-            id_, asyncio.create_task(self._end_after(set(self._holds.get(id_, ())), wait_more))
-        )
+        """Count the holds of an id as ended only once they have ended and `wait_more`, which is
+        called then, has returned."""
+        ending_holds = set(self._holds.get(id_, ()))
+        self._add(id_, asyncio.create_task(self._end_after(ending_holds, wait_more)))
 
     async def _end_after(self, ending: set[Hold], wait_more: Callable[[], Awaitable[None]]) -> None:
         """Wait for the end of these holds, and then call `wait_more`."""
@@ -390,7 +389,8 @@ def _pause_after(ended: Ended, lasted: float, failures: int) -> tuple[int, float
     if ended in (Ended.IDLE, Ended.BUDGET):
         return 0, max(0.0, MIN_BACKOFF - lasted)
     failures = failures + 1 if lasted < MAX_HOLD_BACKOFF else 1
-    return failures, min(MIN_BACKOFF * 2.0 ** min(failures - 1, 16), MAX_HOLD_BACKOFF)
+    doublings = min(failures - 1, 16)  # more than enough for the maximum
+    return failures, min(MIN_BACKOFF * 2.0**doublings, MAX_HOLD_BACKOFF)
 
 
 def _current_task() -> Hold:

@@ -54,8 +54,8 @@ def open_checked_session(timeout: aiohttp.ClientTimeout, **options: Any) -> aioh
 
 
 def describe_request_error(error: Exception) -> str:
-    """Return a message about a failed request that quotes nothing of the response, as messages of
-    some aiohttp errors do."""
+    """Return a message about a failed request that quotes nothing of the response, as it is shown
+    to users: an aiohttp error's own message if that names only the address, else its class."""
     if isinstance(error, aiohttp.ClientConnectorError):
         return str(error)
     return type(error).__name__

@@ -4,7 +4,7 @@
     Sensor    the lag of its group in the bus and in its trigger topic, and its next timeout
 
 Each check has its own task, so that a slow response delays no other check. Times are by the event
-loop's clock.
+loop's clock. In a drain, a dispatcher joins the consumer group, delivers events, and leaves.
 
 A Sensor may have to fire without a new event, such as `a && !b` after ten minutes. The time of the
 next such firing is in the commit metadata of the Sensor's group, which is read with the lag. The
@@ -68,7 +68,7 @@ class LagCheck:
             self._changed.set()
 
     def end(self) -> None:
-        """End the checks."""
+        """End the checks, and so `run`."""
         self.over = True
         self._changed.set()
 
@@ -98,8 +98,8 @@ class LagChecks:
         """Set when a check is added; wakes `run`."""
 
     def add(self, check: LagCheck) -> None:
-        """Add a check, which starts at once if `run` is running. `run` begins only with the checks
-        passed to it, so a check that was added earlier must be among them."""
+        """Add a check, which starts at once if `run` is running. A check that is added before `run`
+        is called must be among the checks that `run` gets."""
         self._waiting.append(check)
         self._added.set()
 
@@ -137,16 +137,16 @@ class TopicLagCheck(LagCheck):
         self.due = self.checked_at + min(
             trigger.autoscaling.polling_interval for trigger in triggers
         )
-        if asked := [
+        if triggers_with_egress := [
             (trigger, trigger.egress) for trigger in triggers if trigger.needs_lag_request
         ]:
-            await self._check_lags(asked)
+            await self._check_lags(triggers_with_egress)
 
     async def _check_lags(
         self, triggers_with_egress: Sequence[tuple[ScaledTrigger, Egress]]
     ) -> None:
-        """Read the lags of these Triggers' groups, and scale each Trigger that hasn't changed
-        meanwhile. An error of the whole request is recorded in all of them."""
+        """Read the lags of these Triggers' groups, and scale each Trigger that still has the Egress
+        beside it. An error of the whole request is recorded in all of them."""
         began = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(LAG_TIMEOUT):
@@ -192,7 +192,7 @@ class TopicLagCheck(LagCheck):
         merged: dict[str, Lag | LogError] = {}
         for group in groups:
             if not all(group in lags for lags in lags_by_topic):
-                continue
+                continue  # the group doesn't exist
             if unread_error is not None and group not in groups_with_events:
                 merged[group] = unread_error
             else:
@@ -209,8 +209,8 @@ class TopicLagCheck(LagCheck):
         return {group: known_lags.get(group, Lag({})) for group in groups}
 
     def _keep_lags(self, topic: str, lags: Mapping[str, Lag], unrequested_groups: set[str]) -> None:
-        """Keep the read `lags` on a topic, beside those of Triggers whose lag wasn't requested;
-        lags of other groups are dropped."""
+        """Keep `lags`, which were read now, as the last known lags on a topic; those of
+        `unrequested_groups` stay, and those of any other group are dropped."""
         known_lags = self._last_lags.get(topic, {})
         unrequested = {group: known_lags[group] for group in unrequested_groups & known_lags.keys()}
         self._last_lags[topic] = {**unrequested, **lags}
@@ -271,20 +271,20 @@ def merge_lags(topics: Sequence[str], lags: Sequence[Lag]) -> Lag:
     numbering = Numbering(topics)
     by_topic = list(zip(topics, lags, strict=True))
     return Lag(
-        numbering.by_number({topic: lag.by_partition for topic, lag in by_topic}),
-        frozenset(
+        by_partition=numbering.by_number({topic: lag.by_partition for topic, lag in by_topic}),
+        beyond_end=frozenset(
             numbering.number(topic, partition)
             for topic, lag in by_topic
             for partition in lag.beyond_end
         ),
-        numbering.by_number({topic: lag.ends for topic, lag in by_topic}),
+        ends=numbering.by_number({topic: lag.ends for topic, lag in by_topic}),
     )
 
 
 def _apply_filter_rest(trigger: ScaledTrigger, lag: int, scale: Scale) -> Scale:
-    """Let a Trigger rest whose filter has lately passed no event (`filter_rest`). When its rest
-    begins, stop its drains. While it rests, return a decision for no drains instead of `scale`;
-    otherwise return `scale`."""
+    """Let a Trigger rest if its filter has lately passed no event (`filter_rest`): when the rest
+    begins, stop its own drains. Returns the decision about its drains: none while it rests,
+    otherwise `scale`."""
     now, rest = asyncio.get_running_loop().time(), trigger.rest
     drains = trigger.open_requests.values()
     if trigger.own and rest.begin_if_filtered(lag, drains, trigger.autoscaling, now):
@@ -295,8 +295,8 @@ def _apply_filter_rest(trigger: ScaledTrigger, lag: int, scale: Scale) -> Scale:
 
 
 def _earliest_timeout(trigger_topic_lag: Lag) -> int | None:
-    """Return the time of a Sensor's next firing without an event (ms since the Unix epoch), from
-    the metadata of its commits; None: there is none."""
+    """Return the time of a Sensor's next firing without an event (ms since the Unix epoch), which
+    is in the metadata of its commits on the trigger topic; None: there is none."""
     timeouts = map(records.parse_due, trigger_topic_lag.metadata.values())
     return min((timeout for timeout in timeouts if timeout is not None), default=None)
 
@@ -318,8 +318,8 @@ class SensorLagCheck(LagCheck):
         self._now = now
 
     def on_drain_end(self) -> None:
-        """Check again soon, as a drain has ended: drop the cached commits of the group first, since
-        the next firing's time in their metadata may have changed without a new record."""
+        """Check again soon, as a drain has ended. First drop the cached commits of the group: the
+        next firing's time in their metadata may have changed without a new record."""
         self.kafka.forget_group(self.scaled.sensor.group)
         self.check_soon()
 
@@ -359,8 +359,8 @@ class SensorLagCheck(LagCheck):
         # A member may have partitions of only one of the two topics.
         partitions = max(len(bus_lag.by_partition), len(trigger_topic_lag.by_partition))
         # The number of drains that stay open without any lag (min-scale).
-        scaled.floor = decide_scale(0, partitions, autoscaling, 0).replicas
-        scale = decide_scale(scaled.lag, partitions, autoscaling, drain_count)
+        scaled.floor = decide_scale(0, partitions, autoscaling, held=0).replicas
+        scale = decide_scale(scaled.lag, partitions, autoscaling, held=drain_count)
         now, seconds_until_due = asyncio.get_running_loop().time(), self._seconds_until_due()
         if not scale.replicas and not autoscaling.paused:
             if seconds_until_due <= 0:

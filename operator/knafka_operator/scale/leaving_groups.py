@@ -2,8 +2,9 @@
 
     changed -> its own drains are stopped and have ended -> its group has no members -> new drains
 
-Pods with the old contract may go on draining without a request of ours, for example those of an
-operator that has died. Not here: stopping drains (`holds.EndingHolds`).
+Pods with the old contract may go on draining (delivering as members of the group) without a request
+of ours, for example those of an operator that has died. Not here: stopping drains
+(`holds.EndingHolds`).
 """
 
 from __future__ import annotations
@@ -38,15 +39,16 @@ class LeavingGroups:
         self._ending = ending
 
     def delay_drains(self, id_: str, previous: str, group: str, autoscaling: Autoscaling) -> None:
-        """Let a changed Trigger or Sensor open drains only once its consumer group is empty: pods
-        with the old contract may go on draining without a request of ours. There is no delay if
-        `group` isn't the `previous` group. Nor is there one with a min-scale, as the reconciliation
-        then waits for the old pods."""
+        """Let the changed Trigger or Sensor of this id open drains only once its consumer group is
+        empty: pods with the old contract may go on draining without a request of ours. There is no
+        delay if it now has another `group` than its `previous` one. Nor is there one with a
+        min-scale, as the reconciliation then waits for the old pods."""
         if previous == group and not autoscaling.min_scale:
             self._ending.delay_end(id_, partial(self._wait_until_empty, id_, group))
 
     async def _wait_until_empty(self, id_: str, group: str) -> None:
-        """Wait until the group is empty; after `LEAVE_TIMEOUT` seconds log a warning and return."""
+        """Wait until the group has no members; after `LEAVE_TIMEOUT` seconds log a warning that
+        names the Trigger or Sensor `id_`, and return."""
         loop, obstacle = asyncio.get_running_loop(), ""
         deadline = loop.time() + LEAVE_TIMEOUT
         while loop.time() < deadline:

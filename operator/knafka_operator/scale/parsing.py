@@ -32,5 +32,6 @@ async def parse_off_loop(parse: Callable[[], T], size: int) -> T:
 
 
 def spec_size(document: Mapping[str, Any]) -> int:
-    """Return the number of characters in an object's spec; counting stops at `LARGE_DOCUMENT`."""
+    """Return the number of characters in the spec of a stored object; counting stops at
+    `LARGE_DOCUMENT`."""
     return characters_of(document.get("spec"), LARGE_DOCUMENT)

@@ -23,7 +23,7 @@ MAX_PARTITIONS: Final = 2_000
 
 
 def bound_progress(progress: DrainProgress) -> DrainProgress:
-    """Return the progress with lists, texts and reasons cut to the bounds."""
+    """Return a copy of the progress with its partitions, texts and reasons cut to the bounds."""
     bounded: dict[str, Any] = {
         "dead_letters": bound_reasons(progress.dead_letters),
         "partitions": progress.partitions[:MAX_PARTITIONS],

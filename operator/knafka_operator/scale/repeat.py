@@ -15,15 +15,18 @@ log = logging.getLogger(__name__)
 
 
 async def run_repeatedly(
-    work: str, run: Callable[[], Awaitable[None]], every: float, first: float | None = None
+    work: str,
+    run: Callable[[], Awaitable[None]],
+    interval: float,
+    first_pause: float | None = None,
 ) -> None:
-    """Call `run` until cancelled, with `every` seconds between the end of a call and the next one;
-    the first call comes after `first` seconds (None: after `every`). An error is logged with
-    `work`, which names the task, and the calls go on."""
-    pause = every if first is None else first
+    """Call `run` until cancelled, with `interval` seconds between the end of a call and the next
+    one; the first call comes after `first_pause` seconds (None: after `interval`). An error is
+    logged after `work`, which names the task, and the calls go on."""
+    pause = interval if first_pause is None else first_pause
     while True:
         await asyncio.sleep(pause)
-        pause = every
+        pause = interval
         try:
             await run()
         except KnafkaError as error:

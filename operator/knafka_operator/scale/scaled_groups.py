@@ -1,6 +1,8 @@
 """Scaled groups: a Trigger's or a Sensor's drains, what they report, and the last decision.
 
-A Trigger or a Sensor has one consumer group; a shard has one for each of its Triggers.
+A Trigger or a Sensor has one consumer group; a shard, which delivers many Triggers, has one for
+each of them. In a drain, a dispatcher joins the group, delivers events, and leaves; a request of
+the operator keeps it going.
 
 Not here: deciding (`lag_checks`), holding requests (`holds`), a shard's reports about a Trigger
 (`scaled_shard`).
@@ -98,23 +100,24 @@ class ScaledGroup:
         self.open_requests[hold] = DrainProgress()
 
     def on_close(self, hold: Hold) -> None:
-        """Record that a request has ended: add its counts to those of ended drains."""
+        """Record that a request has ended: add its last counts to `ended_counts`."""
         self.ended_counts = sum_progress([self.ended_counts, self.open_requests.pop(hold)], [])
 
     def on_end(self, ended: Ended, last: DrainProgress | None, error: str | None) -> None:
-        """Record the `error` of a request; None: it had none. If the request ended as intended,
-        also record that the group was joined."""
+        """Record the `error` of a request; None: it had none. If the request ended because its
+        drain was idle or its budget was spent, also record that the group was joined."""
         self.drain_error = error
         if ended in (Ended.IDLE, Ended.BUDGET):
             self.note_joined()
 
     def sum_counts(self, open_drains: Collection[DrainProgress]) -> DrainProgress:
-        """Return the progress of all drains so far; `open_drains` has that of the open ones."""
+        """Return the counts of all drains so far, ended and open, with the momentary values of the
+        open ones; `open_drains` has the progress of each open drain."""
         return sum_progress([self.ended_counts], open_drains) if open_drains else self.ended_counts
 
     def note_joined(self) -> None:
-        """Record that a drain has joined the group now. When it must join again is random, so that
-        not all groups are joined at the same time."""
+        """Record that a drain has joined the group now, and when one must join it again: at a
+        random time, so that not all groups are joined at the same time."""
         now = asyncio.get_running_loop().time()
         self.join_due_at = now + MAX_SECONDS_WITHOUT_DRAIN * random.uniform(0.5, 1)
 
@@ -177,8 +180,8 @@ class ScaledTrigger(ScaledGroup):
         """Return the Egress by which the Trigger's own dispatchers may still drain when their
         requests have ended. None: the Trigger is assigned to a shard, or has min-scale; then a
         reconciliation waits for the end of its pods."""
-        is_own = not self.is_shared and not self.autoscaling.min_scale
-        return self.egress if is_own else None
+        may_drain_unnoticed = not self.is_shared and not self.autoscaling.min_scale
+        return self.egress if may_drain_unnoticed else None
 
     @property
     def holds(self) -> Holds[Any]:
@@ -192,18 +195,20 @@ class ScaledTrigger(ScaledGroup):
         return not self.is_shared and self.rest.is_resting(asyncio.get_running_loop().time())
 
     def on_open(self, hold: Hold) -> None:
-        """Record that a request was opened, also for `rest` if no other request is open."""
+        """Record that a request was opened, in `rest` too if no other is open."""
         if not self.open_requests:
             self.rest.on_begin(self.lag or 0, asyncio.get_running_loop().time())
         ScaledGroup.on_open(self, hold)
 
     def on_close(self, hold: Hold) -> None:
-        """Record that a request has ended, also for `rest`, and add its counts."""
+        """Record that a request has ended, in `rest` too, and add its last counts to
+        `ended_counts`."""
         self.rest.on_request_end(asyncio.get_running_loop().time())
         ScaledGroup.on_close(self, hold)
 
     def on_line(self, hold: Hold, line: DrainProgress) -> None:
-        """Record a line of progress of an own drain."""
+        """Record a line of progress of the Trigger's own drain, in `rest` too. If the drain has
+        settled events, the last drain error is over."""
         self.rest.on_progress(self.open_requests.get(hold), line, asyncio.get_running_loop().time())
         self.open_requests[hold] = line
         if has_settled(line):
@@ -242,8 +247,8 @@ class ScaledTrigger(ScaledGroup):
         self.lag_request_due_at = now + LAG_INTERVAL * random.uniform(0.75, 1.25)
 
     def on_settled(self, events: int, unsettled: int) -> None:
-        """Record the shard's report that `events` more events are settled, and `unsettled` events
-        are not yet. If all waiting events are settled, decide again, by a lag of 0."""
+        """Record the shard's report that it has settled `events` more events, and has `unsettled`
+        ones. If it has settled all waiting events, decide again, by a lag of 0."""
         self.settled_since_request += events
         if unsettled:
             self.nothing_unsettled_since = math.inf
@@ -272,6 +277,7 @@ class ScaledTrigger(ScaledGroup):
         else:
             self.lag += records
             # Counted as held: a Trigger below its activation threshold is drained with the others.
+            # One partition is enough for the one drain that a shard has.
             self.set_scale(decide_scale(self.lag, 1, self.autoscaling, held=1, shared=True))
         self.note_lag_known()
 
@@ -324,9 +330,9 @@ class ScaledSensor(ScaledGroup):
         and, if it has partitions, that the last error is over."""
         self.open_requests[hold] = line
         if (reported := line.holding) is not None:
-            for number in reported.partitions:
-                self.holding[number] = [
-                    held_event for held_event in reported.triggers if held_event.partition == number
+            for partition in reported.partitions:
+                self.holding[partition] = [
+                    waiting for waiting in reported.triggers if waiting.partition == partition
                 ]
         if line.slot is not None:
             self.slots.note_slot(hold, line.slot)
@@ -349,7 +355,7 @@ class ScaledSensor(ScaledGroup):
 
 
 def has_settled(counts: Counts | DrainProgress) -> bool:
-    """Whether any event was filtered, delivered or dead-lettered, which shows that an earlier
+    """Whether any event was filtered out, delivered or dead-lettered, which shows that an earlier
     drain error is over."""
     return bool(counts.filtered or counts.delivered or counts.dead_lettered)
 
@@ -365,28 +371,18 @@ def sum_progress(
         name: sum(getattr(drain_progress, name) for drain_progress in all_drains)
         for name in COUNTED
     }
-    letters: Counter[str] = Counter()
+    letters: Counter[str] = Counter()  # dead letters by reason
     for drain_progress in all_drains:
         letters.update(drain_progress.dead_letters)
+    congestions = (drain_progress.congestion for drain_progress in open_drains)
+    loops = (drain_progress.loop for drain_progress in open_drains)
+    partitions = {number for drain_progress in open_drains for number in drain_progress.partitions}
     return DrainProgress(
         **counts,
         dead_letters=bound_reasons(letters) if len(letters) > MAX_REASONS else dict(letters),
         late=sum(drain_progress.late for drain_progress in all_drains),
         unsettled=sum(drain_progress.unsettled for drain_progress in open_drains),
-        congestion=next(
-            (
-                drain_progress.congestion
-                for drain_progress in open_drains
-                if drain_progress.congestion
-            ),
-            None,
-        ),
-        loop=next(
-            (drain_progress.loop for drain_progress in open_drains if drain_progress.loop), None
-        ),
-        partitions=tuple(
-            sorted(
-                {number for drain_progress in open_drains for number in drain_progress.partitions}
-            )
-        ),
+        congestion=next((congestion for congestion in congestions if congestion), None),
+        loop=next((loop for loop in loops if loop), None),
+        partitions=tuple(sorted(partitions)),
     )

@@ -1,8 +1,9 @@
 """Scaled shard: the Triggers of one shard, and the progress that its request reports for each.
 
-Many Triggers share one request, and so one pod (docs/decisions/0019-contract-topic.md). Only the
-start and the end of a request cost work for every Trigger; a line of its response costs work only
-for the Triggers that the line reports.
+A shard is a dispatcher that delivers many Triggers: they share one request, and so one pod
+(docs/decisions/0019-contract-topic.md). The request keeps a drain going, in which the dispatcher is
+a member of the Triggers' consumer groups. Only the start and the end of a request cost work for
+every Trigger; a line of its response costs work only for the Triggers that the line reports.
 
 Not here: which Trigger is in which shard (callers decide), holding the request (`holds`).
 """
@@ -75,7 +76,7 @@ class ScaledShard:
 
     @property
     def desired_requests(self) -> int:
-        """Return the number of requests that the shard needs: 1 if any of its Triggers needs a
+        """Return the number of requests that the shard needs now: 1 if any of its Triggers needs a
         drain, else 0."""
         return int(any(member.scale.replicas for member in self._members.values()))
 
@@ -87,7 +88,8 @@ class ScaledShard:
 
     @property
     def cooldown(self) -> float:
-        """Return the seconds without work after which a drain ends: the longest of its Triggers."""
+        """Return the seconds without work after which a drain ends: the longest `cooldown` of the
+        shard's Triggers."""
         return max((member.cooldown for member in self._members.values()), default=0.0)
 
     @property
@@ -125,8 +127,8 @@ class ScaledShard:
             self._count(trigger, progress)
 
     def remove(self, trigger: ScaledTrigger) -> None:
-        """Remove a Trigger; its record must have been removed from the contract topic, or name
-        another shard there."""
+        """Remove a Trigger. The caller must have removed its record from the contract topic, or
+        assigned it to another shard there; else the shard would go on delivering it."""
         group = trigger.egress.group
         del self._members[group]
         self._last_progress.pop(group, None)
@@ -135,12 +137,13 @@ class ScaledShard:
     def wake(self, topic: str, grown: int) -> None:
         """Open a request if there is none, and if one of the Triggers that read `topic` wakes at
         any lag (no activation-lag-threshold); `grown` is the number of new records in the topic."""
-        members = [member for member in self._members.values() if member.egress.topic == topic]
-        if self.holds.all or all(member.autoscaling.activation_lag_threshold for member in members):
+        readers = [member for member in self._members.values() if member.egress.topic == topic]
+        wakes = any(not reader.autoscaling.activation_lag_threshold for reader in readers)
+        if self.holds.all or not wakes:
             return
-        for member in members:
-            member.note_growth(grown)
-        self.holds.open(members[0].scale.cause)
+        for reader in readers:
+            reader.note_growth(grown)
+        self.holds.open(readers[0].scale.cause)
 
     def progress_of(self, trigger: ScaledTrigger) -> Sequence[DrainProgress]:
         """Return the current progress of a Trigger, without its counts, which `_count` adds to the
@@ -154,7 +157,8 @@ class ScaledShard:
 
     def has_applied(self, position: int) -> bool:
         """Whether the open request has reported that the shard delivers by all records of the
-        contract topic before `position`. Also True if the shard has no request."""
+        contract topic before `position`. Also True if the shard has no request: its next drain
+        reads all records first."""
         if not self.holds.all:
             return True
         reported_position = self._contract_position
@@ -168,14 +172,12 @@ class ScaledShard:
         self._last_progress, self._counted, self._settled = {}, {}, None
 
     def on_line(self, hold: Hold, line: ShardProgress) -> None:
-        """Record the reported progress of each Trigger, and the contract's position."""
+        """Record the reported progress of each Trigger, and the position in the contract topic."""
         for group, progress in line.egresses.items():
             # Progress may arrive before its Trigger joins; the limit guards against invented
             # groups.
-            if (
-                group in self._members
-                or len(self._last_progress) < len(self._members) + MAX_NON_MEMBERS
-            ):
+            has_room = len(self._last_progress) < len(self._members) + MAX_NON_MEMBERS
+            if group in self._members or has_room:
                 self._last_progress[group] = progress
             if (member := self._members.get(group)) is not None:
                 self._count(member, progress)
@@ -209,8 +211,8 @@ class ScaledShard:
             self._settled = self._settled_groups(last, last.settled, began)
 
     def pop_settled(self) -> SettledGroups | None:
-        """Return the commits that the last request has reported; None: they aren't known, or were
-        returned already."""
+        """Return the commits that the last request has reported, and forget them; None: it has
+        reported none, or they were returned already."""
         settled, self._settled = self._settled, None
         return settled
 
@@ -230,24 +232,24 @@ class ScaledShard:
         return SettledGroups(groups, settled.topic, settled.offsets, since)
 
     def notify_waiting(self) -> None:
-        """Wake the tasks that wait for `has_applied`."""
+        """Wake the tasks that wait for `has_applied`, which they then check again."""
         self.changed.set()
         self.changed = asyncio.Event()
 
     def _count(self, member: ScaledTrigger, progress: DrainProgress) -> None:
-        """Add to a member's counts what it has settled since its last counted progress, and record
-        or clear its drain's error."""
+        """Add to a member's `ended_counts` what the shard's drain has counted for it since the last
+        call, and record or clear its drain error."""
         group, counts, letters = member.egress.group, progress.counts, progress.dead_letters
-        counted_before, known_letters = self._counted.get(group, (Counts(), {}))
-        new_counts = counts - counted_before
+        counted, counted_letters = self._counted.get(group, (Counts(), {}))
+        new_counts = counts - counted
         if any(getattr(new_counts, name) < 0 for name in COUNTED):
-            new_counts, known_letters = counts, {}  # the dispatcher has begun to count anew
+            new_counts, counted_letters = counts, {}  # the dispatcher has begun to count anew
         self._counted[group] = counts, letters
         new_counts_by_name = {name: getattr(new_counts, name) for name in COUNTED}
         # Most lines have no dead letters, and up to a thousand lines a second come here.
-        new_letters = dict(Counter(letters) - Counter(known_letters)) if letters else {}
-        line = DrainProgress(**new_counts_by_name, dead_letters=new_letters)
-        member.ended_counts = sum_progress([member.ended_counts, line], [])
+        new_letters = dict(Counter(letters) - Counter(counted_letters)) if letters else {}
+        new_progress = DrainProgress(**new_counts_by_name, dead_letters=new_letters)
+        member.ended_counts = sum_progress([member.ended_counts, new_progress], [])
         settled = new_counts.filtered + new_counts.delivered + new_counts.dead_lettered
         member.on_settled(settled, progress.unsettled)
         if progress.error is not None:

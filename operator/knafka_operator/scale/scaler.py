@@ -3,8 +3,9 @@
     lag, or a due timeout --decide--> Scale --hold--> requests, each of which keeps one drain
     running
 
-A Trigger has its own requests, or its shard has one for all its Triggers. A Trigger that changes,
-moves or is deleted has only one of the two at a time:
+In a drain, a dispatcher joins the consumer group, delivers events, and leaves. A Trigger has its
+own requests, or its shard has one for all its Triggers. A Trigger that changes, moves or is deleted
+has only one of the two at a time:
 
     own requests -> shard    once its own drains were stopped and have ended
     shard -> own requests, another shard or nothing
@@ -124,15 +125,15 @@ class Scaler:
             previous_own_egress = trigger.own_egress
         previous_egress, is_changed = trigger.egress, trigger.egress != egress
         if trigger.drained_by is not None:
-            stays = (
+            stays_in_shard = (
                 shard is not None
                 and shard.group == trigger.drained_by.shard.group
                 and not autoscaling.paused
             )
             # A shard knows its Triggers by consumer group: with another group, a Trigger that
             # stays leaves and joins again.
-            if not stays or previous_egress.group != egress.group:
-                self._leave(trigger, stays=stays)
+            if not stays_in_shard or previous_egress.group != egress.group:
+                self._leave(trigger, stays=stays_in_shard)
         if shard is not None or autoscaling.paused or is_changed:
             self._ending.end(trigger_id, trigger.own)
         # After `end`: the delay begins once the drains that end now have ended.
@@ -159,7 +160,8 @@ class Scaler:
         await self._sensors.watch(sensor_id, sensor, autoscaling)
 
     async def forget(self, id_: str) -> None:
-        """Stop scaling a Trigger or Sensor; returns once its own drains have ended."""
+        """Stop scaling a Trigger or Sensor, and end its own drains; returns once these have ended.
+        A Trigger in a shard leaves the shard."""
         if trigger := self._triggers.pop(id_, None):
             self._topic_checks.remove(trigger)
             self._leave(trigger)
@@ -193,16 +195,16 @@ class Scaler:
         drain at once, without asking Kafka for each group's lag.
         """
         topic_check = self._topic_checks.find(topic)
-        for topics_check in self._topic_checks.find_covering(topic):
+        for check in self._topic_checks.find_covering(topic):
+            if check is topic_check:
+                continue
             # Triggers of several topics (KafkaSources) are checked even while they have drains.
-            needs_request = (
-                trigger.needs_lag_request for trigger in topics_check.triggers.values()
-            )
-            if topics_check is not topic_check and any(needs_request):
-                topics_check.check_soon()
+            if any(trigger.needs_lag_request for trigger in check.triggers.values()):
+                check.check_soon()
+        triggers = topic_check.triggers.values() if topic_check else ()
         idle_triggers = [
             trigger
-            for trigger in (topic_check.triggers.values() if topic_check else ())
+            for trigger in triggers
             if not (trigger.holds or trigger.autoscaling.paused or trigger.is_resting)
         ]
         if grown:
@@ -218,22 +220,24 @@ class Scaler:
         dispatchers then start at the same time as the receiver, not after it. Triggers that are
         paused, rest or have drains that still end are left out. Does nothing if more than `limit`
         drains are missing; a shard needs one for all its Triggers."""
-        topic_check = self._topic_checks.find(topic)
-        idle_holds: dict[Holds[Any], list[ScaledTrigger]] = {}
-        for trigger in topic_check.triggers.values() if topic_check else ():
-            holds = trigger.holds
-            if trigger.is_resting:
+        if (topic_check := self._topic_checks.find(topic)) is None:
+            return
+        # Triggers of one shard have the same `holds`.
+        idle_triggers_by_holds: dict[Holds[Any], list[ScaledTrigger]] = {}
+        for trigger in topic_check.triggers.values():
+            if trigger.is_resting or trigger.autoscaling.paused or trigger.id in self._ending:
                 continue
-            if not (holds.all or trigger.autoscaling.paused or trigger.id in self._ending):
-                idle_holds.setdefault(holds, []).append(trigger)
-        if len(idle_holds) <= limit:
-            for holds, triggers in idle_holds.items():
-                for trigger in triggers:
-                    is_shared = trigger.drained_by is not None
-                    trigger.set_scale(scale_for_expected_event(shared=is_shared))
-                    # An event is on its way, so the lag needn't be requested before the drain.
-                    trigger.note_lag_known()
-                holds.open(Cause.PREWARM)
+            if not trigger.holds.all:
+                idle_triggers_by_holds.setdefault(trigger.holds, []).append(trigger)
+        if len(idle_triggers_by_holds) > limit:
+            return
+        for holds, triggers in idle_triggers_by_holds.items():
+            for trigger in triggers:
+                is_shared = trigger.drained_by is not None
+                trigger.set_scale(scale_for_expected_event(shared=is_shared))
+                # An event is on its way, so the lag needn't be requested before the drain.
+                trigger.note_lag_known()
+            holds.open(Cause.PREWARM)
 
     def status(self, id_: str) -> ScalingStatus | None:
         """Return the status of a Trigger or Sensor; None: it isn't scaled."""
@@ -263,7 +267,7 @@ class Scaler:
         return None if trigger is None else trigger.counts()
 
     def shards(self) -> Sequence[ShardStatus]:
-        """Return the status of each shard with Triggers. For Triggers see `statuses`."""
+        """Return the status of each shard that has Triggers."""
         return [shard.status() for shard in self._shards.values() if not shard.is_empty]
 
     def reads(self, topic: str) -> bool:
@@ -273,11 +277,11 @@ class Scaler:
     def topics_with_drains(self) -> set[str]:
         """Return the topics of Triggers with open drains. These topics may grow at any time: the
         delivery of an event may write a reply."""
-        drained = (trigger.egress.topics for trigger in self._triggers.values() if trigger.holds)
-        return {topic for topics in drained for topic in topics}
+        drained_triggers = (trigger for trigger in self._triggers.values() if trigger.holds)
+        return {topic for trigger in drained_triggers for topic in trigger.egress.topics}
 
     def statuses(self) -> Mapping[str, ScalingStatus]:
-        """Return the status of all Triggers, by id."""
+        """Return the status of each scaled Trigger, by id."""
         return {trigger.id: trigger.status() for trigger in self._triggers.values()}
 
     def _new_trigger(
@@ -358,8 +362,9 @@ class Scaler:
             self._topic_checks.check_soon(topic)
 
     def _on_drains_ended(self, id_: str) -> None:
-        """Let a changed Trigger or Sensor open new drains, after its previous drains have ended."""
-        if successor := self._triggers.get(id_):
-            self._join(successor)
-            self._topic_checks.check_trigger_soon(successor)
+        """Let the Trigger or Sensor of this id open new drains, if it is still scaled; called once
+        its previous drains have ended."""
+        if trigger := self._triggers.get(id_):
+            self._join(trigger)
+            self._topic_checks.check_trigger_soon(trigger)
         self._sensors.check_soon(id_)

@@ -1,7 +1,7 @@
 """Sensor scaler: the Sensors that are scaled, each by its own lag check.
 
-A Sensor has drains of its own, and no shard. Not here: when its lag is read, and the decision
-(`lag_checks`).
+A Sensor has drains of its own, and no shard: in a drain, one of its processes joins its consumer
+group, works, and leaves. Not here: when its lag is read, and the decision (`lag_checks`).
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class SensorScaler:
         return set[Hold]().union(*(check.scaled.holds.all for check in self._checks.values()))
 
     async def watch(self, sensor_id: str, sensor: SensorContract, autoscaling: Autoscaling) -> None:
-        """Start to scale a Sensor, or apply changes to it, as `Scaler.watch_sensor`."""
+        """Start to scale a Sensor, or apply changes to it. A changed contract and a pause end its
+        drains; returns once these have ended."""
         check = self._checks.get(sensor_id)
         if check is None:
             check = self._checks[sensor_id] = self._new_sensor(sensor_id, sensor, autoscaling)
@@ -90,8 +91,8 @@ class SensorScaler:
         """Make the check due soon of each Sensor that reads this topic, has no drain and isn't
         paused."""
         for check in self._checks.values():
-            sensor = check.scaled
-            if topic in sensor.topics and not (sensor.holds or sensor.autoscaling.paused):
+            scaled = check.scaled
+            if topic in scaled.topics and not (scaled.holds or scaled.autoscaling.paused):
                 check.check_soon()
 
     def check_soon(self, sensor_id: str) -> None:
@@ -123,7 +124,7 @@ class SensorScaler:
         ]
 
     def reads(self, topic: str) -> bool:
-        """Whether a Sensor reads this topic."""
+        """Whether a scaled Sensor reads this topic."""
         return any(topic in check.scaled.topics for check in self._checks.values())
 
     def _new_sensor(

@@ -37,12 +37,14 @@ class TopicChecks:
         return self._checks.get(topic)
 
     def find_covering(self, topic: str) -> Sequence[TopicLagCheck]:
-        """Return the checks that cover this topic."""
+        """Return all checks that cover this topic, alone or with other topics."""
         checks = [check for check in self._multi_topic_checks.values() if topic in check.topics]
-        return [*checks, self._checks[topic]] if topic in self._checks else checks
+        if (own_check := self.find(topic)) is not None:
+            checks.append(own_check)
+        return checks
 
     def add(self, trigger: ScaledTrigger) -> None:
-        """Add a Trigger to the check of its topics; starts a check for new topics."""
+        """Add a Trigger to the check of its topics, and start that check if there is none yet."""
         key = _topics_key(trigger.egress)
         check = self._checks.get(key)
         if check is None:
@@ -54,7 +56,7 @@ class TopicChecks:
         check.triggers[trigger.id] = trigger
 
     def remove(self, trigger: ScaledTrigger) -> None:
-        """Remove a Trigger from the check of its topics; ends a check without Triggers."""
+        """Remove a Trigger from the check of its topics, and end that check if it was the last."""
         key = _topics_key(trigger.egress)
         check = self._checks[key]
         del check.triggers[trigger.id]
@@ -65,12 +67,13 @@ class TopicChecks:
 
     def check_soon(self, topic: str) -> None:
         """Make the check that covers this topic and no other due soon, if there is one."""
-        if check := self._checks.get(topic):
+        if check := self.find(topic):
             check.check_soon()
 
     def check_trigger_soon(self, trigger: ScaledTrigger) -> None:
         """Make the check of a Trigger's topics due soon, if there is one."""
-        self.check_soon(_topics_key(trigger.egress))
+        if check := self._checks.get(_topics_key(trigger.egress)):
+            check.check_soon()
 
 
 def _topics_key(egress: Egress) -> str:

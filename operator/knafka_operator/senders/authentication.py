@@ -44,8 +44,8 @@ class Authentication:
 
     @classmethod
     def of(cls, features: ConfigMap | None) -> Authentication:
-        """Parse ConfigMap `config-features` (None: it doesn't exist), without any policies. Raises
-        `InvalidDocument` with the ConfigMap's name."""
+        """Return the authentication that ConfigMap `config-features` (None: it doesn't exist)
+        declares, without any policies. Raises `InvalidDocument` with the ConfigMap's name."""
         if not is_enabled(features, OIDC):
             return NO_AUTHENTICATION
         mode = feature_value(
@@ -59,8 +59,9 @@ class Authentication:
         return applied_policies(self.policies, resource) if self.is_on else ()
 
     def with_sender_rules(self, ingress: Ingress, resource: Resource) -> Ingress:
-        """Return the contract entry of a Broker, channel or sink with the audience, policies and
-        mode that the receiver enforces on senders; unchanged if authentication is off."""
+        """Return the contract entry `ingress` of a Broker, channel or sink, with the audience, the
+        policies and the mode by which the receiver admits senders; unchanged if authentication is
+        off."""
         if not self.is_on:
             return ingress
         return ingress.model_copy(
@@ -74,9 +75,9 @@ class Authentication:
     def policies_status(
         self, resource: Resource, previous_status: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return the patch of `status.policies`: the policies that apply and are ready. If
-        authentication is off, None removes the field from a status that had it, and an empty patch
-        leaves one that had none."""
+        """Return the patch that sets `status.policies` to the policies that apply and are ready. If
+        authentication is off, the patch removes the field (None) from a status that had it, and is
+        empty for a status without it."""
         if self.is_on:
             return {"policies": policies_status(self.applied_policies_of(resource))}
         return {"policies": None} if "policies" in previous_status else {}
@@ -101,17 +102,17 @@ def audience_of(resource: Resource) -> str:
 
 
 def http_address(url: str, audience: str | None) -> Mapping[str, Any]:
-    """Return an http address in the form of `status.address`; `audience` None: senders need no
-    token."""
+    """Return the http address `url` in the form of `status.address`, with the audience that
+    senders' tokens must have; `audience` None: senders need no token."""
     return {"name": "http", "url": url, **({} if audience is None else {"audience": audience})}
 
 
 def addresses_status(
     addresses: Sequence[Mapping[str, Any]], previous_status: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the patch of `status.addresses`. The field lists all addresses if one of them is https
-    or has an audience. Otherwise `status.address` says everything: None removes the field from a
-    status that had it, and an empty patch leaves one that had none."""
+    """Return the patch that sets `status.addresses` to all addresses, if one of them is https or
+    has an audience. Otherwise `status.address` says everything: the patch removes the field (None)
+    from a status that had it, and is empty for a status without it."""
     if any(address["name"] != "http" or address.keys() - {"name", "url"} for address in addresses):
         return {"addresses": list(addresses)}
     return {"addresses": None} if "addresses" in previous_status else {}

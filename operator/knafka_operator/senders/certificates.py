@@ -30,40 +30,41 @@ def https_of_secret(
 ) -> Https:
     """Return the https address of a Broker's receiver that terminates TLS itself, with the
     certificate in the Secret `name`. `secret` has the decoded values of that Secret, None: it
-    doesn't exist; `now` is the time at which the certificate must be valid. Raises `NotReady` if
-    clients couldn't connect with this certificate, or if the receiver may scale to zero."""
+    doesn't exist; `now` is the time at which the certificate must not have expired. Raises
+    `NotReady` if clients couldn't connect with this certificate, or if the receiver may scale to
+    zero."""
     host, namespace = tls_host(broker, settings), broker.metadata.namespace
-    where = f"Secret {namespace}/{name:.253}"
+    secret_label = f"Secret {namespace}/{name:.253}"
     if secret is None:
         raise NotReady(
             "TLSSecretNotFound",
-            f"{where} does not exist: have cert-manager make it for {host}, or make it with "
+            f"{secret_label} does not exist: have cert-manager make it for {host}, or make it with "
             "tls.crt, tls.key and ca.crt",
         )
     if missing := [key for key in ("tls.crt", "tls.key") if not secret.get(key, "").strip()]:
-        raise _invalid_secret(where, f"it has no {' and no '.join(missing)}")
+        raise _invalid_secret(secret_label, f"it has no {' and no '.join(missing)}")
     try:
         certificate = x509.load_pem_x509_certificate(secret["tls.crt"].encode())
-        hosts = _certificate_hosts(certificate)
+        certificate_hosts = _certificate_hosts(certificate)
     except ValueError:
-        raise _invalid_secret(where, "tls.crt is no certificate in PEM form") from None
+        raise _invalid_secret(secret_label, "tls.crt is no certificate in PEM form") from None
     if problem := _key_problem(certificate, secret["tls.key"]):
-        raise _invalid_secret(where, problem)
+        raise _invalid_secret(secret_label, problem)
     if now >= certificate.not_valid_after_utc:
         until = certificate.not_valid_after_utc.strftime("%Y-%m-%dT%H:%M:%SZ")
         raise NotReady(
             "CertificateExpired",
-            f"the certificate in {where} expired at {until}: have it renewed",
+            f"the certificate in {secret_label} expired at {until}: have it renewed",
         )
-    if not any(_matches_host(certificate_host, host) for certificate_host in hosts):
-        certificate_hosts = ", ".join(hosts[:5]) or "no host"
+    if not any(_matches_host(certificate_host, host) for certificate_host in certificate_hosts):
+        first_hosts = ", ".join(certificate_hosts[:5]) or "no host"
         raise NotReady(
             "CertificateForOtherHost",
-            f"the certificate in {where} is for {certificate_hosts:.500}: want one for {host}",
+            f"the certificate in {secret_label} is for {first_hosts:.500}: want one for {host}",
         )
     authorities = secret.get("ca.crt", "").strip()
     if authorities and not are_certificates(authorities):
-        raise _invalid_secret(where, "ca.crt holds no certificates in PEM form")
+        raise _invalid_secret(secret_label, "ca.crt holds no certificates in PEM form")
     if min_receiver_pods(broker.metadata.annotations, 0) < 1:
         raise NotReady(
             "TLSNeedsMinScale",
@@ -73,9 +74,10 @@ def https_of_secret(
     return Https(f"https://{host}", f"{authorities}\n" if authorities else None, name)
 
 
-def _invalid_secret(where: str, problem: str) -> NotReady:
-    """Return the error for a Secret that can't be used for TLS; `where` names the Secret."""
-    return NotReady("TLSSecretInvalid", f"{where}: {problem}: want it as cert-manager writes it")
+def _invalid_secret(secret_label: str, problem: str) -> NotReady:
+    """Return the error for a Secret that can't be used for TLS; `secret_label` names the Secret."""
+    message = f"{secret_label}: {problem}: want it as cert-manager writes it"
+    return NotReady("TLSSecretInvalid", message)
 
 
 def _certificate_hosts(certificate: x509.Certificate) -> Sequence[str]:
@@ -91,20 +93,23 @@ def _certificate_hosts(certificate: x509.Certificate) -> Sequence[str]:
 
 
 def _matches_host(name: str, host: str) -> bool:
-    """Whether a certificate for `name` is valid for `host`; `*` stands for the first label."""
+    """Whether a certificate for `name` is valid for `host`; in `name`, `*` stands for any first
+    label."""
     name = name.lower()
-    return name == host or (name.startswith("*.") and name[1:] == host[host.index(".") :])
+    if name.startswith("*."):
+        return name[1:] == host[host.index(".") :]  # all but the first label
+    return name == host
 
 
 def _key_problem(certificate: x509.Certificate, key: str) -> str:
-    """Return the problem with `key`, the private key in PEM form, for users; empty: the key fits
-    the certificate."""
+    """Return the problem with `key`, a private key in PEM form, as a message for users; empty: the
+    key fits the certificate."""
     try:
-        private = load_pem_private_key(key.encode(), None)
+        private_key = load_pem_private_key(key.encode(), None)
     except (ValueError, TypeError):
         return "tls.key is no private key in PEM form without a password"
     except UnsupportedAlgorithm as error:
         return f"tls.key is of a kind that is not supported ({error})"
-    if private.public_key() != certificate.public_key():
+    if private_key.public_key() != certificate.public_key():
         return "tls.key is not the key of tls.crt"
     return ""

@@ -62,8 +62,8 @@ class Encryption:
 
     @classmethod
     def of(cls, features: ConfigMap | None) -> Encryption:
-        """Parse ConfigMap `config-features`; None: it doesn't exist. Raises `InvalidDocument` with
-        its name."""
+        """Return the encryption that ConfigMap `config-features` (None: it doesn't exist) declares.
+        Raises `InvalidDocument` with the ConfigMap's name."""
         return cls(
             cast(EncryptionMode, feature_value(features, ENCRYPTION, _ENCRYPTION_MODES, "disabled"))
         )
@@ -74,7 +74,8 @@ class Encryption:
         return self.mode != "disabled"
 
     def with_encryption_rule(self, ingress: Ingress) -> Ingress:
-        """Return the contract entry, changed to accept only https if the mode is `strict`."""
+        """Return the contract entry `ingress` with the rule to accept only https, if the mode is
+        `strict`; else unchanged."""
         if self.mode != "strict":
             return ingress
         return ingress.model_copy(update={"encrypted_only": True})

@@ -42,10 +42,11 @@ class AppliedPolicy:
 def applied_policies(
     policies: Iterable[Mapping[str, Any]], resource: Resource
 ) -> tuple[AppliedPolicy, ...]:
-    """Return the policies that apply to a resource, sorted by name; `policies` are all policies of
-    its namespace."""
-    applied = (_applied_policy(document, resource) for document in policies)
-    return tuple(sorted((policy for policy in applied if policy), key=lambda policy: policy.name))
+    """Return the policies that apply to a resource, sorted by name; `policies` are all stored
+    EventPolicies of its namespace."""
+    applied_or_none = (_applied_policy(document, resource) for document in policies)
+    applied = [policy for policy in applied_or_none if policy is not None]
+    return tuple(sorted(applied, key=lambda policy: policy.name))
 
 
 def policies_ready_condition(applied: tuple[AppliedPolicy, ...], mode: str) -> Condition:
@@ -54,14 +55,15 @@ def policies_ready_condition(applied: tuple[AppliedPolicy, ...], mode: str) -> C
     if not applied:
         message = f'Default authz mode is "{mode}"'
         return Condition(EVENT_POLICIES_READY, Status.TRUE, "DefaultAuthorizationMode", message)
-    if missing := [policy.name for policy in applied if not policy.is_ready]:
-        message = f"event policies {', '.join(missing)} are not ready, and admit nobody"
+    if not_ready := [policy.name for policy in applied if not policy.is_ready]:
+        message = f"event policies {', '.join(not_ready)} are not ready, and admit nobody"
         return Condition(EVENT_POLICIES_READY, Status.FALSE, "EventPoliciesNotReady", message)
     return Condition(EVENT_POLICIES_READY, Status.TRUE)
 
 
 def policies_status(applied: tuple[AppliedPolicy, ...]) -> list[dict[str, str]]:
-    """Return the value of `status.policies`: those of the applying policies that are ready."""
+    """Return the value of `status.policies`: apiVersion and name of each applied policy that is
+    ready."""
     ready = (policy for policy in applied if policy.is_ready)
     return [{"apiVersion": POLICIES_VERSION, "name": policy.name} for policy in ready]
 
@@ -86,7 +88,7 @@ def _applied_policy(document: Mapping[str, Any], resource: Resource) -> AppliedP
 
 
 def _is_target(target: PolicyTarget, resource: Resource) -> bool:
-    """Whether an EventPolicy's target means this object, by name or by labels."""
+    """Whether an EventPolicy's target selects this object, by its name or its labels."""
     ref, selector = target.ref, target.selector
     if ref is not None and _is_kind(ref.api_version, ref.kind, resource):
         if ref.name.lower() == resource.metadata.name.lower():

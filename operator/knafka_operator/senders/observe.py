@@ -48,20 +48,20 @@ async def observe_features(
     try:
         config = await _read_config(cluster, settings)
     except InvalidDocument as error:
-        return Features(error, error, False)
+        return Features(authentication=error, encryption=error, event_types=False)
 
-    def authentication() -> Authentication:
+    def read_authentication() -> Authentication:
         """Return how requests are authenticated, with this namespace's policies if authentication
         is on."""
-        configured = Authentication.of(config)
-        if not configured.is_on:
-            return configured
-        return replace(configured, policies=policies.of(namespace))
+        authentication = Authentication.of(config)
+        if not authentication.is_on:
+            return authentication
+        return replace(authentication, policies=policies.of(namespace))
 
     return Features(
-        _value_or_error(authentication),
-        _value_or_error(lambda: Encryption.of(config)),
-        is_enabled(config, EVENT_TYPES_FEATURE),
+        authentication=_value_or_error(read_authentication),
+        encryption=_value_or_error(lambda: Encryption.of(config)),
+        event_types=is_enabled(config, EVENT_TYPES_FEATURE),
     )
 
 
@@ -88,8 +88,8 @@ def _value_or_error(read: Callable[[], T]) -> T | KnafkaError:
 
 
 def is_authentication_on(authentication: Authentication | KnafkaError) -> bool:
-    """Whether tokens are sent and required. True if `authentication` is the error of reading that:
-    destinations that require tokens then still get them."""
+    """Whether tokens are sent and required. True if `authentication` is the error of reading that,
+    so that destinations that require tokens still get them."""
     return isinstance(authentication, KnafkaError) or authentication.is_on
 
 
@@ -98,8 +98,8 @@ async def observe_https(
 ) -> Https | NotReady:
     """Return the https address of a Broker's receiver, or the error that explains why it has none.
     A Broker with the annotation `TLS_SECRET` has a receiver that terminates TLS itself; `now` is
-    the time at which its certificate must be valid, None: the present. For any other Broker the
-    address is Knative's (`observe_https_of`). Raises `ClusterError`."""
+    the time at which its certificate must not have expired, None: the present. For any other Broker
+    the address is Knative's (`observe_https_of`). Raises `ClusterError`."""
     namespace = broker.metadata.namespace
     if (name := broker.metadata.annotations.get(TLS_SECRET)) is None:
         return await observe_https_of(cluster, namespace, receiver_services.receiver_name(broker))
@@ -115,8 +115,8 @@ async def observe_https(
 
 
 async def observe_https_of(cluster: Cluster, namespace: str, receiver: str) -> Https | NotReady:
-    """Return the https address that Knative gives a receiver, or the error that explains why it has
-    none. Raises `ClusterError`."""
+    """Return the https address that Knative gives the Knative Service `receiver`, or the error that
+    explains why it has none. Raises `ClusterError`."""
     try:
         stored = await cluster.get(SERVING, "Service", namespace, receiver)
         return https_of_service(stored, receiver)

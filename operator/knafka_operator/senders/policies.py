@@ -44,7 +44,8 @@ class Policies:
         return {Identity.of(document).namespace for document in (*changed, *gone)}
 
     def of(self, namespace: str) -> tuple[Document, ...]:
-        """Return the policies of a namespace. Raises `NotReady` until all policies are known."""
+        """Return all policies of a namespace. Raises `NotReady` until all policies of the cluster
+        are known."""
         if not self.is_known:
             message = "the EventPolicies are not read yet, and without them nobody is admitted"
             raise NotReady("EventPoliciesGetFailed", message, transient=True)

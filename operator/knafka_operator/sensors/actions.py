@@ -1,10 +1,14 @@
 """Actions: Triggers (on a KafkaChannel, Subscriptions) that deliver a Sensor's firings instead of
 the Broker's events. Pure.
 
-Such a Trigger is annotated with the Sensor's name, and the Sensor, by its UID, is its controller. A
-Trigger with only one of the two delivers nothing, so that an annotation alone gives no access to a
-topic. The topic is named by the Sensor's status, which only the operator writes. A Trigger gets the
-firings of the Sensor's trigger from whose name its own name is built.
+A Sensor reads the events of its bus, a Broker or KafkaChannel. When the condition of one of its
+triggers holds, the trigger fires: the Sensor writes an event, the firing, to its action topic.
+
+A Trigger that delivers firings is annotated with the Sensor's name, and the Sensor, by its UID, is
+its controller. A Trigger with only one of the two delivers nothing, so that an annotation alone
+gives no access to a topic. The topic is named by the Sensor's status, which only the operator
+writes. A Trigger's name is built from the names of the Sensor and of the Sensor's trigger whose
+firings it delivers.
 """
 
 from __future__ import annotations
@@ -25,9 +29,9 @@ K = TypeVar("K")
 
 
 def sensor_name_of(trigger: Mapping[str, Any]) -> str | None:
-    """Return the name of the Sensor whose actions a stored Trigger delivers. None: it delivers its
-    Broker's events. The name is empty if a Sensor owns the Trigger, but the annotation with the
-    name is missing."""
+    """Return the name of the Sensor whose actions a stored Trigger delivers, by the Trigger's
+    annotation. None: it delivers its Broker's events. Empty: a Sensor owns the Trigger, but the
+    annotation is missing, so it may deliver nothing."""
     name = (trigger["metadata"].get("annotations") or {}).get(SENSOR_NAME_KEY)
     if name is None and _controlling_sensor(trigger) is not None:
         return ""
@@ -48,8 +52,8 @@ def actions_for_trigger(
     *,
     enabled: bool,
 ) -> SensorActions:
-    """Return which actions a Trigger delivers: those in the Sensor's action topic that one of the
-    Sensor's triggers fired. Raises `NotReady` if it may not deliver them.
+    """Return which actions a Trigger delivers: the Sensor's action topic, and the Sensor's trigger
+    whose firings are delivered. Raises `NotReady` if the Trigger may not deliver them.
 
     `sensor` is the Sensor that the Trigger's annotation names (None: it doesn't exist), `broker`
     the state of the Trigger's Broker; `enabled`: whether the installation serves Sensors.
@@ -67,12 +71,12 @@ def actions_for_trigger(
     if (bus.family, bus.identity.name) != (family_of(kind), broker.broker.metadata.name):
         raise NotReady("SensorNotOurs", f"its Sensor is on {bus}")
     trigger_name, sensor_name = trigger["metadata"]["name"], sensor.metadata.name
-    fired_by = [
+    matching_triggers = [
         sensor_trigger.name
         for sensor_trigger in sensor.spec.triggers
         if names.sensor_trigger(sensor_name, sensor_trigger.name) == trigger_name
     ]
-    if not fired_by:
+    if not matching_triggers:
         message = f"Sensor {sensor_name} has no trigger whose actions {trigger_name} could deliver"
         raise NotReady("SensorNotOurs", message)
     annotations = sensor.status.annotations
@@ -81,7 +85,7 @@ def actions_for_trigger(
         raise NotReady("SensorNotReady", message, transient=True)
     # Neither existing topics nor other Sensors' names matter, as the status records the name.
     topic = desired_topics(sensor, broker, annotations, {}, frozenset())[ACTION]
-    return SensorActions(topic, fired_by[0])
+    return SensorActions(topic, matching_triggers[0])
 
 
 def _controlling_sensor(trigger: Mapping[str, Any]) -> Mapping[str, Any] | None:

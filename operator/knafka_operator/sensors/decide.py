@@ -1,7 +1,11 @@
 """Sensor: decides the status and the next effects of an observed Sensor. Pure.
 
 Read top-down, as `brokers.decide`: each condition is one step. `decide` is called again with the
-results of its effects, until it returns none.
+results of its effects, until it returns none. An error that is raised within `conditions.step(X)`
+goes no further: it becomes the reason of the condition X.
+
+A Sensor's bus is the Broker or KafkaChannel whose events it reads. A drain is a lease by which one
+pod of the Sensor's function handles events.
 
 Not here: its topics (`topics`), and what its Triggers deliver (`actions`).
 """
@@ -234,34 +238,33 @@ def _ensure_topics(
         ):
             steps.needed.run_first(*topics_to_create)
         ids = {
-            TOPICS[use][1]: sensor_topics.topic_id(existing_topics[topic.name])
-            for use, topic in desired_topics.items()
+            id_key: sensor_topics.topic_id(existing_topics[desired_topics[use].name])
+            for use, (_, id_key) in TOPICS.items()
         }
         sensor_topics.check_partitions(desired_topics, existing_topics)
         steps.conditions.set(sensor_topics.as_declared_condition(desired_topics, existing_topics))
-        if annotations.get(BUS) != broker.topic.name:
-            _commit_first_offsets(
-                group, desired_topics[TRIGGER].name, broker.topic.name, ids, steps
-            )
+        bus_topic, trigger_topic = broker.topic.name, desired_topics[TRIGGER].name
+        if annotations.get(BUS) != bus_topic:
+            _commit_first_offsets(group, trigger_topic, bus_topic, ids, steps)
         annotations.update(ids)
         return desired_topics
-    return None
+    return None  # the step failed
 
 
 def _commit_first_offsets(
-    group: str, trigger_topic: str, bus: str, ids: Mapping[str, str], steps: _SensorSteps[K]
+    group: str, trigger_topic: str, bus_topic: str, ids: Mapping[str, str], steps: _SensorSteps[K]
 ) -> NoReturn:
-    """Request the first offsets of the Sensor's group on its trigger topic and on the topic `bus`,
-    and then a record of them in the status, with the topics' `ids`. A running function is deleted
-    first. Always raises, as `Needed.run_first` does."""
+    """Request that the Sensor's group gets its first offsets on its trigger topic and its bus's
+    topic, and that the status then records this, with the `ids` of the Sensor's topics. A running
+    function is deleted first. Always raises, as `Needed.run_first` does."""
     if steps.observed.function_exists:
         # While the function runs, its group has members and accepts no offsets on another topic.
         steps.delete_function()
     steps.needed.run_first(
         # The trigger topic first: an offset there proves that the group is the Sensor's.
         CommitOffsets(group, trigger_topic, "earliest"),
-        CommitOffsets(group, bus, "latest"),
-        Annotate(Step.PROMISE_SENSOR, {**ids, BUS: bus}),
+        CommitOffsets(group, bus_topic, "latest"),
+        Annotate(Step.PROMISE_SENSOR, {**ids, BUS: bus_topic}),
     )
 
 
@@ -269,7 +272,7 @@ def _decide_function(
     sensor: Sensor, broker: BrokerState[K], trigger_partitions: int, steps: _SensorSteps[K]
 ) -> None:
     """Decide `FunctionReady`: request that the Sensor's function is applied as declared, and
-    scaled. A paused Sensor has no function: its drains are ended and its function is deleted.
+    scaled. If the Sensor is paused, its drains are ended and its function is deleted instead.
     `trigger_partitions` is the number of partitions of its trigger topic."""
     observed, settings = steps.observed, steps.settings
     with steps.conditions.step(FUNCTION_READY):
@@ -284,7 +287,7 @@ def _decide_function(
                 steps.conditions.set(condition)
         if autoscaling.paused:
             if observed.function_exists:
-                # Without the Service no pod of min-scale drains, and no drain goes on by itself.
+                # Pods that min-scale keeps running drain without requests until they are deleted.
                 steps.delete_function()
         elif observed.revision is None:
             partitions = max(broker.partitions, trigger_partitions)
@@ -305,9 +308,8 @@ def _decide_triggers(sensor: Sensor, steps: _SensorSteps[K]) -> None:
     with steps.conditions.step(steps.triggers_ready):
         check_subscriptions_handler(observed.handler)
         if not observed.applied:
-            undeclared_names = observed.triggers.keys() - {
-                manifest["metadata"]["name"] for manifest in declared
-            }
+            declared_names = {manifest["metadata"]["name"] for manifest in declared}
+            undeclared_names = observed.triggers.keys() - declared_names
             kind = family.trigger_version, family.trigger, sensor.metadata.namespace
             triggers_to_delete = tuple(ObjectName(*kind, name) for name in sorted(undeclared_names))
             reasons = f"{family.trigger}NotOurs", f"{family.trigger}Rejected"
@@ -358,8 +360,8 @@ def check_trigger(document: Mapping[str, Any]) -> None:
 
 
 def _is_bus_gone(observed: ObservedSensor[K]) -> bool:
-    """Whether the Sensor's bus is gone, or its topic may not be read. False while its Broker exists
-    and only has no topic yet."""
+    """Whether the Sensor's bus is gone or another implementation's, or its topic may not be used.
+    False while the bus exists and only has no topic yet."""
     stored = observed.stored_broker
     is_being_deleted = stored is None or "deletionTimestamp" in stored["metadata"]
     return observed.stopped is not None or not observed.ours or is_being_deleted
@@ -372,10 +374,10 @@ def _consumer_group(
     *,
     foreign: bool,
 ) -> str:
-    """Return the name of a Sensor's consumer group: the recorded one, else the usual one (BUS-S14),
-    or a distinct one if somebody else has the usual one. `annotations` are those of the Sensor's
-    status; `foreign`: whether a group of the usual name exists that isn't proved to be the
-    Sensor's. Raises `NotReady` if it is foreign and the status says that the Sensor has used it."""
+    """Return the name of a Sensor's consumer group: the one that the status (`annotations`) has,
+    else the usual one (BUS-S14), or a distinct one if somebody else has the usual one. `foreign`:
+    whether a group of the usual name exists that isn't proved to be the Sensor's. Raises `NotReady`
+    if it is foreign, and the status says that the Sensor has used it."""
     name_parts = sensor.metadata.namespace, sensor.bus.family.own_name(sensor.metadata.name)
     recorded_group, usual_group = annotations.get(GROUP_STATUS), names.sensor_group(*name_parts)
     is_recorded_foreign = foreign and recorded_group == usual_group

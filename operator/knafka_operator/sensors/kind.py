@@ -114,7 +114,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         return record.scaled[0].scaler.status(record.id)
 
     def scaled_sensors(self) -> Mapping[Identity, tuple[ScalingStatus, Mapping[Cause, int]]]:
-        """Return for each scaled Sensor the scaler's status, and how often it woke by cause."""
+        """Return each scaled Sensor's status in the scaler, and how often it was woken by cause."""
         return {
             identity: (status, record.scaled[0].scaler.wakes(record.id))
             for identity, record in self.states.sensors.items()
@@ -156,8 +156,8 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         return super().status_of(observed, decision, record)
 
     async def stop_on_bus(self, bus: Bus) -> set[str]:
-        """Delete the functions of all Sensors on a bus; returns their groups. Raises
-        `ClusterError`.
+        """Delete the functions of all Sensors on a bus; returns the Sensors' own groups, for the
+        caller to delete. Raises `ClusterError`.
 
         The bus's topic is about to be deleted. A later commit would count as a position in a
         recreated topic, so the groups must be deleted first. The Sensors then read their trigger
@@ -200,7 +200,7 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
 
     async def _delete_group_and_topics(self, document: Document, record: SensorRecord) -> None:
         """Delete the group and the topics that a Sensor's status names, if they are the Sensor's
-        own. Raises `LogError`, also while the group has members, `NotReady`, `InvalidDocument`."""
+        own. Raises `NotReady`, `InvalidDocument`, and `LogError`, such as for a group in use."""
         annotations, own_names = status_annotations(document), names_in_status(document)
         kafka, group = await self._find_kafka(document, record), annotations.get(GROUP_STATUS)
         if group is not None and group in own_names:
@@ -239,7 +239,8 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         kafka.watched |= {sensor.topic, sensor.trigger_topic}
         await kafka.scaler.watch_sensor(record.id, sensor, autoscaling)
         if previous is not None and previous[0] is kafka:
-            for topic in (previous[1].topic, previous[1].trigger_topic):
+            _, previous_sensor = previous
+            for topic in (previous_sensor.topic, previous_sensor.trigger_topic):
                 kafka.unwatch(topic)
 
     async def _stop_scaling(self, record: SensorRecord) -> None:
@@ -337,9 +338,8 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
         """Return the Kafka with a Sensor's topics, even if its bus was deleted first. Raises
         `NotReady`, `InvalidDocument`."""
         bus, bus_record = record.bus, self._bus_record(record.bus)
-        known_kafka = (
-            bus_record.state.kafka if bus_record is not None and bus_record.state else record.kafka
-        )
+        bus_state = None if bus_record is None else bus_record.state
+        known_kafka = record.kafka if bus_state is None else bus_state.kafka
         if known_kafka is not None:
             return known_kafka
         brokers = self.buses.get(bus.family)
@@ -385,12 +385,12 @@ class Sensors(Reconciler[Observed, SensorDecision, SensorRecord], Kind):
     async def start_delivery(
         self, document: Document, watched: WatchedSensor, *, replaces: bool
     ) -> ScalingStatus | None:
-        """Begin to scale by `watched`, whatever `replaces` says; returns the scaler's status."""
+        """Scale the Sensor by `watched`; returns the scaler's status. `replaces` is unused."""
         await self._start_scaling(watched, self.states.sensors[Identity.of(document)])
         return self.scaling_status(Identity.of(document))
 
     async def end_delivery(self, document: Document) -> None:
-        """Stop scaling the Sensor; returns once its drains have ended."""
+        """Stop scaling the Sensor (`_stop_scaling`); returns once its drains have ended."""
         await self._stop_scaling(self.states.sensors[Identity.of(document)])
 
     async def _delete_function(self, record: SensorRecord) -> None:

@@ -45,8 +45,8 @@ def held_limits(sensor: Resource) -> HeldLimits:
     declared = sensor.metadata.annotations
 
     def read_number(name: str, default: int, minimum: int, maximum: int) -> int:
-        """Return the whole number in the annotation `name`, or the default without that annotation.
-        Raises `InvalidDocument` if it isn't between minimum and maximum, both included."""
+        """Return the whole number in the annotation `name`, or `default` if there is no such
+        annotation. Raises `InvalidDocument` if it isn't between minimum and maximum, inclusive."""
         if (text := declared.get(name)) is None:
             return default
         return parse_whole_number(text, annotation_path(name), minimum, maximum)
@@ -58,9 +58,10 @@ def held_limits(sensor: Resource) -> HeldLimits:
 
 
 def oversized_firings(conditions: Conditions) -> Iterator[tuple[int, str]]:
-    """Yield a Sensor's triggers whose firings may be too large for the action topic: the trigger's
-    index in the Sensor's spec, with a warning for users."""
+    """Yield, for each trigger of a Sensor whose firing may have too many events for one record of
+    the action topic, the trigger's index in the Sensor's spec and a warning for users."""
     for index, rule in enumerate(conditions.rules()):
+        # `wanted` has the most events of each dependency that one firing may have.
         event_count = sum(rule.condition.wanted.values())
         if event_count > ACTION_EVENTS:
             bytes_per_event = ACTION_EVENTS * MAX_RECORD_BYTES // event_count

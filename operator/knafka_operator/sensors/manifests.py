@@ -5,8 +5,8 @@ Pure.
     Sensor               -> for each trigger of the Sensor a Trigger (on a KafkaChannel, a
                             Subscription) that delivers its firings
 
-Not here: the number of pods within their bounds; the scaler opens drains, and each has one pod
-(`scale.scaler`).
+A drain is a lease by which one pod of the function handles events. Not here: the number of drains,
+and so of pods, within the bounds of the manifest (`scale.scaler`).
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def function_service(
     settings: Settings,
 ) -> Manifest:
     """Return the manifest of the Knative Service of a Sensor's function. It has one pod for each
-    drain, and at most one for each of the `partitions` of the topics that it reads. `secret` is the
-    name and version of the Secret that pods mount; None: none is needed.
+    drain, and at most `partitions` pods, the greatest number of partitions of a topic that it
+    reads. `secret`: name and version of the Secret that pods mount; None: none is needed.
 
     With a min-scale Knative itself keeps that many pods, which drain from their start without a
     request.
@@ -167,8 +167,8 @@ def _trigger_manifest(
 
 
 def _trigger_source(sensor: Sensor, trigger: TriggerOfSensor) -> Mapping[str, Any]:
-    """Return the spec fields that say which events come: those of a channel, or those of a Broker
-    that pass a filter by the name of the Sensor's `trigger`."""
+    """Return the spec fields that say from where events come: a channel, or a Broker and a filter
+    by the name of the Sensor's `trigger`."""
     family, identity = sensor.bus
     if family is CHANNELS:
         channel_kind = {"apiVersion": family.broker_version, "kind": family.broker}

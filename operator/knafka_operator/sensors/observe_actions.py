@@ -31,7 +31,7 @@ async def observe_actions(
             location = KNAFKA, SENSOR, document["metadata"]["namespace"], name
             stored = await cluster.get(*location)
             if stored is not None:
-                declared = stored
+                declared = stored  # never None, as mypy can't see in the lambda
                 sensor = await parse_off_loop(lambda: parse(Sensor, declared), spec_size(declared))
         return actions_for_trigger(document, sensor, broker, enabled=enabled)
     except (NotReady, InvalidDocument) as error:

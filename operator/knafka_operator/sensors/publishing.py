@@ -72,23 +72,23 @@ class SensorPublishing:
         if record.scaled is None:
             return
         kafka, sensor = record.scaled
-        scaled = kafka.scaler.status(record.id)
-        if scaled is None:
+        scaling = kafka.scaler.status(record.id)
+        if scaling is None:
             return
         stored_status = record.document.get("status") or {}
-        conditions = delivering_condition(scaled), sensor_scaling.dead_letters_condition(scaled)
+        conditions = delivering_condition(scaling), sensor_scaling.dead_letters_condition(scaling)
         if any(
             condition is not None
             and condition.reason != statuses.reason_of(stored_status, condition.type)
             for condition in conditions
         ):
             self.queue.enqueue((SENSOR, *identity))
-        now, state = asyncio.get_running_loop().time(), (scaled.replicas > 0, scaled.lag is None)
+        now, state = asyncio.get_running_loop().time(), (scaling.replicas > 0, scaling.lag is None)
         previous_state, published_at = self._published.get(record.uid, (None, -math.inf))
         if state == previous_state and now - published_at < LAG_INTERVAL:
             return
         self._published[record.uid] = state, now
-        status: dict[str, Any] = {"annotations": scaling_annotations(scaled)}
+        status: dict[str, Any] = {"annotations": scaling_annotations(scaling)}
         if (held_events := kafka.scaler.held_events(record.id)) is not None:
             status["waiting"] = sensor_waiting.waiting_status(sensor, held_events)
         if not _is_published(stored_status, status):

@@ -47,22 +47,22 @@ def sensor_autoscaling(sensor: Resource, maxima: Maxima) -> Autoscaling:
 
 
 def sensor_delivering_condition(
-    declared: Autoscaling, scaled: ScalingStatus | None
+    declared: Autoscaling, scaling: ScalingStatus | None
 ) -> Condition | None:
     """Return the condition `Delivering`, which says whether the Sensor handles events; None: that
-    isn't known yet. `declared` is the Sensor's autoscaling. `scaled` is its status in the scaler;
+    isn't known yet. `declared` is the Sensor's autoscaling. `scaling` is its status in the scaler;
     None: the Sensor isn't scaled."""
     if declared.paused:
         return SENSOR_PAUSED
-    # The scaler doesn't know yet that the Sensor was resumed: don't report it as paused.
-    return None if scaled is None or scaled.paused else delivering_condition(scaled)
+    if scaling is None or scaling.paused:
+        return None  # a resumed Sensor is still paused in the scaler: don't report that
+    return delivering_condition(scaling)
 
 
-def in_order_condition(scaled: ScalingStatus | None) -> Condition | None:
-    """Return the condition `InOrder`, which is False and has the number of events that came too
-    late for their order since this operator began to scale the Sensor. None: no such event is
-    known."""
-    if scaled is None or not (late_events := scaled.counts.late):
+def in_order_condition(scaling: ScalingStatus | None) -> Condition | None:
+    """Return the condition `InOrder` as False, with the number of events that came too late for
+    their order since this operator began to scale the Sensor. None: no such event is known."""
+    if scaling is None or not (late_events := scaling.counts.late):
         return None
     message = (
         f"{late_events} events came later than the Sensor's grace allows and were taken after "
@@ -71,10 +71,10 @@ def in_order_condition(scaled: ScalingStatus | None) -> Condition | None:
     return Condition(IN_ORDER, Status.FALSE, "EventsCameLate", message, Severity.WARNING)
 
 
-def dead_letters_condition(scaled: ScalingStatus | None) -> Condition | None:
+def dead_letters_condition(scaling: ScalingStatus | None) -> Condition | None:
     """Return the condition about the Sensor's dead letters since this operator began to scale it,
     with their number by reason. None: no dead letter is known."""
-    counts_by_reason = {} if scaled is None else scaled.counts.dead_letters
+    counts_by_reason = {} if scaling is None else scaling.counts.dead_letters
     if not counts_by_reason:
         return None
     by_reason = ", ".join(

@@ -24,7 +24,8 @@ from knafka_operator.records.delivery import BrokerState
 from knafka_operator.sensors.limits import ACTION_EVENTS
 
 RECORD_OVERHEAD_BYTES: Final = 65_536
-"""Bytes by which a record may exceed twice its event: attributes, names and a correlation key."""
+"""Bytes by which a record may exceed twice its event: attributes, names and a correlation key. The
+event itself is held as JSON, for which twice its size is reserved."""
 MAX_ACTION_BYTES: Final = 64 * 1024 * 1024
 """Largest `max.message.bytes` of an action topic, unless one event of the bus needs more."""
 
@@ -53,12 +54,12 @@ def desired_topics(
         if recorded_partitions.isdecimal() and int(recorded_partitions)
         else broker.partitions
     )
-    limit = desired.max_record_bytes(broker.topic.config)
-    event_record_bytes = 2 * limit + RECORD_OVERHEAD_BYTES
-    limits = {
+    max_event_bytes = desired.max_record_bytes(broker.topic.config)
+    event_record_bytes = 2 * max_event_bytes + RECORD_OVERHEAD_BYTES
+    max_bytes_by_use = {
         TRIGGER: event_record_bytes,
         CHANGELOG: event_record_bytes,
-        ACTION: max(event_record_bytes, min(ACTION_EVENTS * limit, MAX_ACTION_BYTES)),
+        ACTION: max(event_record_bytes, min(ACTION_EVENTS * max_event_bytes, MAX_ACTION_BYTES)),
     }
     return {
         use: Topic(
@@ -69,7 +70,7 @@ def desired_topics(
             {
                 **broker.topic.config,
                 "cleanup.policy": "compact" if use == CHANGELOG else "delete",
-                MAX_MESSAGE_BYTES: str(min(limits[use], MAX_INT)),
+                MAX_MESSAGE_BYTES: str(min(max_bytes_by_use[use], MAX_INT)),
             },
         )
         for use in TOPICS
@@ -99,9 +100,9 @@ def _topic_name(
     existing_topics: Mapping[str, TopicDescription | None],
     names_of_others: Container[str],
 ) -> str:
-    """Return the name of a Sensor's topic for this use. The name in the status (`annotations`)
-    stays; else it is the first of `candidate_names`. If that one is in `names_of_others`, or if
-    such a topic exists, it is somebody else's, and the second name is used."""
+    """Return the name of a Sensor's topic for this use: the one in the status (`annotations`), else
+    the first of `candidate_names`. If that one is in `names_of_others`, or if such a topic exists,
+    it is somebody else's, and the second name is returned."""
     usual_name, distinct_name = candidate_names(sensor, use)
     if (recorded_name := recorded_topic(sensor, use, annotations)) is not None:
         return recorded_name
@@ -154,14 +155,13 @@ def topics_to_create(
     effects: list[CreateTopic] = []
     for use, topic in topics_by_use.items():
         name_key, id_key = TOPICS[use]
+        # `topic_effects` uses a Broker's keys of the status; a Sensor's topics have their own.
         recorded = {TOPIC_STATUS: topic.name, TOPIC_ID: annotations.get(id_key, "")}
         is_disputed = topic.name in disputed
-        needed = topic_effects(
+        broker_effects = topic_effects(
             topic, existing_topics[topic.name], recorded, maxima, disputed=is_disputed
         )
-        # `topic_effects` names a Broker's keys of the status, where this topic of a Sensor has
-        # others.
-        if any(isinstance(effect, CreateTopic) for effect in needed):
+        if any(isinstance(effect, CreateTopic) for effect in broker_effects):
             effects.append(CreateTopic(topic, name_key, id_key))
     return effects
 

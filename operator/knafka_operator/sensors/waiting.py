@@ -1,6 +1,8 @@
 """Sensor waiting: builds the part of a Sensor's status about held events, and what their triggers
 wait for. Pure.
 
+A Sensor's trigger holds events, by correlation key, until they make its condition true.
+
     drains' reports, by partition -> status.waiting: an entry for each trigger, with its oldest keys
 
 It is bounded: a Sensor may hold a million keys, and its status goes to every watch.
@@ -42,28 +44,25 @@ def waiting_status(sensor: SensorContract, held: Iterable[Waiting]) -> WaitingSt
     ]
 
 
-def waiting_lines(shown: Iterable[Mapping[str, Any]]) -> Sequence[str]:
-    """Return `shown`, the value of a status's `waiting`, as text for users: a line for each shown
-    key of a trigger, and one with the number of the trigger's other keys."""
+def waiting_lines(trigger_statuses: Iterable[Mapping[str, Any]]) -> Sequence[str]:
+    """Return the value of a Sensor's `status.waiting` as text for users: a line for each shown key
+    of a trigger, and one with the number of the trigger's other keys."""
     lines = []
-    for trigger_status in shown:
-        for oldest in trigger_status["oldest"]:
-            name = "/".join(filter(None, (trigger_status["trigger"], oldest.get("key"))))
-            waiting_text = (
-                f", waits for {', '.join(oldest['waitsFor'])}" if oldest["waitsFor"] else ""
-            )
-            lines.append(
-                f"{name} has {', '.join(oldest['has'])}{waiting_text} since {oldest['since']}"
-            )
+    for trigger_status in trigger_statuses:
+        for key_status in trigger_status["oldest"]:
+            name = "/".join(filter(None, (trigger_status["trigger"], key_status.get("key"))))
+            held, awaited = ", ".join(key_status["has"]), ", ".join(key_status["waitsFor"])
+            waiting_text = f", waits for {awaited}" if awaited else ""
+            lines.append(f"{name} has {held}{waiting_text} since {key_status['since']}")
         if (hidden_keys := trigger_status["keys"] - len(trigger_status["oldest"])) > 0:
             lines.append(f"{trigger_status['trigger']} holds {hidden_keys} more keys")
     return lines
 
 
 def _trigger_status(rule: Rule, held: Sequence[Waiting]) -> dict[str, Any]:
-    """Return the status entry of a trigger that holds events (`held`, at least one): the number of
-    keys with held events, the oldest keys (at most `MAX_OLDEST_KEYS`), and since when the oldest
-    waits."""
+    """Return the status entry of a trigger that holds events: the number of keys with held events,
+    the oldest keys (at most `MAX_OLDEST_KEYS`), and since when the oldest waits. `held` has one
+    report of each partition (at least one), which counts its keys and names only the oldest."""
     oldest = sorted(held, key=lambda waiting: waiting.since)[:MAX_OLDEST_KEYS]
     return {
         "trigger": rule.name,
@@ -78,7 +77,7 @@ def _key_status(rule: Rule, waiting: Waiting) -> dict[str, Any]:
     waits. `!NAME` in `waitsFor`: the trigger waits until events of NAME can no longer cancel it."""
     condition = rule.condition
     missing = sorted(condition.wanted.keys() - set(waiting.has))
-    # A complete condition waits for the end of the time in which the unwanted events may arrive.
+    # If nothing is missing, it waits for the end of the time in which unwanted events may arrive.
     awaited = missing or [f"!{name}" for name in sorted(condition.unwanted)]
     status = {"has": list(waiting.has), "waitsFor": awaited, "since": _since(waiting)}
     return status if waiting.key is None else {"key": waiting.key, **status}

@@ -5,6 +5,9 @@
     DataPlaneAvailable             its receiver is Ready
     Addressable, ProbeSucceeded    its address is known, and the receiver has answered there
 
+An error that is raised within `conditions.step(X)` goes no further: it becomes the reason of the
+condition X.
+
 A topic is the sink's own only if it was created for the sink: then the status has the topic's id in
 Kafka.
 """
@@ -112,7 +115,7 @@ def decide(observed: ObservedSink, settings: Settings) -> AddressableDecision:
         kafka=kafka,
         **desired.ingress_limits(topic.config),
     )
-    ingress = rules.in_contract(ingress, sink)
+    ingress = rules.added_to(ingress, sink)
     with steps.conditions.step(DATA_PLANE_AVAILABLE):
         if observed.revision is None:
             check_receiver_scaling(sink.metadata.annotations, settings.maxima)
@@ -126,6 +129,7 @@ def decide(observed: ObservedSink, settings: Settings) -> AddressableDecision:
     url = services.service_url(name, namespace, settings) + ingress.path
     steps.set_addresses(url, ingress, observed.https, rules, sink)
     with steps.conditions.step(PROBE_SUCCEEDED):
+        # Each Revision is probed once: the status names the last one that has answered.
         if observed.revision not in (steps.annotations.get(PROBED), observed.probed):
             steps.needed.run_first(Probe(url, observed.revision))
         steps.annotations[PROBED] = observed.revision
@@ -135,9 +139,9 @@ def decide(observed: ObservedSink, settings: Settings) -> AddressableDecision:
 def _ensure_topic(
     observed: ObservedSink, sink: KafkaSink, settings: Settings, steps: AddressableSteps
 ) -> TopicDescription:
-    """Check the sink's topic, or request that it is created, and record in the annotations whose
-    topic it is. Returns the topic as it exists in Kafka. Raises `NotReady` while the topic is being
-    created, `TopicRefused` if it can't be, and the error of reading it."""
+    """Check the sink's topic, or request that it is created, and record in the annotations of the
+    new status whose topic it is. Returns the topic as it exists in Kafka. Raises `NotReady` while
+    the topic is being created, `TopicRefused` if it can't be, and the error of reading it."""
     existing, annotations = value_or_raise(observed.topic), steps.annotations
     topic_to_make = topic_to_create(sink)
     is_own = topic_to_make is not None and is_made_for(sink, existing, annotations, observed)
@@ -151,7 +155,7 @@ def _ensure_topic(
         message = f"topic {sink.spec.topic} is being made for another KafkaSink"
         raise NotReady("TopicNotOurs", message, transient=True)
     if topic_to_make is None or (existing is not None and not is_own):
-        # The topic existed before the sink, or was recreated by somebody else: don't change it.
+        # The topic isn't the sink's own: don't change it, and don't delete it with the sink.
         for key in (TOPIC_STATUS, TOPIC_ID):
             annotations.pop(key, None)
         annotations[TOPIC_OWNER] = EXTERNAL

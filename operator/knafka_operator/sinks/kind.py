@@ -103,8 +103,8 @@ class KafkaSinks(Reconciler[ObservedSink, AddressableDecision, SinkRecord], Kind
         self._drop(Identity.of(document))
 
     def _claim(self, record: SinkRecord, servers: str, topic: str) -> None:
-        """Reserve a topic name on these Kafka servers for this sink, so that no other sink creates
-        a topic of that name. Does nothing if another sink has reserved the name."""
+        """Reserve a topic name on these Kafka servers for the sink of `record`, so that no other
+        sink creates a topic of that name. Does nothing if another sink has reserved the name."""
         if self.owners.setdefault((servers, topic), record.uid) == record.uid:
             record.claims.add((servers, topic))
 
@@ -147,17 +147,19 @@ class KafkaSinks(Reconciler[ObservedSink, AddressableDecision, SinkRecord], Kind
             kafka = record.kafka
         recorded_id = status_annotations(document).get(TOPIC_ID)
         claimed = self._is_claimed_by_other(record, sink.servers, topic)
-        own = await find_topic_to_delete(kafka.topics, topic, recorded_id, claimed=claimed)
-        if own is not None:
+        own_topic = await find_topic_to_delete(kafka.topics, topic, recorded_id, claimed=claimed)
+        if own_topic is not None:
             await kafka.topics.delete_topic(topic)
 
     def _is_claimed_by_other(self, record: SinkRecord, servers: str, topic: str) -> bool:
-        """Whether another sink has reserved this topic name on these servers."""
+        """Whether a sink other than that of `record` has reserved this topic name on these
+        servers."""
         owner = self.owners.get((servers, topic))
         return owner is not None and owner != record.uid
 
     async def _is_named_by_other_sink(self, sink: Resource, topic: str) -> bool:
-        """Whether another sink of its namespace names this topic, too. Raises `ClusterError`."""
+        """Whether another sink of the namespace, unless it is being deleted, names this topic, too.
+        Raises `ClusterError`."""
         namespace = sink.metadata.namespace
         sinks = await self.cluster.list(SINKS_VERSION, KAFKA_SINK, None, namespace)
         return any(
@@ -266,20 +268,22 @@ class KafkaSinks(Reconciler[ObservedSink, AddressableDecision, SinkRecord], Kind
     def _other_partitions(self, sink: Identity) -> int:
         """Return the number of partitions of the topics that were created in the sink's namespace
         for other sinks and for Brokers."""
-        sinks_partitions = sum(
+        partitions_of_other_sinks = sum(
             record.partitions
             for identity, record in self.records.items()
             if identity.namespace == sink.namespace and identity != sink
         )
         # No Broker has the empty name, so all of the namespace's Brokers are included.
-        return sinks_partitions + partitions_of_others(self.states, Identity(sink.namespace, ""))
+        no_broker = Identity(sink.namespace, "")
+        return partitions_of_other_sinks + partitions_of_others(self.states, no_broker)
 
 
 def _created_topic(document: Document) -> str | None:
     """Return the topic that was, or is to be, created for a stored sink, by the sink's status;
     None: there is none, or the sink now declares another topic."""
     topic = status_annotations(document).get(TOPIC_STATUS)
-    return topic if topic and topic == (document.get("spec") or {}).get("topic") else None
+    declared_topic = (document.get("spec") or {}).get("topic")
+    return topic if topic and topic == declared_topic else None
 
 
 def _declared_servers(document: Document) -> str:

@@ -43,8 +43,8 @@ def with_source_defaults(
     mapping is returned as it is; `check_source` refuses that.
 
     A missing consumer group becomes that of `old` (the source before an update; None: it is being
-    created), else a new name that ends in `unique`, as upstream's ends in a random UUID.
-    `consumers` gets no default: without it a source scales like a Trigger.
+    created), else a new name that ends in `unique`, as upstream's ends in a random UUID. The field
+    `consumers` gets no default: without it, a source scales like a Trigger.
     """
     if not isinstance(document.get("spec"), Mapping | None):
         return dict(document)

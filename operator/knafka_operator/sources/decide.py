@@ -112,12 +112,14 @@ _STEPS_AFTER_OFFSETS: Final = frozenset(
 
 
 def source_conditions(decided: ConditionSet, failed: Mapping[Step, KnafkaError]) -> ConditionSet:
-    """Translate the conditions that were `decided` for a KafkaSource as for a Trigger. `failed` has
-    the error of each step that failed; it decides `InitialOffsetsCommitted`."""
+    """Return the conditions of a KafkaSource, translated from those that were `decided` for it as
+    for a Trigger. `failed` has the error of each step that failed, which the condition
+    `InitialOffsetsCommitted` depends on."""
     trigger_conditions, translated = decided.by_type(), ConditionSet(CONDITIONS)
     for trigger_type, type_ in _SOURCE_CONDITIONS.items():
         condition = trigger_conditions[trigger_type]
         translated.set(replace(condition, type=type_, message=_source_message(condition)))
+    # A KafkaSource has no condition `DependencyReady`: report it as `Deployed`.
     dependency = trigger_conditions[DEPENDENCY_READY]
     if dependency.status is not Status.TRUE and translated.holds(CONNECTION):
         translated.set(replace(dependency, type=DEPLOYED))
@@ -150,20 +152,20 @@ def _source_message(condition: Condition) -> str:
 
 
 def source_status(
-    decided: Mapping[str, Any],
+    trigger_status: Mapping[str, Any],
     document: Document,
     trigger: SourceTrigger | KnafkaError,
-    scaled: ScalingStatus | None,
+    scaling: ScalingStatus | None,
 ) -> dict[str, Any]:
-    """Translate `decided`, a Trigger's status without conditions, to the status of the KafkaSource
-    `document`. `trigger` is the source read as a Trigger, or the error if it can't be parsed;
-    `scaled` is the scaler's status of the source, None: it isn't scaled."""
-    translated = {_ADDRESSES.get(key, key): value for key, value in decided.items()}
-    # A Trigger without an address has "", a source has none.
+    """Translate `trigger_status`, a Trigger's status without conditions, to the status of the
+    KafkaSource `document`. `trigger` is the source read as a Trigger, or the error if it can't be
+    parsed; `scaling` is the scaler's status of the source, None: it isn't scaled."""
+    translated = {_ADDRESSES.get(key, key): value for key, value in trigger_status.items()}
+    # An unknown address is "" in a Trigger's status, and absent from a KafkaSource's.
     translated["sinkUri"] = translated.get("sinkUri") or None
     identity = Identity.of(document)
     dispatcher = dispatcher_services.dispatcher_name(SOURCES, identity)
-    translated["consumers"] = 0 if scaled is None else scaled.replicas
+    translated["consumers"] = 0 if scaling is None else scaling.replicas
     translated["selector"] = f"serving.knative.dev/service={dispatcher}"
     if isinstance(trigger, SourceTrigger):
         source = trigger.egress_fields()["conversion"].source

@@ -16,7 +16,7 @@ from knafka_operator.decisions.status import NotReady
 from knafka_operator.functions import services
 from knafka_operator.installation.settings import Settings
 from knafka_operator.kafka.clusters import KafkaCluster, KafkaClusters
-from knafka_operator.kafka.desired import Defaults, with_records_as_in_kafka
+from knafka_operator.kafka.desired import Defaults, with_record_limit_in_kafka
 from knafka_operator.kafka.endpoints import check_endpoint
 from knafka_operator.model.cluster import Cluster, Document, decode_secret, status_annotations
 from knafka_operator.model.family import SOURCES
@@ -36,8 +36,8 @@ from knafka_operator.sources.decide import kafka_secret_values, missing_topics_e
 from knafka_operator.triggers.started_topics import started_topics
 
 MOUNTED: Final = ""
-"""Stands for the name of the Secret that pods mount, as they mount keys of several Secrets
-(`SourceTrigger.credentials_volume`)."""
+"""Stands in for the name of the Secret that pods mount, since a source's pods mount keys of several
+Secrets (`SourceTrigger.credentials_volume`)."""
 
 
 @dataclass(eq=False)
@@ -59,29 +59,30 @@ class SourceObserver:
         errors in `decisions.status.EXPECTED`, and `ClusterError`."""
         spec, namespace = source.spec, source.metadata.namespace
         credentials = list(required_credentials(spec.net))
-        stored = {
+        stored_secrets = {
             name: await self.cluster.get(CORE, "Secret", namespace, name)
             for name in dict.fromkeys(credential.secret for credential in credentials)
         }
-        decoded_by_name = {
+        values_by_secret = {
             name: decode_secret(stored_secret)
-            for name, stored_secret in stored.items()
+            for name, stored_secret in stored_secrets.items()
             if stored_secret is not None
         }
         credential_values: dict[Credential, str | None] = {
-            credential: decoded_by_name.get(credential.secret, {}).get(credential.key)
+            credential: values_by_secret.get(credential.secret, {}).get(credential.key)
             for credential in credentials
         }
-        secret = kafka_secret_values(spec, credential_values, namespace)
-        if secret is not None:
-            await check_endpoint(secret, self.settings)
-        kafka = self.kafkas.ensure_cluster(",".join(spec.bootstrap_servers), secret)
+        kafka_secret = kafka_secret_values(spec, credential_values, namespace)
+        if kafka_secret is not None:
+            await check_endpoint(kafka_secret, self.settings)
+        kafka = self.kafkas.ensure_cluster(",".join(spec.bootstrap_servers), kafka_secret)
         versions = [
             str(stored_secret["metadata"].get("resourceVersion", ""))
-            for stored_secret in stored.values()
+            for stored_secret in stored_secrets.values()
             if stored_secret
         ]
-        return kafka, (MOUNTED, ".".join(versions)) if credentials else None
+        mounted_secret = (MOUNTED, ".".join(versions)) if credentials else None
+        return kafka, mounted_secret
 
     async def observe_broker_state(
         self, document: Document, source: KafkaSource
@@ -110,7 +111,8 @@ class SourceObserver:
             started = started_topics(
                 status_annotations(document), kafka.bootstrap_servers, consumer_group_of(source)
             )
-            if not existing or not {*missing} <= {*started}:
+            has_begun_on_missing = {*missing} <= {*started}
+            if not existing or not has_begun_on_missing:
                 raise missing_error
         kafka_settings = Kafka(
             bootstrap_servers=kafka.bootstrap_servers,
@@ -120,10 +122,10 @@ class SourceObserver:
         features = await observe_features(
             self.cluster, self.settings, self.states.policies, namespace
         )
-        # The numbers mean nothing: an external topic is never created or compared.
+        # The counts (1, 1) mean nothing: an external topic is never created or compared.
         topic = Topic(spec.topics[0], 1, 1, existing[0].config, external=True)
         for description in existing[1:]:
-            topic = with_records_as_in_kafka(topic, description.config)
+            topic = with_record_limit_in_kafka(topic, description.config)
         state = BrokerState(
             broker=SOURCES.read_broker(document),
             topic=topic,

@@ -2,7 +2,8 @@
 
 Read top-down: each condition is one step, and the decision ends at the first failed condition that
 later ones need; then come the effects. `SubscriptionReady` is True on the assumption that every
-effect succeeds.
+effect succeeds. An error that is raised within `conditions.step(X)` goes no further: it becomes the
+reason of the condition X.
 
 Not here: the effects of delivery (`delivery_effects`).
 """
@@ -15,10 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from knafka.core.contract import Egress, Sink
 from knafka.core.errors import InvalidDocument, KnafkaError
-from knafka_operator.decisions.effects import (
-    Effect,
-    StopDelivery,
-)
+from knafka_operator.decisions.effects import Effect, StopDelivery
 from knafka_operator.decisions.status import (
     BROKER_READY,
     DEAD_LETTER_SINK_RESOLVED,
@@ -105,15 +103,13 @@ class _TriggerSteps(Generic[K]):
 
 
 def decide(
-    observed: ObservedTrigger[K], taken: Container[str], settings: Settings
+    observed: ObservedTrigger[K], groups_of_others: Container[str], settings: Settings
 ) -> TriggerDecision[K]:
     """Decide a Trigger's conditions, status and effects; the effects are in the order in which they
     must run (`decisions.steps.TRIGGER_ORDER`). If they have run already (`observed.acted`), the
-    decision has none.
-
-    `taken` has the consumer groups of other Triggers.
+    decision has none. `groups_of_others` has the consumer groups of other Triggers.
     """
-    decision = _decide(observed, taken, settings)
+    decision = _decide(observed, groups_of_others, settings)
     if observed.failure is not None:
         decision.conditions.fail(SUBSCRIPTION_READY, observed.failure)
     if (account_error := observed.failed.get(Step.APPLY_ACCOUNT)) is not None:
@@ -122,10 +118,10 @@ def decide(
 
 
 def _decide(
-    observed: ObservedTrigger[K], taken: Container[str], settings: Settings
+    observed: ObservedTrigger[K], groups_of_others: Container[str], settings: Settings
 ) -> TriggerDecision[K]:
-    """Decide a Trigger's conditions, status and delivery, and the effects to run next. Returns as
-    soon as something is missing without which nothing can be delivered."""
+    """Take the steps of `decide`, which then adds the errors of failed effects. Returns as soon as
+    something is missing without which nothing can be delivered."""
     steps = _TriggerSteps(observed)
     conditions = steps.conditions
     if isinstance(observed.trigger, InvalidDocument):
@@ -133,7 +129,7 @@ def _decide(
         return steps.decision()
     trigger, broker = observed.trigger, observed.broker
     paused = trigger.metadata.annotations.get(PAUSED_ANNOTATION) == "true"
-    # Only a paused Trigger's functions are deleted: those of another may be needed again soon.
+    # An unpaused Trigger keeps its functions, as they may be needed again soon.
     effects_to_stop = stop_effects(observed.document, settings) if paused else (StopDelivery(),)
     if paused:
         conditions.set(trigger_conditions.DELIVERY_PAUSED)
@@ -166,7 +162,7 @@ def _decide(
         if destinations.sender is None and destinations.have_audience:
             steps.set_waiting("it has no service account to send as: its events wait in Kafka")
             return steps.decision(effects_to_stop)
-    decision = _decide_delivery(trigger, broker, destinations, taken, settings, steps)
+    decision = _decide_delivery(trigger, broker, destinations, groups_of_others, settings, steps)
     return decision or steps.decision(effects_to_stop if paused else ())
 
 
@@ -237,7 +233,7 @@ def _decide_delivery(
     trigger: Trigger,
     broker: BrokerState[K],
     destinations: egresses.TriggerDestinations,
-    taken: Container[str],
+    groups_of_others: Container[str],
     settings: Settings,
     steps: _TriggerSteps[K],
 ) -> TriggerDecision[K] | None:
@@ -247,7 +243,7 @@ def _decide_delivery(
     assert not isinstance(actions, KnafkaError)
     with steps.conditions.step(SUBSCRIPTION_READY):
         egress, autoscaling = _desired_delivery(
-            trigger, broker, destinations, actions, observed, taken, settings
+            trigger, broker, destinations, actions, observed, groups_of_others, settings
         )
         contract = value_or_raise(observed.contract)
         place, chosen_isolation = _choose_dispatcher(
@@ -266,7 +262,7 @@ def _decide_delivery(
             )
         account = service_accounts.account_in_status(observed.document)
         if account is not None and not broker.oidc:
-            # The status names the account until it is deleted.
+            # The status names the account until its deletion has succeeded.
             if not observed.acted:
                 effects += (service_accounts.account_deletion(observed.document, account),)
             auth_status = None if observed.failure is None else {"serviceAccountName": account}
@@ -296,12 +292,12 @@ def _desired_delivery(
     destinations: egresses.TriggerDestinations,
     actions: SensorActions | None,
     observed: ObservedTrigger[K],
-    taken: Container[str],
+    groups_of_others: Container[str],
     settings: Settings,
 ) -> tuple[Egress, Autoscaling]:
-    """Return the Egress by which the Trigger is delivered, and its autoscaling. `actions` are the
-    actions of a Sensor that the Trigger delivers; None: it delivers its Broker's events. `taken`
-    has the consumer groups of other Triggers.
+    """Return the Trigger's Egress, its part of a dispatcher's contract, and its autoscaling.
+    `actions` are the actions of a Sensor that the Trigger delivers; None: it delivers its Broker's
+    events. `groups_of_others` has the consumer groups of other Triggers.
 
     Raises `InvalidDocument` for an invalid annotation, and `NotReady` for a min-scale that the
     namespace may not have.
@@ -309,14 +305,16 @@ def _desired_delivery(
     autoscaling = Autoscaling.from_annotations(
         trigger.metadata.annotations, DEFAULT_AUTOSCALING, settings.maxima
     )
-    granted_now = observed.watched.autoscaling.min_scale if observed.watched else 0
-    check_min_scale(autoscaling.min_scale, granted_now, observed.others_min_scale, settings.maxima)
+    granted = observed.watched.autoscaling.min_scale if observed.watched else 0
+    check_min_scale(autoscaling.min_scale, granted, observed.others_min_scale, settings.maxima)
     topic = broker.topic if actions is None else actions.topic
+    defaults, naming = broker.defaults, settings.naming
     egress = egresses.trigger_egress(
-        trigger, broker.broker, topic, destinations, broker.defaults, taken, settings.naming
+        trigger, broker.broker, topic, destinations, defaults, groups_of_others, naming
     )
     if actions is not None:
         fields = _sensor_action_fields(trigger, broker, actions)
+        # Its drains never rest (`scale.filter_rest`): few events of its topic are filtered out.
         return egress.model_copy(update=fields), replace(autoscaling, may_rest=False)
     if not settings.record_position:
         egress = egress.model_copy(update={"record_position": False})
@@ -349,9 +347,9 @@ def _choose_dispatcher(
     observed: ObservedTrigger[K],
     settings: Settings,
 ) -> tuple[ShardPlacement | None, Isolation | None]:
-    """Return the shard that delivers the Trigger (None: a dispatcher of its own), and the isolation
-    that was chosen for an `auto` Trigger (None: it isn't `auto`). `contract` is the contract of the
-    Broker's shards; None: the Broker has none."""
+    """Return the shard, a shared dispatcher, that delivers the Trigger (None: its own dispatcher
+    does, or it is paused), and the isolation that was chosen for an `auto` Trigger (None: it isn't
+    `auto`). `contract` is the contract of the Broker's shards; None: the Broker has none."""
     # A Trigger that reads another topic than its Broker's can't share a dispatcher.
     if contract is None or observed.actions is not None:
         return None, None

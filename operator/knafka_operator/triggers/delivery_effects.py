@@ -1,7 +1,12 @@
 """Delivery effects: the effects that start or end the delivery of a Trigger's events. Pure.
 
 A Trigger is delivered by its own dispatcher, or by a shard: a dispatcher that several Triggers of a
-Broker share. A shard delivers the Triggers that have a record in its contract, which is a topic.
+Broker share. A shard delivers the Triggers that have a record in its contract, which is a topic. A
+Trigger's part of a dispatcher's contract is its Egress: the topics, the group and the destinations.
+
+A drain is a lease by which one pod of a dispatcher delivers. A request begins it, but pods that
+min-scale keeps running drain without requests. A `Watched` is a delivery, decided or running, as
+the scaler watches it to open drains.
 
 Not here: whether events may be delivered (`decide`), and running the effects (`engine.effects`).
 """
@@ -30,9 +35,7 @@ from knafka_operator.decisions.effects import (
     Wake,
     WriteContract,
 )
-from knafka_operator.decisions.status import (
-    is_ready,
-)
+from knafka_operator.decisions.status import is_ready
 from knafka_operator.decisions.steps import Step
 from knafka_operator.functions import dispatcher_services, service_accounts, services
 from knafka_operator.installation.settings import Settings
@@ -42,11 +45,7 @@ from knafka_operator.kafka.shards import DISPATCHER_KEY, ShardPlacement, SharedC
 from knafka_operator.model.cluster import status_annotations
 from knafka_operator.model.family import family_of
 from knafka_operator.model.identity import Identity
-from knafka_operator.model.resources import (
-    GROUP_STATUS,
-    SERVING,
-    Trigger,
-)
+from knafka_operator.model.resources import GROUP_STATUS, SERVING, Trigger
 from knafka_operator.records.delivery import BrokerState, Watched, offsets_key
 from knafka_operator.triggers.observed import ObservedTrigger
 
@@ -365,8 +364,9 @@ def _group_promise(
     egress: Egress, dispatcher: str | None, observed: ObservedTrigger[K]
 ) -> Annotate:
     """Return the effect that records in the status the Trigger's group, its dead-letter topic and
-    `dispatcher`, the Service that will deliver. None: the recorded name stays as it is, because
-    that Service is still to be deleted, or because the Trigger is paused and has none."""
+    `dispatcher`, the Service that will deliver. The record promises that the group misses no event
+    from here on. `dispatcher` None: the recorded name stays as it is, because that Service is still
+    to be deleted, or because the Trigger is paused and has none."""
     promise = {GROUP_STATUS: egress.group, DEAD_LETTER_TOPIC: egress.dead_letter_topic}
     if dispatcher is not None:
         promise[DISPATCHER_KEY] = dispatcher

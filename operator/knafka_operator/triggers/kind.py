@@ -8,7 +8,7 @@ by the new declaration; until then by either. If a subscriber can't be resolved,
 changed, nothing drains: events wait in Kafka.
 
 Not here: when a Trigger is reconciled (`engine.controller`), Brokers (`brokers.kind`), the number
-of drains (`scaler`).
+of drains, which are leases by which a dispatcher's pods deliver (`scaler`).
 """
 
 from __future__ import annotations
@@ -269,6 +269,7 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
             return
         place, family = watched.place, self.states.family
         trigger_id = family.trigger_id(identity)
+        # Set the URLs of the shard and of the own dispatcher, to which the scaler sends requests.
         if place is not None:
             broker = Identity(identity.namespace, watched.egress.broker)
             url = self._url(dispatcher_services.shard_name(family, broker, place.number), broker)
@@ -298,8 +299,7 @@ class Triggers(Reconciler[Observed, Decision, TriggerRecord], Kind):
         record = self.states.triggers.get(identity)
         if record is None:
             return
-        watched = record.watched
-        broker = record.broker
+        watched, broker = record.watched, record.broker
         if broker is None and watched is not None:
             broker = Identity(watched.egress.namespace, watched.egress.broker)
         if broker is not None:

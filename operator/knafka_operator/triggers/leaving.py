@@ -39,8 +39,8 @@ def effects_of_leaving(document: Mapping[str, Any]) -> tuple[Effect, ...]:
     types = {condition.get("type") for condition in status.get("conditions") or ()}
     informational = {DELIVERING, DEAD_LETTERS_TYPE, LOOP_FREE, ROLLED_OUT, OIDC_IDENTITY_CREATED}
     main_types = types - informational
-    # Knative Eventing's controller writes the same conditions into a Subscription. Knafka wrote
-    # them only if its annotations are there, too.
+    # Knative Eventing's controller writes the same conditions into a Subscription: they are ours
+    # only if Knafka's annotations are there, too.
     are_of_subscription = main_types == {READY, *SUBSCRIPTION_CONDITIONS} and "annotations" in patch
     if are_of_subscription or main_types == {READY, *TRIGGER_CONDITIONS}:
         fields = (

@@ -78,7 +78,7 @@ class TriggerObserver:
             actions=await self.sensor_actions(document, state) if state else None,
         )
         observed = await self.with_destinations(observed, identity)
-        # Read last: it may change meanwhile.
+        # Read last, as it may change during the calls above.
         return replace(observed, chosen_isolation=record.chosen_isolation)
 
     async def with_destinations(
@@ -121,7 +121,8 @@ class TriggerObserver:
             return error
 
     def _record_references(self, identity: Identity, *destinations: Destination | None) -> None:
-        """Record which destinations a Trigger refers to, so that their changes wake it."""
+        """Record which objects a Trigger's destinations refer to now, so that changes of these
+        objects enqueue the Trigger."""
         self.states.clear_references(identity)
         for destination in destinations:
             if destination is not None and destination.ref is not None:

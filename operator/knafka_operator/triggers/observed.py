@@ -11,20 +11,13 @@ from typing import Any, Generic, TypeVar
 
 from knafka.core.contract import Sink
 from knafka.core.errors import InvalidDocument, KnafkaError
-from knafka_operator.decisions.effects import (
-    CommitOffsets,
-    Effect,
-)
+from knafka_operator.decisions.effects import CommitOffsets, Effect
 from knafka_operator.decisions.observed import ObservedObject
 from knafka_operator.kafka.desired import SensorActions
 from knafka_operator.kafka.shards import SharedContract
 from knafka_operator.model.cluster import status_annotations
 from knafka_operator.model.isolation import Isolation
-from knafka_operator.model.resources import (
-    GROUP_STATUS,
-    START,
-    Trigger,
-)
+from knafka_operator.model.resources import GROUP_STATUS, START, Trigger
 from knafka_operator.records.delivery import BrokerState, Watched
 from knafka_operator.triggers.started_topics import (
     STARTED_TOPICS,
@@ -88,7 +81,8 @@ class ObservedTrigger(ObservedObject, Generic[K]):
 
     def after(self, effect: Effect, result: Any) -> ObservedTrigger[K]:
         """Return a copy that includes an effect's result. After start offsets were committed, its
-        status annotations record the declared start position, and the topic if it is external."""
+        status annotations record the topic if it is external, and the declared start position if
+        the status didn't name the group before."""
         observed = super().after(effect, result)
         start = (self.document["metadata"].get("annotations") or {}).get(START)
         status = status_annotations(self.document)
@@ -101,10 +95,10 @@ class ObservedTrigger(ObservedObject, Generic[K]):
         return observed
 
     def started_topics(self, topics: Collection[str], servers: str, group: str) -> tuple[str, ...]:
-        """Return those of the external topics `topics` on which the group has got its start
+        """Return those of `topics`, which are external, on which the group has got its start
         offsets: the topics that the status records, and those of the running delivery. Without a
-        running delivery, return all `topics` if an earlier release has started the group, as it
-        recorded no topics."""
+        running delivery, return all `topics` if an earlier release has started the group, since
+        such a release recorded no topics."""
         started = {*started_topics(self.annotations, servers, group)}
         if self.watched is not None:
             egress = self.watched.egress

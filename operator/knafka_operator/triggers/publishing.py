@@ -59,7 +59,7 @@ class Publishing:
         for number, identity in enumerate(list(self.triggers.watched), 1):
             if number % TRIGGERS_AT_ONCE == 0:
                 await asyncio.sleep(0)
-            # A slow write delays only its own namespace.
+            # A slow write goes on as a task, and delays only its own namespace.
             if identity.namespace not in self._publishing and (
                 annotations := self._take_stale_annotations(identity)
             ):
@@ -70,33 +70,35 @@ class Publishing:
 
     def _take_stale_annotations(self, identity: Identity) -> Mapping[str, str | None] | None:
         """Return the annotations about scaling to write to a Trigger's status, and note them as
-        published. None: the status is up to date. Also None if the condition `Delivering` or the
-        number of consumers is outdated: then the Trigger is enqueued, as reconciling writes both.
+        published. None: nothing is to be written, as the status is up to date, or the Trigger isn't
+        scaled or has no status. Also None if the condition `Delivering` or the number of consumers
+        is outdated: then the Trigger is enqueued, as reconciling writes both.
         """
         record = self.states.triggers.get(identity)
-        scaled = self.triggers.scaling_status(identity)
+        scaling = self.triggers.scaling_status(identity)
         document = record.document if record is not None else None
-        if record is None or document is None or scaled is None or is_entry(document):
+        # A Subscription that is only an entry in its channel's spec has no status.
+        if record is None or document is None or scaling is None or is_entry(document):
             return None
-        now, state = asyncio.get_running_loop().time(), _urgent_state(scaled)
+        now, state = asyncio.get_running_loop().time(), _urgent_state(scaling)
         previous_state, published_at = record.published
         # Numbers that change all the time, such as the lag, are published once in a while.
         is_recent = state == previous_state and now - published_at < LAG_INTERVAL
         status = document.get("status") or {}
         # A KafkaSource's number of replicas is a status field, for its scale subresource.
-        has_replicas = status.get("consumers", scaled.replicas) == scaled.replicas
+        are_replicas_current = status.get("consumers", scaling.replicas) == scaling.replicas
         # The condition needs no second look while the document is the same.
-        if is_recent and has_replicas and record.checked is document:
+        if is_recent and are_replicas_current and record.checked is document:
             return None
         reported_reason = statuses.reason_of(status, statuses.DELIVERING)
-        if delivering_condition(scaled).reason != reported_reason or not has_replicas:
+        if delivering_condition(scaling).reason != reported_reason or not are_replicas_current:
             self.queue.enqueue((self.states.family.trigger, *identity))
             return None
         record.checked = document
         if is_recent:
             return None
         record.published = state, now
-        stored, desired = status.get("annotations") or {}, scaling_annotations(scaled)
+        stored, desired = status.get("annotations") or {}, scaling_annotations(scaling)
         is_stale = any(stored.get(key) != text for key, text in desired.items())
         return desired if is_stale else None
 
@@ -122,10 +124,10 @@ class Publishing:
 
     async def write_failure(self, document: Document, error: Exception) -> None:
         """Write to an object's status that reconciling it ended in an unexpected error. Never
-        raises: a failed write is logged."""
+        raises an error: a failed write is logged."""
         identity = Identity.of(document)
         if is_entry(document):
-            return  # an entry has no status; its channel reports it
+            return  # an entry in its channel's spec has no status; the channel reports it
         try:
             stored = await self.cluster.get(document["apiVersion"], document["kind"], *identity)
             previous_conditions = ((stored or {}).get("status") or {}).get("conditions") or ()
@@ -143,13 +145,13 @@ class Publishing:
             await asyncio.wait(self._tasks)
 
 
-def _urgent_state(scaled: ScalingStatus) -> tuple[bool, ...]:
+def _urgent_state(scaling: ScalingStatus) -> tuple[bool, ...]:
     """Return the facts about a Trigger's scaling that are published as soon as they change."""
     return (
-        scaled.lag is None,
-        scaled.replicas > 0,
-        scaled.error is None,
-        scaled.counts.loop is None,
-        scaled.counts.congestion is not None,
-        bool(scaled.beyond_end),
+        scaling.lag is None,
+        scaling.replicas > 0,
+        scaling.error is None,
+        scaling.counts.loop is None,
+        scaling.counts.congestion is not None,
+        bool(scaling.beyond_end),
     )

@@ -21,6 +21,8 @@ from knafka_operator.decisions.status import SUBSCRIPTION_READY
 from knafka_operator.model.cluster import status_annotations
 from knafka_operator.model.resources import GROUP_STATUS, KNAFKA_PREFIX
 
+_DIGEST_LENGTH: Final = 10
+"""Hexadecimal digits of a digest."""
 STARTED_TOPICS: Final = f"{KNAFKA_PREFIX}started-topics"
 """Key of `status.annotations`: for each of Kafka's bootstrap servers a digest of the server and the
 group, then the topics."""
@@ -52,10 +54,10 @@ def is_same_kafka(servers: str, other_servers: str) -> bool:
 
 
 def was_started_by_older_release(document: Mapping[str, Any], group: str) -> bool:
-    """Whether an earlier release, which recorded no topics, has committed the group's start offsets
-    for an object's present spec. Such a release wrote the group's name to the status after the
-    commit. So it has committed them if the status names the group, is about the present generation
-    of the spec, and none of `_OFFSETS_CONDITIONS` is False in it."""
+    """Whether an earlier release, which recorded no topics, has committed the start offsets of this
+    group for an object's present spec. Such a release wrote the group's name to the status after
+    the commit. So it has committed them if the status names the group, is about the present
+    generation of the spec, and has none of `_OFFSETS_CONDITIONS` as False."""
     status, metadata = document.get("status") or {}, document["metadata"]
     annotations = status_annotations(document)
     return (
@@ -70,8 +72,8 @@ def was_started_by_older_release(document: Mapping[str, Any], group: str) -> boo
 
 
 def _digests(servers: str, group: str) -> Set[str]:
-    """Return for each server ten hexadecimal digits, a digest of the server and the group."""
+    """Return for each of the comma-separated servers a digest of the server and the group."""
     return {
-        hashlib.sha256(f"{server}/{group}".encode()).hexdigest()[:10]
+        hashlib.sha256(f"{server}/{group}".encode()).hexdigest()[:_DIGEST_LENGTH]
         for server in servers.split(",")
     }

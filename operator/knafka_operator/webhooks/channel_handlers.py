@@ -53,7 +53,8 @@ def check_channel(body: kopf.Body, memo: kopf.Memo, old: Any = None, **_: Any) -
 
 
 def check_subscription(body: kopf.Body, memo: kopf.Memo, old: Any = None, **_: Any) -> None:
-    """Refuse an invalid Subscription to a KafkaChannel, or a forbidden change; `old` decides which
-    channel it has, if it is an update. Raises `kopf.AdmissionError`."""
+    """Refuse an invalid Subscription to a KafkaChannel, or a forbidden change. At an update, the
+    channel of `old`, the object before, decides whether it is checked. Raises
+    `kopf.AdmissionError`."""
     if channel_admission.may_be_ours(old or body):
         check_admission(channel_admission.check_subscription, body, memo, old)

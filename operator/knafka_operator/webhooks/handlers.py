@@ -52,8 +52,8 @@ def kopf_settings() -> kopf.OperatorSettings:
 
 @kopf.on.event(*BROKER_RESOURCE, registry=REGISTRY)
 async def remember_class(body: kopf.Body, memo: kopf.Memo, type: str | None, **_: Any) -> None:  # noqa: A002  # kopf's name
-    """Record whether Knafka serves a Broker that was seen or, by `type`, deleted; the webhooks of
-    Triggers need that."""
+    """Record whether Knafka serves a Broker that exists or, with `type` DELETED, is gone. The
+    webhooks of Triggers need that."""
     memo.operator.remember_class(dict(body), gone=type == "DELETED")
 
 
@@ -89,8 +89,9 @@ def set_trigger_defaults(body: kopf.Body, patch: kopf.Patch, memo: kopf.Memo, **
 def check_broker(
     body: kopf.Body, memo: kopf.Memo, warnings: list[str], old: Any = None, **_: Any
 ) -> None:
-    """Refuse an invalid Broker. For one that Knafka doesn't serve, only add to `warnings` what may
-    be wrong with its class; kopf shows users these texts. Raises `kopf.AdmissionError`."""
+    """Refuse an invalid Broker or a forbidden change. For a Broker that Knafka doesn't serve, only
+    add to `warnings`, which users see, what may be wrong with its class. Raises
+    `kopf.AdmissionError`."""
     if memo.operator.brokers.is_ours(old or body):
         check_admission(admission.check_broker, body, memo, old)
     else:
@@ -102,9 +103,9 @@ def check_broker(
 def check_trigger(
     body: kopf.Body, memo: kopf.Memo, warnings: list[str], old: Any = None, **_: Any
 ) -> None:
-    """Refuse an invalid Trigger, and add to `warnings` a sentence for each filter that no event can
-    pass. Triggers whose Broker another implementation serves are left alone. Raises
-    `kopf.AdmissionError`."""
+    """Refuse an invalid Trigger or a forbidden change, and add to `warnings`, which users see, a
+    sentence for each filter that no event can pass. Triggers whose Broker another implementation
+    serves are left alone. Raises `kopf.AdmissionError`."""
     if memo.operator.may_be_ours(old or body):
         check_admission(trigger_admission.check_trigger, body, memo, old)
         warnings.extend(trigger_admission.trigger_warnings(dict(body)))

@@ -92,9 +92,9 @@ def is_newest(uid: str, pods: Iterable[Document]) -> bool:
     """Whether the pod with this UID runs the newest version of the operator; `pods` are all pods of
     the operator.
 
-    A version is as old as its oldest pod that isn't ending: a pod that is made anew doesn't make an
-    old version look new. Ending pods don't count: False if this pod is ending. True outside a
-    cluster, where no pod is ours.
+    A version is as old as its oldest pod that isn't ending, so that a replaced pod doesn't make an
+    old version look new. Ending pods don't count: False if the pod with this UID is ending. True if
+    no pod has this UID, as outside a cluster.
     """
     started_at: dict[str, datetime] = {}
     own_version = None
@@ -109,6 +109,7 @@ def is_newest(uid: str, pods: Iterable[Document]) -> bool:
         elif is_ending:
             continue
         created = datetime.fromisoformat(metadata["creationTimestamp"])
+        # The earliest creation of the version's pods.
         started_at[version] = min(created, started_at.get(version, created))
     return own_version is None or started_at[own_version] == max(started_at.values())
 
@@ -133,8 +134,8 @@ class Registration:
         self._webhooks = webhooks
 
     async def register(self) -> None:
-        """Write the configurations with the webhooks, if this replica has the newest version; else
-        do nothing. Raises `ClusterError`."""
+        """Write the webhook configurations at the API server if this replica runs the newest
+        version of the operator; else do nothing. Raises `ClusterError`."""
         pods = await self._cluster.list(CORE, "Pod", OPERATOR_LABELS, self._namespace)
         if is_newest(self._uid, pods):
             for kind, webhooks in self._webhooks.items():

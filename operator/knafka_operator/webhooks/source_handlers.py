@@ -28,7 +28,7 @@ def register(registry: kopf.OperatorRegistry) -> None:
 
 def set_kafka_source_defaults(patch: kopf.Patch, old: Any = None, **_: Any) -> None:
     """Fill in a KafkaSource's defaults: add to `patch` the function that replaces the object."""
-    # One UUID for all calls of the function, so that it stays idempotent.
+    # kopf may call the function several times: with one UUID all calls have the same result.
     old_document, unique = old and dict(old), str(uuid4())
     patch.fns.append(
         lambda raw: replace_document(raw, with_source_defaults(raw, old_document, unique=unique))

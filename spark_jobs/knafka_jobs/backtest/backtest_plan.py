@@ -6,9 +6,10 @@
     ROUTED and FIRED also have rows with a task's counts only --sum_task_counts--> Counts
 
 Spark's Python workers read, filter and correlate events by the same code as the Sensor's own
-function (`core.kafka_binding`, `core.sensor.routing`). Spark sorts them, and `firing_model`
-computes the firings. Every step streams its partition, so that memory does not grow with the events
-of a key. Pure: DataFrames and values in and out.
+function (`core.kafka_binding`, `core.sensor.routing`): only events with the same correlation key
+fire a trigger together. Spark sorts them, and `firing_model` computes the firings. Every step
+streams its partition, so that memory does not grow with the events of a key. Pure: DataFrames and
+values in and out.
 """
 
 from __future__ import annotations
@@ -113,8 +114,8 @@ def records_of(headers: Column, value: Column) -> list[Column]:
     """Return the columns `names`, `values` and `value` of EVENT_RECORDS, from a record's headers
     and value in the form of Spark's Kafka source.
 
-    `value` is null unless it holds the event's attributes (a structured event): filters need no
-    data, and values are most of the bytes.
+    `value` is kept only for a structured event, whose attributes it holds, and else null: filters
+    need no data, and values are most of the bytes.
     """
     is_structured = F.exists(
         headers,
@@ -131,8 +132,8 @@ def records_of(headers: Column, value: Column) -> list[Column]:
 
 
 def taken_at(record_time: Column, now: int) -> Column:
-    """Return the time (ms) at which a topic took a record that is read at `now` (ms): the record's
-    own time, or `now` if that is null, before 1970 or after `now`."""
+    """Return the time (ms) at which a topic took a record: the record's own time, or `now` (ms),
+    the time of this reading, if that is null, before 1970 or after `now`."""
     return F.when(record_time.between(0, now), record_time).otherwise(F.lit(now))
 
 
@@ -142,7 +143,7 @@ def possible_time(record_time: Column) -> Column:
 
 
 def route_events(records: DataFrame, sensor: Conditions) -> DataFrame:
-    """Match EVENT_RECORDS with the triggers of a Sensor; returns rows of ROUTED."""
+    """Match EVENT_RECORDS with the triggers of a Sensor; returns rows of ROUTED, not sorted."""
     rows = records.select(*EVENT_RECORDS).rdd.mapPartitions(partial(_route_task, dump(sensor)))
     return records.sparkSession.createDataFrame(rows, ddl(ROUTED), verifySchema=False)
 
@@ -165,7 +166,7 @@ def compute_firings(
 
 
 def firing_rows(outcome_rows: DataFrame) -> DataFrame:
-    """Return the rows of FIRINGS, from rows of FIRED."""
+    """Return the firings in the form for users, FIRINGS, from rows of FIRED."""
 
     def event_struct(event: Column) -> Column:
         """Return an event of `FIRED` as a struct of `FIRING_EVENT`."""
@@ -190,36 +191,41 @@ def firing_rows(outcome_rows: DataFrame) -> DataFrame:
 
 
 def sum_task_counts(outcome_rows: DataFrame) -> Counts:
-    """Return the sums of all tasks' counts, from rows of FIRED."""
+    """Return the counts of the whole backtest: the sums of all tasks' counts in rows of FIRED."""
     rows = outcome_rows.where("counts IS NOT NULL").select("counts").collect()
     return _sum_counts(row["counts"] for row in rows)
 
 
 def conditions_of(document: Any) -> Conditions:
-    """Return the conditions of a Sensor. `document` is what JSON gave: the Sensor as `kubectl -o
-    json` shows it, or only the fields of `Conditions`. Raises `InvalidDocument`."""
+    """Return the conditions of a Sensor: the part that decides when it fires. `document`, parsed
+    from JSON, is the Sensor as `kubectl -o json` shows it, or only the fields of `Conditions`.
+    Raises `InvalidDocument`."""
     spec = document
     if isinstance(document, dict) and isinstance(document.get("spec"), dict):
-        spec = {name: value for name, value in document["spec"].items() if name not in _BUS}
+        spec = {
+            name: value
+            for name, value in document["spec"].items()
+            if name not in _OTHER_SPEC_FIELDS
+        }
         if isinstance(triggers := spec.get("triggers"), list):
             spec["triggers"] = [_condition_fields(trigger) for trigger in triggers]
     return parse(Conditions, spec)
 
 
-_BUS: Final = ("broker", "channel", "grace")
+_OTHER_SPEC_FIELDS: Final = ("broker", "channel", "grace")
 """Fields of a Sensor's spec that do not decide when it fires."""
-_DELIVERY: Final = frozenset(
+_OTHER_TRIGGER_FIELDS: Final = frozenset(
     {"subscriber", "reply", "delivery", "payload", "retryStrategy", "rateLimit", "dlqTrigger"}
 )
 """Fields of a Sensor's triggers that do not decide when it fires."""
 
 
 def _condition_fields(trigger: Any) -> Any:
-    """Return the fields of a trigger that decide when it fires. A value that is no object is
-    returned as it is, for `parse` to refuse."""
+    """Return the fields of a trigger that decide when it fires. A `trigger` that is no JSON object
+    is returned as it is, for `parse` to refuse."""
     if not isinstance(trigger, dict):
         return trigger
-    return {name: value for name, value in trigger.items() if name not in _DELIVERY}
+    return {name: value for name, value in trigger.items() if name not in _OTHER_TRIGGER_FIELDS}
 
 
 # In Spark's Python workers
@@ -247,12 +253,13 @@ def _route_task(document: Any, rows: Iterable[Any]) -> Iterator[tuple[Any, ...]]
             position = (record_time, place, partition, offset)
             for order, (dependency, key, fires) in enumerate(routes):
                 yield key, *position, order, dependency, identity, fires, None
-    yield *[None] * (len(ROUTED) - 1), json.dumps(counts)
+    nulls = [None] * (len(ROUTED) - 1)  # all columns but `counts`, the last
+    yield *nulls, json.dumps(counts)
 
 
 def _fire_task(document: Any, until: int, rows: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
-    """Compute the firings up to `until` (ms) of one task's keys, from sorted rows of `ROUTED`;
-    yields rows of `FIRED`, the last with the task's counts and those in its rows of `ROUTED`.
+    """Compute the firings up to `until` (ms) from one task's sorted rows of `ROUTED`; yields rows
+    of `FIRED`. The last row has the task's counts, with those of its rows of `ROUTED` added.
     `document` is the Sensor's `Conditions` as a JSON document."""
     counts: Counts = Counter()
     conditions = parse(Conditions, document)
@@ -265,11 +272,11 @@ def _fire_task(document: Any, until: int, rows: Iterable[Any]) -> Iterator[tuple
         model, seen = FiringModel(rules[trigger]), SeenEvents(conditions.dedupe_millis)
         for _, time, place, partition, offset, _, dependency, identity, fires, _ in rows_of_key:
             event = ArrivedEvent(dependency, identity, time, place, partition, offset)
-            if fires:
+            if fires:  # the event fires the trigger by itself
                 yield trigger, correlation, time, [event], None
                 continue
             if not seen.mark_if_new(key, dependency, identity, time):
-                continue
+                continue  # a duplicate, which the Sensor drops
             for firing in model.add(event):
                 yield trigger, correlation, firing.at, list(firing.events), None
         for firing in model.end(until):
@@ -279,7 +286,7 @@ def _fire_task(document: Any, until: int, rows: Iterable[Any]) -> Iterator[tuple
 
 
 def _sum_counts(texts: Iterable[str]) -> Counts:
-    """Return the sum of counts, each given as JSON."""
+    """Return the sums of these counts, each text being a task's counts as JSON."""
     total: Counts = Counter()
     for text in texts:
         total.update(json.loads(text))

@@ -1,7 +1,7 @@
 """Runs a backtest: reads events of a topic or an archive, and reports what a Sensor would fire.
 
-Of a topic, committed records between the offsets of two times are read, up to the end that the
-topic has when the backtest begins. An archive is a folder or URI with one of
+Of a topic, committed records are read up to the end that it has when the backtest begins. Only
+events inside a span of time (`TimeSpan`) count. An archive is a folder or URI with one of
 
     Delta, Parquet   records with the columns `headers`, `value`, and `timestamp` or `appended`, as
                      in Spark's Kafka source and in the dead letters' tables
@@ -80,8 +80,8 @@ class TimeSpan:
     until: int | None = None
 
     def contains(self, event_time: Column) -> Column:
-        """Return the condition that a time (ms) is inside the span; an unknown one (null) counts as
-        inside."""
+        """Return the condition that a time (ms) is inside the span; an unknown time (null) counts
+        as inside."""
         is_inside = F.lit(True)
         if self.since is not None:
             is_inside &= event_time >= self.since
@@ -93,9 +93,9 @@ class TimeSpan:
 def records_of_topic(
     spark: SparkSession, kafka: KafkaClient, name: str, span: TimeSpan, now: datetime
 ) -> tuple[DataFrame, int]:
-    """Return the records of a topic inside `span`, as EVENT_RECORDS, and the time (ms) up to which
-    firings are computed: `span.until`, else `now`, the time of this reading. Raises `JobError` if
-    there is no such topic."""
+    """Return the records of the topic `name` inside `span`, as EVENT_RECORDS, and the time (ms) up
+    to which firings are computed: `span.until`, else `now`, the time of this reading. Raises
+    `JobError` if there is no such topic."""
     topic = kafka.topics([name]).get(name)
     if topic is None:
         raise JobError(f"there is no topic {name}: give the topic of the Sensor's Broker")
@@ -151,11 +151,11 @@ def records_of_archive(spark: SparkSession, path: str, span: TimeSpan) -> tuple[
 def backtest(
     records: DataFrame, sensor: Conditions, until: int, limit: int, output: str | None
 ) -> BacktestResult:
-    """Compute which firings of the Sensor the `records`, EVENT_RECORDS, would have caused up to
+    """Compute which firings of the Sensor the `records` (EVENT_RECORDS) would have caused up to
     `until` (ms).
 
-    The result shows at most `limit` firings. `output` is a folder or URI, which must not exist yet,
-    for a Delta table of all firings; None: they aren't stored. Raises `JobError`.
+    The result shows the first `limit` firings. `output` is a folder or URI for a Delta table of all
+    firings, which must not exist yet; None: they aren't stored. Raises `JobError`.
     """
     spark = records.sparkSession
     partitions = max(MIN_TASKS, int(spark.conf.get("spark.sql.shuffle.partitions") or 1))
@@ -163,17 +163,18 @@ def backtest(
     outcome_rows = records.transform(backtest_plan.route_events, sensor).transform(
         backtest_plan.compute_firings, sensor, until, partitions
     )
+    # Several queries read these rows: compute them once.
     outcome_rows.persist(StorageLevel.DISK_ONLY)
     try:
         firings = outcome_rows.transform(backtest_plan.firing_rows)
         counts = backtest_plan.sum_task_counts(outcome_rows)
-        by_trigger = {
+        firing_counts = {
             row["trigger"]: row["count"] for row in firings.groupBy("trigger").count().collect()
         }
         if output is not None:
             with explain_spark_errors(f"the firings can't be written to {output}"):
                 firings.write.format("delta").mode("errorifexists").save(output)
-        shown = firings.orderBy("at", "trigger", "correlation").limit(limit).collect()
+        first_firings = firings.orderBy("at", "trigger", "correlation").limit(limit).collect()
     finally:
         outcome_rows.unpersist()
     return BacktestResult(
@@ -182,9 +183,9 @@ def backtest(
         undecodable=counts[backtest_plan.UNDECODABLE],
         undated=counts[backtest_plan.UNDATED],
         errors=_counts_with_prefix(counts, backtest_plan.ERROR),
-        firings={trigger.name: by_trigger.get(trigger.name, 0) for trigger in sensor.triggers},
+        firings={trigger.name: firing_counts.get(trigger.name, 0) for trigger in sensor.triggers},
         waiting=_counts_with_prefix(counts, backtest_plan.WAITING),
-        shown=[_firing_document(row.asDict(recursive=True)) for row in shown],
+        shown=[_firing_document(row.asDict(recursive=True)) for row in first_firings],
     )
 
 
@@ -236,19 +237,22 @@ def _archived_event_records(rows: DataFrame, path: str) -> DataFrame:
 
 
 def _records_of_lines(lines: DataFrame) -> DataFrame:
-    """Return EVENT_RECORDS of an archive of NDJSON, from its lines (column `value`); a record's
-    time is the event's attribute `time`, null without a readable one. Empty lines are left out."""
+    """Return EVENT_RECORDS of an archive of NDJSON, from its lines (column `value`). A record's
+    time is the event's attribute `time`, null if that is missing or unreadable. Empty lines are
+    left out."""
     # RFC 3339 allows lower-case letters and leap seconds (:60, read as the next second), which
     # Spark does not read.
     text = F.upper(F.get_json_object("value", "$.time"))
     moment = F.replace(text, F.lit(":60"), F.lit(":59")).try_cast("timestamp")
     leap_millis = F.when(text.contains(":60"), 1000).otherwise(0)
     event_time = F.bround(F.unix_micros(moment) / 1000).cast("bigint") + leap_millis
+    # Place, partition and offset keep the order of lines whose events have the same time.
     return lines.where("trim(value) <> ''").select(
         F.col("_metadata.file_path").alias("place"),
         F.col("_metadata.file_block_start").alias("partition"),
         F.monotonically_increasing_id().alias("offset"),
         backtest_plan.possible_time(event_time).alias("at"),
+        # The headers of a record that holds a structured event.
         F.array(F.lit(CONTENT_TYPE)).alias("names"),
         F.array(F.lit(json_format.MEDIA_TYPE).cast("binary")).alias("values"),
         F.col("value").cast("binary").alias("value"),
@@ -265,7 +269,7 @@ def _counts_with_prefix(counts: backtest_plan.Counts, prefix: str) -> dict[str, 
 
 
 def _firing_document(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a firing, a row of FIRINGS, as a document with times as text."""
+    """Return a firing (a row of FIRINGS) as a JSON document, with its times as text."""
     events = [{**event, "at": _time_text(event["at"])} for event in row["events"]]
     return {**row, "at": _time_text(row["at"]), "events": events}
 

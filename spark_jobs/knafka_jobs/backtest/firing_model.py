@@ -4,6 +4,10 @@ This is a second implementation of a Sensor's meaning. It shares the conditions 
 but nothing of its reducer (`rules`, `absence`), so that tests can compare the two. The reducer
 takes events in any order and decides anew from all events that it holds. Here events come in order:
 each is looked at once, and there is at most one wait for an unwanted event (`!`) at a time.
+
+A condition such as `a && !b` wants the dependency `a`, and `b` is unwanted: events of `a` form a
+complete set, which waits for `Rule.within` and then fires, unless an event of `b` comes. A reset is
+a time of a trigger's schedule (cron) from which on earlier events don't count any more.
 """
 
 from __future__ import annotations
@@ -48,7 +52,7 @@ class FiringModel:
     """
 
     def __init__(self, rule: Rule) -> None:
-        """Begin without events; `rule` decides when events fire."""
+        """Begin without events; `rule` has the trigger's condition, timing and resets."""
         self._rule = rule
         self._counting: dict[_EventKey, ArrivedEvent] = {}
         """Events that count towards the next firing, in the order of time."""
@@ -62,16 +66,16 @@ class FiringModel:
         that is completed at that very time."""
 
     def add(self, event: ArrivedEvent) -> Iterator[ExpectedFiring]:
-        """Take the next event; yields the firings that became due since the previous event, and
-        that of this event if it completes the condition."""
+        """Take the next event; yields the firing of a wait that ended before it, and the firing
+        that the event itself causes if it completes the condition."""
         yield from self._end_wait(event.at)
         event_key = (event.dependency, event.identity)
         reset = self._last_reset(event.at)
         self._came_during_wait.pop(event_key, None)
-        if event_key in self._counting or self._begins_before(reset):
+        if event_key in self._counting or self._reset_drops_events(reset):
             self._remove_from_counting(event_key, reset)
         if reset is not None and event.at <= reset:
-            return
+            return  # the reset drops this event, too
         if event.dependency in self._rule.condition.unwanted:
             self._unwanted_at = event.at
             if self._wait_end is not None:
@@ -82,7 +86,7 @@ class FiringModel:
             if not self._rule.condition.unwanted:
                 yield self._take_firing(event.at)
             elif self._unwanted_at == event.at:
-                self._clear()
+                self._clear()  # an unwanted event of the same millisecond cancels the set
             else:  # wait, as an unwanted event may still come
                 assert self._rule.within is not None
                 self._wait_end = event.at + self._rule.within
@@ -110,7 +114,7 @@ class FiringModel:
         the wait. Does nothing without a wait."""
         if self._wait_end is None or self._wait_end >= time:
             return
-        if self._begins_before(self._last_reset(self._wait_end)):
+        if self._reset_drops_events(self._last_reset(self._wait_end)):
             self._clear()  # the reset came during the wait (BUS-S5)
         else:
             yield self._take_firing(self._wait_end)
@@ -126,9 +130,9 @@ class FiringModel:
         self._counting, self._wait_end, self._came_during_wait = {}, None, {}
 
     def _count_event(self, event: ArrivedEvent) -> bool:
-        """Count an event. Before, remove events that are too old to fire with it and, if its
-        dependency has as many events as it needs, the oldest of these. Returns whether the
-        condition is now complete."""
+        """Add an event to those that count; return whether the condition is now complete. Events
+        that are too old to fire with it are removed first and, if its dependency has as many events
+        as the condition needs, the oldest of these."""
         counting, condition, within = self._counting, self._rule.condition, self._rule.within
         if within is not None:
             for event_key, counted_event in list(counting.items()):
@@ -168,12 +172,13 @@ class FiringModel:
                 if self._count_event(event):
                     self._wait_end = event.at + self._rule.within
 
-    def _begins_before(self, reset: int | None) -> bool:
-        """Whether the first event that counts came at or before `reset` (ms); False if there is no
-        reset, or no event counts."""
+    def _reset_drops_events(self, reset: int | None) -> bool:
+        """Whether an event that counts came at or before `reset` (ms), so that the reset drops it;
+        False if there is no reset, or no event counts."""
         if reset is None or not self._counting:
             return False
-        return next(iter(self._counting.values())).at <= reset
+        first_event = next(iter(self._counting.values()))  # they are in the order of time
+        return first_event.at <= reset
 
     def _last_reset(self, time: int) -> int | None:
         """Return the time (ms) of the last reset up to `time` (ms); None: there was none

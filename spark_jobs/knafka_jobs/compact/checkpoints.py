@@ -4,7 +4,9 @@
     ROOT/checkpoints/failures-*/              how far `records` was folded (written by Spark)
     ROOT/checkpoints/knafka-*                 times of the last VACUUM and of the last retention
 
-A batch's number is in the same commit as its rows; `ingest_batches` explains why.
+A batch's number is in the same commit as its rows; `ingest_batches` explains why. A row's mark
+(`RecordMark`: offset, time and a digest of its content) shows whether Kafka still has that record
+at its offset.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ class Checkpoints:
     """Implements `BatchStore` on the tables, and folds `records` into `failures`."""
 
     def __init__(self, tables: Tables) -> None:
-        """The files lie below the root of `tables`."""
+        """Use these tables; the checkpoint files lie below the same root."""
         self._tables = tables
 
     def last_batch(self) -> int | None:
@@ -94,8 +96,8 @@ class Checkpoints:
         }
 
     def offsets_of_rows(self) -> Offsets:
-        """Return how far partitions were read, as the rows of `records` show. Reads the positions
-        of all rows."""
+        """Return how far partitions were read, as the rows of `records` show; used if no offsets
+        are saved. Reads the positions of all rows."""
         if self._tables.is_empty("records"):
             return {}
         rows = self._tables.read("records").transform(next_offsets).collect()
@@ -108,18 +110,18 @@ class Checkpoints:
     ) -> Mapping[Partition, RecordMark]:
         """Return the mark (`RecordMark`) of the row at the offset before `ReadState.next`, for each
         partition that has this row."""
-        positions = [
-            (log_id(topic_id, reached.logs()[-1][1]), number, reached.next - 1)
-            for (topic_id, number), reached in partitions.items()
-        ]
-        bounds = [OffsetBounds(*position, position[-1]) for position in positions]
-        read_positions = F.broadcast(
-            self._tables.rows(positions, {name: RECORDS[name] for name in KEY})
-        )
+        last_positions, bounds = [], []
+        for (topic_id, partition), reached in partitions.items():
+            _, log_number = reached.logs()[-1]
+            log, last_offset = log_id(topic_id, log_number), reached.next - 1
+            last_positions.append((log, partition, last_offset))
+            bounds.append(OffsetBounds(log, partition, last_offset, last_offset))
+        position_rows = self._tables.rows(last_positions, {name: RECORDS[name] for name in KEY})
         rows = (
             self._tables.read("records")
+            # Lets Delta skip files; only the join selects exactly these positions.
             .where(within_bounds(bounds))
-            .join(read_positions, [*KEY], "left_semi")
+            .join(F.broadcast(position_rows), [*KEY], "left_semi")
         )
         return {
             (split_log_id(row["topic_id"])[0], row["partition"]): _mark_of_row(row)
@@ -147,20 +149,21 @@ class Checkpoints:
         what was saved for the number."""
         topics: dict[str, dict[int, ReadState | int]] = {}
         for (topic_id, partition), reached in offsets.items():
-            entry = reached if reached.mark or reached.cuts else reached.next
-            topics.setdefault(topic_id, {})[partition] = entry
+            # Without a mark and cuts, the next offset is all there is to save.
+            stored_state = reached if reached.mark or reached.cuts else reached.next
+            topics.setdefault(topic_id, {})[partition] = stored_state
         path, system = self._batch_file(batch)
         stream = system.create(path, True)
         stream.write(bytearray(json.dumps(topics).encode()))
         stream.close()
 
     def append_batch(self, rows: DataFrame, batch: int, last: int | None) -> int:
-        """Append a batch to `records` in one commit with its number `batch`; returns the number of
-        rows.
+        """Append the rows of a batch to `records` in one commit with its number `batch`; returns
+        how many rows.
 
-        `last` is the number of the batch before; None: there is none. Raises `JobError` if another
-        batch was appended since: then another compaction runs on an object store, which has no
-        locks.
+        `last` is the number of the previous batch; None: there is none. Raises `JobError` if
+        another batch was appended since: then another compaction runs on an object store, which has
+        no locks.
         """
         tables = self._tables
         if self.last_batch() != last:
@@ -203,12 +206,13 @@ class Checkpoints:
         on: str,
         update: Mapping[str, str],
     ) -> int:
-        """Fold new rows of `records` and MERGE them into `failures`; returns the number of records.
+        """Stream the rows of `records` that were not folded yet, and MERGE them, folded, into
+        `failures`; returns the number of records.
 
-        `to_rows` turns a batch into rows of `failures`. `columns` are the columns of `records` that
-        it needs, as a stream reads all columns otherwise. `on` and `update` are SQL as in
-        `Tables.upsert`. Delta keeps the number of each streamed batch with its commit, so that a
-        batch that is repeated after a crash adds nothing to the counts in `failures`.
+        `to_rows` folds a batch: it turns it into rows of `failures`. `columns` are the columns of
+        `records` that it needs, as a stream reads all columns otherwise. `on` and `update` are SQL
+        as in `Tables.upsert`. Delta keeps the number of each streamed batch with its commit, so
+        that a batch that is repeated after a crash adds nothing to the counts in `failures`.
         """
         tables, checkpoint = self._tables, self._fold_checkpoint_folder()
         count = 0
@@ -251,13 +255,14 @@ class Checkpoints:
         return count
 
     def _fold_checkpoint_folder(self) -> str:
-        """Return the folder of the checkpoint of `fold`'s stream. It is named by the ids of both
-        tables, so that the stream begins anew if one of them was made anew."""
+        """Return the folder below the root that holds Spark's checkpoint of the stream in `fold`.
+        Its name has the ids of both tables, so that the stream begins anew if one of them was
+        created anew."""
         failures, records = map(self._tables.table_id, ("failures", "records"))
         return f"checkpoints/failures-{failures}-{records}"
 
     def _fold_has_begun(self) -> bool:
-        """Whether the stream that folds has ever begun a batch, by the files of its checkpoint."""
+        """Whether the stream of `fold` has ever begun a batch: then its checkpoint has a file."""
         path, system = self._tables.file(f"{self._fold_checkpoint_folder()}/offsets")
         if not system.exists(path):
             return False
@@ -266,8 +271,8 @@ class Checkpoints:
         return any(not file.getPath().getName().startswith(".") for file in system.listStatus(path))
 
     def _batch_file(self, batch: int | None = None) -> tuple[Any, Any]:
-        """Return the Hadoop path and file system of the offsets of a batch; if `batch` is None, of
-        the folder of all batches."""
+        """Return the Hadoop path and file system of the file with a batch's saved offsets; if
+        `batch` is None, of the folder that has the files of all batches."""
         folder = f"checkpoints/batches-{self._tables.table_id('records')}"
         return self._tables.file(folder if batch is None else f"{folder}/{batch}.json")
 

@@ -66,7 +66,7 @@ def records_of(kafka: DataFrame, topics: DataFrame) -> DataFrame:
     return (
         kafka.join(F.broadcast(topics), ["topic", "partition"], "left")
         .withColumn("timestamp", _if_possible("timestamp", F.current_timestamp()))
-        .withColumn("attribute", F.map_from_entries("headers"))
+        .withColumn("header_values", F.map_from_entries("headers"))
         .select(
             "topic",
             _or_empty("topic_id").alias("topic_id"),
@@ -118,16 +118,16 @@ def _known_reason() -> Column:
 
 
 def _failure_id() -> Column:
-    """Return the id of the failure of a row of `records`: a digest of Trigger, source, data and the
-    event's id. Without an id, the event's position in its own topic counts, or the record's."""
+    """Return the failure's id for a row of `records`: a digest of Trigger, source, data and the
+    event's id; without one, its position in the topic it came from, or else the record's own."""
     position = F.concat_ws("/", "topic_id", "partition", "offset")
     origin = F.concat_ws("/", "origin_topic", "origin_partition", "origin_offset")
     identity = F.when(F.col("id") != "", F.col("id")).when(origin != "", origin).otherwise(position)
     parts = [_or_empty(name) for name in (*TRIGGER, "source")]
-    # The digest only distinguishes data sent under one source and id, so 64 bits suffice;
-    # SHA-256 of every payload was a fifth of the work.
-    digest = F.when(F.col("value").isNull(), "").otherwise(F.hex(F.xxhash64("value")))
-    return _digest(*parts, identity, digest)
+    # It only distinguishes data sent under one source and id, so 64 bits suffice; SHA-256 of every
+    # payload was a fifth of the work.
+    data_hash = F.when(F.col("value").isNull(), "").otherwise(F.hex(F.xxhash64("value")))
+    return _digest(*parts, identity, data_hash)
 
 
 FOLDED: Final = tuple(name for name in RECORDS if name not in ("key", "value", "headers", "day"))
@@ -138,8 +138,8 @@ MAX_REPEATED: Final = 200_000
 
 
 def repeated_keys(records: DataFrame) -> DataFrame:
-    """Return the keys of the failures with more than one record: `key`, a 64-bit hash of a
-    failure's id. They are few, and finding them needs only a few bytes of each record."""
+    """Return the keys of the failures that have more than one of these rows: `key`, a 64-bit hash
+    of the failure's id. They are few, and finding them needs only a few bytes of each row."""
     keys = records.transform(_with_key).select("key")
     return keys.groupBy("key").agg(F.count("*").alias("records")).where("records > 1").select("key")
 
@@ -159,8 +159,8 @@ def batch_figures(failures: DataFrame) -> DataFrame:
 
 
 def error_summaries(failures: DataFrame) -> DataFrame:
-    """Return the different errors of failures, or records, with their summaries: `error`,
-    `summary`. Most failures have one of a few errors, and to make a summary takes long."""
+    """Return the different errors of failures with their summaries (the text without what varies):
+    `error`, `summary`. Most failures have one of a few errors, and computing a summary is slow."""
     errors = failures.select("error").where(F.col("error").isNotNull()).distinct()
     return errors.withColumn("summary", fingerprint_of(F.col("error")))
 
@@ -196,13 +196,13 @@ def with_summary(failures: DataFrame, summaries: DataFrame | None) -> DataFrame:
 
 def fold_single(records: DataFrame) -> DataFrame:
     """Fold records of failures that have only one record; `summary` stays null."""
-    failure = F.struct(F.col("last_attempt").alias("at"), "reason", "code", "attempts")
+    history_entry = F.struct(F.col("last_attempt").alias("at"), "reason", "code", "attempts")
     values = {
         "failures": F.lit(1),
         "retries": F.greatest(F.col("attempts") - 1, F.lit(0)),
         "first_failed": F.col("first_attempt"),
         "last_failed": F.col("last_attempt"),
-        "history": F.array(failure),
+        "history": F.array(history_entry),
         **dict.fromkeys(("first_day", "last_day"), F.to_date("appended")),
         **dict.fromkeys(("summary", "resolved", "head", "day"), F.lit(None)),
     }
@@ -212,12 +212,12 @@ def fold_single(records: DataFrame) -> DataFrame:
 
 
 def fold_several(records: DataFrame) -> DataFrame:
-    """Fold records of failures that may have several records into one row each. The event is taken
-    from the first record, the attempt and the position from the last. `summary` stays null."""
-    when = F.struct("last_attempt", "appended", "topic_id", "partition", "offset")
-    first = F.min_by(F.struct(*TRIGGER, *EVENT), when)
-    last = F.max_by(F.struct(*LAST_ATTEMPT, *POSITION), when)
-    failure = F.struct(F.col("last_attempt").alias("at"), "reason", "code", "attempts")
+    """Fold the records of each failure, one or several, into one row. The event is taken from the
+    first record, the attempt and the position from the last. `summary` stays null."""
+    order = F.struct("last_attempt", "appended", "topic_id", "partition", "offset")
+    first = F.min_by(F.struct(*TRIGGER, *EVENT), order)
+    last = F.max_by(F.struct(*LAST_ATTEMPT, *POSITION), order)
+    history_entry = F.struct(F.col("last_attempt").alias("at"), "reason", "code", "attempts")
     return (
         # Shuffle first: a partial aggregation before the shuffle would hardly combine any rows.
         records.repartition("failure_id")
@@ -229,7 +229,7 @@ def fold_several(records: DataFrame) -> DataFrame:
             F.sum(F.greatest(F.col("attempts") - 1, F.lit(0))).alias("retries"),
             F.min("first_attempt").alias("first_failed"),
             F.max("last_attempt").alias("last_failed"),
-            F.array_sort(F.collect_list(failure)).alias("history"),
+            F.array_sort(F.collect_list(history_entry)).alias("history"),
             F.lit(None).cast("string").alias("summary"),
             F.lit(None).cast("timestamp").alias("resolved"),
             F.lit(None).cast("binary").alias("head"),
@@ -251,8 +251,8 @@ MERGE_ON: Final = "failures.failure_id = more.failure_id"
 
 
 def merge_clauses() -> dict[str, str]:
-    """Return the update clauses, by column, of the MERGE that folds new rows (`more`) into
-    `failures`. They add to sums, so each batch must be merged exactly once."""
+    """Return the update clauses (SQL by column) of the MERGE that folds new rows (`more`) into
+    `failures`. They add to counts, so each batch must be merged exactly once."""
     is_later = "more.last_failed >= failures.last_failed"
     last = {
         name: f"CASE WHEN {is_later} THEN more.`{name}` ELSE failures.`{name}` END"
@@ -267,6 +267,7 @@ def merge_clauses() -> dict[str, str]:
         "first_failed": "least(failures.first_failed, more.first_failed)",
         "last_failed": "greatest(failures.last_failed, more.last_failed)",
         "history": f"slice({history}, -{length}, {HISTORY_LENGTH})",
+        # Null again if the event failed after a replay had resolved it.
         "resolved": "CASE WHEN failures.resolved > more.last_failed THEN failures.resolved END",
         # One failure's data is the same in all of its dead letters.
         "head": "coalesce(failures.head, more.head)",
@@ -276,7 +277,8 @@ def merge_clauses() -> dict[str, str]:
 
 
 def likely_examples(failures: DataFrame) -> DataFrame:
-    """Return the failures with data that a report may show as examples: `failure_id`, `KEY`."""
+    """Return the failures with data that a report may show as examples, at most `HEADS` of each
+    group, unresolved and then later ones first: `failure_id`, `KEY`."""
     order = ("is_resolved", F.desc("last_failed"), "failure_id")
     in_group = Window.partitionBy("group").orderBy(*order)
     # A limit for each kind, however many error summaries it has.
@@ -299,7 +301,7 @@ def likely_examples(failures: DataFrame) -> DataFrame:
 
 
 def data_heads(examples: DataFrame, records: DataFrame) -> DataFrame:
-    """Return the first `HEAD_BYTES` of the data of `likely_examples`: `failure_id`, `head`."""
+    """Return the first `HEAD_BYTES` of data of these `likely_examples`: `failure_id`, `head`."""
     return (
         records.select("failure_id", *KEY, F.substring("value", 1, HEAD_BYTES).alias("head"))
         .join(F.broadcast(examples), ["failure_id", *KEY])
@@ -325,19 +327,18 @@ RANGES: Final[Columns] = {
 def older_ranges(
     topics: Mapping[str, TopicState], young: Mapping[NamedPartition, int], offsets_read: Offsets
 ) -> list[tuple[Any, ...]]:
-    """Return the read offsets of each partition before its first young record, as rows of `RANGES`:
-    one for each log of a partition.
+    """Return the offsets of each partition that were read and lie before its first young record, as
+    rows of `RANGES`: one for each log of a partition (a cut log goes on as another log).
 
     `young` has the offset of each partition's first record that is too young to delete; -1: there
-    is none. `offsets_read` is how far partitions were read; those never read are left out.
-    """
+    is none. `offsets_read` is how far partitions were read; those never read are left out."""
     rows = []
     for (name, partition), span in spans_of(topics).items():
         topic_id = topics[name].id
         if (reached := offsets_read.get((topic_id, partition))) is None:
             continue
-        first = young.get((name, partition), span.start)
-        end = min(span.end if first < 0 else min(first, span.end), reached.next)
+        first_young = young.get((name, partition), span.start)
+        end = min(span.end, reached.next, first_young if first_young >= 0 else span.end)
         for number, piece in reached.split_by_log(OffsetSpan(span.start, end)):
             rows.append((name, log_id(topic_id, number), partition, piece.start, piece.end))
     return rows
@@ -363,17 +364,15 @@ def contiguous_ranges(positions: DataFrame, ranges: DataFrame) -> DataFrame:
 
 
 def next_offsets(records: DataFrame) -> DataFrame:
-    """Return `first` and `next` of each log: its first offset, and its last offset plus 1."""
-    return (
-        records.groupBy("topic_id", "partition")
-        .agg(F.min("offset").alias("first"), (F.max("offset") + 1).alias("next"))
-        .select("topic_id", "partition", "first", "next")
+    """Return which offsets the rows have of each log: `first`, and the last one plus 1, `next`."""
+    return records.groupBy("topic_id", "partition").agg(
+        F.min("offset").alias("first"), (F.max("offset") + 1).alias("next")
     )
 
 
 def _header_text(header: str) -> Column:
-    """Return a record header as text; bytes that aren't UTF-8 become U+FFFD."""
-    return F.make_valid_utf8(F.col("attribute")[header].cast("string"))
+    """Return a record's header as text, null without it; bytes that aren't UTF-8 become U+FFFD."""
+    return F.make_valid_utf8(F.col("header_values")[header].cast("string"))
 
 
 def _attribute(name: str) -> Column:
@@ -402,7 +401,7 @@ def _if_possible(time: str | Column, otherwise: Column) -> Column:
 
 
 def is_possible_time(time: Column) -> Column:
-    """Return a condition: a failure may have this time, from 1970 until a day from now."""
+    """Return the condition that a failure may have this time: from 1970 until a day from now."""
     tomorrow = F.current_timestamp() + F.expr("INTERVAL 1 DAY")
     return (time >= F.timestamp_seconds(F.lit(0))) & (time <= tomorrow)
 
@@ -413,5 +412,5 @@ def _or_empty(column: str | Column) -> Column:
 
 
 def _digest(*parts: str | Column) -> Column:
-    """Return a digest of 128 bits in hexadecimal; `a, bc` and `ab, c` differ."""
+    """Return a 128-bit digest of the parts in hexadecimal; (`a`, `bc`) and (`ab`, `c`) differ."""
     return F.substring(F.sha2(F.to_json(F.array(*parts)), 256), 1, 32)

@@ -1,6 +1,7 @@
 """Runs a compaction, step by step. A run may be killed in any step: the next run completes it.
 
-    ask Kafka -> append to `records` (`ingest_batches`) -> fold into `failures`
+    ask Kafka -> append to `records` (`ingest_batches`)
+              -> fold into `failures`, which has one row per failed event
               -> set outcomes of replays -> delete failures whose retention has ended
               -> merge small files, VACUUM
               -> delete from topics the dead letters that the tables have
@@ -81,7 +82,8 @@ class CompactResult:
 def compact(
     tables: Tables, kafka: KafkaClient, options: CompactOptions, progress: Progress
 ) -> CompactResult:
-    """Bring the tables up to date. Raises `JobError`; the next run then completes this one."""
+    """Run all steps of a compaction, which bring the tables up to date. Raises `JobError`; the next
+    run then completes this one."""
     checkpoints = Checkpoints(tables)
     now = datetime.now(UTC)
     with (
@@ -121,7 +123,8 @@ def _ingest_topics(
     progress: Progress,
 ) -> IngestResult:
     """Append the new dead letters of these topics to `records`, in batches of about `batch_records`
-    records; returns what was appended and lost. Raises `JobError`."""
+    records; returns how many were appended or missed, and which logs were cut. Raises
+    `JobError`."""
     names = {topic.id: name for name, topic in topics.items()}
     reader = BatchReader(tables, kafka, names)
     appended = 0
@@ -140,7 +143,7 @@ def _ingest_topics(
         return count
 
     def ingest_with_reader(spans: Mapping[Partition, OffsetSpan]) -> IngestResult:
-        """Ingest these spans with this run's reader."""
+        """Append the records of these spans that aren't ingested yet, with this run's reader."""
         return ingest_spans(checkpoints, spans, reader.log, batch_records, append, time.time_ns)
 
     ingested = ingest_around_unreadable(
@@ -152,8 +155,8 @@ def _ingest_topics(
 
 
 def _report_losses(ingested: IngestResult, names: Mapping[str, str], progress: Progress) -> None:
-    """Report the cuts of logs, and the number of dead letters that were deleted too early, as
-    progress. `names` has the topic's name of each topic id."""
+    """Report as progress where logs were cut, and how many dead letters their topics deleted before
+    they were read. `names` maps topic ids to topic names."""
     for (topic_id, partition), lost in ingested.cuts.items():
         progress(
             f"the log of {names[topic_id]}/{partition} was cut at offset {lost.start}, as by an "
@@ -168,7 +171,7 @@ def _report_losses(ingested: IngestResult, names: Mapping[str, str], progress: P
 
 def _spans_by_topic_id(topics: Mapping[str, TopicState]) -> dict[Partition, OffsetSpan]:
     """Return the offsets that each partition of these topics has, by the topic's id and the
-    partition."""
+    partition's number. `topics` are by name."""
     return {(topics[name].id, number): span for (name, number), span in spans_of(topics).items()}
 
 
@@ -264,16 +267,16 @@ def forget_expired(
         return 0
     if not tables.is_due("failures", _RETENTION, now):
         return 0
-    days_before = [
+    resolved_before, unresolved_before = (
         None if days is None else (now - timedelta(days=days)).date()
         for days in (resolved, unresolved)
-    ]
-    starts = [(id_, partition, span.start) for (id_, partition), span in spans.items()]
+    )
+    starts = [(topic_id, partition, span.start) for (topic_id, partition), span in spans.items()]
     in_topics = tables.rows(starts, {"topic_id": "string", "partition": "int", "start": "bigint"})
 
     def choose(failures: DataFrame) -> DataFrame:
         """Return the failures whose retention has ended."""
-        return expired_failures(failures, *days_before)
+        return expired_failures(failures, resolved_before, unresolved_before)
 
     count = delete_failures(tables, choose, partial(fold, Checkpoints(tables)), in_topics)
     tables.note_done("failures", _RETENTION, now)
@@ -290,9 +293,9 @@ def _delete_from_topics(
     """Delete from their topics the dead letters that are in the tables and older than `keep_hours`;
     returns how many."""
     spans = spans_of(topics)
-    offsets_read = _read_checkpoints(checkpoints)
-    young = _first_young_offsets(kafka, spans, keep_hours)
-    ranges = compact_plan.older_ranges(topics, young, offsets_read)
+    offsets_read = _offsets_of_last_batch(checkpoints)
+    first_young = _first_young_offsets(kafka, spans, keep_hours)
+    ranges = compact_plan.older_ranges(topics, first_young, offsets_read)
     if not ranges:
         return 0
     in_tables = _read_spans_in_tables(tables, ranges)
@@ -327,9 +330,9 @@ def _reread_topics(
     }
 
 
-def _read_checkpoints(checkpoints: Checkpoints) -> Offsets:
-    """Return how far each partition was read by the last batch; empty before the first batch, or if
-    the batch's file is missing or broken."""
+def _offsets_of_last_batch(checkpoints: Checkpoints) -> Offsets:
+    """Return how far each partition is read after the last batch; empty before the first batch, or
+    if the batch's file is missing or broken."""
     last = checkpoints.last_batch()
     if last is None:
         return {}
@@ -339,9 +342,8 @@ def _read_checkpoints(checkpoints: Checkpoints) -> Offsets:
 def _first_young_offsets(
     kafka: KafkaClient, spans: Mapping[NamedPartition, OffsetSpan], keep_hours: float
 ) -> Mapping[NamedPartition, int]:
-    """Return the offset of each partition's first record that is younger than `keep_hours`; -1 if
-    all are older. `spans` are the offsets that Kafka has; partitions without records are left
-    out."""
+    """Return the offset of each partition's first record younger than `keep_hours`; -1 if all are
+    older. `spans` are the offsets that Kafka has; partitions without records are left out."""
     positions = [position for position, span in spans.items() if span.start < span.end]
     return kafka.offsets_at(positions, time.time() - keep_hours * 3600) if positions else {}
 
@@ -349,11 +351,10 @@ def _first_young_offsets(
 def _read_spans_in_tables(
     tables: Tables, ranges: Sequence[tuple[Any, ...]]
 ) -> Mapping[NamedPartition, list[OffsetSpan]]:
-    """Return which offsets of these ranges (rows of `RANGES`) are in the table `records` or
-    `purged`, as contiguous spans. Of both tables, only files that may have these offsets are
-    read."""
+    """Return which offsets of these ranges (rows of `compact_plan.RANGES`) are in the table
+    `records` or `purged`, as contiguous spans. Reads only files that may have these offsets."""
     bounds = within_bounds(
-        [OffsetBounds(id_, partition, start, end - 1) for _, id_, partition, start, end in ranges]
+        [OffsetBounds(log, partition, start, end - 1) for _, log, partition, start, end in ranges]
     )
     positions = tables.read("records").select(*KEY).where(bounds)
     if not tables.is_empty("purged"):
@@ -368,14 +369,14 @@ def _read_spans_in_tables(
 def _forget_purged(
     tables: Tables, ranges: Sequence[tuple[Any, ...]], deleted_until: Mapping[NamedPartition, int]
 ) -> None:
-    """Remove from the table `purged` the positions that Kafka doesn't have any more: positions
-    below `deleted_until`, in the logs that `ranges` (rows of `RANGES`) name. All others are still
-    needed, so that their records aren't read again."""
+    """Remove from the table `purged` the positions that Kafka doesn't have any more: those below
+    `deleted_until`, in the logs that `ranges` (rows of `compact_plan.RANGES`) name. All others are
+    still needed: they show that the compaction has read these records."""
     if not deleted_until or tables.is_empty("purged"):
         return
     rows = [
-        (id_, partition, deleted_until[name, partition])
-        for name, id_, partition, _, _ in ranges
+        (log, partition, deleted_until[name, partition])
+        for name, log, partition, _, _ in ranges
         if (name, partition) in deleted_until
     ]
     tables.remove(
@@ -387,8 +388,8 @@ def _forget_purged(
 
 
 def _spans_over_logs(ranges: Iterable[tuple[Any, ...]]) -> dict[NamedPartition, OffsetSpan]:
-    """Return for each partition (topic's name, number) one span over all its logs. `ranges` are
-    rows of `RANGES`."""
+    """Return for each partition one span over the ranges of all its logs. `ranges` are rows of
+    `compact_plan.RANGES`."""
     partitions: dict[NamedPartition, OffsetSpan] = {}
     for name, _, partition, start, end in ranges:
         span = partitions.get((name, partition), OffsetSpan(start, end))

@@ -54,8 +54,8 @@ class RowView(Protocol):
 def find_cuts(
     offsets_read: Offsets, spans: Mapping[Partition, OffsetSpan], log: LogView, rows: RowView
 ) -> tuple[dict[Partition, int], dict[Partition, RecordMark]]:
-    """Return two things: the offset at which each cut log was cut, and the mark of each uncut
-    partition whose `ReadState` has none.
+    """Return two mappings: the offset at which each cut log was cut, and the mark of each uncut
+    partition whose `ReadState` has no mark yet.
 
     `spans` are the offsets that Kafka has now. Only cuts below the offsets that were read count.
     Raises `JobError`.
@@ -97,7 +97,7 @@ def _compare_logs(
     marks: Mapping[Partition, RecordMark],
     log: LogView,
 ) -> dict[Partition, _ComparedLog]:
-    """Return what was read of each of these partitions, and what Kafka has there now.
+    """Compare what was read of each of these partitions with what Kafka has there now.
 
     `spans` are the offsets that Kafka has. `marks` are the last records that were read, as far as
     they are known. Raises `JobError`.
@@ -153,7 +153,7 @@ class _ComparedLog(NamedTuple):
         return self.span.end < self.reached.next
 
     @property
-    def is_filled(self) -> bool:
+    def has_unexpected_record(self) -> bool:
         """Whether a record lies after the last record that was read and below the offset up to
         which the log was read. There was none when it was read."""
         return self.after_mark is not None and self.after_mark.offset < self.reached.next
@@ -169,23 +169,23 @@ class _ComparedLog(NamedTuple):
     @property
     def is_unchanged(self) -> bool:
         """Whether nothing shows that the log is another one than the log that was read."""
-        return self.still_has_mark and not self.is_short and not self.is_filled
+        return self.still_has_mark and not self.is_short and not self.has_unexpected_record
 
     def first_changed_offset(self) -> int | None:
         """Return the first offset that is known to have changed; None if none is known."""
         mark, at_mark = self.mark, self.at_mark
-        if self.is_filled and mark is not None:
+        if self.has_unexpected_record and mark is not None:
             return max(mark.offset + 1, self.span.start)
-        # While the mark's record is still there, only offsets behind it are lost, such as that of a
-        # transaction's marker.
         if not self.still_has_mark and mark and at_mark and at_mark.offset == mark.offset:
-            return mark.offset
+            return mark.offset  # another record has this offset now
+        # If the mark's record is still there, only offsets behind it are lost, such as that of a
+        # transaction's marker.
         return self.span.end if self.is_short else None
 
 
 def is_same_record(record: RecordMark, mark_read: RecordMark) -> bool:
     """Whether Kafka's record is the record that was read. Epochs are compared only if both are
-    known, and the time only if it is a possible one."""
+    known, and the time only if it is a possible one: tables store another time for others."""
     epochs_fit = None in (record.epoch, mark_read.epoch) or record.epoch == mark_read.epoch
     times_fit = record.time == mark_read.time or not 0 <= record.time <= LATEST * 1000
     content_fits = (record.offset, record.digest) == (mark_read.offset, mark_read.digest)
@@ -267,10 +267,12 @@ def deletable_until(
     """
     until = span.start
     remaining = sorted(in_table, key=lambda stretch: stretch.start)
+    # The table has everything up to its first gap.
     while remaining and remaining[0].start <= until:
         until = max(until, remaining.pop(0).end)
     if until >= span.end:
         return span.end
+    # Behind the gap, the table may lack only offsets that have no committed record.
     for record in messages(OffsetSpan(until, span.end)):
         offset = record.offset()
         while remaining and remaining[0].end <= offset:

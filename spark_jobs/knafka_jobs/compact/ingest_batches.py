@@ -8,7 +8,8 @@ run that was killed before its rows were appended are never used. So the offsets
 the table, and reading never begins at a default.
 
 Before anything is read, the logs are compared with what was read of them (`cuts`): reading of a
-partition whose log was cut goes on at the cut, as another log.
+partition whose log was cut (an unclean election took its end away) goes on at the cut, as another
+log. A mark (`RecordMark`) identifies the last record that was read of a log.
 """
 
 from __future__ import annotations
@@ -71,13 +72,14 @@ commit with the batch's number. Raises `JobError`, also if the last batch has an
 def next_batch(
     spans: Mapping[Partition, OffsetSpan], offsets_read: Offsets, limit: int
 ) -> IngestBatch | None:
-    """Return the next batch of about `limit` records; None if there is nothing to read or to save.
+    """Return the next batch, of about `limit` records; None if there is nothing to read and no
+    offset to save.
 
     `spans` are the offsets that Kafka has of the partitions to read. `offsets_read` is how far
     partitions were read: reading goes on there, or at the first record that Kafka has if that is
     later or the partition was never read.
     """
-    waiting: dict[Partition, OffsetSpan] = {}
+    to_read: dict[Partition, OffsetSpan] = {}
     offsets_after = dict(offsets_read)
     missed = 0
     for partition, span in spans.items():
@@ -88,11 +90,13 @@ def next_batch(
             # Noted even if there is nothing to read, so that no later run counts them as missed.
             offsets_after[partition] = reached._replace(next=start)
         if start < span.end:
-            waiting[partition] = OffsetSpan(start, span.end)
-    total = sum(span.end - span.start for span in waiting.values())
+            to_read[partition] = OffsetSpan(start, span.end)
+    total = sum(span.end - span.start for span in to_read.values())
     ranges = {
-        partition: OffsetSpan(span.start, span.start + _share(span.end - span.start, limit, total))
-        for partition, span in waiting.items()
+        partition: OffsetSpan(
+            span.start, span.start + _share_of_batch(span.end - span.start, limit, total)
+        )
+        for partition, span in to_read.items()
     }
     for partition, span in ranges.items():
         offsets_after[partition] = offsets_after.get(
@@ -109,14 +113,14 @@ def ingest_spans(
     append: Append,
     clock: Callable[[], int],
 ) -> IngestResult:
-    """Append the records of these spans that the store lacks, in batches of about `limit` records;
-    returns the sums of all batches.
+    """Append the records of these spans that were not read yet, in batches of about `limit`
+    records; returns the sums of all batches.
 
     If logs were cut, a first batch without records saves the offsets at which reading goes on.
     `clock` returns nanoseconds, from which batch numbers are made. Raises `JobError`.
     """
-    last = store.last_batch()
-    saved = None if last is None else store.offsets_after(last)
+    last_number = store.last_batch()
+    saved = None if last_number is None else store.offsets_after(last_number)
     offsets_read = dict(store.offsets_of_rows() if saved is None else saved)
     cuts, marks = find_cuts(offsets_read, spans, log, store)
     cut_spans = {
@@ -143,12 +147,12 @@ def ingest_spans(
     records = missed = 0
     while batch is not None:
         # Batch numbers of two runs differ, so that no run uses another run's offsets.
-        number = max(clock(), (last or 0) + 1)
+        number = max(clock(), (last_number or 0) + 1)
         batch = replace(batch, after=with_marks_of_ranges(batch.after, batch.ranges, log))
         store.save_offsets(number, batch.after)
-        records += append(batch, number, last)
+        records += append(batch, number, last_number)
         missed += batch.missed
-        last, batch = number, next_batch(spans, batch.after, limit)
+        last_number, batch = number, next_batch(spans, batch.after, limit)
     return IngestResult(records, missed, cut_spans)
 
 
@@ -169,9 +173,10 @@ def with_marks_of_ranges(
     }
 
 
-def _share(size: int, limit: int, total: int) -> int:
+def _share_of_batch(size: int, limit: int, total: int) -> int:
     """Return how many of a partition's `size` offsets a batch of about `limit` offsets reads, if
-    all partitions together have `total`: the same share of each partition, rounded up."""
+    all partitions together have `total` offsets: of each partition the same fraction, rounded
+    up."""
     if total <= limit:
         return size
     return -(-size * limit // total)  # `//` rounds down: of the negative number, so up

@@ -1,4 +1,8 @@
-"""Sets the outcomes of replayed events in the tables; `outcomes` has the rules."""
+"""Sets the outcomes of replayed events in the tables; `outcomes` has the rules.
+
+A replay sends failed events to a replay topic of their Trigger. An event is pending until the
+Trigger has settled it (delivered it or dead-lettered it again), or it is found to be lost.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +68,7 @@ STARTS: Final[Columns] = {
 
 def read_settled_offsets(tables: Tables, kafka: KafkaClient) -> list[tuple[str, int, int]]:
     """Return how far the replay topics with pending events are settled: topic id, partition, and
-    the offset that the topic's consumer group has committed.
+    the offset that the topic's consumer group has committed, for each partition with a commit.
 
     Call it before dead letters are read, so that these include every settled event that failed
     again.
@@ -173,15 +177,15 @@ def mark_lost_by_cut(tables: Tables, kafka: KafkaClient, progress: Progress) -> 
     if tables.is_empty("sent"):
         return
     sent = tables.read("sent")
-    last = sent.transform(last_pending).collect()
-    topics = kafka.topics(sorted({row["topic"] for row in last}))
+    last_events = sent.transform(last_pending).collect()
+    topics = kafka.topics(sorted({row["topic"] for row in last_events}))
     log = KafkaRecords(kafka, {topic.id: name for name, topic in topics.items()})
     ranges: dict[NamedPartition, OffsetSpan] = {}
-    for row in last:
+    for row in last_events:
         topic = topics.get(row["topic"])
         span = None if topic is None else topic.spans.get(row["partition"])
         if topic is None or span is None or topic.id != row["topic_id"]:
-            continue
+            continue  # the topic was deleted or created anew: `mark_lost_by_deletion`
         # Events below the first offset were deleted: `mark_lost_by_deletion`.
         if row["offset"] >= span.start and not _is_in_log(row, topic.id, span, log):
             ranges[row["topic"], row["partition"]] = span
@@ -215,7 +219,7 @@ def _is_in_log(row: Row, topic_id: str, span: OffsetSpan, log: KafkaRecords) -> 
 
 
 def mark_outcomes(tables: Tables, committed: list[tuple[str, int, int]]) -> None:
-    """Mark failures that a replay resolved, then note the outcomes of the replayed events.
+    """Mark the failures that a replay resolved, then store the outcomes of the settled events.
 
     `committed` (topic id, partition, offset) is from `read_settled_offsets`. If the run is killed
     between these two steps, the events are still pending, and the next run does both again.
@@ -225,23 +229,25 @@ def mark_outcomes(tables: Tables, committed: list[tuple[str, int, int]]) -> None
     columns = {"topic_id": "string", "partition": "int", "until": "bigint"}
     sent = tables.read("sent")
     # An event's new dead letter is appended after the event was sent: skip older files.
-    first = sent.where("outcome IS NULL").agg(F.unix_micros(F.min("sent"))).first()
-    since = F.timestamp_micros(F.lit(0 if first is None else first[0] or 0))
+    row = sent.where("outcome IS NULL").agg(F.unix_micros(F.min("sent"))).first()
+    earliest_sent = 0 if row is None else row[0] or 0
+    since = F.timestamp_micros(F.lit(earliest_sent))
     records = tables.read("records").where(F.col("appended") >= since)
     judged = compute_rows(sent.transform(outcomes_of, records, tables.rows(committed, columns)))
-    marked = judged.transform(resolved_failures)
-    days = in_days("failures.day", distinct_days(load_known_days(tables, marked)))
+    resolved = judged.transform(resolved_failures)
+    in_known_days = in_days("failures.day", distinct_days(load_known_days(tables, resolved)))
+    # A failure that has failed once more since the event was sent stays unresolved.
     tables.update(
-        marked,
+        resolved,
         "failures",
-        f"{days} AND {compact_plan.MERGE_ON} AND failures.last_failed <= more.sent",
+        f"{in_known_days} AND {compact_plan.MERGE_ON} AND failures.last_failed <= more.sent",
         {"resolved": "more.judged"},
     )
     _update_outcomes(tables, judged)
 
 
 def _update_outcomes(tables: Tables, judged: DataFrame) -> None:
-    """Write `outcome` and `judged` of these rows of `SENT` into the table `sent`."""
+    """Store `outcome` and `judged` of these rows (columns `SENT`) in the table `sent`."""
     tables.update(
         judged,
         "sent",

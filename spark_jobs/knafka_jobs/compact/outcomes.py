@@ -1,8 +1,11 @@
 """The outcomes of replayed events: resolved, failed again, lost, or not settled yet.
 
-    sent, records, commits --outcomes--> sent with `outcome` --resolved--> failures to be marked
+    sent, records, commits --outcomes_of--> sent with `outcome`
+                           --resolved_failures--> failures to be marked as resolved
 
-Pure: DataFrames in and out.
+A replay sends events to a Trigger's replay topic; the table `sent` has a row for each. An event is
+pending until its Trigger has settled it, that is, delivered it or dead-lettered it again. A row
+whose `outcome` is null is pending. Pure: DataFrames in and out.
 """
 
 from __future__ import annotations
@@ -21,9 +24,10 @@ def outcomes_of(sent: DataFrame, records: DataFrame, committed: DataFrame) -> Da
     """Return the rows of `sent` whose events are settled now, with their `outcome`.
 
     An event has failed again if `records` has a dead letter whose origin is the event's position in
-    its replay topic. A settled event (below the offset in `committed`: `topic_id`, `partition`,
-    `until`) without such a dead letter is resolved. The commits must be read before the records,
-    because a dead letter is written before its commit.
+    its replay topic. Without such a dead letter, it is resolved if it is settled: if it lies below
+    the offset `until` that its Trigger's group has committed (`committed`: `topic_id`, `partition`,
+    `until`). The commits must be read before the records, as a dead letter is written before its
+    commit.
     """
     position = ["topic", "partition", "offset"]
     dead_lettered = records.where(F.col("origin_topic").isNotNull()).select(
@@ -34,7 +38,11 @@ def outcomes_of(sent: DataFrame, records: DataFrame, committed: DataFrame) -> Da
     )
     pending = sent.where("outcome IS NULL")
     failed_positions = (
-        pending.join(dead_lettered, position).where("appended >= sent").select(*position).distinct()
+        pending.join(dead_lettered, position)
+        # An older dead letter is of an earlier record at that position.
+        .where("appended >= sent")
+        .select(*position)
+        .distinct()
     )
     failed_events = pending.join(failed_positions, position, "left_semi").withColumn(
         "outcome", F.lit(FAILED_AGAIN)
@@ -54,7 +62,7 @@ def outcomes_of(sent: DataFrame, records: DataFrame, committed: DataFrame) -> Da
 
 
 def last_pending(sent: DataFrame) -> DataFrame:
-    """Return the pending event with the highest offset of each partition.
+    """Return each partition's pending event with the highest offset.
 
     Columns: `topic`, `topic_id`, `partition`, `offset`, `replay_id`, `failure_id`.
     """
@@ -68,12 +76,12 @@ def last_pending(sent: DataFrame) -> DataFrame:
 
 
 def lost_events(sent: DataFrame, marked_records: DataFrame, ranges: DataFrame) -> DataFrame:
-    """Return the pending rows of `sent` whose event is no longer at its offset, with outcome
-    `lost`.
+    """Return, with outcome `lost`, the pending rows of `sent` whose event is no longer at its
+    offset.
 
-    `marked_records` has the records with a replay's header that are in these topics now, by their
-    position, `replay_id` and `failure_id`. `ranges` (`topic`, `topic_id`, `partition`, `start`) has
-    the first offset of each partition: events below it were deleted, not lost, and are left out.
+    `marked_records` has the replayed events that are in these topics now, by position, `replay_id`
+    and `failure_id`. `ranges` (`topic`, `topic_id`, `partition`, `start`) has the first offset of
+    each partition: events below it were deleted, not lost, and are left out.
     """
     position = ["topic", "partition", "offset", "replay_id", "failure_id"]
     return (
@@ -86,14 +94,14 @@ def lost_events(sent: DataFrame, marked_records: DataFrame, ranges: DataFrame) -
 
 
 def as_lost(events: DataFrame) -> DataFrame:
-    """Return these rows of `sent` with the outcome `lost`, judged now."""
+    """Return these rows of `sent` with the outcome `lost` and the present time as `judged`."""
     lost = events.withColumn("outcome", F.lit(LOST)).withColumn("judged", F.current_timestamp())
     return lost.select(*SENT)
 
 
 def pending_of(sent: DataFrame, broker: BrokerName | None) -> DataFrame:
-    """Return the pending rows of `sent`, whose events have no outcome yet: those of one Broker, or
-    of all if `broker` is None."""
+    """Return the pending rows of `sent` (events without an outcome yet): those of one Broker, or of
+    all Brokers if `broker` is None."""
     pending = sent.where("outcome IS NULL")
     if broker is None:
         return pending
@@ -103,18 +111,18 @@ def pending_of(sent: DataFrame, broker: BrokerName | None) -> DataFrame:
 
 
 def lost_with_topics(pending: DataFrame, topic_ids: Collection[str], before: datetime) -> DataFrame:
-    """Return the pending rows whose event was sent to a topic that Kafka doesn't have any more
-    (`topic_ids`), and earlier than `before`, with outcome `lost`."""
+    """Return, with outcome `lost`, the pending rows whose event was sent earlier than `before`, to
+    one of these topics, which Kafka doesn't have any more."""
     in_topics = pending.where(F.col("topic_id").isin(*topic_ids))
     return in_topics.where(F.col("sent") < F.lit(before)).transform(as_lost)
 
 
 def deleted_unsettled(pending: DataFrame, settled: DataFrame) -> DataFrame:
-    """Return the pending rows whose record was deleted from its topic before the event was settled,
-    with outcome `lost`.
+    """Return, with outcome `lost`, the pending rows whose record was deleted from its topic before
+    the event was settled.
 
-    `settled` has each partition's first offset (`start`), and the offset up to which the topic's
-    group has settled the partition (`until`); also `topic_id` and `partition`.
+    `settled` (`topic_id`, `partition`, `start`, `until`) has each partition's first offset
+    (`start`), and the offset below which the topic's group has settled all events (`until`).
     """
     return (
         pending.join(F.broadcast(settled), ["topic_id", "partition"])
@@ -124,8 +132,8 @@ def deleted_unsettled(pending: DataFrame, settled: DataFrame) -> DataFrame:
 
 
 def resolved_failures(outcomes: DataFrame) -> DataFrame:
-    """Return the failures to mark as resolved: `failure_id`, and the latest times `sent` and
-    `judged` of their replayed events."""
+    """Return the failures to mark as resolved, from rows of `outcomes_of`: `failure_id`, and the
+    latest times `sent` and `judged` of the failure's resolved events."""
     return (
         outcomes.where(F.col("outcome") == RESOLVED)
         .groupBy("failure_id")

@@ -26,7 +26,8 @@ from knafka_jobs.schema import RECORDS, Columns
 from knafka_jobs.topic_offsets import Offsets, OffsetSpan, Partition, log_id
 
 LOGS: Final[Columns] = {"topic": "string", "partition": "int", "topic_id": "string"}
-"""The current log of each partition: `topic_id` is a `topic_offsets.log_id`."""
+"""Columns with the current log of a partition: `topic_id` is a `topic_offsets.log_id`, which
+changes when an unclean election cuts the log."""
 
 OVERFLOW_ERROR: Final = "long overflow"
 """Words of Spark's error for a timestamp outside its range."""
@@ -54,8 +55,7 @@ class BatchReader:
     """Reads the dead letters of batches: by Spark, or record by record (`one_by_one`)."""
 
     def __init__(self, tables: Tables, kafka: KafkaClient, names: Mapping[str, str]) -> None:
-        """Create the reader, which reads nothing before `rows`. `names` has the topic's name of
-        each topic id."""
+        """Create the reader, which reads nothing yet. `names` maps topic ids to topic names."""
         self.log = KafkaRecords(kafka, names)
         """Reads single records, without Spark."""
         self._tables = tables
@@ -67,8 +67,8 @@ class BatchReader:
         """The ranges of the batch that was read last."""
 
     def rows(self, batch: IngestBatch) -> DataFrame:
-        """Return the rows of a batch, for `records`. Spark reads them when they are written;
-        records of partitions in `one_by_one` are read at once."""
+        """Return the records of a batch as rows of `records`. Spark reads them only when they are
+        written; those of partitions in `one_by_one` are read now."""
         self.last_ranges = batch.ranges
         by_spark = {
             partition: span
@@ -96,8 +96,8 @@ class BatchReader:
     def unreadable_spans(
         self, ranges: Mapping[Partition, OffsetSpan]
     ) -> dict[Partition, list[OffsetSpan]]:
-        """Return the spans of records in these ranges that Spark can't read; partitions without any
-        are left out. Reads every record."""
+        """Return the spans of records in these ranges that Spark can't read; partitions without
+        such records are left out. Reads every record of the ranges."""
         unreadable: dict[Partition, list[OffsetSpan]] = {}
         for partition, span in ranges.items():
             for message in self.log.messages(partition, span):
@@ -106,8 +106,9 @@ class BatchReader:
         return unreadable
 
     def _read_one_by_one(self, ranges: Mapping[Partition, OffsetSpan]) -> DataFrame:
-        """Read records one by one, into memory; columns as of Spark's Kafka source, with a null
-        timestamp. Raises `JobError`."""
+        """Read records one by one, into memory; returns the columns of Spark's Kafka source, with a
+        null timestamp. Raises `JobError`."""
+        # In base64, as `Tables.rows` makes a DataFrame from JSON.
         values = [
             (
                 _base64(message.key()),
@@ -144,10 +145,10 @@ def ingest_around_unreadable(
 ) -> IngestResult:
     """Ingest all of these spans; records that Spark can't read are read one by one.
 
-    `ingest` ingests spans with `reader`. It is called for all spans. After a failure it is called,
-    for each stretch of unreadable records, for the records before the stretch and for the stretch,
-    and then for all spans again. `names` has the topic's name of each topic id. Raises `JobError`,
-    also after `MAX_UNREADABLE_SPANS` failures.
+    `ingest` ingests spans with `reader`, and skips records that were ingested already. It is called
+    for all spans; after a failure, for the records before each stretch of unreadable records and
+    for the stretch, and then for all spans again. `names` maps topic ids to topic names. Raises
+    `JobError`, also after `MAX_UNREADABLE_SPANS` failures.
     """
     ingested = IngestResult(0, 0)
     spans = dict(spans)
@@ -169,9 +170,9 @@ def ingest_around_unreadable(
             )
             start = spans[partition].start
             for stretch in stretches[:MAX_UNREADABLE_SPANS]:
-                # All records before the stretch, by Spark.
+                # All records before the stretch that aren't ingested yet, by Spark.
                 before_stretch = ingest({partition: OffsetSpan(start, stretch.start)})
-                # Records that are read already aren't read again, so this is only the stretch.
+                # Ingested records are skipped, so only the stretch is read one by one.
                 reader.one_by_one = {partition}
                 only_stretch = ingest({partition: OffsetSpan(start, stretch.end)})
                 reader.one_by_one = set()
@@ -186,7 +187,8 @@ def ingest_around_unreadable(
 
 
 def is_overflow_error(error: JobError) -> bool:
-    """Whether Spark failed because of a timestamp outside its range."""
+    """Whether the error's text, or that of its cause, says that Spark failed because of a timestamp
+    outside its range."""
     return OVERFLOW_ERROR in f"{error}{error.__cause__}"
 
 
@@ -199,8 +201,8 @@ def read_ranges(
 ) -> DataFrame:
     """Return the dead letters in these ranges, as rows of `records`.
 
-    `offsets_read` has the logs of each partition, `names` the topic's name of each topic id.
-    Reading fails with Spark's error if Kafka has deleted a part of a range.
+    `offsets_read` has the logs of each partition, `names` maps topic ids to topic names. Reading
+    fails with Spark's error if Kafka has deleted a part of a range.
     """
     spans_by_name = {(names[topic_id], number): span for (topic_id, number), span in ranges.items()}
     rows = read_spans(tables.spark, kafka.connection, spans_by_name)
@@ -212,7 +214,7 @@ def headers_of(message: Any) -> list[tuple[str, bytes | None]]:
     message, as confluent-kafka returns headers only once."""
     try:
         return list(message.headers() or ())
-    except SystemError:
+    except SystemError:  # confluent-kafka's, for a name that isn't UTF-8
         return []
 
 
@@ -223,7 +225,7 @@ def _log_rows(
     names: Mapping[str, str],
 ) -> DataFrame:
     """Return the current log of each partition of `ranges`, as rows of `LOGS`. `offsets_read` has
-    the logs of each partition, `names` the topic's name of each topic id."""
+    the logs of each partition, `names` maps topic ids to topic names."""
     rows = []
     for topic_id, partition in ranges:
         _, log_number = offsets_read[topic_id, partition].logs()[-1]
@@ -232,8 +234,8 @@ def _log_rows(
 
 
 def _add_offset(spans: list[OffsetSpan], offset: int) -> None:
-    """Add an offset to `spans`; it must be higher than all others. The last span grows if it is
-    adjacent and not full, else a new one is added."""
+    """Add an offset, higher than all others, to `spans`: the last span grows by it if it ends there
+    and has fewer than `MAX_SPAN_RECORDS` offsets, else a new span is added."""
     last = spans[-1] if spans else None
     if last is not None and last.end == offset and offset - last.start < MAX_SPAN_RECORDS:
         spans[-1] = OffsetSpan(last.start, offset + 1)

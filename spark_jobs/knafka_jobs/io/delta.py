@@ -58,7 +58,7 @@ class Tables:
     """
 
     def __init__(self, spark: SparkSession, root: str) -> None:
-        """Store the absolute path or URI `root`; no table is opened yet."""
+        """Use the tables below the path or URI `root`; none is opened yet."""
         self.spark = spark
         self.root = root.rstrip("/") if "://" in root else str(Path(root).absolute())
         self._ids: dict[str, str] = {}
@@ -89,7 +89,7 @@ class Tables:
 
     def is_empty(self, name: str) -> bool:
         """Whether a table has no data files, and so no rows, or doesn't exist. A table whose files
-        have no rows isn't empty. Reads Delta's log, without a query.
+        have no rows isn't empty, as only Delta's log is read, without a query.
 
         A missing table is not created.
         """
@@ -112,8 +112,8 @@ class Tables:
         return int(number.get()) if number.isDefined() else None
 
     def rows(self, values: Iterable[tuple[Any, ...]], columns: Columns) -> DataFrame:
-        """Return values, row by row, as a DataFrame with these columns. It is made from JSON, as
-        createDataFrame would start Python workers."""
+        """Return `values`, one tuple per row, as a DataFrame with these columns. It is made from
+        JSON, as createDataFrame would start Python workers."""
         text = json.dumps([dict(zip(columns, row, strict=True)) for row in values], default=str)
         rows = F.from_json(F.lit(text), f"array<struct<{ddl(columns)}>>")
         return self.spark.range(1, numPartitions=1).select(F.inline(rows))
@@ -123,16 +123,17 @@ class Tables:
         self._write(rows, name, "append", options)
 
     def replace(self, rows: DataFrame, name: str, where: str) -> None:
-        """Replace the rows of a table for which the SQL predicate `where` holds by `rows`."""
+        """Replace the rows of a table for which the SQL predicate `where` is true by `rows`."""
         self._write(rows, name, "overwrite", {"replaceWhere": where})
 
     def upsert(
         self, rows: DataFrame, name: str, on: str, update: Mapping[str, str] | None = None
     ) -> None:
-        """MERGE rows into a table: insert new rows, and update the rows for which `on` holds.
+        """MERGE rows into a table: a row that matches a row of the table by the condition `on`
+        updates it; all others are inserted.
 
-        In the SQL of `on` and `update`, the given rows are called `more`, and the table by its own
-        name. If `update` is None, existing rows stay unchanged.
+        `update` has the new values by column; None: existing rows stay unchanged. In the SQL of
+        both, the given rows are called `more`, and the table by its own name.
         """
         merge = self._merge(rows, name, on)
         if update is not None:
@@ -140,13 +141,13 @@ class Tables:
         merge.whenNotMatchedInsertAll().execute()
 
     def update(self, rows: DataFrame, name: str, on: str, values: Mapping[str, str]) -> None:
-        """UPDATE the rows of a table for which `on` holds with some row of `rows`. `values` has the
-        new values by column. In the SQL of both, the given rows are called `more`."""
+        """UPDATE the rows of a table that fulfil the condition `on` with a row of `rows`. `values`
+        has the new values by column. In the SQL of both, the given rows are called `more`."""
         self._merge(rows, name, on).whenMatchedUpdate(set=dict(values)).execute()
 
     def remove(self, rows: DataFrame, name: str, on: str) -> None:
-        """DELETE the rows of a table for which `on` holds with some row of `rows`. In the SQL of
-        `on`, the given rows are called `more`."""
+        """DELETE the rows of a table that fulfil the condition `on` with a row of `rows`. In the
+        SQL of `on`, the given rows are called `more`."""
         self._merge(rows, name, on).whenMatchedDelete().execute()
 
     def days_of_small_files(self, name: str, full: int, most: int) -> list[date | None]:
@@ -163,7 +164,7 @@ class Tables:
         return [row["day"] for row in rows.where(F.col("count") > most).collect()]
 
     def merge_small_files(self, name: str, where: str) -> None:
-        """OPTIMIZE the days of a table for which the SQL predicate `where` holds."""
+        """OPTIMIZE a table: merge the small files of days for which the SQL `where` is true."""
         self._ensure_table(name).optimize().where(where).executeCompaction()
 
     def vacuum(self, name: str) -> None:
@@ -171,8 +172,8 @@ class Tables:
         self._ensure_table(name).vacuum()
 
     def is_due(self, name: str, task: str, now: datetime) -> bool:
-        """Whether a daily `task` is due for a table: more than a day has passed at `now` since it
-        was last done (`note_done`). If it never was, the table's creation counts instead."""
+        """Whether a daily `task` is due for a table: at `now`, it was last done (`note_done`) more
+        than a day ago. If it never was, the table's creation counts instead."""
         path, system = self._done_file(name, task)
         if system.exists(path):
             stream = system.open(path)
@@ -191,7 +192,7 @@ class Tables:
         stream.close()
 
     def _done_file(self, name: str, task: str) -> tuple[Any, Any]:
-        """Return Hadoop path and file system of the file that says when a task was last done."""
+        """Return Hadoop's path and file system of the file in which `note_done` stores its time."""
         return self.file(f"checkpoints/{task}-{self.table_id(name)}")
 
     def erase_unused_files(self, name: str) -> None:
@@ -227,7 +228,7 @@ class Tables:
                 system.delete(path, False)
 
     def _file_names(self, actions: Any) -> set[str]:
-        """Return the names of the data files that these actions of Delta's log add or remove."""
+        """Return the names of the data files in these entries (`actions`) of Delta's log."""
         rows = DataFrame(actions.toDF(), self.spark).select("path").collect()
         return {unquote(row["path"]).rpartition("/")[2] for row in rows}
 
@@ -283,7 +284,7 @@ class Tables:
         return file, file.getFileSystem(self.spark._jsc.hadoopConfiguration())
 
     def _merge(self, rows: DataFrame, name: str, on: str) -> DeltaMergeBuilder:
-        """Return a MERGE of rows (`more` in SQL) into a table, without clauses yet; `on` is the SQL
+        """Begin a MERGE of rows (`more` in SQL) into a table, without clauses yet; `on` is the SQL
         condition by which two rows match."""
         return self._ensure_table(name).alias(name).merge(rows.alias("more"), on)
 
@@ -343,6 +344,7 @@ class Tables:
         with explain_spark_errors(f"the table {self.path(name)} can't be read"):
             delta = self._delta
             spark = self.spark._jsparkSession
+            # A pair of Scala: Delta's log, and the snapshot.
             return delta.DeltaLog.forTableWithSnapshot(spark, self.path(name))._2()
 
 
@@ -361,11 +363,9 @@ def _create_statement(name: str, path: str) -> str:
 
 
 def in_days(column: str, days: Iterable[date | None]) -> str:
-    """Return a SQL predicate: `column` is one of these days. With it, Delta opens only the files of
-    these days. Without days it is `false`.
-
-    None among the days stands for rows without a day.
-    """
+    """Return a SQL predicate that is true if `column` is one of these days; None among them stands
+    for rows without a day. With it, Delta opens only the files of these days. Without days it is
+    `false`."""
     distinct_days = set(days)
     day_list = ", ".join(
         f"DATE '{day}'" for day in sorted(day for day in distinct_days if day is not None)
@@ -387,7 +387,7 @@ def explain_spark_errors(prefix: str) -> Iterator[None]:
 
 
 def first_line(error: PySparkException | Py4JError) -> str:
-    """Return the first line of Spark's error, or what to do about missing jars for S3."""
+    """Return the first line of Spark's error; if jars for S3 are missing, what to do about that."""
     text = error.java_exception.toString() if isinstance(error, Py4JJavaError) else str(error)
     if "org.apache.hadoop.fs.s3a.S3AFileSystem not found" in text:
         return (

@@ -148,13 +148,13 @@ class KafkaClient:
         }
 
     def topics_at_rest(self, names: Collection[str]) -> dict[str, TopicState]:
-        """Wait until all transactions that are open now have ended, then return the existing topics
-        among `names`, by name, with the offsets of their committed records.
+        """Wait until all transactions that are open in these topics now have ended; return the
+        existing topics, by name, with the offsets of their committed records.
 
         Kafka acknowledges a commit a moment before it ends the transaction in its partitions.
         Raises `JobError` if one hasn't ended after `JOB_REQUEST_TIMEOUT` seconds.
         """
-        written = {
+        log_ends = {
             (name, number): span.end
             for name, topic in self.topics(names, committed=False).items()
             for number, span in topic.spans.items()
@@ -164,7 +164,7 @@ class KafkaClient:
             topics = self.topics(names)
             open_topics = [
                 name
-                for (name, number), end in written.items()
+                for (name, number), end in log_ends.items()
                 if name in topics and topics[name].spans[number].end < end
             ]
             if not open_topics:
@@ -192,6 +192,7 @@ class KafkaClient:
             answers = _with_retries(lambda: consumer.committed(partitions, JOB_REQUEST_TIMEOUT))
         finally:
             consumer.close()
+        # A commit's metadata begin with a mark of the topic that was read.
         return {
             answer.partition: answer.offset
             for answer in answers
@@ -200,9 +201,9 @@ class KafkaClient:
         }
 
     def commit(self, group: str, topics: Mapping[str, TopicState]) -> None:
-        """Commit, for a consumer group without members, that these topics are read to the ends of
-        their spans. The offsets need no leader epochs: only their lag is looked at, and no reader
-        begins there."""
+        """Commit, for a consumer group without members, the ends of these topics' spans, as if the
+        group had read all. The offsets need no leader epochs: only the group's lag is looked at,
+        and no reader begins there."""
         offsets = [
             TopicPartition(name, partition, span.end)
             for name, topic in topics.items()
@@ -252,7 +253,7 @@ class KafkaClient:
         problems: list[KafkaError] = []
 
         def report(error: KafkaError | None, _: object) -> None:
-            """Note an error of the record."""
+            """Keep the error if the record could not be delivered."""
             if error is not None:
                 problems.append(error)
 
@@ -267,8 +268,8 @@ class KafkaClient:
             raise JobError(f"Kafka: the topic {topic} did not take the record: {reason}")
 
     def record_limit(self, topic: str) -> int | None:
-        """Return the largest size in bytes of a batch that a topic takes; None without the ACL to
-        read it."""
+        """Return the largest size in bytes that a batch of records in this topic may have; None if
+        the job lacks the ACL to read it."""
         resource = ConfigResource(ResourceType.TOPIC, topic)
         descriptions = _request_results(
             lambda: self._admin.describe_configs([resource], request_timeout=JOB_REQUEST_TIMEOUT),
@@ -277,8 +278,8 @@ class KafkaClient:
         return int(descriptions[resource][MAX_MESSAGE_BYTES].value) if descriptions else None
 
     def raise_record_limit(self, topic: str, limit: int) -> None:
-        """Set the largest size of a batch that a topic takes to `limit` bytes. Does nothing without
-        the ACL to change the topic's settings."""
+        """Set the largest size that a batch of records in this topic may have to `limit` bytes.
+        Does nothing if the job lacks the ACL to change the topic's settings."""
         entry = ConfigEntry(
             MAX_MESSAGE_BYTES, str(limit), incremental_operation=AlterConfigOpType.SET
         )
@@ -294,16 +295,16 @@ class KafkaClient:
         """Delete the records of each partition below its offset in `end_offsets`."""
         if not end_offsets:
             return
-        cuts = [TopicPartition(*partition, offset) for partition, offset in end_offsets.items()]
+        ends = [TopicPartition(*partition, offset) for partition, offset in end_offsets.items()]
         _request_results(
-            lambda: self._admin.delete_records(cuts, request_timeout=JOB_REQUEST_TIMEOUT),
+            lambda: self._admin.delete_records(ends, request_timeout=JOB_REQUEST_TIMEOUT),
             # A topic that was deleted meanwhile has nothing left to delete.
             leaving_out=KafkaError.UNKNOWN_TOPIC_OR_PART,
         )
 
     def consumer(self, **configuration: Any) -> Consumer:
-        """Create a consumer, of a group only if `configuration` (librdkafka's settings) names one;
-        the caller closes it."""
+        """Create a consumer with these settings of librdkafka (`group.id` only if it shall be in a
+        group); the caller closes it."""
         # librdkafka demands an id; Kafka learns of the group only if the consumer joins or commits.
         default_settings = {"group.id": "knafka-unused", "enable.auto.commit": False}
         errors = {"error_cb": self._errors.record}
@@ -362,8 +363,8 @@ def read_spans(
 def _request_results(
     ask: Callable[[], Mapping[K, Future[T]]], leaving_out: int | None = None
 ) -> dict[K, T]:
-    """Send a request by `ask` and return its answers. Answers that fail with the code `leaving_out`
-    are left out (None: no failure is). Raises `JobError`."""
+    """Return the answers to the request that `ask` sends, by what was asked for. Failures with the
+    error code `leaving_out` are left out (None: none are). Raises `JobError` for others."""
 
     def answers() -> dict[K, T]:
         """Send the request and return its answers. Raises the first `KafkaException` whose code
@@ -394,5 +395,5 @@ def _with_retries(ask: Callable[[], T]) -> T:
 
 
 def _job_error(error: KafkaException) -> JobError:
-    """Return an error of librdkafka as an error of a job, with Kafka's own text."""
+    """Return a `JobError` with the text of librdkafka's error."""
     return JobError(f"Kafka: {error.args[0].str()}")

@@ -30,8 +30,8 @@ def possible_groups(namespace: str, trigger: str) -> list[str]:
 
 
 def _by_templates(namespace: str, name: str) -> list[str]:
-    """Return the legal names that the operator's templates give, each once. Templates with a UID
-    give none, as a job knows no UID."""
+    """Return the names that the operator's templates make of this namespace and name: each once,
+    and only those that Kafka allows. Templates with a UID make none, as a job knows no UID."""
     templates = os.environ.get(names.NAME_TEMPLATES, "").splitlines()
     rendered_names = (names.render_template(template, namespace, name) for template in templates)
     return [

@@ -48,11 +48,11 @@ _SINGLE_RECORD_SETTINGS: Final[Mapping[str, Any]] = {
 
 
 class KafkaRecords:
-    """Implements `compact.cuts.LogView` on Kafka."""
+    """Reads single records of Kafka; implements `compact.cuts.LogView`."""
 
     def __init__(self, kafka: KafkaClient, names: Mapping[str, str]) -> None:
-        """Prepare to read topics of `kafka`; each call opens a consumer of its own. `names` has the
-        topic's name of each topic id."""
+        """Prepare to read topics of `kafka`; each call opens a consumer of its own. `names` maps
+        topic ids to topic names."""
         self._kafka = kafka
         self._names = names
         self._ids = {name: topic_id for topic_id, name in names.items()}
@@ -81,6 +81,7 @@ class KafkaRecords:
     def last_in(self, spans: Mapping[Partition, OffsetSpan]) -> Mapping[Partition, RecordMark]:
         """Return the mark (`RecordMark`) of the last record of each span; spans without one are
         left out. Raises `JobError`."""
+        # Mostly the last offset has a record, so first ask for those of all spans at once.
         at_ends = self.first_at({partition: span.end - 1 for partition, span in spans.items()})
         marks = {
             partition: mark
@@ -88,10 +89,10 @@ class KafkaRecords:
             if mark.offset < spans[partition].end
         }
         for partition, span in spans.items():
-            for step in LOOKBACK_OFFSETS:
+            for lookback in LOOKBACK_OFFSETS:
                 if partition in marks:
                     break
-                end_of_span = OffsetSpan(max(span.start, span.end - step), span.end)
+                end_of_span = OffsetSpan(max(span.start, span.end - lookback), span.end)
                 for message in self.messages(partition, end_of_span):
                     marks[partition] = mark_of_message(message)  # the last message's mark stays
         return marks
@@ -104,7 +105,7 @@ class KafkaRecords:
             for _, message in _read_endlessly(consumer, {self._with_name(partition): span.start}):
                 offset = None if message is None else message.offset()
                 if offset is None or offset >= span.end:
-                    return
+                    return  # there is no further record in the span
                 yield message
                 if offset == span.end - 1:
                     return
@@ -123,8 +124,8 @@ class KafkaRecords:
 def mark_of_parts(
     offset: int, key: bytes | None, value: bytes | None, time: int, epoch: int | None
 ) -> RecordMark:
-    """Return the mark of a record from its parts. `time` is in milliseconds since the Unix epoch,
-    `epoch` is the leader epoch (None: unknown)."""
+    """Return the mark of a record, which identifies it, from its parts. `time` is in milliseconds
+    since the Unix epoch, `epoch` is the leader epoch (None: unknown)."""
     digest = hashlib.blake2b(digest_size=8)
     # With each part's length, so that no other key and value have the same bytes together.
     for part in (key, value):
@@ -148,7 +149,8 @@ def mark_of_message(message: Any) -> RecordMark:
 def _read_endlessly(
     consumer: Consumer, starts: Mapping[NamedPartition, int]
 ) -> Iterator[tuple[NamedPartition, Message | None]]:
-    """Yield each record from these offsets on, with its partition; never ends by itself.
+    """Yield each record from these offsets on, with its partition; without end (but nothing if
+    `starts` is empty).
 
     None in place of a record means that the partition has no further record now, or that Kafka does
     not have the offset. Raises `JobError` if nothing comes for `NEXT_RECORD_TIMEOUT` seconds.

@@ -1,7 +1,7 @@
 """Keeps rows that a job has computed (`materialize`) below the tables, if Spark has executors.
 
-In one process Spark itself keeps them. Rows that an executor keeps are lost with its pod, and Spark
-can't compute them again: the job would fail.
+Without executors, Spark itself keeps them. Rows that an executor keeps are lost with its pod, and
+Spark can't compute them again: the job would fail.
 
     ROOT/checkpoints/rows/*    of each Spark application with executors; removed when it ends
 """
@@ -25,11 +25,9 @@ MAX_KEPT_SECONDS: Final = 86_400.0
 
 
 def use_folder(spark: SparkSession, root: str) -> None:
-    """Keep computed rows below the tables' root from now on. Does nothing if Spark has no
-    executors, or a folder is set already.
-
-    Rows that killed applications left are removed.
-    """
+    """Make Spark keep computed rows in a folder below the tables' root from now on, and remove rows
+    that killed applications left there. Does nothing if Spark has no executors, or a folder is set
+    already."""
     context = spark.sparkContext
     if not has_executors(spark) or context.getCheckpointDir() is not None:
         return
@@ -38,9 +36,9 @@ def use_folder(spark: SparkSession, root: str) -> None:
 
 
 def remove_own(spark: SparkSession) -> None:
-    """Remove the rows that this application has kept, before it ends; never raises."""
-    # It must not hide the job's own error. Rows that stay are removed by `use_folder` of a later
-    # job.
+    """Remove the rows that this application has kept; to be called before it ends. Failures are
+    ignored."""
+    # A failure must not hide the job's own error; `use_folder` of a later job removes what stays.
     with contextlib.suppress(Py4JError, OSError):
         if (own_folder := spark.sparkContext.getCheckpointDir()) is not None:
             path, system = _file(spark, own_folder)
@@ -58,7 +56,7 @@ def remove_others(spark: SparkSession, root: str, age: float = 0.0) -> None:
         name = folder.getPath().getName()
         if own_folder is not None and own_folder.rstrip("/").endswith(f"/{name}"):
             continue
-        # An object store keeps no time of a folder.
+        # The time of the files, as an object store keeps no time of a folder.
         if not age or _last_written(system, folder.getPath()) <= time.time() - age:
             system.delete(folder.getPath(), True)
 

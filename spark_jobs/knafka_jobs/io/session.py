@@ -80,13 +80,14 @@ def start_session(name: str) -> SparkSession:
 
 
 def has_executors(spark: SparkSession) -> bool:
-    """Whether processes other than this one run tasks, such as pods or those of `local-cluster`."""
+    """Whether processes other than this one run tasks, such as executor pods: unless the master is
+    `local` or `local[…]`."""
     return re.match(r"local(\[|$)", spark.sparkContext.master or "") is None
 
 
 def executor_settings(cores: int) -> dict[str, str]:
-    """Return the settings that depend on the size of a cluster. `cores` is the number of cores of
-    all executors together."""
+    """Return the settings of a session with executors; `cores` is the number of cores of all
+    executors together."""
     # Instead of Spark's 200: each is a task, and a file if rows are written without another
     # shuffle.
     return {"spark.sql.shuffle.partitions": str(max(2, 2 * cores))}

@@ -105,7 +105,8 @@ class TableFiles:
         self.run(f"SET datafusion.{name} = {value}")
 
     def run(self, sql: str) -> list[dict[str, Any]]:
-        """Run a statement over tables that were opened; returns its rows, each as values by column.
+        """Run a statement, which may name tables that were opened before; returns its rows, each as
+        values by column.
 
         Raises `JobError`, and `NeedsSpark` if the statement needs more memory than it may use.
         """
@@ -166,8 +167,8 @@ class TableFiles:
         )
 
     def _open_table(self, name: str) -> DeltaTable | None:
-        """Return a table; None if it doesn't exist. At its first use it is opened, and registered
-        in the session under its name so that queries find it.
+        """Return a table; None if it doesn't exist. The first call opens it, and registers it in
+        the session under its name so that queries find it.
 
         Raises `JobError` if it can't be read, and `NeedsSpark` if another version of Knafka made
         it.
@@ -225,8 +226,8 @@ def _check_layout(name: str, path: str, properties: dict[str, str]) -> None:
 
 
 def s3_options(endpoint: str | None, region: str | None) -> dict[str, str]:
-    """Return delta-rs's options of an S3. Without an endpoint (None or empty) that is AWS's own S3;
-    without a region, the region is us-east-1."""
+    """Return delta-rs's options for S3 at this endpoint. Without an endpoint (None or empty) it is
+    AWS's own S3; without a region, the region is us-east-1."""
     options = {"AWS_REGION": region or "us-east-1"}
     if endpoint:
         allow_http = str(endpoint.startswith("http://")).lower()

@@ -33,9 +33,9 @@ def append_acknowledgements(
     until: datetime | None = None,
     note: str = "",
 ) -> None:
-    """Append a row with this action for each of these groups, in one commit. `by` is the person's
-    name; `until` is when the acknowledgement ends, None: never; `note` is for people, empty: there
-    is none. Raises `JobError`.
+    """Append a row with this action for each of these groups, in one commit. `by` is the name of
+    the person who acts; `until` is when the acknowledgement ends (None: never); `note` is for
+    people (empty: none). Raises `JobError`.
 
     `groups` has the columns of a group's Trigger, reason and code by the group's id. The new row is
     always the group's latest: if another clock wrote a later time than `now`, it gets a time just

@@ -16,8 +16,9 @@ CANCELLATIONS_TABLE: Final = "cancellations"
 
 
 def cancel_replay(files: TableFiles, replay_id: str, by: str, now: datetime) -> None:
-    """Ask a replay to end, in the name of the person `by`, and don't wait for its end; `now` is the
-    time that is noted. Raises `JobError` if there is no such replay, or if it is finished."""
+    """Ask a replay to end, without waiting for its end. `by` is the name of the person who asks,
+    and `now` the time of the request. Raises `JobError` if there is no such replay, or if it has
+    finished."""
     if not files.has_table("replays"):
         raise JobError("there is no replay: the tables have none")
     sql = f"SELECT events, finished FROM replays WHERE replay_id = {sql_literal(replay_id)}"

@@ -62,14 +62,14 @@ def preview_edits(
     """Apply the edits to all events that a replay of the failures with these `conditions` would
     send, without sending any, and return the effect. Raises `JobError`."""
     rows, tables = sendable_rows(files, conditions)
-    (size,) = files.query(groups_plan.size_of("true", f"({rows})"), *tables)
+    (totals,) = files.query(groups_plan.totals_of("true", f"({rows})"), *tables)
     preview = EditPreview()
-    if not size["number"]:
+    if not totals["number"]:
         return preview
     problems: Counter[str] = Counter()
     shown: list[_ShownRecord] = []  # the first events so far, sorted
     files.set_option("execution.batch_size", BATCH_ROWS)
-    query = groups_plan.letters_of("true", size["first"], size["last"], f"({rows})")
+    query = groups_plan.last_dead_letters("true", totals["first"], totals["last"], f"({rows})")
     for batch in files.query_in_batches(query, *tables, "records"):
         for row in batch:
             headers = headers_of(row)
@@ -77,6 +77,7 @@ def preview_edits(
                 record = edited_record(edits, headers, row["data"])
             except CannotEdit as error:
                 preview.not_editable += 1
+                # A new problem is counted only while there are few, so that memory stays bounded.
                 if len(problems) < MAX_COUNTED_PROBLEMS or str(error) in problems:
                     problems[str(error)] += 1
                 continue
@@ -94,7 +95,7 @@ def preview_edits(
 
 
 def _event_document(event: Event) -> dict[str, Any]:
-    """Return an event's attributes and data as a JSON document; bytes that are no UTF-8 are
-    replaced."""
+    """Return an event's attributes and data as a JSON document; bytes of the data that are no UTF-8
+    become U+FFFD."""
     data = {} if event.data is None else {"data": event.data.decode(errors="replace")}
     return {**event.attributes, **data}

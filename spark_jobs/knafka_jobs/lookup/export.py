@@ -70,13 +70,13 @@ def export_failures(
 
     Raises `JobError`; then a file that was there before stays as it was.
     """
-    (totals,) = files.query(groups_plan.size_of(predicate_sql), "failures")
+    (totals,) = files.query(groups_plan.totals_of(predicate_sql), "failures")
     if not totals["number"]:
         return ExportResult(0, 0)
     row_bytes = _limit_batch_size(files, totals)
-    query = groups_plan.letters_of(predicate_sql, totals["first"], totals["last"])
+    query = groups_plan.last_dead_letters(predicate_sql, totals["first"], totals["last"])
     tables = ("failures", "records")
-    with _complete_file(path) as unfinished:
+    with _replace_when_complete(path) as unfinished:
         if file_format is ExportFormat.PARQUET:
             row_group = _rows_within(EXPORT_ROW_GROUP_BYTES, row_bytes)
             files.set_option("execution.parquet.max_row_group_size", row_group)
@@ -88,9 +88,9 @@ def export_failures(
             with unfinished.open("wb") as lines:
                 written = 0
                 for batch in files.query_in_batches(query, *tables):
-                    documents = [line for row in batch if (line := event_line(row)) is not None]
-                    lines.writelines(documents)
-                    written += len(documents)
+                    events = [line for row in batch if (line := event_line(row)) is not None]
+                    lines.writelines(events)
+                    written += len(events)
     return ExportResult(written, totals["number"] - written)
 
 
@@ -100,20 +100,21 @@ def read_events(files: TableFiles, predicate_sql: str) -> Iterator[Event | None]
 
     Raises `JobError`. Sorting writes temporary files if `SORT_MEMORY` is too small.
     """
-    (totals,) = files.query(groups_plan.size_of(predicate_sql), "failures")
+    (totals,) = files.query(groups_plan.totals_of(predicate_sql), "failures")
     if not totals["number"]:
         return
     files.limit_memory(SORT_MEMORY, SORT_FILES)
     _limit_batch_size(files, totals)
-    query = groups_plan.letters_of(predicate_sql, totals["first"], totals["last"])
+    query = groups_plan.last_dead_letters(predicate_sql, totals["first"], totals["last"])
     ordered = f"{query} ORDER BY r.origin_topic, r.origin_partition, r.origin_offset, first_failed"
     for batch in files.query_in_batches(ordered, "failures", "records"):
         yield from map(event_of, batch)
 
 
 def _limit_batch_size(files: TableFiles, totals: Mapping[str, Any]) -> int:
-    """Make queries return as many rows at once as fit `EXPORT_BATCH_BYTES`. Returns the average
-    bytes of a row. `totals` is the row of `groups_plan.size_of`, for at least one failure."""
+    """Make queries return only as many rows at once as fit into about `EXPORT_BATCH_BYTES`; returns
+    the average bytes of a row. `totals` is the row of `groups_plan.totals_of`, for at least one
+    failure."""
     row_bytes: int = totals["bytes"] // totals["number"] + ROW_OVERHEAD_BYTES
     files.set_option("execution.batch_size", _rows_within(EXPORT_BATCH_BYTES, row_bytes))
     files.set_option("execution.target_partitions", 1)
@@ -121,8 +122,8 @@ def _limit_batch_size(files: TableFiles, totals: Mapping[str, Any]) -> int:
 
 
 def event_line(row: Mapping[str, Any]) -> bytes | None:
-    """Return the event of a dead letter, a row of `groups_plan.letters_of`, as a line of NDJSON;
-    None: it holds no whole event."""
+    """Return the event of a dead letter (a row of `groups_plan.last_dead_letters`) as a line of
+    NDJSON; None if it holds no whole event (`event_of`)."""
     if (event := event_of(row)) is None:
         return None
     # Line breaks in JSON stand between its tokens only.
@@ -130,9 +131,9 @@ def event_line(row: Mapping[str, Any]) -> bytes | None:
 
 
 def event_of(row: Mapping[str, Any]) -> Event | None:
-    """Return the event of a dead letter, a row of `groups_plan.letters_of`, as it came to the
-    Trigger, without Knafka's headers. None: it holds no whole event, as the record was no event, or
-    its data were omitted."""
+    """Return the event of a dead letter (a row of `groups_plan.last_dead_letters`) as it came to
+    the Trigger, without Knafka's headers. None if it holds no whole event, as the record was no
+    event, or its data were omitted."""
     headers = headers_of(row)
     if row["reason"] == Reason.UNDECODABLE or any(name == f"ce_{OMITTED}" for name, _ in headers):
         return None
@@ -143,16 +144,16 @@ def event_of(row: Mapping[str, Any]) -> Event | None:
 
 
 def _rows_within(size: int, row_bytes: int) -> int:
-    """Return how many rows of `row_bytes` bytes fit into `size` bytes, from 1 to
+    """Return how many rows of `row_bytes` bytes fit into `size` bytes: at least 1, and at most
     `MAX_BATCH_ROWS`."""
     return max(1, min(MAX_BATCH_ROWS, size // row_bytes))
 
 
 @contextmanager
-def _complete_file(path: Path) -> Iterator[Path]:
-    """Yield the path of a new file beside `path`, for the `with` block to write. When the block
-    ends, the file replaces `path`; after an error it is deleted. Raises `JobError` for an error of
-    the file system."""
+def _replace_when_complete(path: Path) -> Iterator[Path]:
+    """Yield the path of a temporary file beside `path`, which the `with` block must write. When the
+    block ends, the file replaces `path`; after an error it is deleted. Raises `JobError` for an
+    error of the file system."""
     unfinished = path.parent / f".{secrets.token_hex(6)}.unfinished.parquet"
     try:
         yield unfinished

@@ -48,8 +48,8 @@ def list_groups(
     """Return the groups that a report made at `now` with default options would have; the group
     whose first failure is the latest comes first.
 
-    `conditions` may select only by Trigger or Broker, else groups would lack failures. Raises
-    `JobError`.
+    `conditions` may select only by Trigger or Broker: others would take failures out of groups.
+    Raises `JobError`.
     """
     predicate_sql = lookup_plan.predicate(conditions)
     pending = files.has_table("sent") and bool(files.query(lookup_plan.ANY_PENDING, "sent"))
@@ -70,14 +70,14 @@ def find_groups(files: TableFiles, ids: Collection[str], now: datetime) -> dict[
 def members_predicate(
     files: TableFiles, group: FailureGroup, now: datetime, *, unresolved: bool = False
 ) -> str:
-    """Return a predicate, in SQL, for the rows of `failures` that belong to a group; with
-    `unresolved` only for those that aren't resolved. `now` is the time for which the group was
-    listed. Raises `JobError`."""
+    """Return a SQL predicate for the rows of `failures` that belong to a group; with `unresolved`,
+    only for those that aren't resolved. `now` is the time with which the group was listed
+    (`list_groups`). Raises `JobError`."""
     frequent: Sequence[str] = ()
-    # This group has the failures of its kind whose summary has no group of its own.
+    # The group of all other summaries has every failure whose summary isn't a frequent one.
     if group.key["summary"] == OTHER_SUMMARIES:
         sql = groups_plan.frequent_summaries(group.key, _timeline_start(now))
-        frequent = [row["said"] for row in files.query(sql, "failures")]
+        frequent = [row["own_summary"] for row in files.query(sql, "failures")]
     return groups_plan.members(group.key, frequent, unresolved=unresolved)
 
 

@@ -1,6 +1,8 @@
 """Builds the queries about groups of failures, in SQL of DataFusion.
 
-Pure. A group is what a report shows as one row (`failure_groups`).
+Pure. A group is what a report shows as one row (`failure_groups`): failures of one kind (Trigger,
+destination, reason and code) with the same summary of their error. The most frequent summaries of a
+kind have groups of their own; all others share one, `OTHER_SUMMARIES`.
 """
 
 from __future__ import annotations
@@ -26,9 +28,8 @@ EXPORTED_RECORD: Final = (
 EXPORTED_FAILURE: Final = ("failures", "first_failed", "last_failed", "resolved")
 """Columns of `failures` that an export has: few, as all rows of a group are in memory."""
 
-_SAID: Final = "coalesce(summary, '')"
-"""SQL: a failure's own summary of its error, empty without one. Rare summaries of a kind become one
-group, whose summary is `OTHER_SUMMARIES`."""
+_OWN_SUMMARY: Final = "coalesce(summary, '')"
+"""SQL: a failure's own summary of its error, empty without one; the column `own_summary`."""
 _SUMS: Final = ("events", "unresolved", "waiting", "last_hour")
 """Columns that are summed up when rare summaries become one group."""
 
@@ -43,12 +44,14 @@ def list_groups(predicate_sql: str, since: datetime, now: datetime, *, pending: 
     """
     kind, is_sent = column_list(KIND), "false"
     hour_start = sql_literal(now - LAST_HOUR)
+    # Each failure of the report, with a `sent_id` if a replay has sent it and it isn't settled ...
     rows = f"SELECT * FROM failures WHERE {predicate_sql} AND {_reported_predicate(since)}"
     if pending:
         sent = f"SELECT DISTINCT failure_id AS sent_id FROM sent WHERE {PENDING}"
         rows = f"SELECT * FROM ({rows}) AS f LEFT JOIN ({sent}) AS p ON f.failure_id = p.sent_id"
         is_sent = "sent_id IS NOT NULL"
-    # A failure's history has no later time than `last_failed`.
+    # ... and with the number of its failures within the hour. The history has no later time than
+    # `last_failed`, so only these failures need to be looked at.
     recent = (
         "SELECT failure_id AS recent_id, count(*) AS recent FROM ("
         "SELECT failure_id, unnest(history) AS past FROM failures "
@@ -56,15 +59,16 @@ def list_groups(predicate_sql: str, since: datetime, now: datetime, *, pending: 
         f"WHERE past['at'] >= {hour_start} GROUP BY failure_id"
     )
     rows = f"SELECT * FROM ({rows}) AS e LEFT JOIN ({recent}) AS h ON e.failure_id = h.recent_id"
+    # Count by kind and summary, then once more with the rare summaries put together.
     counted = (
-        f"SELECT {kind}, {_SAID} AS said, count(*) AS events, "
+        f"SELECT {kind}, {_OWN_SUMMARY} AS own_summary, count(*) AS events, "
         "count(*) FILTER (WHERE resolved IS NULL) AS unresolved, "
         f"count(*) FILTER (WHERE resolved IS NULL AND NOT ({is_sent})) AS waiting, "
         "coalesce(sum(recent), 0) AS last_hour, "
         f"min(first_failed) AS first_seen, max(last_failed) AS last_seen FROM ({rows}) AS r "
-        f"GROUP BY {kind}, {_SAID}"
+        f"GROUP BY {kind}, {_OWN_SUMMARY}"
     )
-    summary = f"CASE WHEN place <= {MAX_SUMMARIES} THEN said ELSE '{OTHER_SUMMARIES}' END"
+    summary = f"CASE WHEN place <= {MAX_SUMMARIES} THEN own_summary ELSE '{OTHER_SUMMARIES}' END"
     named = f"SELECT *, {summary} AS summary FROM ({_rank_by_frequency(counted)}) AS c"
     sums = ", ".join(f"sum({name}) AS {name}" for name in _SUMS)
     return (
@@ -74,29 +78,30 @@ def list_groups(predicate_sql: str, since: datetime, now: datetime, *, pending: 
 
 
 def frequent_summaries(group: Mapping[str, Any], since: datetime) -> str:
-    """Return the query for the error summaries (column `said`) that have groups of their own, among
-    the failures of this group's kind, in a report whose timeline begins at `since`. `group` has at
-    least the columns `KIND`."""
+    """Return the query for the error summaries that have groups of their own, as the column
+    `own_summary`, among the failures of the kind of `group` (it has at least the columns `KIND`) in
+    a report whose timeline begins at `since`."""
     counted = (
-        f"SELECT {column_list(KIND)}, {_SAID} AS said, count(*) AS events FROM failures "
-        f"WHERE {_kind_predicate(group)} AND {_reported_predicate(since)} "
-        f"GROUP BY {column_list(KIND)}, {_SAID}"
+        f"SELECT {column_list(KIND)}, {_OWN_SUMMARY} AS own_summary, count(*) AS events "
+        f"FROM failures WHERE {_kind_predicate(group)} AND {_reported_predicate(since)} "
+        f"GROUP BY {column_list(KIND)}, {_OWN_SUMMARY}"
     )
-    return f"SELECT said FROM ({_rank_by_frequency(counted)}) AS c WHERE place <= {MAX_SUMMARIES}"
+    ranked = _rank_by_frequency(counted)
+    return f"SELECT own_summary FROM ({ranked}) AS c WHERE place <= {MAX_SUMMARIES}"
 
 
 def members(group: Mapping[str, Any], frequent: Collection[str], *, unresolved: bool) -> str:
-    """Return a predicate for the failures of a group; with `unresolved` only for its unresolved
+    """Return a predicate for the failures of a group; with `unresolved`, only for its unresolved
     ones.
 
-    `group` has the columns `GROUP`. `frequent` has the summaries of `frequent_summaries`; it is
-    used only for the group of all other summaries of a kind.
+    `group` has the columns `GROUP`. `frequent` has the result of `frequent_summaries`; it is used
+    only for the group of all other summaries, which has every failure of the kind but theirs.
     """
     parts = [_kind_predicate(group)]
     if group["summary"] != OTHER_SUMMARIES:
-        parts.append(f"{_SAID} = {sql_literal(group['summary'])}")
+        parts.append(f"{_OWN_SUMMARY} = {sql_literal(group['summary'])}")
     elif frequent:
-        parts.append(f"{_SAID} NOT IN {sql_literal(tuple(frequent))}")
+        parts.append(f"{_OWN_SUMMARY} NOT IN {sql_literal(tuple(frequent))}")
     if unresolved:
         parts.append("resolved IS NULL")
     return " AND ".join(parts)
@@ -112,39 +117,43 @@ def _kind_predicate(group: Mapping[str, Any]) -> str:
 
 
 def _reported_predicate(since: datetime) -> str:
-    """Return a predicate for the failures in a report whose timeline begins at `since`."""
+    """Return a predicate for the failures in a report whose timeline begins at `since`: unresolved
+    ones, and those that failed or were resolved since then."""
     moment = sql_literal(since)
     return f"(resolved IS NULL OR last_failed >= {moment} OR resolved >= {moment})"
 
 
 def _rank_by_frequency(counted: str) -> str:
-    """Return the query for the rows of the query `counted`, each with its `place` among the
-    summaries of its kind; 1 is the most frequent one. Reports rank summaries in the same way.
-    """
-    order = f"PARTITION BY {column_list(KIND)} ORDER BY events DESC, said"
+    """Return the query for the rows of the query `counted` (one per kind and summary), each with
+    its `place` among the summaries of its kind; 1 is the most frequent one. Reports rank summaries
+    in the same way."""
+    order = f"PARTITION BY {column_list(KIND)} ORDER BY events DESC, own_summary"
     return f"SELECT *, row_number() OVER ({order}) AS place FROM ({counted}) AS s"
 
 
-def size_of(predicate_sql: str, failures: str = "failures") -> str:
-    """Return the query for the `number` of failures for which `predicate_sql` is true, the `bytes`
-    of their data, and the `first` and `last` day of their records. `failures` is the table, or a
-    query in parentheses."""
+def totals_of(predicate_sql: str, failures: str = "failures") -> str:
+    """Return the query for totals of the failures for which `predicate_sql` is true: their
+    `number`, the `bytes` of their data, and the `first` and `last` day of their records. `failures`
+    is the table, or a query in parentheses."""
     return (
         "SELECT count(*) AS number, coalesce(sum(data_bytes), 0) AS bytes, "
         f"min(first_day) AS first, max(last_day) AS last FROM {failures} AS f WHERE {predicate_sql}"
     )
 
 
-def letters_of(predicate_sql: str, first: object, last: object, failures: str = "failures") -> str:
+def last_dead_letters(
+    predicate_sql: str, first: object, last: object, failures: str = "failures"
+) -> str:
     """Return the query for the failures for which `predicate_sql` is true, each with its last dead
     letter.
 
     Columns: `EXPORTED_RECORD`, `EXPORTED_FAILURE`, `key`, `data`, `headers`. `first` and `last` are
-    the days from `size_of`; `failures` is the table, or a query in parentheses.
+    the days from `totals_of`; `failures` is the table, or a query in parentheses.
     """
+    # `KEY` in `failures` is the position of the failure's last dead letter.
     on = " AND ".join(f'r."{name}" = f."{name}"' for name in ("failure_id", *KEY))
     chosen = column_list(("failure_id", *KEY, *EXPORTED_FAILURE))
-    # The table that comes first is held in memory.
+    # DataFusion holds the first table of a join in memory: the one without data.
     return (
         f"SELECT {column_list(EXPORTED_RECORD, 'r.')}, {column_list(EXPORTED_FAILURE, 'f.')}, "
         f'r."key", r."value" AS data, r.headers '
@@ -154,6 +163,6 @@ def letters_of(predicate_sql: str, first: object, last: object, failures: str = 
 
 
 def copy_to_parquet(query: str, url: str) -> str:
-    """Return the statement that writes the rows of a query to one Parquet file; its result is a row
-    with the number of rows, `count`."""
+    """Return the statement that writes the rows of a query to one Parquet file at `url`. Its result
+    is one row, whose `count` is the number of rows written."""
     return f"COPY ({query}) TO {sql_literal(url)} STORED AS PARQUET"

@@ -55,9 +55,9 @@ ANY_PENDING: Final = f"SELECT 1 FROM sent WHERE {PENDING} LIMIT 1"
 
 
 def likely_stubs(predicate_sql: str) -> str:
-    """Return the query for the failures whose dead letter may be a stub, without the event's data,
-    among the replayable ones for which `predicate_sql` is true: their `number`, and the `first` and
-    `last` day of their records."""
+    """Return the query for the failures whose dead letter may be a stub (a dead letter without the
+    event's data), among the replayable ones for which `predicate_sql` is true: their `number`, and
+    the `first` and `last` day of their records."""
     return (
         "SELECT count(*) AS number, min(first_day) AS first, max(last_day) AS last FROM failures "
         f"WHERE {predicate_sql} AND {REPLAYABLE} AND {LIKELY_STUB}"
@@ -66,15 +66,15 @@ def likely_stubs(predicate_sql: str) -> str:
 
 def sendable(predicate_sql: str, stub_days: tuple[object, object] | None, *, pending: bool) -> str:
     """Return the query for the failures that a replay would send, among those for which
-    `predicate_sql` is true.
+    `predicate_sql` is true: replayable ones that are neither pending nor stubs.
 
     `stub_days` has the first and last day from `likely_stubs`; None: there are none. `pending`:
     whether any replayed event is not settled.
     """
     joins = ""
     if pending:
-        on_their_way = f"SELECT DISTINCT failure_id FROM sent WHERE {PENDING}"
-        joins += f" LEFT ANTI JOIN ({on_their_way}) AS p ON f.failure_id = p.failure_id"
+        pending_ids = f"SELECT DISTINCT failure_id FROM sent WHERE {PENDING}"
+        joins += f" LEFT ANTI JOIN ({pending_ids}) AS p ON f.failure_id = p.failure_id"
     if stub_days is not None:
         headers = (
             f"SELECT {column_list(KEY)}, unnest(headers) AS header FROM records "
@@ -117,9 +117,9 @@ def count_unresolved(predicate_sql: str, *, pending: bool) -> str:
     whether there are any.
     """
     group = column_list((*TRIGGER, "reason", "code"))
-    on_their_way = f"SELECT DISTINCT failure_id FROM sent WHERE {PENDING}"
+    pending_ids = f"SELECT DISTINCT failure_id FROM sent WHERE {PENDING}"
     anti_join = (
-        f" LEFT ANTI JOIN ({on_their_way}) AS p ON f.failure_id = p.failure_id" if pending else ""
+        f" LEFT ANTI JOIN ({pending_ids}) AS p ON f.failure_id = p.failure_id" if pending else ""
     )
     return (
         f"SELECT {group}, count(*) AS number, min(last_failed) AS oldest, "
@@ -141,18 +141,18 @@ def count_pending(predicate_sql: str) -> str:
 
 def next_offsets(tables: Iterable[str]) -> str:
     """Return the query for the offsets that these tables have of each log; a partition has a
-    further log after each cut. Columns: `topic_id` (a `topic_offsets.log_id`), `partition`, `first`
-    (the lowest offset), `next` (the highest one plus 1)."""
+    further log after each unclean election that cut its log. Columns: `topic_id` (a
+    `topic_offsets.log_id`), `partition`, `first` (lowest offset), `next` (highest one plus 1)."""
     positions = " UNION ALL ".join(f"SELECT {column_list(KEY)} FROM {table}" for table in tables)
-    partition = column_list(KEY[:2])
+    log_columns = column_list(("topic_id", "partition"))
     ends = 'min("offset") AS first, max("offset") + 1 AS next'
-    return f"SELECT {partition}, {ends} FROM ({positions}) GROUP BY {partition}"
+    return f"SELECT {log_columns}, {ends} FROM ({positions}) GROUP BY {log_columns}"
 
 
 def latest_failures(predicate_sql: str, limit: int, skip: int = 0) -> str:
     """Return the query for the latest failures for which `predicate_sql` is true, with the
-    positions of their last dead letters: after the `skip` latest ones at most `limit`. Failures of
-    one time are ordered by their ids, so that pages don't overlap.
+    positions of their last dead letters: at most `limit`, after the `skip` latest ones. Failures
+    that failed at the same time are ordered by their ids, so that pages don't overlap.
     """
     return (
         f"SELECT failure_id, {column_list(KEY)}, first_day, last_day, resolved FROM failures "
@@ -161,8 +161,9 @@ def latest_failures(predicate_sql: str, limit: int, skip: int = 0) -> str:
 
 
 def records_at(first: date, last: date, topic_ids: Iterable[str], offsets: Iterable[int]) -> str:
-    """Return the query for the rows of `records` between these days that have one of these topics
-    and one of these offsets. As partitions aren't compared, the result may have further rows."""
+    """Return the query for the rows of `records` from day `first` to day `last` that have one of
+    these topics and one of these offsets. As topics, partitions and offsets aren't compared
+    together, the result may have rows that weren't asked for."""
     topics = ", ".join(map(sql_literal, topic_ids))
     numbers = ", ".join(map(sql_literal, offsets))
     return (
@@ -173,8 +174,8 @@ def records_at(first: date, last: date, topic_ids: Iterable[str], offsets: Itera
 
 
 def sent_at(failure_ids: Iterable[str]) -> str:
-    """Return the query for the pending ones of these failures, which a replay has sent and which
-    are not settled: `failure_id`, and `at`, the time at which the event was last sent."""
+    """Return the query for those of these failures that a replay has sent and that are not settled:
+    `failure_id`, and `at`, the time at which the event was last sent."""
     id_list = ", ".join(map(sql_literal, failure_ids))
     return (
         f"SELECT failure_id, max(sent) AS at FROM sent WHERE {PENDING} "
@@ -183,6 +184,6 @@ def sent_at(failure_ids: Iterable[str]) -> str:
 
 
 def days_predicate(first: object, last: object) -> str:
-    """Return a predicate for rows whose `day` is between these two, both included. It lets Delta
-    skip the files of other days."""
+    """Return a predicate for rows whose `day` is from `first` to `last`, both included. With it,
+    the files of other days aren't opened."""
     return f"day BETWEEN DATE '{first}' AND DATE '{last}'"

@@ -20,7 +20,7 @@ from knafka_jobs.topic_offsets import Partition, read_states_of
 
 
 def preview(files: TableFiles, conditions: Sequence[FailureCondition]) -> Preview:
-    """Preview the events that a replay of the failures with these `conditions` would send. Failures
+    """Return which events a replay of the failures with these `conditions` would send. Failures
     that can't be sent are only counted, as left out (`Preview.left_out`). Raises `JobError`."""
     (selected,) = files.query(
         lookup_plan.count_failures(lookup_plan.predicate(conditions)), "failures"
@@ -111,8 +111,8 @@ def count_pending(
 
 
 def offsets_in_tables(files: TableFiles) -> dict[Partition, int]:
-    """Return the first offset that the tables don't have yet, for each partition of which they have
-    records. Raises `JobError`."""
+    """Return the offset behind the last record that the tables have, or had before a purge, of each
+    partition. Partitions without such records are left out. Raises `JobError`."""
     tables = [name for name in ("records", "purged") if files.has_table(name)]
     rows = files.query(lookup_plan.next_offsets(tables), *tables) if tables else []
     states = read_states_of(
@@ -122,7 +122,8 @@ def offsets_in_tables(files: TableFiles) -> dict[Partition, int]:
 
 
 def headers_of(row: Mapping[str, Any]) -> RecordHeaders:
-    """Return the headers of a dead letter, from its row of `records`."""
+    """Return the headers of a dead letter, from its row of the table `records`; empty if it has
+    none."""
     return [(header["key"], header["value"]) for header in row["headers"] or ()]
 
 
@@ -180,9 +181,9 @@ def latest_dead_letters(
 def page_of_dead_letters(
     files: TableFiles, predicate_sql: str, limit: int, skip: int = 0
 ) -> Sequence[tuple[RecordInTables, datetime | None]]:
-    """Return the last dead letters of the latest failures for which `predicate_sql` holds: of at
-    most `limit` failures, after the `skip` latest ones. Failures without a row in `records` are
-    left out.
+    """Return the last dead letter of each of the latest failures for which `predicate_sql` is true:
+    of at most `limit` failures, after the `skip` latest ones. Failures without a row in `records`
+    are left out.
 
     With each dead letter comes the time at which its failure was resolved, or at which a replay
     sent the event whose delivery isn't decided yet; None: neither happened. Raises `JobError`.
@@ -209,9 +210,9 @@ def page_of_dead_letters(
 
 
 def _record_key(row: dict[str, Any]) -> tuple[Any, ...]:
-    """Return the key of a dead letter, from its row in `failures` or `records`: the ids of failure
-    and topic, partition and offset. The failure's id is needed, too: if Kafka loses the end of a
-    log, a later dead letter gets an offset that an earlier one had."""
+    """Return what identifies a dead letter in its row of `failures` or `records`: the failure's id,
+    the topic's id, partition and offset. The position alone is not enough: if Kafka loses the end
+    of a log, a later dead letter gets an offset that an earlier one had."""
     return tuple(row[name] for name in ("failure_id", *KEY))
 
 
@@ -221,6 +222,6 @@ def _sorted_distinct(values: Iterable[Any]) -> list[Any]:
 
 
 def _trigger_name(row: dict[str, Any]) -> TriggerName:
-    """Return the Trigger of a row."""
+    """Return the Trigger that a row names in its columns `TRIGGER`."""
     namespace, broker, trigger = (row[name] for name in TRIGGER)
     return namespace, broker, trigger

@@ -20,15 +20,15 @@ def purge(
 ) -> int:
     """Delete the selected failures and their records for good; returns the number of failures.
 
-    `unresolved`: whether unresolved failures are deleted, too, and not only resolved ones.
+    `unresolved`: whether unresolved failures are deleted, too, and not only resolved ones. `fold`
+    adds to the table `failures` all records that are not folded into it yet: they would be lost.
     Afterwards no file below the tables' root has the deleted failures, nor any other rows that were
-    deleted earlier. `fold` brings all of `records` into `failures`, as records that are not folded
-    yet would be lost. Raises `JobError`.
+    deleted earlier. Raises `JobError`.
     """
 
     def choose(failures: DataFrame) -> DataFrame:
         """Return the failures to delete."""
-        return _purgeable(failures, selection, unresolved)
+        return _select_purgeable(failures, selection, unresolved)
 
     with tables.locked():
         return delete_failures(tables, choose, fold)
@@ -37,11 +37,14 @@ def purge(
 def purgeable(tables: Tables, selection: FailureSelection, unresolved: bool) -> DataFrame:
     """Return the failures that a purge would delete; `unresolved`: whether it deletes unresolved
     ones, too. Column: `failure_id`."""
-    return _purgeable(tables.read("failures"), selection, unresolved).select("failure_id")
+    failures = tables.read("failures")
+    return _select_purgeable(failures, selection, unresolved).select("failure_id")
 
 
-def _purgeable(failures: DataFrame, selection: FailureSelection, unresolved: bool) -> DataFrame:
-    """Return the selected failures that a purge may delete: the resolved ones, or all with
-    `unresolved`."""
+def _select_purgeable(
+    failures: DataFrame, selection: FailureSelection, unresolved: bool
+) -> DataFrame:
+    """Return the selected failures that a purge may delete: all of them with `unresolved`, else
+    only the resolved ones."""
     selected = failures.transform(select_failures, selection)
     return selected if unresolved else selected.where("resolved IS NOT NULL")

@@ -32,8 +32,8 @@ _COMPARISONS: Final[Mapping[str, Callable[[Column, Any], Column]]] = {
 
 
 def select_failures(failures: DataFrame, selection: FailureSelection) -> DataFrame:
-    """Return the failures that fit a selection, with the columns `FAILURES`. Raises `JobError` for
-    a predicate that is no SQL."""
+    """Return the failures that fit a selection, with the columns `FAILURES`. Raises `JobError` if
+    the selection's predicate (`where`) is no valid SQL."""
     rows = failures.select(*FAILURES)
     for column, operator, value in conditions(selection):
         rows = rows.where(_COMPARISONS[operator](F.col(column), value))
@@ -57,7 +57,7 @@ def replayable_failures(failures: DataFrame, sent: DataFrame, records: DataFrame
     event's data, and they aren't pending. A failure is pending if, by the table `sent`, a replay
     has sent it and the result isn't known yet.
 
-    `records` needs to have only the dead letters of `likely_stubs`.
+    `records` are dead letters: those of `likely_stubs` suffice.
     """
     stubs = records.where(F.exists("headers", lambda header: header["key"] == STUB_HEADER))
     pending = sent.where(PENDING).select("failure_id").distinct()
@@ -86,11 +86,12 @@ ORDER_COLUMNS: Final = ORDER[len(TRIGGER) : -1]
 
 
 def dead_letters_of(failures: DataFrame, records: DataFrame, *, few: bool = True) -> DataFrame:
-    """Return the last dead letter of each failure, whose position (`KEY`) the row of the failure
-    has. Columns: `failure_id`, `TRIGGER`, the event's `key`, `value` and `headers`,
-    `ORDER_COLUMNS`.
+    """Return the last dead letter of each failure, found in `records` by the position (`KEY`) that
+    the failure's row has. Columns: `failure_id`, `TRIGGER`, the event's `key`, `value` and
+    `headers`, `ORDER_COLUMNS`.
 
-    `failures` has the columns `SENDABLE`. `few` True: there are at most `BROADCAST_ROWS` failures.
+    `failures` has the columns `SENDABLE`. `few`: there are at most `BROADCAST_ROWS` failures, so
+    that their positions can be sent to every task.
     """
     positions = failures.select(*SENDABLE)
     return (
@@ -103,18 +104,18 @@ def dead_letters_of(failures: DataFrame, records: DataFrame, *, few: bool = True
 
 
 def split_into_lanes(letters: DataFrame, lanes: int) -> DataFrame:
-    """Distribute dead letters over `lanes` partitions; each partition is in `ORDER`. Dead letters
-    of one Trigger with the same key are in one partition."""
+    """Distribute dead letters over `lanes` partitions of the DataFrame, each sorted by `ORDER`.
+    Dead letters of one Trigger with the same key are in one partition, so they keep their order."""
     # Events without a key have no order to keep, so they are spread by failure.
     key = F.coalesce("key", F.col("failure_id").cast("binary"))
     return letters.repartition(lanes, *TRIGGER, key).sortWithinPartitions(*ORDER)
 
 
 def sent_rows(kafka: DataFrame, replay_id: str, topics: DataFrame) -> DataFrame:
-    """Return the events that a replay has sent, as rows of `SENT` without an outcome.
+    """Return the events that a replay has sent, as rows of the table `sent` without an outcome.
 
-    `kafka` has records of Spark's Kafka source with headers; `topics` has the replay topics
-    (`topic`, `topic_id`, `TRIGGER`).
+    `kafka` has records of the replay topics, as Spark's Kafka source returns them, with headers.
+    `topics` has a row for each replay topic: `topic`, `topic_id`, and the `TRIGGER` it belongs to.
     """
     return (
         kafka.transform(select_marked)

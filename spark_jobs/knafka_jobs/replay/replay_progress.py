@@ -1,7 +1,8 @@
-"""Notes how far a replay is in the table `replay_progress`, while Spark's tasks are busy sending.
+"""Writes a replay's progress into the table `replay_progress`, while Spark's tasks send its events.
 
-Written by delta-rs in the job's own process: a row that Spark writes would wait for a task that
-ends. Without the package `deltalake` nothing is noted. A note that fails ends no replay.
+Each row of the table is a note of the progress. Delta-rs writes it in the job's own process: if
+Spark wrote it, it would have to wait until one of Spark's tasks ends. Without the package
+`deltalake` no note is written. If a note can't be written, the replay goes on without notes.
 """
 
 from __future__ import annotations
@@ -28,19 +29,25 @@ Progress: TypeAlias = Callable[[str], None]
 
 
 class ReplayProgress:
-    """Notes how many events a replay has sent, in the table `replay_progress`."""
+    """Notes in the table `replay_progress` how many events a replay has sent."""
 
     def __init__(
-        self, files: TableFiles | None, replay_id: str, already: int, total: int, say: Progress
+        self,
+        files: TableFiles | None,
+        replay_id: str,
+        sent_earlier: int,
+        total: int,
+        progress: Progress,
     ) -> None:
-        """`files` None: deltalake is not installed, so nothing is noted. `already` is the number of
-        events that earlier runs of the replay sent, `total` the number that all runs, with this
-        one, are to send. `say` gets a line if a note fails; then nothing more is noted."""
+        """`files` are the files of the tables; None: deltalake is not installed, so nothing is
+        noted. `sent_earlier` is the number of events that earlier runs of the replay sent, `total`
+        the number that all runs, with this one, are to send. `progress` is called with a line if a
+        note can't be written; then nothing more is noted."""
         self._files = files
         self._replay_id = replay_id
-        self._already = already
+        self._sent_earlier = sent_earlier
         self._total = total
-        self._say = say
+        self._progress = progress
         self._began = time.monotonic()
         """Monotonic time at which this run began."""
         self._next_note_at = self._began
@@ -51,20 +58,17 @@ class ReplayProgress:
         return self._files is not None and time.monotonic() >= self._next_note_at
 
     def note(self, count_sent: Callable[[], int]) -> None:
-        """Note how many events have been sent, if a note is due. Only then `count_sent` is called,
-        which returns how many this run has sent."""
+        """Write a note of how many events the replay has sent, if a note is due. `count_sent`
+        returns how many this run has sent; it is called only then, as it may ask Kafka."""
         if not self.is_due() or self._files is None:
             return
-        row = (
-            self._replay_id,
-            datetime.now(UTC),
-            min(self._already + count_sent(), self._total),
-            self._total,
-        )
+        # The count may be a little too high, as it includes markers of transactions.
+        sent = min(self._sent_earlier + count_sent(), self._total)
+        row = (self._replay_id, datetime.now(UTC), sent, self._total)
         try:
             self._files.append("replay_progress", REPLAY_PROGRESS, [row])
         except JobError as error:
-            self._say(f"the progress is not noted: {error}")
+            self._progress(f"the progress is not noted: {error}")
             self._files = None
         now = time.monotonic()
         self._next_note_at = now + max(NOTE_INTERVAL, (now - self._began) / RUN_TIME_DIVISOR)

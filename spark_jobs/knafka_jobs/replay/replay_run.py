@@ -3,9 +3,9 @@
     begin one replay -> select the events -> send them in lanes to the replay topics -> note them
                                              (a lane: events that one producer sends in their order)
 
-It can be repeated: a replay sends each event once per replay id. An event goes only to the Trigger
-that failed it, never to the whole Broker. Sent events are read back from the replay topics, so a
-kill between sending and noting loses nothing.
+A run can be repeated: a replay sends each event once per replay id. An event goes only to the
+Trigger that failed it, never to the whole Broker. Sent events are read back from the replay topics,
+so a kill between sending and noting loses nothing.
 """
 
 from __future__ import annotations
@@ -99,21 +99,23 @@ class ReplayRunResult:
 class Cancellation:
     """Checks whether a replay is cancelled, at most every `CANCEL_CHECK_INTERVAL` seconds."""
 
-    def __init__(self, ask: Callable[[], str | None]) -> None:
-        """Begin without an answer; `ask` returns who has cancelled the replay, or None."""
-        self._ask = ask
+    def __init__(self, find_canceller: Callable[[], str | None]) -> None:
+        """`find_canceller` reads who has cancelled the replay, and returns None if nobody has."""
+        self._find_canceller = find_canceller
         self._asked_at = float("-inf")
-        """Monotonic time at which `ask` was last called."""
-        self.last: str | None = None
-        """The last answer of `ask`: who has cancelled the replay; None: nobody."""
+        """Monotonic time at which `_find_canceller` was last called."""
+        self.canceller: str | None = None
+        """Who had cancelled the replay at the last check; None: nobody."""
 
     def read_canceller(self) -> str | None:
-        """Return who has cancelled the replay; None: nobody had at most `CANCEL_CHECK_INTERVAL`
-        seconds ago. A cancellation is never taken back. Raises `JobError`."""
+        """Return who has cancelled the replay; None: nobody. The answer None may be up to
+        `CANCEL_CHECK_INTERVAL` seconds old. Once somebody has cancelled, there are no more checks,
+        as a cancellation is never taken back. Raises `JobError`."""
         now = time.monotonic()
-        if self.last is None and now - self._asked_at >= CANCEL_CHECK_INTERVAL:
-            self.last, self._asked_at = self._ask(), now
-        return self.last
+        if self.canceller is None and now - self._asked_at >= CANCEL_CHECK_INTERVAL:
+            self.canceller = self._find_canceller()
+            self._asked_at = now
+        return self.canceller
 
 
 def preview(tables: Tables, selection: FailureSelection) -> Preview:
@@ -140,19 +142,20 @@ def replay(
     edits: EventEdits = NO_EDITS,
     is_alone: bool = False,
 ) -> ReplayRunResult:
-    """Send the selected events again, edited, at most `rate` events a second (None: no limit); `by`
-    is the name of the person who replays. `progress` is called with lines for users.
+    """Send the events of the selected failures again, with `edits` applied, at most `rate` events a
+    second (None: no limit). `by` is the name of the person who replays. `progress` is called with
+    lines for users.
 
-    Without a replay id, an interrupted replay of the same selection and edits is continued, else
+    If `replay_id` is None, an interrupted replay of the same selection and edits is continued, else
     a new one begins. `is_alone`: the caller makes sure that no other replay runs on these tables;
-    for tables on a local path a lock makes sure of it. Raises `JobError`; the same call then goes
-    on where this one ended.
+    for tables on a local path a lock makes sure of it. After a `JobError`, the same call goes on
+    where this one ended.
     """
     with tables.locked(REPLAY_LOCK):
         is_alone = is_alone or tables.has_locks
         options = f"{selection} {edits}" if edits else str(selection)
-        run = begin_replay(tables, kafka, options, replay_id, by, progress, is_alone=is_alone)
-        replay_id = run["replay_id"]
+        row = begin_replay(tables, kafka, options, replay_id, by, progress, is_alone=is_alone)
+        replay_id = row["replay_id"]
         progress(f"replay {replay_id} (if it is interrupted, the same command continues it)")
         sendable = _sendable_failures(
             tables, tables.read("failures").transform(select_failures, selection)
@@ -160,7 +163,7 @@ def replay(
         # Leave out what earlier runs have sent, also if its outcome is known by now and it failed
         # again.
         sent_ids = tables.read("sent").where(F.col("replay_id") == replay_id).select("failure_id")
-        already = sent_ids.count()
+        sent_earlier = sent_ids.count()
         sendable = compute_rows(
             sendable.select(*SENDABLE).join(sent_ids, "failure_id", "left_anti")
         )
@@ -171,9 +174,9 @@ def replay(
         cancellation = Cancellation(partial(find_canceller, tables, replay_id))
         result = LaneResult()
         if topics and cancellation.read_canceller() is None:
-            total = already + sum(counts[trigger] for trigger in topics)
+            total = sent_earlier + sum(counts[trigger] for trigger in topics)
             files = files_of(tables)
-            notes = ReplayProgress(files, replay_id, already, total, progress)
+            notes = ReplayProgress(files, replay_id, sent_earlier, total, progress)
             result = _send_events(
                 tables,
                 kafka,
@@ -190,17 +193,17 @@ def replay(
             problems.append(f"{_events_text(result.not_editable)} not edited: {result.problem}")
             progress(f"not sent: {problems[-1]}")
         sent = finish_replay(tables, replay_id)
-        if cancellation.last is not None:
-            progress(f"cancelled by {cancellation.last}")
-        elif problems and not sent:
+        if cancellation.canceller is not None:
+            progress(f"cancelled by {cancellation.canceller}")
+        elif problems and not sent:  # no event could be sent at all
             raise JobError(problems[0])
         left_out = sum(count for trigger, count in counts.items() if trigger not in topics)
         left_out += result.not_editable
-        return ReplayRunResult(replay_id, sent, left_out, cancellation.last, tuple(problems))
+        return ReplayRunResult(replay_id, sent, left_out, cancellation.canceller, tuple(problems))
 
 
 def _events_text(count: int) -> str:
-    """Return a number of events as text."""
+    """Return a number of events as text: `1 event`, `2 events`."""
     return "1 event" if count == 1 else f"{count} events"
 
 
@@ -234,11 +237,11 @@ def _send_events(
     notes: ReplayProgress,
     progress: Progress,
 ) -> LaneResult:
-    """Send the events whose Trigger has a replay topic in `topics`, at most `rate` a second (None:
-    no limit), and note them in the table `sent`. If they are few and small, this process sends
-    them, else Spark's tasks do, in lanes. `notes` stores the progress in a table, `progress` gets
-    lines for users. Returns how many were sent or left out; ends early if `cancellation` says so.
-    Raises `JobError`."""
+    """Send the events of the failures `sendable` whose Trigger has a replay topic in `topics`, at
+    most `rate` a second (None: no limit), and note them in the table `sent`. If they are few and
+    small, this process sends them, else Spark's tasks do, in lanes. Stops once the replay is
+    cancelled. `notes` stores the progress in a table, `progress` is called with lines for users.
+    Returns how many events were sent or left out. Raises `JobError`."""
     triggers = tables.rows(list(topics), {name: "string" for name in TRIGGER})
     sendable = sendable.join(F.broadcast(triggers), list(TRIGGER), "left_semi")
     total = sendable.count()
@@ -246,8 +249,8 @@ def _send_events(
     starts = {partition: span.end for partition, span in spans_of(by_name).items()}
     topic_names = {trigger: topic.name for trigger, topic in topics.items()}
     sender = ReplaySender(kafka.connection, replay_id, topic_names, starts, rate, edits)
-    sent_so_far = _sent_since(kafka, starts)
-    notes.note(lambda: 0)
+    sent_so_far = _sent_event_counter(kafka, starts)
+    notes.note(lambda: 0)  # the first note: this run has sent nothing yet
     # Read only files that may have these records.
     records = tables.read("records").where(within_bounds(offset_bounds(sendable)))
     letters = dead_letters_of(sendable, records, few=total <= BROADCAST_ROWS)
@@ -255,8 +258,8 @@ def _send_events(
         lane = split_into_lanes(letters, 1).drop(*ORDER_COLUMNS).toLocalIterator()
 
         def note_progress(_: Row) -> bool:
-            """Note the progress before an event is sent; returns False if the replay is cancelled,
-            so that neither this event nor a later one is sent."""
+            """Note the progress; called before each event is sent. Returns whether to go on: False
+            if the replay is cancelled, so that neither this event nor a later one is sent."""
             notes.note(sent_so_far)
             return cancellation.read_canceller() is None
 
@@ -276,8 +279,9 @@ def _send_events(
             notes,
             progress,
         )
-        if cancellation.last is not None:
+        if cancellation.canceller is not None:
             fence_senders(kafka.connection, replay_id)  # aborts transactions of cancelled tasks
+    # The offsets that the replay topics have gained: there, all sent events are found.
     ends = spans_of(kafka.topics_at_rest(sorted(by_name)))
     ranges = {
         partition: OffsetSpan(starts.get(partition, span.start), span.end)
@@ -293,13 +297,16 @@ def _data_bytes(letters: DataFrame) -> int:
     return 0 if row is None or row[0] is None else int(row[0])
 
 
-def _sent_since(kafka: KafkaClient, starts: Mapping[NamedPartition, int]) -> Callable[[], int]:
-    """Return a function that counts, by the topics' ends, the events sent since the topics ended at
-    `starts`. Its result is a little too high, as it counts markers of transactions, too."""
+def _sent_event_counter(
+    kafka: KafkaClient, starts: Mapping[NamedPartition, int]
+) -> Callable[[], int]:
+    """Return a function that counts the events sent to replay topics since their partitions ended
+    at the offsets `starts`. It counts offsets, so its result is a little too high: Kafka's markers
+    of transactions take offsets, too."""
     topics = sorted({name for name, _ in starts})
 
     def count() -> int:
-        """Return how many offsets the topics have beyond their `starts`."""
+        """Return how many offsets the partitions have gained since `starts`."""
         ends = spans_of(kafka.topics(topics))
         return sum(max(0, span.end - starts.get(partition, 0)) for partition, span in ends.items())
 
@@ -309,22 +316,24 @@ def _sent_since(kafka: KafkaClient, starts: Mapping[NamedPartition, int]) -> Cal
 def ensure_replay_topic(
     kafka: KafkaClient, namespace: str, broker: str, trigger: str
 ) -> TopicState:
-    """Return a Trigger's replay topic, created if it is missing, or changed so that it takes all of
-    the Trigger's dead letters.
+    """Return a Trigger's replay topic, to which the Trigger's events are sent again. It is created
+    if it is missing, and takes records as large as the dead-letter topic does: the limit of an
+    existing one is raised if needed.
 
     A new topic gets as many partitions as the Broker's topic: dead-letter topics have few, and
-    each partition has one dispatcher at most. It takes records as large as the dead-letter topic
-    does. Raises `JobError` if there is neither a replay topic nor a dead-letter topic.
+    each partition has one dispatcher at most. Raises `JobError` if there is neither a replay topic
+    nor a dead-letter topic.
     """
-    name = names.replay_topic(namespace, broker, trigger)
+    replay_topic = names.replay_topic(namespace, broker, trigger)
     dead_letter_topic = names.dead_letter_topic(namespace, broker, trigger)
-    topics = kafka.topics([name, dead_letter_topic, *possible_topics(namespace, broker)])
+    broker_topics = possible_topics(namespace, broker)
+    topics = kafka.topics([replay_topic, dead_letter_topic, *broker_topics])
     limit = kafka.record_limit(dead_letter_topic) if dead_letter_topic in topics else None
-    if name in topics:
-        replay_topic_limit = kafka.record_limit(name)
-        if limit is not None and replay_topic_limit is not None and replay_topic_limit < limit:
-            kafka.raise_record_limit(name, limit)
-        return topics[name]
+    if replay_topic in topics:
+        present_limit = kafka.record_limit(replay_topic)
+        if limit is not None and present_limit is not None and present_limit < limit:
+            kafka.raise_record_limit(replay_topic, limit)
+        return topics[replay_topic]
     if dead_letter_topic not in topics:
         raise JobError(
             f"the Trigger {namespace}/{trigger} has no dead-letter topic any more: "
@@ -332,19 +341,20 @@ def ensure_replay_topic(
         )
     partitions = max(len(topic.spans) for topic in topics.values())
     # Never below the largest batch of librdkafka, which fills batches whatever the topic's limit.
-    size = {} if limit is None else {MAX_MESSAGE_BYTES: str(max(limit, MAX_RECORD_BYTES))}
-    return kafka.create(
-        name, partitions, topics[dead_letter_topic].replication, REPLAY_TOPIC | size
-    )
+    size_config = {} if limit is None else {MAX_MESSAGE_BYTES: str(max(limit, MAX_RECORD_BYTES))}
+    replication = topics[dead_letter_topic].replication
+    return kafka.create(replay_topic, partitions, replication, REPLAY_TOPIC | size_config)
 
 
 def _sendable_failures(tables: Tables, selected: DataFrame) -> DataFrame:
     """Return the selected failures that can be sent now (`replayable_failures`)."""
-    stubs = tables.read("records").where(within_bounds(offset_bounds(likely_stubs(selected))))
-    return selected.transform(replayable_failures, tables.read("sent"), stubs)
+    # Read only files that may have these records.
+    stub_bounds = offset_bounds(likely_stubs(selected))
+    possible_stubs = tables.read("records").where(within_bounds(stub_bounds))
+    return selected.transform(replayable_failures, tables.read("sent"), possible_stubs)
 
 
 def _count_by_trigger(sendable: DataFrame) -> dict[TriggerName, int]:
-    """Return the number of failures by Trigger, in the order of the Triggers' names."""
+    """Return the number of these failures by Trigger, in the order of the Triggers' names."""
     rows = sendable.groupBy(*TRIGGER).count().orderBy(*TRIGGER).collect()
     return {(row["namespace"], row["broker"], row["trigger"]): row["count"] for row in rows}

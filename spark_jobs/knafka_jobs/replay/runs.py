@@ -46,7 +46,7 @@ def finished_event_count(tables: Tables, replay_id: str) -> int | None:
 
 
 def _replay_row(tables: Tables, replay_id: str) -> Row | None:
-    """Return the row of a replay in `replays`; None if there is none."""
+    """Return the row of a replay in the table `replays`; None if there is none."""
     return tables.read("replays").where(F.col("replay_id") == replay_id).first()
 
 
@@ -60,11 +60,13 @@ def begin_replay(
     *,
     is_alone: bool,
 ) -> Row:
-    """Begin a replay, or continue an interrupted one, and return its row of `replays`. From then on
-    no other process can send for this replay, and all other unfinished replays are ended.
+    """Begin a replay, or continue an interrupted one, and return its row of the table `replays`.
+    From then on no other process can send for this replay, and all other unfinished replays are
+    ended.
 
-    `selection` says what is selected and edited, as options of the command line; `by` is the
-    person's name. `is_alone`: whether surely no other replay runs on these tables.
+    `selection` says what is selected and edited, as options of the command line. `by` is the name
+    of the person who replays. `is_alone`: whether it is certain that no other replay runs on these
+    tables.
 
     `replay_id` None: continue the latest interrupted replay of this selection, else begin a new
     one. If `is_alone`, a replay that isn't `_is_continuable` is ended instead of continued. Raises
@@ -72,12 +74,12 @@ def begin_replay(
     """
     unfinished = tables.read("replays").where("finished IS NULL").orderBy("started").collect()
     if replay_id is None:
-        since = datetime.now(UTC) - CONTINUABLE_AGE
+        earliest_start = datetime.now(UTC) - CONTINUABLE_AGE
         continuable_ids = [
             run["replay_id"]
             for run in unfinished
             if run["selection"] == selection
-            and (not is_alone or _is_continuable(tables, run, since))
+            and (not is_alone or _is_continuable(tables, run, earliest_start))
         ]
         replay_id = continuable_ids[-1] if continuable_ids else _new_replay_id()
     run = _replay_row(tables, replay_id)
@@ -105,10 +107,10 @@ def begin_replay(
     return run
 
 
-def _is_continuable(tables: Tables, run: Row, since: datetime) -> bool:
-    """Whether the same selection continues the interrupted replay with the row `run`: it began
-    after `since`, and nobody has cancelled it meanwhile."""
-    if run["started"].astimezone(UTC) <= since:
+def _is_continuable(tables: Tables, run: Row, earliest_start: datetime) -> bool:
+    """Whether a replay of the same selection continues the interrupted replay with the row `run`:
+    it began after `earliest_start`, and nobody has cancelled it meanwhile."""
+    if run["started"].astimezone(UTC) <= earliest_start:
         return False
     return find_canceller(tables, run["replay_id"]) is None
 
@@ -116,9 +118,9 @@ def _is_continuable(tables: Tables, run: Row, since: datetime) -> bool:
 def _end_interrupted(
     tables: Tables, kafka: KafkaClient, run: Row, progress: Progress, *, is_alone: bool
 ) -> None:
-    """End another replay, with the row `run`, that was interrupted, and note the events that it
-    sent. Then these events are pending, so the new replay does not send them. Raises `JobError`
-    unless `is_alone`, as the other may be running."""
+    """End another, interrupted replay (`run` is its row), and note the events that it sent. These
+    events are then pending, so the new replay does not send them. Raises `JobError` unless
+    `is_alone`, as the other replay may still be running."""
     replay_id = run["replay_id"]
     if not is_alone:
         raise JobError(
@@ -139,8 +141,9 @@ def _take_over(tables: Tables, kafka: KafkaClient, run: Row) -> None:
     any more, and note the events that they sent in the table `sent`. Raises `JobError`."""
     fence_senders(kafka.connection, run["replay_id"])
     rows = tables.read("failures").select(*TRIGGER).distinct().collect()
-    triggers = {names.replay_topic(*row): tuple(row) for row in rows}
-    topics = kafka.topics_at_rest([name for name in kafka.topic_names() if name in triggers])
+    trigger_by_topic = {names.replay_topic(*row): tuple(row) for row in rows}
+    replay_topics = [name for name in kafka.topic_names() if name in trigger_by_topic]
+    topics = kafka.topics_at_rest(replay_topics)
     earliest_start = run["started"].astimezone(UTC) - MAX_CLOCK_DIFFERENCE
     spans = spans_of(topics)
     first_offsets = kafka.offsets_at(spans, earliest_start.timestamp())
@@ -154,13 +157,13 @@ def _take_over(tables: Tables, kafka: KafkaClient, run: Row) -> None:
         kafka,
         run["replay_id"],
         ranges,
-        {triggers[name]: topic for name, topic in topics.items()},
+        {trigger_by_topic[name]: topic for name, topic in topics.items()},
     )
 
 
 def files_of(tables: Tables) -> TableFiles | None:
-    """Return the tables' files, as they are now, to read without Spark; None: the package deltalake
-    isn't installed."""
+    """Return the tables' files, as they are now, for reading and writing without Spark; None: the
+    package deltalake isn't installed."""
     try:
         from knafka_jobs.io.table_files import TableFiles
     except ImportError:
@@ -169,19 +172,20 @@ def files_of(tables: Tables) -> TableFiles | None:
 
 
 def find_canceller(tables: Tables, replay_id: str) -> str | None:
-    """Return who has cancelled a replay first; None: nobody. Raises `JobError`."""
+    """Return who was the first to cancel a replay; None: nobody has cancelled it. Raises
+    `JobError`."""
     if not tables.exists("cancellations"):
         return None  # the first cancellation creates the table
     # Read anew each time: another process writes the table.
     if (files := files_of(tables)) is not None:
         # Read without Spark, as all of its tasks may be busy with sending.
         cancellations = files.query("SELECT * FROM cancellations ORDER BY at", "cancellations")
-        by = (
+        cancellers = (
             cancellation["by"]
             for cancellation in cancellations
             if cancellation["replay_id"] == replay_id
         )
-        return next(by, None)
+        return next(cancellers, None)
     rows = tables.read("cancellations").where(F.col("replay_id") == replay_id)
     row = rows.orderBy("at").first()
     return None if row is None else str(row["by"])
@@ -213,18 +217,18 @@ def note_sent_events(
     ranges: Mapping[NamedPartition, OffsetSpan],
     topics: Mapping[TriggerName, TopicState],
 ) -> None:
-    """Add the events that a replay committed in these ranges of the replay topics to the table
-    `sent`, each event once, also if this is repeated. `topics` has the replay topic of each
-    Trigger. Raises `JobError`."""
+    """Add to the table `sent` the events that a replay committed in these ranges of the replay
+    topics. If this is repeated, the table still has each event once. `topics` has the replay topic
+    of each Trigger. Raises `JobError`."""
     ranges = {partition: span for partition, span in ranges.items() if span.start < span.end}
     if not ranges:
         return
-    rows = [(topic.name, topic.id, *trigger) for trigger, topic in topics.items()]
+    topic_rows = [(topic.name, topic.id, *trigger) for trigger, topic in topics.items()]
     columns = {name: "string" for name in ("topic", "topic_id", *TRIGGER)}
     noted_ids = tables.read("sent").where(F.col("replay_id") == replay_id).select("failure_id")
     new_rows = (
         read_spans(tables.spark, kafka.connection, ranges)
-        .transform(sent_rows, replay_id, tables.rows(rows, columns))
+        .transform(sent_rows, replay_id, tables.rows(topic_rows, columns))
         .join(noted_ids, "failure_id", "left_anti")
         .dropDuplicates(["failure_id"])
     )

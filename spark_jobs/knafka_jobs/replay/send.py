@@ -96,7 +96,7 @@ class SentEvent:
 
 @dataclass(frozen=True, slots=True)
 class ReplaySender:
-    """Sends lanes of a replay; works in any process, such as a Python worker of Spark."""
+    """Sends the lanes of a replay; works in any process, such as a Python worker of Spark."""
 
     connection: KafkaConnection
     replay_id: str
@@ -111,8 +111,9 @@ class ReplaySender:
     """The edits that are made to each event."""
 
     def send(self, lane: int, rows: Iterable[Any]) -> LaneResult:
-        """Send dead letters of a lane as the original events, edited, in order. Events that were
-        sent since this run began, such as by an earlier try of the lane, are left out.
+        """Send the dead letters of a lane as the original events, with the edits applied, in order;
+        returns how many were sent and left out. Events that were already sent since this run began,
+        such as by an earlier try of the lane, are skipped.
 
         `rows` have `failure_id`, `TRIGGER`, `key`, `value`, `headers`. Raises `JobError`, such as
         after another run has fenced off this sender; the last transaction isn't committed then.
@@ -135,6 +136,7 @@ class ReplaySender:
                     _send_transaction(producer, self.replay_id, unsent)
                 result.sent += len(unsent)
                 if self.rate is not None:
+                    # Sleep for the rest of the time that the batch takes at this rate.
                     time.sleep(max(0.0, len(unsent) / self.rate - (time.monotonic() - start)))
         except KafkaException as error:
             if error.args[0].code() in FENCED_CODES:
@@ -145,14 +147,13 @@ class ReplaySender:
         return result
 
     def _edited_events(self, rows: Iterable[Any], result: LaneResult) -> Iterator[FailedEvent]:
-        """Yield rows as edited events, with the replay topic of each event's Trigger; count events
-        that can't be edited in `result`.
-        """
+        """Yield the event of each row, with the edits applied and with the replay topic of its
+        Trigger. Events that can't be edited are left out and counted in `result`."""
         for row in rows:
             failure_id, namespace, broker, trigger, key, value, headers = row
             topic = self.topics[namespace, broker, trigger]
-            record_headers = [(name, _bytes(raw)) for name, raw in headers or ()]
-            event_data = _bytes(value)
+            record_headers = [(name, _as_bytes(raw)) for name, raw in headers or ()]
+            event_data = _as_bytes(value)
             if self.edits:
                 try:
                     record_headers, event_data = edited_record(
@@ -162,12 +163,12 @@ class ReplaySender:
                     result.not_editable += 1
                     result.problem = result.problem or str(error)
                     continue
-            yield FailedEvent(failure_id, topic, _bytes(key), event_data, record_headers)
+            yield FailedEvent(failure_id, topic, _as_bytes(key), event_data, record_headers)
 
     def _read_sent_hashes(self) -> set[int]:
-        """Return the `failure_hash` of each event that any lane has sent since this run began. If
-        the task of a lane is repeated, that includes the events of its first try. Raises
-        `JobError`."""
+        """Read from the replay topics which events any lane has sent since this run began, such as
+        by the first try of a lane whose task is repeated. Returns each event's `failure_hash`.
+        Raises `JobError`."""
         kafka = KafkaClient(self.connection)
         hashes: set[int] = set()
         for topic in kafka.topics_at_rest(sorted(set(self.topics.values()))).values():
@@ -201,18 +202,18 @@ def fence_senders(connection: KafkaConnection, replay_id: str) -> None:
 
 
 def events_sent_by(kafka: KafkaClient, topic: TopicState, replay_id: str) -> Iterator[SentEvent]:
-    """Yield the events that a replay has committed in a topic's spans. Raises `JobError`."""
+    """Yield the events of a replay that are committed in a topic's spans. Raises `JobError`."""
     log = KafkaRecords(kafka, {topic.id: topic.name})
     for number, span in topic.spans.items():
         if span.start < span.end:
             for message in log.messages((topic.id, number), span):
-                if (failure := _failure_id_of(message, replay_id)) is not None:
-                    yield _sent_event(failure, message)
+                if (failure_id := _failure_id_of(message, replay_id)) is not None:
+                    yield _sent_event(failure_id, message)
 
 
 def transactional_id(replay_id: str, lane: int) -> str:
-    """Return the transactional id of a lane. That of lane 0 has no number, as earlier versions,
-    which had no lanes, used it for all events."""
+    """Return the transactional id of a replay's lane. That of lane 0 has no number: earlier
+    versions, which had no lanes, used it for all events."""
     return f"knafka-replay-{replay_id}" + (f"-{lane}" if lane else "")
 
 
@@ -245,8 +246,8 @@ def _send_transaction(producer: Producer, replay_id: str, batch: list[FailedEven
     refused: list[tuple[KafkaError, str]] = []  # errors, each with the topic
     delivered = 0
 
-    def report(error: KafkaError | None, message: Message) -> None:
-        """Count an acknowledged record, or note its error."""
+    def note_delivery(error: KafkaError | None, message: Message) -> None:
+        """Count a record that Kafka has acknowledged, or note the error of a refused one."""
         nonlocal delivered
         if error is None:
             delivered += 1
@@ -256,7 +257,13 @@ def _send_transaction(producer: Producer, replay_id: str, batch: list[FailedEven
     producer.begin_transaction()
     for event in batch:
         headers = headers_for_replay(event.headers, f"{replay_id}/{event.failure_id}")
-        producer.produce(event.topic, event.value, event.key, headers=headers, on_delivery=report)  # type: ignore[arg-type]
+        producer.produce(
+            event.topic,
+            event.value,
+            event.key,
+            headers=headers,  # type: ignore[arg-type]  # its list type is invariant
+            on_delivery=note_delivery,
+        )
     producer.flush(TRANSACTION_TIMEOUT)
     if refused or delivered < len(batch):
         reason, topic = refused[0] if refused else ("no answer", batch[0].topic)
@@ -268,13 +275,16 @@ def _send_transaction(producer: Producer, replay_id: str, batch: list[FailedEven
     producer.commit_transaction(TRANSACTION_TIMEOUT)
 
 
-def batches(events: Iterable[FailedEvent], count: int, size: int) -> Iterator[list[FailedEvent]]:
-    """Split events, in their order, into batches of at most `count` events and `size` bytes of keys
-    and values. An event with more bytes is a batch of its own."""
+def batches(
+    events: Iterable[FailedEvent], max_events: int, max_bytes: int
+) -> Iterator[list[FailedEvent]]:
+    """Split events, in their order, into batches of at most `max_events` events and `max_bytes`
+    bytes of keys and values. An event with more bytes is a batch of its own."""
     batch: list[FailedEvent] = []
     batch_bytes = 0
     for event in events:
-        if batch and (len(batch) == count or batch_bytes + event.size > size):
+        is_full = len(batch) == max_events or batch_bytes + event.size > max_bytes
+        if batch and is_full:
             yield batch
             batch, batch_bytes = [], 0
         batch.append(event)
@@ -296,13 +306,13 @@ def progress_text(sent: int, total: int, rate: float) -> str:
 
 
 def _failure_id_of(message: Any, replay_id: str) -> str | None:
-    """Return the id of the failure whose event this replay sent in a record; None: the record isn't
-    of this replay."""
+    """Return the id of the failure whose event is in a record of this replay; None: the record is
+    of no replay or another one. The header `REPLAY` has both ids: `REPLAY-ID/FAILURE-ID`."""
     for name, raw in message.headers() or ():
         if name == REPLAY and raw is not None:
-            replay, _, failure = raw.decode(errors="replace").rpartition("/")
-            if replay == replay_id:
-                return str(failure)
+            id_of_replay, _, failure_id = raw.decode(errors="replace").rpartition("/")
+            if id_of_replay == replay_id:
+                return str(failure_id)
     return None
 
 
@@ -312,6 +322,6 @@ def _sent_event(failure_id: str, message: Any) -> SentEvent:
     return SentEvent(failure_id, message.partition(), message.offset(), sent_at)
 
 
-def _bytes(value: Any) -> Any:
-    """Return a bytearray, as Spark gives it, as bytes; and None as None."""
+def _as_bytes(value: Any) -> Any:
+    """Convert a binary value, which Spark returns as bytearray, to bytes; None stays None."""
     return None if value is None else bytes(value)

@@ -1,7 +1,7 @@
 """Spark lanes: sends a replay's events in Spark's Python workers, one lane for each partition.
 
-The Spark job runs in a thread; meanwhile the calling thread notes the progress and checks for a
-cancellation.
+A lane is a sequence of events that one producer sends in order. The Spark job runs in a thread;
+meanwhile the calling thread notes the progress and checks for a cancellation.
 """
 
 from __future__ import annotations
@@ -35,15 +35,18 @@ def send_in_lanes(
     notes: ReplayProgress,
     progress: Progress,
 ) -> LaneResult:
-    """Send the rows in Spark's Python workers, one lane for each partition. The progress is what
-    `sent_so_far` returns, of `total` events: `notes` stores it in a table, and `progress` gets
-    lines for users. Returns the sum of all lanes, or an empty result as soon as `is_cancelled`
-    returns True. Raises `JobError`."""
+    """Send the rows in Spark's Python workers, one lane for each partition of `rows`. Returns the
+    sum of the lanes' results; an empty result if `is_cancelled` returns True before the lanes have
+    ended, which stops them. Raises `JobError`.
+
+    `sent_so_far` counts the events that were sent, of `total`. Meanwhile `notes` stores this number
+    in a table, and `progress` is called with lines for users.
+    """
     job = _SparkJob(rows, sender)
     reporter = _ProgressReporter(sent_so_far, total, progress)
     start = time.monotonic()
     with job.running():
-        while job.is_running(PROGRESS_CHECK_INTERVAL):
+        while job.is_running_after(PROGRESS_CHECK_INTERVAL):
             if is_cancelled():
                 return LaneResult()
             notes.note(lambda: min(sent_so_far(), total))
@@ -54,7 +57,8 @@ def send_in_lanes(
 
 
 class _SparkJob:
-    """A job of Spark that sends all lanes, in a thread of its own, so that it can be cancelled."""
+    """A Spark job that sends all lanes. It runs in a thread of its own, so that the calling thread
+    can cancel it."""
 
     def __init__(self, rows: DataFrame, sender: ReplaySender) -> None:
         """Prepare the job, which starts in `running`; each partition of `rows` is a lane."""
@@ -71,8 +75,8 @@ class _SparkJob:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Start the job for the time of a `with` block. If the job still runs when the block is
-        left, it is cancelled, and its end is awaited."""
+        """Start the job at the beginning of a `with` block. If it still runs when the block is
+        left, cancel it and wait for its end."""
         self._thread.start()
         try:
             yield
@@ -81,8 +85,8 @@ class _SparkJob:
                 self._context.cancelJobGroup(self._group)
                 self._thread.join()
 
-    def is_running(self, timeout: float) -> bool:
-        """Wait at most `timeout` seconds for the job's end; returns whether it still runs."""
+    def is_running_after(self, timeout: float) -> bool:
+        """Wait at most `timeout` seconds for the job's end; returns whether it still runs then."""
         self._thread.join(timeout)
         return self._thread.is_alive()
 
@@ -94,7 +98,8 @@ class _SparkJob:
         return sum(self._lanes, LaneResult())
 
     def _run(self) -> None:
-        """Run the job in this thread, and keep the lanes' results or the error for `result`."""
+        """Run the Spark job, and keep the lanes' results or the error for `result`; the target of
+        `_thread`."""
         self._context.setJobGroup(self._group, "replay", interruptOnCancel=True)
         send = partial(_send_lane, self._sender)
         try:
@@ -105,15 +110,17 @@ class _SparkJob:
 
 class _ProgressReporter:
     """Reports every `PROGRESS_LINE_INTERVAL` seconds how many events were sent, and how many a
-    second since the first report with sent events."""
+    second. The rate is measured from the first report with sent events, so that the start of the
+    workers doesn't lower it."""
 
     def __init__(self, sent_so_far: Callable[[], int], total: int, progress: Progress) -> None:
-        """`sent_so_far` counts the events that were sent, of `total`; `progress` gets the lines."""
+        """`sent_so_far` counts the events that were sent, of `total`; `progress` is called with
+        each report, a line for users."""
         self._sent_so_far = sent_so_far
         self._total = total
         self._progress = progress
         self._reported_at = time.monotonic()
-        """Monotonic time of the last report, at first of the beginning."""
+        """Monotonic time of the last report; before the first report, of the beginning."""
         self._first: tuple[float, int] | None = None
         """Monotonic time of the first report with sent events, and their number; None: there was
         none yet."""

@@ -77,12 +77,13 @@ def report_url(console: str, namespace: str, archive: str) -> str:
 
 
 def send_event(broker: str, event: dict[str, Any]) -> None:
-    """Send the event to a Broker's URL, in at most `ANNOUNCE_ATTEMPTS` attempts, as the receiver
-    may be starting; blocks.
+    """Send a CloudEvent to a Broker, whose URL is `broker`. Blocks for at most `ANNOUNCE_ATTEMPTS`
+    attempts: several, as the Broker's receiver may have to start.
 
-    Raises `JobError` if the Broker doesn't take it.
+    Raises `JobError` if the Broker doesn't take the event.
     """
-    body, problem = json.dumps(event).encode(), ""
+    body = json.dumps(event).encode()
+    problem = ""  # why the last attempt failed
     for attempt in range(ANNOUNCE_ATTEMPTS):
         if attempt:
             time.sleep(FIRST_RETRY_PAUSE * 2 ** (attempt - 1))

@@ -85,9 +85,12 @@ class GroupHistory:
 
 
 def histories_of(first: Iterable[ReportRow], past: Iterable[ReportRow]) -> dict[str, GroupHistory]:
-    """Return the history of each group in earlier reports, by the group's id. Each row of `first`
-    has a `group_id` and the time `first` of its first report. Each row of `past` has a group's
-    figures in one report; they are in time order."""
+    """Return the history of each group in earlier reports, by the group's id.
+
+    `first` has a row for each group: its `group_id`, and the time `first` at which the first report
+    with the group was made. `past` has a row for each group and report, with the group's figures in
+    that report, in time order.
+    """
     histories: dict[str, list[Past]] = defaultdict(list)
     for row in past:
         histories[row["group_id"]].append(
@@ -109,8 +112,9 @@ def build_groups(
 ) -> tuple[Group, ...]:
     """Build the groups of a report that is made at the time `made`, in their order (`group_order`).
 
-    `previous` is None if there is no earlier report. `shares` are those of `delivery_shares`;
-    `histories` and `acknowledged` are by the group's id.
+    `previous` has the figures of the previous report; None: there is none. `shares` are the groups'
+    shares of their Triggers' deliveries (`delivery_shares`). `histories` and `acknowledged` are by
+    the group's id.
     """
     unsorted_groups = (
         _build_group(row, counted_rows, previous, shares, histories, acknowledged, made)
@@ -134,9 +138,9 @@ def group_age(first_seen: datetime, made: datetime) -> GroupAge:
 
 
 def failure_rate(last_day: int, first_seen: datetime, made: datetime) -> float:
-    """Return a group's failures per hour, rounded to two decimals. `last_day` is their number in
-    the day before the report. A group younger than a day is measured since its first failure, but
-    over at least one hour."""
+    """Return a group's failures per hour, rounded to two decimals. `last_day` is the number of its
+    failures in the day before the report, which is made at `made`. The rate of a group younger than
+    a day is measured since its first failure, but over at least one hour."""
     hours = min(DAY, max(HOUR, made - first_seen)) / HOUR
     return round(last_day / hours, 2)
 
@@ -147,21 +151,22 @@ def delivery_shares(
     """Return each group's share of its Trigger's deliveries (0 to 1). Groups whose share isn't
     known are left out.
 
-    `failed_counts` are failed events in the `spans` (rows of `SPANS`) of offsets that Triggers
-    settled. A settled offset that did not fail was either delivered or filtered out: Kafka doesn't
-    tell which. So the share is known only for Triggers of which every settled event failed.
+    `spans` are the offsets that each Trigger has settled, that is, has done with for good.
+    `failed_counts` has the number of failed events at these offsets, by group. A settled event that
+    did not fail was either delivered or filtered out: Kafka doesn't tell which. So the share is
+    known only if every event that the Trigger settled has failed.
     """
-    # A Trigger is named by the first three columns of a group's key.
-    settled: dict[tuple[str, ...], int] = defaultdict(int)
+    settled_by_trigger: dict[tuple[str, ...], int] = defaultdict(int)
     for namespace, broker, trigger, _, _, start, end in spans:
-        settled[namespace, broker, trigger] += end - start
-    all_failed: dict[tuple[str, ...], int] = defaultdict(int)
+        settled_by_trigger[namespace, broker, trigger] += end - start
+    # The first three columns of a group's key, `key[:3]`, name its Trigger.
+    failed_by_trigger: dict[tuple[str, ...], int] = defaultdict(int)
     for key, events in failed_counts.items():
-        all_failed[key[:3]] += events
+        failed_by_trigger[key[:3]] += events
     return {
-        key: events / all_failed[key[:3]]
+        key: events / failed_by_trigger[key[:3]]
         for key, events in failed_counts.items()
-        if all_failed[key[:3]] == settled[key[:3]]
+        if failed_by_trigger[key[:3]] == settled_by_trigger[key[:3]]
     }
 
 
@@ -223,28 +228,29 @@ def group_change(
 ) -> Change:
     """Return the changes of a group since the previous report.
 
-    `failures` and `unresolved` are its present figures; `resolved` and `failed_again` count events
-    since then. `previous` has its failures and unresolved events then; None: it had no such group.
+    `failures` and `unresolved` are the group's figures now. `resolved` and `failed_again` count the
+    events that were resolved or failed again since the previous report. `previous` has the group's
+    failures and unresolved events in the previous report; None: that report lacks the group.
     """
+    previous_failures, previous_unresolved = previous or (0, 0)
     if failed_again:
         kind = ChangeKind.FAILED_AGAIN
     elif previous is None:
         kind = ChangeKind.NEW
-    elif failures > previous[0]:
+    elif failures > previous_failures:
         kind = ChangeKind.GROWING
-    elif not unresolved and previous[1]:
+    elif previous_unresolved and not unresolved:
         kind = ChangeKind.RESOLVED
     else:
         kind = ChangeKind.STEADY
-    new_failures = failures - (previous[0] if previous else 0)
-    return Change(
-        kind=kind, failures=max(0, new_failures), resolved=resolved, failed_again=failed_again
-    )
+    # Not below 0: failures of the previous report may have been deleted since then.
+    new_failures = max(0, failures - previous_failures)
+    return Change(kind=kind, failures=new_failures, resolved=resolved, failed_again=failed_again)
 
 
 def sum_totals(groups: Sequence[Group]) -> Totals:
-    """Return the totals of a report: sums over its groups, and the first failure of the event that
-    has waited longest."""
+    """Return the totals of a report: sums over its groups, and when the event that has been
+    unresolved longest failed first."""
     waiting = [group.oldest_unresolved for group in groups if group.oldest_unresolved]
     return Totals(
         groups=len(groups),
@@ -260,48 +266,50 @@ def count_changes(groups: Sequence[Group]) -> Changes:
     """Return the number of groups by kind of change since the previous report."""
     counts: dict[str, int] = defaultdict(int)
     for group in groups:
-        counts[group.change.kind.name.lower()] += 1
+        field_name = group.change.kind.name.lower()  # a field of `Changes`
+        counts[field_name] += 1
     return Changes(**counts)
 
 
 def replay_run(row: ReportRow, made: datetime) -> ReplayRun:
-    """Return a replay as part of a report made at the time `made`. `row` has the columns of
-    `report_plan.replay_counts`."""
+    """Build the entry of a replay in a report that is made at the time `made`. `row` has the
+    columns of `report_plan.replay_counts`."""
     sent = row["sent"]
-    if row["finished"] is None:  # its events are counted when it ends
+    # The table `sent` gets a run's events only when the run ends; until then, notes count them.
+    if row["finished"] is None:
         sent = max(sent, row["progressed"] or 0)
-    first = None if row["first_noted"] is None else (row["first_noted"], row["first_sent"])
+    first_note = None if row["first_noted"] is None else (row["first_noted"], row["first_sent"])
     state = replay_state(row["started"], row["finished"], row["noted"], row["cancelled"], made)
     return ReplayRun(
         id=row["replay_id"],
         state=state,
         sent=sent,
         total=None if row["total"] is None else max(row["total"], sent),
-        rate=events_a_second(sent, first, row["finished"] or row["noted"]),
+        rate=events_a_second(sent, first_note, row["finished"] or row["noted"]),
         **_columns(row, "by", "selection", "started", "finished", "resolved", "failed_again"),
     )
 
 
 def _build_example(row: ReportRow) -> Example:
-    """Build an example from a row of `failures`."""
+    """Build an example of a group's failed events from a row of `failures`."""
     origin = [row[f"origin_{part}"] for part in ("topic", "partition", "offset")]
     return Example(
         id=row["id"] or "/".join(map(str, origin)),
         failed_at=row["last_failed"],
-        attempts=max(0, row["attempts"]),
+        attempts=max(0, row["attempts"]),  # a dead letter's header may have any number
         resolved=row["resolved"] is not None,
         error=error_text(row["error"]),
         data_preview=preview(row["head"]),
         data_content_type=row["content_type"],
-        topic=origin[0],
-        partition=origin[1],
-        offset=origin[2],
+        topic=row["origin_topic"],
+        partition=row["origin_partition"],
+        offset=row["origin_offset"],
         **_columns(row, "source", "type", "failures", "data_bytes", "trace"),
     )
 
 
 def _reported_acknowledgement(acknowledgement: Acknowledgement | None) -> Acknowledged | None:
-    """Return a group's acknowledgement as part of the report; None stays None."""
+    """Convert a group's acknowledgement to the report's model of it; None stays None."""
     if acknowledgement is None:
         return None
     return Acknowledged(
@@ -318,5 +326,5 @@ def _top_values(rows: Sequence[ReportRow]) -> tuple[Top, ...]:
 
 
 def _columns(row: ReportRow, *names: str) -> dict[str, Any]:
-    """Return these columns of a row by name, for fields of the document with the same names."""
+    """Return these columns of a row by name, to set the document's fields of the same names."""
     return {name: row[name] for name in names}

@@ -60,10 +60,12 @@ class DataFusionEngine:
         store: Mapping[str, str] | None = None,
         max_bytes: int = MAX_FAILURES_BYTES,
     ) -> None:
-        """Open the tables below `root`. `store` are delta-rs's options of an object store; None:
-        the usual variables. `max_bytes` is the largest size of `failures`.
+        """Open the tables below `root`; a missing one becomes an empty table. `store` are
+        delta-rs's options of an object store; None: those of the usual environment variables.
+        `max_bytes` is the largest size of the table `failures` that is accepted.
 
-        Raises `JobError`, and `NeedsSpark` if only Spark can read the tables.
+        Raises `JobError`. It is a `NeedsSpark` if the report has to be left to Spark, such as if
+        `failures` is missing or too large.
         """
         self._files = TableFiles(root, SPARK_QUOTES, store)
         if not self._files.has_table("failures"):
@@ -82,8 +84,8 @@ class DataFusionEngine:
         ]
 
     def derive(self, name: str, sql: str, *, repeated: bool = False) -> None:
-        """Create the view `name` of a query. Its rows are computed each time that they are read,
-        also with `repeated`, as they may be too many to keep."""
+        """Create the view `name` of a query. Its rows are computed each time they are read, also
+        with `repeated`, as they may be too many to keep in memory."""
         self._files.run(f"CREATE OR REPLACE VIEW {name} AS {sql}")
 
     def keep(self, name: str, sql: str) -> None:
@@ -101,8 +103,8 @@ class DataFusionEngine:
         # Without rows there is no `v` to take columns from.
         expressions = {column: f"v.`{column}`" if values else "NULL" for column in columns}
         typed_columns = ", ".join(
-            f"CAST({expressions[column]} AS {_SQL_TYPES[kind]}) AS `{column}`"
-            for column, kind in columns.items()
+            f"CAST({expressions[column]} AS {_SQL_TYPES[sql_type]}) AS `{column}`"
+            for column, sql_type in columns.items()
         )
         self.keep(name, f"SELECT {typed_columns} {source}")
 

@@ -28,8 +28,9 @@ def publish(
     console: str,
     progress: Callable[[str], None],
 ) -> dict[str, str]:
-    """Serve a report and announce it. Returns the problems by `notServed` and `notAnnounced`, empty
-    if there are none; raises nothing for them.
+    """Serve a report from Kafka, and announce it to its Broker by an event. Returns the problems of
+    these two steps, by `notServed` and `notAnnounced`; empty if both succeed. A problem with Kafka
+    or the Broker raises nothing.
 
     `archive` is the name of the DeadLetterArchive. `replication` is the number of replicas of the
     topic of reports if it has to be created. `broker` is the URL of the Broker that gets the event
@@ -39,8 +40,8 @@ def publish(
 
     @contextmanager
     def note_problem(problem_name: str) -> Iterator[None]:
-        """Note a `KnafkaError` that is raised inside under this name in `problems`, report it as
-        progress, and go on."""
+        """Catch a `KnafkaError` that the `with` block raises: note it in `problems` under this
+        name, and report it as progress."""
         try:
             yield
         except KnafkaError as error:

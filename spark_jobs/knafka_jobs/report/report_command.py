@@ -32,8 +32,8 @@ def report_without_spark(
     settled: SettledSpansReader | None = None,
     store: Mapping[str, str] | None = None,
 ) -> Report | None:
-    """Make a report in this process and return it. None if Spark has to make it: because `--engine`
-    says so, or because DataFusion can't.
+    """Make a report in this process and return it. Returns None if Spark has to make it, because
+    `--engine` says so or because DataFusion can't.
 
     `settled` reads which offsets Triggers have settled; None: the groups' shares of deliveries stay
     unknown. `store` are delta-rs's options of an object store; None: the usual variables. Raises
@@ -59,8 +59,8 @@ def report_without_spark(
 
 
 def write_report(report: Report, arguments: Namespace, progress: Progress) -> dict[str, Any]:
-    """Write the files that `--json` and `--html` name; returns the command's answer: the report's
-    id, totals and number of groups by change. Raises `JobError`."""
+    """Write a report to the files that `--json` and `--html` name. Returns the command's answer:
+    the report's id, totals and number of groups by kind of change. Raises `JobError`."""
     report = with_replay_command(report, arguments.replay_command or _replay_command(arguments))
     if arguments.json is not None:
         document = report.model_dump_json(by_alias=True, indent=1) + "\n"
@@ -75,8 +75,8 @@ def write_report(report: Report, arguments: Namespace, progress: Progress) -> di
 
 
 def _replay_command(arguments: Namespace) -> str:
-    """Return the beginning of this program's command that replays failures of the report's
-    tables."""
+    """Return the beginning of a replay command: it names this program, the report's tables and
+    Kafka. The options that select a group's failures follow it in the report."""
     words = ["python3", "-m", "knafka_jobs", "replay", "--tables", arguments.tables]
     if arguments.bootstrap_servers is not None:
         words += ["--bootstrap-servers", arguments.bootstrap_servers]
@@ -86,7 +86,8 @@ def _replay_command(arguments: Namespace) -> str:
 
 
 def _write_file(path: Path, text: str, progress: Progress) -> None:
-    """Write a text file and its missing folders, and report that as progress. Raises `JobError`."""
+    """Write a text file, create its missing folders, and report the file as progress. Raises
+    `JobError`."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)

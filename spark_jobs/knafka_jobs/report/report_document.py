@@ -313,10 +313,10 @@ def replay_command(
     status: int | None,
     summary: str,
 ) -> str:
-    """Return the command that replays a group and no other, quoted for a POSIX shell.
+    """Return the command that replays a group, quoted for a POSIX shell; empty if the group has no
+    Trigger, as such records hold no event.
 
-    It is empty without a Trigger, as such records hold no event. If no URL was tried, the command
-    selects no destination, as no option does that.
+    If no URL was tried (`subscriber` is empty), the command selects failures at any destination.
     """
     if not trigger:
         return ""
@@ -333,11 +333,8 @@ def replay_command(
 
 
 def with_replay_command(report: Report, command: str) -> Report:
-    """Return the report, with `command` in place of `REPLAY_COMMAND` at the beginning of each
-    group's replay command.
-
-    `command` is quoted for a POSIX shell, and says where the tables are and where Kafka is.
-    """
+    """Return a copy of the report, with `command` in place of `REPLAY_COMMAND` in the replay
+    command of each group. `command` is quoted for a POSIX shell, and names the tables and Kafka."""
     groups = (
         group.model_copy(
             update={"replay_command": group.replay_command.replace(REPLAY_COMMAND, command, 1)}
@@ -348,22 +345,22 @@ def with_replay_command(report: Report, command: str) -> Report:
 
 
 def bucket_seconds(since: datetime, until: datetime, at_most: int = 60) -> int:
-    """Return the shortest round bucket length, in seconds, of which `at_most` cover the time; a
-    week if none is long enough. As buckets begin at multiples of their length, there may be one
-    more."""
+    """Return the length in seconds of the time buckets of a report: the shortest of some round
+    lengths with which `at_most` buckets cover the time from `since` to `until`; a week if none is
+    long enough. As buckets begin at multiples of their length, there may be one more."""
     lengths = (1, 5, 15, 60, 300, 900, 3600, 10_800, 21_600, 86_400, 604_800)
     span = (until - since).total_seconds()
     return next((length for length in lengths if span / length <= at_most), lengths[-1])
 
 
 def preview(data: bytes | None) -> str | None:
-    """Return the beginning of an event's data for people, as text if it is UTF-8, else as `hex: 0a
-    1b…`; None if there are no data."""
+    """Return the beginning of an event's data for people to read: as text if the data are UTF-8,
+    else as `hex: 0a 1b…`; None if there are no data."""
     if data is None:
         return None
     beginning = data[: PREVIEW_CHARACTERS * 4]  # a character has at most 4 bytes
     try:
-        # Decode incrementally: a cut within a character does not make text binary.
+        # Decode incrementally: a character that is cut at the end is no error.
         text = codecs.getincrementaldecoder("utf-8")().decode(beginning, final=beginning == data)
     except UnicodeDecodeError:
         text = f"hex: {data[:PREVIEW_CHARACTERS].hex(' ')}"
@@ -371,7 +368,8 @@ def preview(data: bytes | None) -> str | None:
 
 
 def error_text(error_data: str | None) -> str | None:
-    """Return `knativeerrordata`, decoded and cut to `ERROR_CHARACTERS`; None if there is none."""
+    """Return the text of an error, cut to `ERROR_CHARACTERS`; None if there is none. `error_data`
+    is the attribute `knativeerrordata`: base64, else taken as plain text."""
     if not error_data:
         return None
     try:
@@ -387,12 +385,12 @@ def _cut_text(text: str, characters: int) -> str:
 
 
 def json_schema() -> dict[str, Any]:
-    """Return the JSON Schema of a report, with these docstrings as its descriptions."""
+    """Return the JSON Schema of a report; the docstrings above are its descriptions."""
     return Report.model_json_schema(by_alias=True, mode="serialization")
 
 
 def schema_text() -> str:
-    """Return the content of docs/report-schema.json; a test compares the file with it."""
+    """Return the right content of docs/report-schema.json; a test compares the file with it."""
     return json.dumps(json_schema(), indent=1, ensure_ascii=False) + "\n"
 
 

@@ -44,7 +44,7 @@ class SqlDialect:
     """Returns the expression that makes a row of each element of an array."""
 
     def moment(self, time: datetime) -> str:
-        """Return a time as a SQL literal, to the microsecond."""
+        """Return SQL for a time as a literal, to the microsecond."""
         microseconds = (time - _EPOCH) // _EPOCH.resolution
         return self.time(microseconds)
 
@@ -61,8 +61,8 @@ class ReportEngine(Protocol):
     def derive(self, name: str, sql: str, *, repeated: bool = False) -> None:
         """Make the rows of a query, which may be very many, available to later queries as `name`.
 
-        `repeated` says that they are read several times. The engine decides whether to compute them
-        once, or each time they are read.
+        `repeated`: later queries read the rows several times. The engine decides whether to compute
+        them once, or each time they are read.
         """
 
     def keep(self, name: str, sql: str) -> None:

@@ -70,7 +70,8 @@ class ServedPage:
 
 
 def render_file(report: Report, traces: str = "") -> str:
-    """Render the page as a file, and return its HTML: about 95 kB and the compressed groups.
+    """Render the page of a report that is opened as a file, and return its HTML: about 95 kB and
+    the compressed groups.
 
     `traces` is the URL of a trace, with `{trace}` in place of its id; empty: no links.
     """
@@ -78,7 +79,8 @@ def render_file(report: Report, traces: str = "") -> str:
 
 
 def render_served(report: Report, traces: str, path: str) -> ServedPage:
-    """Render the page for a console that serves it, to which the page may send requests.
+    """Render the page of a report for a console that serves it; the page may send requests to the
+    console.
 
     `traces` is the URL of a trace, with `{trace}` in place of its id; empty: no links. `path` is
     the path of the report's JSON in the console.
@@ -99,7 +101,8 @@ def _render(report: Report, traces: str, path: str | None) -> ServedPage:
     script = "\n".join(map(_page_file, scripts))
     policy = (
         "default-src 'none'; base-uri 'none'; form-action 'none'; "
-        f"style-src {_digest(style)}; script-src {_digest(library)} {_digest(script)}"
+        f"style-src {_policy_source(style)}; "
+        f"script-src {_policy_source(library)} {_policy_source(script)}"
     )
     if path is not None:
         policy += "; connect-src 'self'"
@@ -117,15 +120,17 @@ def _render(report: Report, traces: str, path: str | None) -> ServedPage:
             data=_packed_data(report, traces, path),
         )
     )
+    # The page has the policy, too, but there browsers ignore `frame-ancestors`.
     return ServedPage(html, policy if path is None else f"{policy}; frame-ancestors 'none'")
 
 
 def _packed_data(report: Report, traces: str, path: str | None) -> str:
-    """Return the data for the scripts: the report, all reasons, the summary of groups that have all
-    other failures, the template `traces` for URLs of traces, and the `path` of the report's JSON in
-    the console (None: the page is a file). They are one JSON object, compressed, in base64.
+    """Return the data for the page's scripts as one JSON object, compressed, in base64.
 
-    Compressed without a time stamp, so that the same report always makes the same page.
+    It has the report, all reasons for failures, the summary of groups that have all other failures,
+    the template `traces` for URLs of traces, and the `path` of the report's JSON in the console
+    (None: the page is a file). The same report always makes the same page, so the compressed data
+    have no time stamp.
     """
     document = report.model_dump_json(by_alias=True, exclude_none=True)
     page_settings = {
@@ -140,21 +145,21 @@ def _packed_data(report: Report, traces: str, path: str | None) -> str:
     return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 
-def _digest(text: str) -> str:
+def _policy_source(text: str) -> str:
     """Return a Content-Security-Policy source that allows exactly this inline style or script."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 @cache
 def _page_file(name: str) -> str:
-    """Return the text of a file of the page, without the line break at its end: digests are of
-    exactly this text."""
+    """Return the text of a file that is part of the page (a style, a script or the template). The
+    line break at its end is left out, as the digests in the policy are of exactly this text."""
     return (files(__package__) / "page_files" / name).read_text(encoding="utf-8").strip()
 
 
 @cache
 def _jinja_environment() -> Environment:
-    """Return the Jinja environment of the page's template."""
+    """Return the Jinja environment of the page's template, with the filters that it uses."""
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -175,13 +180,13 @@ def _badge_class(state: ReplayState | None) -> str:
 
 
 def _time_text(value: datetime) -> str:
-    """Return a time in UTC, to the minute."""
+    """Return a time in UTC as text, to the minute."""
     return value.astimezone(UTC).strftime("%Y-%m-%d %H:%M")
 
 
 def _age_text(value: datetime, now: datetime) -> str:
-    """Return the time from `value` to `now` as text, in the largest unit of which there are at
-    least 2."""
+    """Return the time from `value` to `now` as text, such as `3 hours`, in the largest unit of
+    which there are at least 2."""
     seconds = max(0, int((now - value).total_seconds()))
     for unit, length in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
         if seconds >= 2 * length:

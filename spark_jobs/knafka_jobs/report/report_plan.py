@@ -54,7 +54,7 @@ def broker_predicate(broker: BrokerName | None, dialect: SqlDialect) -> str:
 
 def reported_failures(broker: BrokerName | None, since: datetime, dialect: SqlDialect) -> str:
     """Return SQL for the failures in a report about one Broker, or about all if `broker` is None:
-    unresolved failures, and failures that failed or were resolved from `since` on."""
+    those that are unresolved, and those that last failed or were resolved from `since` on."""
     earliest = dialect.moment(since)
     return (
         f"SELECT {columns_of(FAILURES)} FROM failures "
@@ -85,39 +85,41 @@ def counted_failures(*, many_summaries: bool) -> str:
     """Return SQL for the failures in a report, with the summary of their group in place of their
     own.
 
-    With `many_summaries`, a failure whose summary is not a frequent one has `OTHER_SUMMARIES`.
+    `many_summaries`: some kind of failure has more summaries than a report has groups for
+    (`MANY_SUMMARIES`), so failures without a frequent summary get `OTHER_SUMMARIES`.
     """
-    others = columns_of((name for name in FAILURES if name != "summary"), "r")
+    other_columns = columns_of((name for name in FAILURES if name != "summary"), "r")
     if not many_summaries:
-        return f"SELECT {others}, coalesce(r.summary, '') AS summary FROM reported AS r"
+        return f"SELECT {other_columns}, coalesce(r.summary, '') AS summary FROM reported AS r"
     return (
-        f"SELECT /*+ BROADCAST(f) */ {others}, CASE WHEN f.said IS NULL THEN '{OTHER_SUMMARIES}' "
+        f"SELECT /*+ BROADCAST(f) */ {other_columns}, "
+        f"CASE WHEN f.said IS NULL THEN '{OTHER_SUMMARIES}' "
         "ELSE f.said END AS summary FROM "
         f"(SELECT * FROM frequent WHERE place <= {MAX_SUMMARIES}) AS f RIGHT JOIN reported AS r "
-        f"ON {_has_same_values(KIND, 'r', 'f')} AND coalesce(r.summary, '') = f.said"
+        f"ON {_same_values_sql(KIND, 'r', 'f')} AND coalesce(r.summary, '') = f.said"
     )
 
 
-def _has_same_values(names: Iterable[str], one: str, other: str) -> str:
-    """Return a SQL predicate: the tables `one` and `other` have the same values in these columns of
-    `GROUP`. Of them only `code` may be null."""
+def _same_values_sql(names: Iterable[str], left: str, right: str) -> str:
+    """Return a SQL predicate: the rows of the tables `left` and `right` have the same values in
+    these columns of `GROUP`. Only the column `code` may be null; two nulls are the same value."""
     return " AND ".join(
         # In brackets: DataFusion would take the rest of the condition for the second operand.
-        f"({one}.`code` IS NOT DISTINCT FROM {other}.`code`)"
+        f"({left}.`code` IS NOT DISTINCT FROM {right}.`code`)"
         if name == "code"
-        else f"{one}.`{name}` = {other}.`{name}`"
+        else f"{left}.`{name}` = {right}.`{name}`"
         for name in names
     )
 
 
 def sums(previous_made: datetime | None, dialect: SqlDialect) -> str:
-    """Return SQL for the sums of failures by group, event type and source: one row for each
-    combination.
+    """Return SQL for the numbers of events, failures and retries by group, event type and source,
+    with their first and last times: one row for each combination.
 
     `resolved` counts events that were resolved since the previous report, which was made at
     `previous_made`; None: there was none, so all resolved events count.
     """
-    was_resolved = (
+    resolved_since = (
         "resolved IS NOT NULL"
         if previous_made is None
         else f"resolved > {dialect.moment(previous_made)}"
@@ -126,7 +128,7 @@ def sums(previous_made: datetime | None, dialect: SqlDialect) -> str:
         f"SELECT {columns_of((*GROUP, 'type', 'source'))}, count(*) AS events, "
         "sum(failures) AS failures, "
         "count(*) FILTER (WHERE resolved IS NULL) AS unresolved, "
-        f"count(*) FILTER (WHERE {was_resolved}) AS resolved, sum(retries) AS retries, "
+        f"count(*) FILTER (WHERE {resolved_since}) AS resolved, sum(retries) AS retries, "
         "min(first_failed) AS first_seen, max(last_failed) AS last_seen, "
         "min(first_failed) FILTER (WHERE resolved IS NULL) AS oldest_unresolved "
         f"FROM counted GROUP BY {columns_of((*GROUP, 'type', 'source'))}"
@@ -147,7 +149,7 @@ GROUPS: Final = (
 
 def buckets(since: datetime, until: datetime, seconds: int, dialect: SqlDialect) -> str:
     """Return SQL for how often events failed from `since` on and before `until`, by group and
-    period of `seconds`: `GROUP`, `start` (Unix seconds), `failures`."""
+    period of `seconds`. Columns: `GROUP`, the period's `start` (Unix seconds), `failures`."""
     unix_time = dialect.unix_seconds("at")
     return (
         f"SELECT {columns_of(GROUP)}, `start`, count(*) AS failures FROM ("
@@ -162,9 +164,10 @@ def buckets(since: datetime, until: datetime, seconds: int, dialect: SqlDialect)
 def recent_failures(
     since_hour: datetime, since_day: datetime, until: datetime, dialect: SqlDialect
 ) -> str:
-    """Return SQL for the number of failures before `until`, by group: `GROUP`, `last_hour` (from
-    `since_hour` on), `last_day` (from `since_day` on). Groups without any are left out."""
-    # A failure's history has no later time than `last_failed`.
+    """Return SQL for the number of recent failures before `until`, by group. Columns: `GROUP`,
+    `last_hour` (failures from `since_hour` on), `last_day` (from `since_day` on). Groups without
+    such failures are left out."""
+    # A failure's history has no later time than `last_failed`, so skip rows by that first.
     return (
         f"SELECT {columns_of(GROUP)}, "
         f"count(*) FILTER (WHERE at >= {dialect.moment(since_hour)}) AS last_hour, "
@@ -177,8 +180,8 @@ def recent_failures(
 
 
 def top_values(column: str) -> str:
-    """Return SQL for the `MAX_TOPS` most frequent values of `column` (types or sources) in each
-    group, with the columns `GROUP`, `value`, `events`."""
+    """Return SQL for the `MAX_TOPS` most frequent values of `column` (`type` or `source`) in each
+    group. Columns: `GROUP`, `value`, `events` (how many events have the value)."""
     return (
         f"SELECT {columns_of(GROUP)}, `value`, events FROM ("
         f"SELECT {columns_of(GROUP)}, `value`, events, row_number() OVER "
@@ -225,7 +228,7 @@ CHOSEN: Final = (
     f"PARTITION BY {columns_of(GROUP)} ORDER BY `rank`, last_failed DESC, failure_id) AS place "
     f"FROM (SELECT /*+ BROADCAST(l) */ {columns_of(GROUP, 'r')}, "
     "r.`rank`, r.last_failed, r.failure_id, r.`day` "
-    f"FROM limits AS l JOIN ({_RANKED}) AS r ON {_has_same_values(GROUP, 'r', 'l')} "
+    f"FROM limits AS l JOIN ({_RANKED}) AS r ON {_same_values_sql(GROUP, 'r', 'l')} "
     "WHERE r.`rank` < l.`rank` OR (r.`rank` = l.`rank` AND r.last_failed >= l.last_failed))) "
     f"WHERE place <= {MAX_EXAMPLES}"
 )
@@ -242,15 +245,16 @@ def examples(days: Collection[date | None]) -> str:
 
     Only files of these days are read.
     """
-    day_list = ", ".join(f"DATE '{day}'" for day in sorted(day for day in days if day is not None))
-    has_such_day = [f"r.`day` IN ({day_list})"] if day_list else []
+    known_days = sorted(day for day in days if day is not None)
+    day_list = ", ".join(f"DATE '{day}'" for day in known_days)
+    day_predicates = [f"r.`day` IN ({day_list})"] if known_days else []
     if None in days:
-        has_such_day.append("r.`day` IS NULL")
+        day_predicates.append("r.`day` IS NULL")
     return (
         f"SELECT /*+ BROADCAST(c) */ {columns_of(FAILURES, 'r')} FROM "
         "(SELECT failure_id, place FROM chosen) AS c JOIN counted AS r "
         "ON r.failure_id = c.failure_id "
-        f"WHERE {' OR '.join(has_such_day) or 'false'} ORDER BY c.place"
+        f"WHERE {' OR '.join(day_predicates) or 'false'} ORDER BY c.place"
     )
 
 
@@ -259,18 +263,18 @@ ORIGINS: Final = f"SELECT DISTINCT {columns_of(TRIGGER)}, origin_topic FROM coun
 
 
 def failures_within_spans(since: datetime, dialect: SqlDialect) -> str:
-    """Return SQL for the number of events that failed from `since` on and lie within the offsets of
-    the table `spans` (`SPANS`), by group: `GROUP`, `events`.
+    """Return SQL for the number of events that failed from `since` on and whose offsets in the
+    Broker's topic lie within the table `spans` (`SPANS`), by group. Columns: `GROUP`, `events`.
 
     Events with the same position count once.
     """
     position = columns_of((*TRIGGER, "origin_partition", "origin_offset"), "r")
-    same = " AND ".join(f"r.`{name}` = s.`{name}`" for name in TRIGGER)
+    same_trigger = " AND ".join(f"r.`{name}` = s.`{name}`" for name in TRIGGER)
     return (
         f"SELECT {columns_of(GROUP)}, count(*) AS events FROM ("
         f"SELECT /*+ BROADCAST(s) */ {columns_of(GROUP, 'r')}, row_number() OVER "
         f"(PARTITION BY {position} ORDER BY r.failure_id) AS place FROM spans AS s "
-        f"JOIN counted AS r ON {same} AND r.origin_topic = s.topic "
+        f"JOIN counted AS r ON {same_trigger} AND r.origin_topic = s.topic "
         "AND r.origin_partition = s.`partition` "
         f"WHERE r.last_failed >= {dialect.moment(since)} "
         "AND r.origin_offset >= s.`start` AND r.origin_offset < s.`end`) "
@@ -280,7 +284,8 @@ def failures_within_spans(since: datetime, dialect: SqlDialect) -> str:
 
 def events_failed_again(previous_made: datetime | None, dialect: SqlDialect) -> str:
     """Return SQL for the number of replayed events that failed again since the previous report, by
-    group: `GROUP`, `events`. `previous_made` is when that report was made; None: there was none."""
+    group. Columns: `GROUP`, `events`. `previous_made` is when that report was made; None: there was
+    none, so all that failed again count."""
     judged = "" if previous_made is None else f" AND judged > {dialect.moment(previous_made)}"
     failed_again_events = f"SELECT failure_id FROM sent WHERE outcome = '{FAILED_AGAIN}'{judged}"
     return (
@@ -290,42 +295,42 @@ def events_failed_again(previous_made: datetime | None, dialect: SqlDialect) -> 
     )
 
 
-def last_report(about: str) -> str:
-    """Return SQL for the last report about a Broker: `report_id`, `made`; `about` is the predicate
-    for the Broker (`broker_predicate`)."""
-    return f"SELECT report_id, made FROM reports WHERE {about} ORDER BY made DESC LIMIT 1"
+def last_report(broker_sql: str) -> str:
+    """Return SQL for the last report about a Broker: `report_id`, `made`; no row if there is none.
+    `broker_sql` is the predicate for the Broker (`broker_predicate`)."""
+    return f"SELECT report_id, made FROM reports WHERE {broker_sql} ORDER BY made DESC LIMIT 1"
 
 
-def figures_of_report(about: str, report_id: str, dialect: SqlDialect) -> str:
+def figures_of_report(broker_sql: str, report_id: str, dialect: SqlDialect) -> str:
     """Return SQL for the figures of the groups of one report: `group_id`, `failures`, `unresolved`.
-    `about` is the predicate for the report's Broker."""
+    `broker_sql` is the predicate for the report's Broker."""
     return (
-        f"SELECT group_id, failures, unresolved FROM reports WHERE {about} "
+        f"SELECT group_id, failures, unresolved FROM reports WHERE {broker_sql} "
         f"AND report_id = {dialect.text(report_id)} AND group_id IS NOT NULL"
     )
 
 
-def last_report_times(about: str, limit: int) -> str:
+def last_report_times(broker_sql: str, limit: int) -> str:
     """Return SQL for the times at which the `limit` last reports about a Broker were made, the
-    latest first. `about` is the predicate for the Broker (`broker_predicate`)."""
-    return f"SELECT DISTINCT made FROM reports WHERE {about} ORDER BY made DESC LIMIT {limit}"
+    latest first. `broker_sql` is the predicate for the Broker (`broker_predicate`)."""
+    return f"SELECT DISTINCT made FROM reports WHERE {broker_sql} ORDER BY made DESC LIMIT {limit}"
 
 
-def first_report_times(about: str) -> str:
-    """Return SQL for the time of the first report with each group: `group_id`, `first`. `about` is
-    the predicate for the reports' Broker."""
+def first_report_times(broker_sql: str) -> str:
+    """Return SQL for the time of the first report with each group: `group_id`, `first`.
+    `broker_sql` is the predicate for the reports' Broker."""
     return (
-        f"SELECT group_id, min(made) AS first FROM reports WHERE {about} "
+        f"SELECT group_id, min(made) AS first FROM reports WHERE {broker_sql} "
         "AND group_id IS NOT NULL GROUP BY group_id"
     )
 
 
-def past_figures(about: str, since: datetime, dialect: SqlDialect) -> str:
+def past_figures(broker_sql: str, since: datetime, dialect: SqlDialect) -> str:
     """Return SQL for the figures of each group in reports made from `since` on, in time order:
-    `group_id`, `made`, `failures`, `unresolved`. `about` is the predicate for the reports'
+    `group_id`, `made`, `failures`, `unresolved`. `broker_sql` is the predicate for the reports'
     Broker."""
     return (
-        f"SELECT group_id, made, failures, unresolved FROM reports WHERE {about} "
+        f"SELECT group_id, made, failures, unresolved FROM reports WHERE {broker_sql} "
         f"AND group_id IS NOT NULL AND made >= {dialect.moment(since)} ORDER BY made"
     )
 
@@ -358,5 +363,5 @@ def replay_counts(limit: int) -> str:
 
 
 def group_key_of(row: ReportRow) -> GroupKey:
-    """Return the group of a row: its values of the columns `GROUP`."""
+    """Return the key of a row's group: the row's values of the columns `GROUP`."""
     return tuple(row[name] for name in GROUP)

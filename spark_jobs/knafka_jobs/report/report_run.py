@@ -51,8 +51,8 @@ def make_report(
     days: float = TIMELINE_DAYS,
     settled: SettledSpansReader | None = None,
 ) -> Report:
-    """Return a report on all failures in the tables, or on one Broker's, and store its figures in
-    the table `reports`.
+    """Return a report on one Broker's failures in the tables, or on all failures if `broker` is
+    None, and store its figures in the table `reports`.
 
     `now` is the report's time; its timeline goes back `days` at most. `settled` reads which offsets
     Triggers have settled; None: the groups' shares of deliveries stay unknown. Raises `JobError`.
@@ -65,19 +65,20 @@ def make_report(
     many_summaries = bool(engine.query(report_plan.MANY_SUMMARIES))
     engine.derive("counted", report_plan.counted_failures(many_summaries=many_summaries))
     # In the table `reports`, a report about all Brokers has an empty namespace and Broker.
-    about = report_plan.broker_predicate(broker or BrokerName("", ""), dialect)
-    previous = _previous_figures(engine, about)
+    broker_sql = report_plan.broker_predicate(broker or BrokerName("", ""), dialect)
+    previous = _previous_figures(engine, broker_sql)
     previous_made = previous.report.made if previous else None
     (first,) = engine.query(report_plan.FIRST_FAILED)
+    # The timeline begins with the first failure; without failures it covers an hour.
     since = max(earliest, first["first"]) if first["first"] else now - timedelta(hours=1)
     seconds = bucket_seconds(since, now)
-    # Back to the start of a bucket.
+    # Round down to the start of a bucket.
     since = datetime.fromtimestamp(int(since.timestamp()) // seconds * seconds, UTC)
     counted_rows = _count_by_group(engine, previous_made, since, now, seconds)
     shares: dict[GroupKey, float] = {}
     if settled and (spans := settled(engine.query(report_plan.ORIGINS), since)):
         shares = _shares_of_groups(engine, spans, since)
-    histories = _group_histories(engine, about, counted_rows)
+    histories = _group_histories(engine, broker_sql, counted_rows)
     acknowledged = current_acknowledgements(engine.query(report_plan.ALL_ACKNOWLEDGEMENTS), now)
     groups = assemble.build_groups(counted_rows, previous, shares, histories, acknowledged, now)
     result = Report(
@@ -136,12 +137,12 @@ def _count_by_group(
 def settled_spans(
     kafka: KafkaClient, rows: Sequence[ReportRow], since: datetime
 ) -> list[SettledSpan]:
-    """Return the offsets that each Trigger has settled of records from `since` on, by its consumer
-    group's commits.
+    """Return, for each Trigger, the offsets of its topic's records from the time `since` on that it
+    has settled: those below the committed offsets of its consumer group.
 
     `rows` have `TRIGGER` and the `origin_topic` of its failed events. A settled event was
-    delivered, failed or filtered out. Triggers without a commit in that time are left out. Raises
-    `JobError`.
+    delivered, failed or filtered out. Triggers that have settled no such records are left out.
+    Raises `JobError`.
     """
     origins = {
         (row["namespace"], row["broker"], row["trigger"]): str(row["origin_topic"])
@@ -171,7 +172,10 @@ def _committed_offsets(
 ) -> dict[int, int]:
     """Return the committed offsets of the first of these groups that has read the topic, by
     partition; empty if none has."""
-    return next(filter(None, (kafka.committed(group, topic) for group in groups)), {})
+    for group in groups:
+        if committed := kafka.committed(group, topic):
+            return committed
+    return {}
 
 
 def _shares_of_groups(
@@ -194,31 +198,32 @@ def _by_group(rows: Iterable[ReportRow]) -> dict[GroupKey, list[ReportRow]]:
 
 
 def _group_histories(
-    engine: ReportEngine, about: str, counted_rows: CountedRows
+    engine: ReportEngine, broker_sql: str, counted_rows: CountedRows
 ) -> dict[str, GroupHistory]:
     """Return the histories of the current groups in the last `MAX_HISTORY` reports, by the group's
-    id. A group that is in no earlier report is left out. `about` is the predicate for the reports'
-    Broker."""
+    id. A group that is in no earlier report is left out. `broker_sql` is the predicate for the
+    reports' Broker."""
     ids: Collection[str] = {group_id(*group_key_of(row)) for row in counted_rows.groups}
-    report_times = engine.query(report_plan.last_report_times(about, MAX_HISTORY))
+    report_times = engine.query(report_plan.last_report_times(broker_sql, MAX_HISTORY))
     if not ids or not report_times:
         return {}
-    past = engine.query(report_plan.past_figures(about, report_times[-1]["made"], engine.dialect))
-    first = engine.query(report_plan.first_report_times(about))
+    oldest = report_times[-1]["made"]
+    past = engine.query(report_plan.past_figures(broker_sql, oldest, engine.dialect))
+    first = engine.query(report_plan.first_report_times(broker_sql))
     return assemble.histories_of(
         (row for row in first if row["group_id"] in ids),
         (row for row in past if row["group_id"] in ids),
     )
 
 
-def _previous_figures(engine: ReportEngine, about: str) -> PreviousFigures | None:
-    """Return the figures of the last report about a Broker; None if there is none. `about` is the
-    predicate for the Broker."""
-    last = engine.query(report_plan.last_report(about))
+def _previous_figures(engine: ReportEngine, broker_sql: str) -> PreviousFigures | None:
+    """Return the figures of the last report about a Broker; None if there is none. `broker_sql` is
+    the predicate for the Broker."""
+    last = engine.query(report_plan.last_report(broker_sql))
     if not last:
         return None
     id_ = last[0]["report_id"]
-    rows = engine.query(report_plan.figures_of_report(about, id_, engine.dialect))
+    rows = engine.query(report_plan.figures_of_report(broker_sql, id_, engine.dialect))
     return PreviousFigures(
         PreviousReport(id=id_, made=last[0]["made"]),
         {row["group_id"]: (row["failures"], row["unresolved"]) for row in rows},
@@ -229,9 +234,15 @@ def _figure_rows(report: Report) -> list[tuple[Any, ...]]:
     """Return the figures of a report's groups, as rows of the table `reports` (`schema.REPORTS`).
     A group's events that aren't unresolved count as resolved. If the report has no groups, one row
     says that it was made."""
-    about = (report.id, report.made, report.namespace or "", report.broker or "")
+    report_columns = (report.id, report.made, report.namespace or "", report.broker or "")
     rows: list[tuple[Any, ...]] = [
-        (*about, group.id, group.failures, group.unresolved, group.events - group.unresolved)
+        (
+            *report_columns,
+            group.id,
+            group.failures,
+            group.unresolved,
+            group.events - group.unresolved,
+        )
         for group in report.groups
     ]
-    return rows or [(*about, None, 0, 0, 0)]
+    return rows or [(*report_columns, None, 0, 0, 0)]

@@ -55,8 +55,8 @@ def write_served_report(kafka: KafkaClient, report: Report, archive: str, replic
 
 
 def fit_report(report: Report, limit: int) -> bytes:
-    """Return the report as JSON, shortened until it compresses to `limit` bytes. A report without
-    groups is returned in any case.
+    """Return the report as JSON, shortened until it has at most `limit` bytes when compressed and
+    `MAX_JSON_BYTES` when not. A report without any groups is returned even if it is larger.
 
     First all examples but one of each group are left out, then the last groups of the report.
     """
@@ -65,23 +65,26 @@ def fit_report(report: Report, limit: int) -> bytes:
     shortened_groups = tuple(
         group.model_copy(update={"examples": group.examples[:1]}) for group in report.groups
     )
-    sizes = itertools.accumulate(
+    # Try first about as many groups as have at most `MAX_JSON_BYTES` of JSON together.
+    total_sizes = itertools.accumulate(
         len(group.model_dump_json(by_alias=True)) for group in shortened_groups
     )
-    count = sum(size <= MAX_JSON_BYTES for size in sizes)
-    while True:
+    count = sum(size <= MAX_JSON_BYTES for size in total_sizes)
+    while count:
         shortened_report = _shorten_report(report, shortened_groups[:count])
-        if (document := _json_within(shortened_report, limit)) is not None or not count:
-            return document or _report_json(shortened_report)
+        if (document := _json_within(shortened_report, limit)) is not None:
+            return document
         count = count * 3 // 4
+    return _report_json(_shorten_report(report, ()))
 
 
 def _shorten_report(report: Report, groups: tuple[Group, ...]) -> Report:
-    """Return a copy of the report with these groups only; its field `cut` says what is left out."""
-    examples = sum(len(group.examples) for group in report.groups[: len(groups)])
+    """Return a copy of the report with `groups`, its first groups, which may have fewer examples
+    now. The copy's field `cut` says how many groups and examples are left out."""
+    examples_before = sum(len(group.examples) for group in report.groups[: len(groups)])
     omissions = Cut(
         groups=len(report.groups) - len(groups),
-        examples=examples - sum(len(group.examples) for group in groups),
+        examples=examples_before - sum(len(group.examples) for group in groups),
     )
     return report.model_copy(update={"groups": groups, "cut": omissions})
 

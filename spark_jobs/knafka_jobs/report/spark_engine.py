@@ -58,7 +58,7 @@ class SparkEngine:
 
     def derive(self, name: str, sql: str, *, repeated: bool = False) -> None:
         """Create the view `name` of a query. `repeated`: the view is read several times, so its
-        rows are computed once, now; else at each read."""
+        rows are computed now, once; without, they are computed at each read."""
         rows = self._tables.spark.sql(sql)
         (compute_rows(rows) if repeated else rows).createOrReplaceTempView(name)
 
@@ -76,8 +76,8 @@ class SparkEngine:
 
 
 def _to_plain(value: Any) -> Any:
-    """Convert a value of Spark's to a type of `ReportRow`: times, which Spark returns as local
-    times without a zone, to UTC; binary values to `bytes`."""
+    """Convert a value that Spark returned to a type of `ReportRow`: a time, which is a local time
+    without a zone, to UTC; a `bytearray` to `bytes`. Other values stay as they are."""
     if isinstance(value, datetime):
         return value.astimezone(UTC)
     return bytes(value) if isinstance(value, bytearray) else value

@@ -152,8 +152,8 @@ class Connection(asyncio.Protocol):
     ) -> asyncio.Future[Response]:
         """Send one request. `first_part`: its head, and as much of its body as is sent with the
         head; `body_rest`: the rest of the body, or empty. The returned future gets a response or a
-        `DeliveryError`, at the latest at `deadline` (the event loop's clock). Then call
-        `end_exchange`.
+        `DeliveryError`, at the latest at `deadline` (the event loop's clock). When the caller no
+        longer waits for the future, for whatever reason, it must call `end_exchange`.
 
         The connection must be new or just taken from the idle ones. Raises `Unanswered` if it is
         closed.
@@ -170,8 +170,8 @@ class Connection(asyncio.Protocol):
         return waiter
 
     def end_exchange(self, waiter: asyncio.Future[Response]) -> None:
-        """End the exchange whose future, `waiter`, `send` has returned: drop the connection if the
-        exchange is still under way, else do nothing."""
+        """Drop the connection if the exchange of `waiter`, the future that `send` has returned, is
+        still under way, as after a cancelled request; else do nothing."""
         if self._exchange is waiter:
             self.drop()
 
@@ -200,8 +200,8 @@ class Connection(asyncio.Protocol):
             self._timer = self._pool.loop.call_at(deadline, self._wake)
 
     def _wake(self) -> None:
-        """If the deadline has passed, drop the connection and fail its exchange; else set the timer
-        anew. The timer calls this."""
+        """If the deadline has passed, drop the connection, and fail its exchange if it has one;
+        else set the timer anew. The timer calls this."""
         self._timer, self._wakes_at = None, math.inf
         if self._pool.loop.time() + _CLOCK_STEP < self._deadline:
             self._set_deadline(self._deadline)
@@ -302,20 +302,21 @@ class Connection(asyncio.Protocol):
     def _received_response(self) -> Response:
         """Return the `Response` with the status, headers and body that have arrived."""
         body = bytes(self._body)
-        # The last field says whether the body was cut at `max_response_bytes`.
-        return Response(self._status, self._headers, body, self._body_bytes > len(body))
+        is_cut = self._body_bytes > len(body)  # at `max_response_bytes`
+        return Response(self._status, self._headers, body, is_cut)
 
     def _finish(self, response: Response) -> None:
         """Hand the response to the exchange. If another request may follow, make the connection
         idle, else close it."""
         waiter, self._exchange = self._exchange, None
         now = self._pool.loop.time()
-        if (
+        may_be_reused = (
             self._keep_alive
             and now < self._expires_at
             and not self._transport.get_write_buffer_size()
             and not self._transport.is_closing()
-        ):
+        )
+        if may_be_reused:
             self._reset()
             self._set_deadline(now + IDLE_SECONDS)
             self._pool.idle.append(self)
@@ -327,8 +328,8 @@ class Connection(asyncio.Protocol):
             waiter.set_result(response)
 
     def eof_received(self) -> None:
-        """End the exchange, as the server sends nothing more. Returns None, by which asyncio closes
-        the connection."""
+        """End the exchange, as the server sends nothing more. Returns None, which makes asyncio
+        close the connection."""
         self._on_end(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -349,6 +350,7 @@ class Connection(asyncio.Protocol):
         if self._exchange is None:
             self._pool.forget(self)
         elif error is None and self._status and not self._is_framed():
+            # A response that doesn't say where it ends is complete when its connection ends.
             self._keep_alive = False
             self._finish(self._received_response())
         else:

@@ -78,9 +78,9 @@ class Pool:
             async with asyncio.timeout_at(deadline):
                 await waiter
         except BaseException as error:
-            if not waiter.cancel() and not waiter.cancelled():
-                # A slot was given before the wait was cancelled: pass it on.
-                self.release_slot()
+            was_given_slot = not waiter.cancel() and not waiter.cancelled()
+            if was_given_slot:
+                self.release_slot()  # this post can't use it any more
             if isinstance(error, TimeoutError):
                 problem = f"every connection to {self.origin} stayed busy"
                 raise DeliveryError("timeout", problem) from None
@@ -127,7 +127,7 @@ class Pool:
         candidates = (
             [host] if self._refusal is None else await self._allowed_addresses(self._refusal)
         )
-        server = host if context is not None else None
+        tls_host = None if context is None else host  # asyncio refuses it without TLS
         for number, address in enumerate(candidates, 1):
             try:
                 _, connection = await self.loop.create_connection(
@@ -135,7 +135,7 @@ class Pool:
                     address,
                     port,
                     ssl=context,
-                    server_hostname=server,
+                    server_hostname=tls_host,
                 )
                 return connection
             except OSError:
@@ -160,7 +160,9 @@ class Pool:
             candidates = [host]
         else:
             resolved = await self.loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            candidates = list(dict.fromkeys(str(info[4][0]) for info in resolved))
+            # An IP address is the first part of a socket address; it may be returned twice.
+            ip_addresses = (str(socket_address[0]) for _, _, _, _, socket_address in resolved)
+            candidates = list(dict.fromkeys(ip_addresses))
         allowed = [address for address in candidates if refusal(address) is None]
         if not allowed:
             refusals = "; ".join(filter(None, map(refusal, candidates)))

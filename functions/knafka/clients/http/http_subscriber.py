@@ -84,9 +84,10 @@ class HttpSubscriber:
         size = len(body)
         if size <= _MAX_JOINED_BYTES:
             first_part = b"%b%bcontent-length: %d\r\n\r\n%b" % (target.start, head, size, body)
-            body = b""
+            body_rest = b""
         else:
             first_part = b"%b%bcontent-length: %d\r\n\r\n" % (target.start, head, size)
+            body_rest = body
         if pool.free_slots:
             pool.free_slots -= 1
         else:
@@ -98,7 +99,7 @@ class HttpSubscriber:
                     is_new = True
                 connection = await pool.connect(deadline) if is_new else pool.idle.pop()
                 try:
-                    waiter = connection.send(first_part, body, deadline)
+                    waiter = connection.send(first_part, body_rest, deadline)
                     try:
                         return await waiter
                     finally:

@@ -71,13 +71,14 @@ class TlsContext:
 
     def __init__(
         self,
-        make: Callable[[], ssl.SSLContext],
+        make_context: Callable[[], ssl.SSLContext],
         ca_certs: str | None,
         bundles: TrustBundles | None,
     ) -> None:
-        """`make` returns a new context that trusts the system's authorities. `ca_certs`: PEM of the
-        origin's own authorities; None: it has none. `bundles`: None if there are no bundles."""
-        self._make = make
+        """`make_context` returns a new context that trusts the system's authorities. `ca_certs`:
+        PEM of the origin's own authorities; None: it has none. `bundles`: None if there are no
+        bundles."""
+        self._make_context = make_context
         self._ca_certs = ca_certs
         self._bundles = bundles
         self._pem = ""
@@ -90,7 +91,7 @@ class TlsContext:
         own authorities can't be read."""
         pem = "" if self._bundles is None else self._bundles.read()
         if self._context is None or pem != self._pem:
-            context = self._make()
+            context = self._make_context()
             if self._ca_certs is not None:
                 context.load_verify_locations(cadata=self._ca_certs)
             if pem:

@@ -23,6 +23,8 @@ COMMIT_RETRY_INTERVAL: Final = 0.1
 """Seconds before a commit is repeated."""
 COMMIT_TIMEOUT: Final = 5.0
 """Seconds for which the commit of a revoked partition is repeated during a rebalance."""
+MIN_REQUEST_TIMEOUT: Final = 0.1
+"""Least seconds for a request, even if its deadline is nearer or has passed."""
 NO_EPOCH: Final = -1
 """librdkafka's value for an unknown leader epoch."""
 NO_LEADER: Final = -1
@@ -47,7 +49,7 @@ REBALANCING_ERRORS: Final = frozenset(
 Epochs: TypeAlias = Mapping[int, int]
 """The least leader epoch for a commit of each partition, by the partition's number."""
 OwnedEpochs: TypeAlias = Epochs
-"""The same; only the partitions in it may be committed."""
+"""The `Epochs` of the partitions that the reader owns: no other partition may be committed."""
 
 Mark: TypeAlias = Callable[[PartitionKey, str], str]
 """Gets a partition and the metadata of its commit; returns the metadata with the mark of the
@@ -71,10 +73,10 @@ class OffsetCommits:
         """Monotonic time from which on `_to_repeat` may be committed."""
 
     def commit(self, consumer: Consumer, commits: Commits, owned: OwnedEpochs) -> None:
-        """Make the commits of partitions that are still `owned`, without waiting for Kafka; the
-        other commits are dropped, and earlier commits of all of them repeated no more. Never
-        raises: the consumer's `on_commit` gets Kafka's answer, and must pass it to `note_result`.
-        """
+        """Make the commits of partitions that are still `owned`, without waiting for Kafka, and
+        drop the others. Failed earlier commits of all these partitions are no longer repeated.
+        Never raises: the consumer's `on_commit` gets Kafka's answer, and must pass it to
+        `note_result`."""
         owned_commits = {number: commit for number, commit in commits.items() if number in owned}
         self._drop_repetitions(commits)
         if owned_commits:
@@ -86,13 +88,13 @@ class OffsetCommits:
                 )
 
     def repeat(self, consumer: Consumer, owned: OwnedEpochs) -> None:
-        """Make the commits again that have failed during a rebalance, if `COMMIT_RETRY_INTERVAL`
+        """Repeat the commits that have failed during a rebalance, if `COMMIT_RETRY_INTERVAL`
         seconds have passed since the last failure."""
         if self._to_repeat and time.monotonic() > self._repeat_at:
             self.commit(consumer, self._to_repeat, owned)
 
     def _drop_repetitions(self, commits: Commits) -> None:
-        """Repeat failed commits no more for the partitions in `commits`: its commits are later."""
+        """Stop repeating failed commits of the partitions in `commits`, which replaces them."""
         self._to_repeat = {
             number: earlier_commit
             for number, earlier_commit in self._to_repeat.items()
@@ -110,26 +112,29 @@ class OffsetCommits:
             entry_error = entry.error or error
             number = self._numbering.number(entry.topic, entry.partition)
             last_commit = self._last_commits.get(number)
+            failed_in_rebalance = (
+                entry_error is not None and entry_error.code() in REBALANCING_ERRORS
+            )
             if (
-                entry_error is not None
-                and entry_error.code() in REBALANCING_ERRORS
+                failed_in_rebalance
                 and number in owned
                 and last_commit is not None
-                and last_commit.offset == entry.offset
+                and last_commit.offset == entry.offset  # no later commit was requested
             ):
                 self._to_repeat[number] = last_commit
                 self._repeat_at = time.monotonic() + COMMIT_RETRY_INTERVAL
 
     def commit_now(self, consumer: Consumer, commits: Commits, owned: OwnedEpochs) -> None:
-        """Commit, and wait for Kafka; earlier commits of these partitions are repeated no more.
-        Raises `KafkaException` if Kafka refuses a commit."""
+        """Make these commits, and wait for Kafka; failed earlier commits of the same partitions are
+        no longer repeated. Raises `KafkaException` if Kafka refuses a commit."""
         self._drop_repetitions(commits)
         self._last_commits.update(commits)
         self.commit_unrecorded(consumer, commits, owned)
 
     def commit_unrecorded(self, consumer: Consumer, commits: Commits, epochs: Epochs) -> None:
-        """Commit, and wait for Kafka. Unlike `commit_now`, this notes no last commits, and drops no
-        commits to be repeated. Raises `KafkaException` if Kafka refuses a commit."""
+        """Make these commits, and wait for Kafka. Unlike `commit_now`, this doesn't note them as
+        the partitions' last commits, and failed earlier commits are still repeated. Raises
+        `KafkaException` if Kafka refuses a commit."""
         offsets = self._to_topic_partitions(consumer, commits, epochs)
         for entry in consumer.commit(offsets=offsets, asynchronous=False) or ():
             if entry.error is not None:
@@ -199,8 +204,8 @@ def with_epochs(
     record at the offset, which does no harm. Blocks for `timeout` seconds at most. Raises
     `KafkaException`."""
     # `OFFSET_END` in place of a time asks for the log's end, and the answer has the end's epoch.
-    asked = [TopicPartition(entry.topic, entry.partition, OFFSET_END) for entry in offsets]
-    ends = {(end.topic, end.partition): end for end in consumer.offsets_for_times(asked, timeout)}
+    queries = [TopicPartition(entry.topic, entry.partition, OFFSET_END) for entry in offsets]
+    ends = {(end.topic, end.partition): end for end in consumer.offsets_for_times(queries, timeout)}
     offsets_with_epochs = []
     for entry in offsets:
         end = ends[entry.topic, entry.partition]
@@ -222,14 +227,18 @@ def end_epochs(
     then are left out. Blocks. Never raises."""
     deadline = time.monotonic() + timeout
     epochs: dict[PartitionKey, int] = {}
+    # `OFFSET_END` in place of a time asks for the log's end, as in `with_epochs`.
     missing = [TopicPartition(entry.topic, entry.partition, OFFSET_END) for entry in partitions]
     requests = [missing]
-    # One request for several partitions may fail as a whole: half of the time is kept for more.
+    # The first request has all partitions, and may fail as a whole: half of the time is kept for
+    # requests by leader.
     request_timeout = timeout if len(missing) < 2 else timeout / 2
     while True:
         for request in requests:
             with suppress(KafkaException):
-                for end in consumer.offsets_for_times(request, max(0.1, request_timeout)):
+                for end in consumer.offsets_for_times(
+                    request, max(MIN_REQUEST_TIMEOUT, request_timeout)
+                ):
                     if end.error is None:
                         epochs[end.topic, end.partition] = epoch_of(end)
         missing = [entry for entry in missing if (entry.topic, entry.partition) not in epochs]
@@ -253,7 +262,8 @@ def _group_by_leader(
     groups: dict[int, list[TopicPartition]] = {}
     try:
         for topic in dict.fromkeys(entry.topic for entry in partitions):
-            described = consumer.list_topics(topic, max(0.1, timeout / 2)).topics[topic].partitions
+            metadata = consumer.list_topics(topic, max(MIN_REQUEST_TIMEOUT, timeout / 2))
+            described = metadata.topics[topic].partitions
             for entry in partitions:
                 if entry.topic == topic and entry.partition in described:
                     leader = described[entry.partition].leader
@@ -276,10 +286,12 @@ def epoch_of(partition: TopicPartition) -> int:
 
 def metadata_of(committed: TopicPartition) -> str:
     """Return the metadata of a group's commit, without its topic's mark; empty: there are none."""
-    return unmark(committed.metadata or "")[1]
+    _, metadata = unmark(committed.metadata or "")
+    return metadata
 
 
 def topic_mark_of(committed: TopicPartition) -> str:
     """Return the mark in a group's commit, which is the `short_id` of its topic; empty if the
     commit has no mark."""
-    return unmark(committed.metadata or "")[0]
+    topic_mark, _ = unmark(committed.metadata or "")
+    return topic_mark

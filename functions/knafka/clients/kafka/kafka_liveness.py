@@ -43,8 +43,8 @@ class Liveness:
 
     def check(self, client: Consumer | AdminClient, *, heard: bool) -> None:
         """Raise `LogError` if Kafka answers other clients but not `client`. `heard`: whether
-        `client` has got anything from Kafka since the last call; if it has, no request is sent.
-        Blocks for up to three times `ASK_TIMEOUT` while Kafka doesn't answer."""
+        `client` has got anything from Kafka since the last call. Sends requests only if it has got
+        nothing for `MAX_CONSUMER_SILENCE`; blocks for up to three times `ASK_TIMEOUT` then."""
         now = time.monotonic()
         if heard:
             self._ask_at = now + MAX_CONSUMER_SILENCE

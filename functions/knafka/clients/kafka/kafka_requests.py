@@ -100,7 +100,9 @@ class AdminCalls:
     async def request_one(self, send_request: Callable[[float], Future[T]]) -> T:
         """Send a request that has one future, and return its result. `send_request` sends the
         request with the given timeout in seconds. Raises `LogError`."""
-        return (await self.request_each(lambda timeout: {None: send_request(timeout)}))[None]
+        # `request_each` needs a key for the only future: None.
+        results = await self.request_each(lambda timeout: {None: send_request(timeout)})
+        return results[None]
 
     async def request_each(
         self,
@@ -129,12 +131,12 @@ class AdminCalls:
         send_request: Callable[[float], Mapping[K, Future[T]]],
         omitted_codes: Collection[int] = (),
     ) -> dict[K, T]:
-        """Send a request to the coordinator of a group that has a future for each key, and return
-        the results by key. Keys whose error has one of `omitted_codes` are left out. Raises
-        `LogError`.
+        """Send a request that a group's coordinator answers, and return the results by key: the
+        request has a future for each key. Keys whose error has one of `omitted_codes` are left out.
+        Raises `LogError`.
 
         librdkafka (2.16.1) aborts the process if its own timeout for such a request expires and a
-        broker comes up afterwards (librdkafka 4605). So `send_request` gets `LONGEST_TIMEOUT` as
+        broker comes up afterwards (librdkafka#4605). So `send_request` gets `LONGEST_TIMEOUT` as
         its timeout. If we stop waiting earlier, the client is replaced, so that the request is not
         sent late.
         """
@@ -239,11 +241,14 @@ class AdminCalls:
     async def _wait_for_answer(self, future: Future[Any], timeout: float) -> None:
         """Wait until `future` is done, with a result or an error. Raises `LogError` if librdkafka
         reports an error that waiting won't mend, and `KafkaException` after `timeout` seconds."""
-        answered = asyncio.wrap_future(future)
+        answer = asyncio.wrap_future(future)
         deadline = time.monotonic() + timeout + REPORT_POLL_INTERVAL
         refresh_at = time.monotonic() + METADATA_REFRESH_INTERVAL
         try:
-            while not (await asyncio.wait({answered}, timeout=REPORT_POLL_INTERVAL))[0]:
+            while True:
+                done, _ = await asyncio.wait({answer}, timeout=REPORT_POLL_INTERVAL)
+                if done:
+                    break
                 if time.monotonic() > deadline:
                     raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
                 self.admin.poll(0)
@@ -253,22 +258,23 @@ class AdminCalls:
                 if refusal := self._errors.refusal:
                     raise LogError(refusal)
             # The caller gets an error from `future`; this call keeps asyncio from logging it.
-            answered.exception()
+            answer.exception()
         finally:
-            answered.cancel()
+            answer.cancel()
 
     def _refresh_metadata(self) -> None:
         """Make librdkafka read the cluster's metadata, in a thread, unless that is under way."""
-
         if self._refreshing is None or self._refreshing.done():
             with suppress(RuntimeError):  # the threads are stopped already
                 self._refreshing = self._threads.submit(refresh_metadata, self.admin, self.timeout)
 
     async def _repeat_until_answered(self, send_request: Callable[[float], Awaitable[T]]) -> T:
         """Send a request by `send_request`, which gets a timeout in seconds and raises
-        `KafkaException`. Repeat that while a coordinator or leader moves, for at most `timeout`
-        seconds. Returns the request's result; raises `LogError`."""
-        self.admin.poll(0)  # records what librdkafka has reported so far, for `forget`
+        `KafkaException`. Repeat that while a coordinator or leader moves, for at most
+        `self.timeout` seconds. Returns the request's result; raises `LogError`."""
+        # Earlier reports don't explain a failure of this request: poll first, so that `forget`
+        # drops those that librdkafka hasn't delivered yet, too.
+        self.admin.poll(0)
         self._errors.forget()
         deadline = time.monotonic() + self.timeout
         while True:
@@ -333,11 +339,11 @@ def refresh_metadata(admin: AdminClient, timeout: float) -> None:
 def read_watermarks(
     consumer: Consumer, topic: str, partitions: Iterable[int], timeout: float
 ) -> dict[int, tuple[int, int]]:
-    """Return the first offset and the end offset of each partition, by number. Sends one request
-    for each partition, which blocks for at most `timeout` seconds.
+    """Return the first offset and the end offset of each partition, by number. Blocks: sends one
+    request after the other, each for one partition and with this timeout (seconds).
 
-    While a partition's leader is moving, as after a topic's creation, its request is repeated; all
-    repetitions end `timeout` seconds after this call. Raises `KafkaException`.
+    While a partition's leader is moving, as after a topic's creation, its request is repeated, but
+    no more once `timeout` seconds have passed since this call. Raises `KafkaException`.
     """
     deadline = time.monotonic() + timeout
     bounds: dict[int, tuple[int, int]] = {}

@@ -85,11 +85,12 @@ class ClientStatistics:
             self._drop_stale_reports()
 
     def _drop_stale_reports(self) -> None:
-        """Forget the reports of clients that have stopped reporting."""
-        since = self._clock() - STALE_INTERVALS * self._interval
-        for name in [
-            name for name, (received_at, _) in self._reports.items() if received_at < since
-        ]:
+        """Forget the reports of clients that have stopped reporting. The caller holds `_lock`."""
+        fresh_since = self._clock() - STALE_INTERVALS * self._interval
+        stale_names = [
+            name for name, (received_at, _) in self._reports.items() if received_at < fresh_since
+        ]
+        for name in stale_names:
             del self._reports[name]
 
     def metrics(self) -> Iterator[Metric]:

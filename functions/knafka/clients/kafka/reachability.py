@@ -62,25 +62,27 @@ class Reachability:
         self._timer: asyncio.TimerHandle | None = None
         """The planned `_check_progress`; None: none is planned."""
 
-    def watch(self, in_flight: Callable[[], int]) -> None:
+    def watch(self, count_in_flight: Callable[[], int]) -> None:
         """Watch that Kafka acknowledges records: doubt Kafka after `MAX_ACKNOWLEDGEMENT_SILENCE`
-        seconds without an acknowledgement. `in_flight` returns the number of records in flight; the
-        watch ends once that is 0."""
+        seconds without an acknowledgement. `count_in_flight` returns the number of records in
+        flight; the watch ends once that is 0."""
         if self._timer is None:
             loop = asyncio.get_running_loop()
-            count = self._acknowledged
             self._timer = loop.call_later(
-                MAX_ACKNOWLEDGEMENT_SILENCE, self._check_progress, in_flight, count
+                MAX_ACKNOWLEDGEMENT_SILENCE,
+                self._check_progress,
+                count_in_flight,
+                self._acknowledged,
             )
 
-    def _check_progress(self, in_flight: Callable[[], int], acknowledged: int) -> None:
-        """Doubt Kafka if nothing was acknowledged since the count was `acknowledged`; watch on
-        while records are in flight."""
+    def _check_progress(self, count_in_flight: Callable[[], int], acknowledged_before: int) -> None:
+        """Doubt Kafka if it has acknowledged nothing since the timer was set, when the number of
+        acknowledgements was `acknowledged_before`. Go on watching while records are in flight."""
         self._timer = None
-        if in_flight():
-            if acknowledged == self._acknowledged:
+        if count_in_flight():
+            if acknowledged_before == self._acknowledged:
                 self.doubt()
-            self.watch(in_flight)
+            self.watch(count_in_flight)
 
     def note_acknowledgement(self) -> None:
         """Note that Kafka has stored records, so it isn't away."""
@@ -94,7 +96,7 @@ class Reachability:
         self.doubt()
 
     def doubt(self) -> None:
-        """Start to send requests, until Kafka answers, unless that is under way already."""
+        """Start to send requests until Kafka answers; do nothing if that is under way already."""
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._request_until_answered())
 

@@ -74,6 +74,7 @@ def own_audiences(folder: Path) -> Set[str]:
     accepts tokens with these audiences. Raises `OSError` if the token can't be read or has no
     `aud`."""
     try:
+        # The token is a JWT: header, claims and signature, joined by dots.
         encoded_claims = (folder / TOKEN).read_text().strip().split(".")[1]
         # JWT leaves the padding out; more padding than needed does no harm.
         audiences = json.loads(base64.urlsafe_b64decode(encoded_claims + "=="))["aud"]
@@ -84,8 +85,8 @@ def own_audiences(folder: Path) -> Set[str]:
 
 
 def describe_request_error(error: Exception) -> str:
-    """Return as text why a request to the API server failed, without any text of its response,
-    which may hold a part of a token."""
+    """Return the reason why a request to the API server failed, as text. It contains nothing of the
+    response's body, which may hold a part of a token."""
     if isinstance(error, urllib.error.HTTPError):
         return f"it answered {error.code}"
     return str(error) or type(error).__name__

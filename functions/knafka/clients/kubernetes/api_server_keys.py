@@ -149,10 +149,10 @@ class ApiServerKeys:
         return self._keys.get(key_id)
 
     def request_read(self, issued: float) -> bool:
-        """Have `follow` read the keys soon, as a token that was issued at `issued` (Unix time)
-        names an unknown key; but not within `UNKNOWN_KEY_READ_INTERVAL` of the last read. Returns
-        True if the key may still turn up: a read was requested, or the token is newer than the last
-        read. False: the last read was after `issued`, so the issuer has no such key."""
+        """Have `follow` read the keys soon, because a token that was issued at `issued` (Unix time)
+        names an unknown key; within `UNKNOWN_KEY_READ_INTERVAL` of the last read, request nothing.
+        Returns True if the key may still turn up: a read was requested, or the token is newer than
+        the last read. False: the last read was after `issued`, so the issuer has no such key."""
         if self._read_at is not None and self._clock() - self._read_at < UNKNOWN_KEY_READ_INTERVAL:
             # The sender of a newer token tries again, and another read is allowed by then.
             return issued > self._complete_until

@@ -32,7 +32,8 @@ _spent: Final = ContextVar("spent", default=0)
 
 
 def forget_spent() -> None:
-    """Reset the effort at the start of an evaluation; needed only if `EFFORT_SPENT` isn't empty."""
+    """Reset the effort to 0 at the start of an evaluation; needed only if `EFFORT_SPENT` isn't
+    empty."""
     _spent.set(0)
 
 

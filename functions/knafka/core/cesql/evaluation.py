@@ -31,8 +31,8 @@ attributes, and returns the operator's value, or raises `Failed`."""
 
 
 def type_of(node: Node) -> type | None:
-    """Return the type of a node's value; None for a bare attribute, whose type depends on the
-    event."""
+    """Return the type of the value that a node has if its evaluation doesn't fail; None for a bare
+    attribute, whose type depends on the event."""
     match node:
         case Literal(value):
             return type(value)
@@ -63,7 +63,7 @@ def compile_node(node: Node) -> Evaluate:
         case Unary("NOT", operand):
             test = compile_test(operand)
             return lambda attributes: not test(attributes)
-        case Unary(_, operand):
+        case Unary(_, operand):  # a minus sign
             evaluate = compile_node(operand)
             return lambda attributes: negate(as_integer(evaluate(attributes)))
         case Call():
@@ -107,17 +107,19 @@ def _compile_call(call: Call) -> Evaluate:
     # `as_string` is for the type checker only: a function without `rest` has no further arguments,
     # so the list is empty then.
     rest_casts = [function.rest or as_string] * (len(call.arguments) - len(function.parameters))
+    casts = (*function.parameters, *rest_casts)
     arguments = [
-        (convert, compile_node(argument))
-        for convert, argument in zip(
-            (*function.parameters, *rest_casts), call.arguments, strict=True
-        )
+        (cast_argument, compile_node(argument))
+        for cast_argument, argument in zip(casts, call.arguments, strict=True)
     ]
 
     def evaluate(attributes: Attributes) -> Value:
         """Return the function's value for the evaluated arguments. Raises `Failed`; if the function
         itself fails, the error's `origin` is the call."""
-        values = [convert(argument(attributes)) for convert, argument in arguments]
+        values = [
+            cast_argument(evaluate_argument(attributes))
+            for cast_argument, evaluate_argument in arguments
+        ]
         try:
             return body(*values)
         except Failed as failure:
@@ -199,8 +201,8 @@ def _compile_or(tests: Sequence[Test]) -> Test:
 
 
 def _compile_step(step: InfixStep) -> Apply:
-    """Compile one infix operator with its right operands; the result is applied to the value on its
-    left."""
+    """Compile one infix operator with its right operands into a function that applies it to the
+    value of its left side."""
     right = step.operands[0]
     match step.operator:
         case "AND":
@@ -238,15 +240,15 @@ def _compile_equality(right: Node, *, equal: bool) -> Apply:
         opposite."""
         right_value = evaluate(attributes)
         if type(right_value) is str and len(right_value) > FREE_LENGTH:
-            spend(len(right_value))
+            spend(len(right_value))  # the comparison reads the text
         return (CASTS[type(right_value)](value) == right_value) is equal
 
     return apply
 
 
 def _compile_numeric(operate: Callable[[int, int], Value], right: Node) -> Apply:
-    """Compile an arithmetic or ordering operator on integers: `operate` gets both sides, cast to
-    integers."""
+    """Compile an arithmetic or ordering operator: `operate` computes its value from the left and
+    the right side, both cast to integers."""
     evaluate = compile_node(right)
 
     def apply(value: Value, attributes: Attributes) -> Value:
@@ -266,8 +268,9 @@ def _compile_like(pattern: Node, *, expected: bool) -> Apply:
         """Return whether `value`, cast to a string, matches the pattern; for NOT LIKE the
         opposite."""
         text = as_string(value)
-        if len(text) * steps_per_character > FREE_LENGTH:
-            spend(len(text) * steps_per_character)
+        most_steps = len(text) * steps_per_character
+        if most_steps > FREE_LENGTH:
+            spend(most_steps)
         return matches(text) is expected
 
     return apply
@@ -288,7 +291,7 @@ def _compile_membership(elements: tuple[Node, ...], *, expected: bool) -> Apply:
         length = len(value) if isinstance(value, str) else 0
         for evaluate in evaluates:
             if length > FREE_LENGTH:
-                spend(length)
+                spend(length)  # each comparison reads the text
             if convert(evaluate(attributes)) == value:
                 return expected
         return not expected

@@ -84,10 +84,11 @@ class Expression:
         return self.predicate(lambda _: None)(attributes)
 
     def explain(self, attributes: Mapping[str, Value]) -> tuple[str, ...]:
-        """Return the text of each top-level AND clause that isn't true, followed by its error if
-        there is one; empty if and only if the event matches.
+        """Return the text of each operand of the outermost AND that isn't true, followed by its
+        error if there is one. Without an AND, the only operand is the whole expression. Empty if
+        and only if the expression is true of these attributes.
 
-        All clauses are evaluated, also those after the first that isn't true.
+        All operands are evaluated, also those after the first that isn't true.
         """
         failed_clauses = []
         if EFFORT_SPENT:
@@ -114,8 +115,9 @@ class Expression:
                 return [(self.text.strip(), self._evaluate)]
 
     def _value_of_failed(self, failure: Failed) -> Value:
-        """Return the value of an expression that failed: the value that came with the error, else
-        the zero value of the expression's type (Boolean's if the type is unknown)."""
+        """Return the value of the expression, whose evaluation failed: the value that came with the
+        error if the outermost node failed, else the zero value of the expression's type (Boolean's
+        if the type is unknown)."""
         if failure.value is not None and failure.origin is self._syntax:
             return failure.value
         return ZERO[type_of(self._syntax) or bool]

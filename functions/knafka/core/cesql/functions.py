@@ -63,33 +63,35 @@ def resolve(name: str, arity: int) -> Function | None:
     return None
 
 
-def negate(x: int) -> int:
-    """Return `-x`. Raises `Failed` (math) if the result doesn't fit into 32 bits."""
-    return _check_range(-x)
+def negate(number: int) -> int:
+    """Return the number with the opposite sign. Raises `Failed` (math) if it doesn't fit into 32
+    bits."""
+    return _check_range(-number)
 
 
-def divide(x: int, y: int) -> int:
-    """Return the quotient, rounded towards zero. Raises `Failed` (math) if `y` is 0, or if the
-    quotient doesn't fit into 32 bits."""
-    if y == 0:
-        raise Failed("math", f"division of {x} by zero")
-    quotient = abs(x) // abs(y)
-    return _check_range(quotient if (x < 0) == (y < 0) else -quotient)
+def divide(dividend: int, divisor: int) -> int:
+    """Return the quotient, rounded towards zero. Raises `Failed` (math) if the divisor is 0, or if
+    the quotient doesn't fit into 32 bits."""
+    if divisor == 0:
+        raise Failed("math", f"division of {dividend} by zero")
+    quotient = abs(dividend) // abs(divisor)  # Python's `//` alone would round downwards
+    have_same_sign = (dividend < 0) == (divisor < 0)
+    return _check_range(quotient if have_same_sign else -quotient)
 
 
-def remainder(x: int, y: int) -> int:
-    """Return the remainder of a division, with the sign of `x`. Raises `Failed` (math) if `y` is
-    0."""
-    if y == 0:
-        raise Failed("math", f"remainder of {x} by zero")
-    magnitude = abs(x) % abs(y)
-    return -magnitude if x < 0 else magnitude
+def remainder(dividend: int, divisor: int) -> int:
+    """Return the remainder of a division, with the dividend's sign. Raises `Failed` (math) if the
+    divisor is 0."""
+    if divisor == 0:
+        raise Failed("math", f"remainder of {dividend} by zero")
+    magnitude = abs(dividend) % abs(divisor)
+    return -magnitude if dividend < 0 else magnitude
 
 
 ARITHMETIC: Final[dict[str, Callable[[int, int], int]]] = {
-    "+": lambda x, y: _check_range(x + y),
-    "-": lambda x, y: _check_range(x - y),
-    "*": lambda x, y: _check_range(x * y),
+    "+": lambda left, right: _check_range(left + right),
+    "-": lambda left, right: _check_range(left - right),
+    "*": lambda left, right: _check_range(left * right),
     "/": divide,
     "%": remainder,
 }
@@ -111,13 +113,13 @@ def _check_range(number: int) -> int:
     return number
 
 
-def _absolute(x: int) -> int:
+def _absolute(number: int) -> int:
     """ABS (§3.4): return the absolute value. Raises `Failed` (math) for the least integer, whose
     absolute value doesn't fit into 32 bits."""
-    if x == INTEGER_MIN:
+    if number == INTEGER_MIN:
         # The spec wants the largest integer as the value that comes with this error.
-        raise Failed("math", f"ABS of {x} does not fit into 32 bits", INTEGER_MAX)
-    return abs(x)
+        raise Failed("math", f"ABS of {number} does not fit into 32 bits", INTEGER_MAX)
+    return abs(number)
 
 
 def _count_effort(text: str) -> str:
@@ -129,8 +131,8 @@ def _count_effort(text: str) -> str:
 
 
 def _join(separator: str, texts: Sequence[str]) -> str:
-    """Join the texts, after counting the result's approximate length as effort. Raises `Exhausted`
-    if that is too much effort."""
+    """CONCAT and CONCAT_WS (§3.4): return the texts, joined by `separator`, after counting the
+    result's approximate length as effort. Raises `Exhausted` if that is too much effort."""
     length = sum(map(len, texts)) + len(separator) * len(texts)
     if length > FREE_LENGTH:
         spend(length)
@@ -167,10 +169,10 @@ def _substring(text: str, position: int, length: int = INTEGER_MAX) -> str:
     return _count_effort(text)[start : start + length]
 
 
-def _is_castable(cast: Cast) -> Callable[[Value], bool]:
+def _castable_test(cast: Cast) -> Callable[[Value], bool]:
     """Return the function that tests whether `cast` accepts a value (IS_INT and IS_BOOL, §3.4)."""
 
-    def check(value: Value) -> bool:
+    def is_castable(value: Value) -> bool:
         """Return whether `cast` accepts the value. Raises `Exhausted` if reading the value takes
         too much effort."""
         try:
@@ -181,11 +183,12 @@ def _is_castable(cast: Cast) -> Callable[[Value], bool]:
             return False
         return True
 
-    return check
+    return is_castable
 
 
 def _identity(value: Value) -> Value:
-    """Return the value: for INT, BOOL and STRING (§3.4), whose argument is cast already."""
+    """Return the value unchanged: the body of INT, BOOL and STRING (§3.4), whose argument is cast
+    already, and the cast of an argument of any type."""
     return value
 
 
@@ -209,6 +212,6 @@ _BUILT_IN: Final[dict[str, tuple[Function, ...]]] = {
     "INT": (Function(_identity, (as_integer,), int),),
     "BOOL": (Function(_identity, (as_boolean,), bool),),
     "STRING": (Function(_identity, (as_string,), str),),
-    "IS_INT": (Function(_is_castable(as_integer), (_identity,), bool),),
-    "IS_BOOL": (Function(_is_castable(as_boolean), (_identity,), bool),),
+    "IS_INT": (Function(_castable_test(as_integer), (_identity,), bool),),
+    "IS_BOOL": (Function(_castable_test(as_boolean), (_identity,), bool),),
 }

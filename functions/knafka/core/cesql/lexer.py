@@ -62,15 +62,15 @@ def tokenize(text: str) -> list[Token]:
 def _token_of(match: re.Match[str]) -> Token:
     """Return the token that `_match_token` has matched. Raises `InvalidExpression` for a character
     that begins no token, and for the quote of a string that isn't closed."""
-    name = match.lastgroup
-    assert name is not None, "every alternative is named"
-    text, (start, end) = match[name], match.span(name)
-    match name:
+    group = match.lastgroup
+    assert group is not None, "every alternative is named"
+    text, (start, end) = match[group], match.span(group)
+    match group:
         case "word" if text.upper() in KEYWORDS:
             return Token("keyword", text.upper(), start, end)
         case "word" | "string" | "symbol" | "end":
-            return Token(name, text, start, end)
-        case _ if text in "'\"":
+            return Token(group, text, start, end)
+        case _ if text in "'\"":  # a quote begins a token only if the string is closed
             raise InvalidExpression("the string is not closed", start)
         case _:
             raise InvalidExpression(f"unexpected character {text!r}", start)

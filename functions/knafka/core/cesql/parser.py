@@ -87,7 +87,7 @@ class _ExpressionParser:
         """Return the precedence of the infix operator that comes next; -1 if the next token is no
         infix operator."""
         operator = self._token.text
-        if operator == "NOT":
+        if operator == "NOT":  # there is a token after it, at least the end
             operator = f"NOT {self._tokens[self._next_index + 1].text}"
         return _PRECEDENCE.get(operator, -1)
 
@@ -136,7 +136,7 @@ class _ExpressionParser:
                 node = self.parse_expression()
                 self._expect(")")
                 return node
-            case "symbol", "+" | "-" as sign if self._number_touches(token):
+            case "symbol", "+" | "-" as sign if self._is_sign_of_number(token):
                 return _parse_integer(sign + self._next_token().text, token.start)
             case ("keyword", "NOT") | ("symbol", "-"):
                 self._enter_level()
@@ -146,8 +146,8 @@ class _ExpressionParser:
         self._next_index -= 1  # the error names the token that was taken above
         self._reject("expected a value")
 
-    def _number_touches(self, sign: Token) -> bool:
-        """Whether the next token is a number that follows the sign without space between them."""
+    def _is_sign_of_number(self, sign: Token) -> bool:
+        """Whether the next token is a number that follows the token `sign` without a space."""
         return self._token.start == sign.end and _match_digits(self._token.text) is not None
 
     def _parse_call(self, token: Token) -> Call:

@@ -19,8 +19,8 @@ SEARCH_STEPS: Final = 8
 
 
 def compile_pattern(pattern: str) -> tuple[Callable[[str], bool], int]:
-    """Return a case-sensitive test of a whole text against `pattern`, and the most steps that the
-    test takes per character of the text."""
+    """Return a function that tests whether a whole text matches `pattern` (case-sensitive), and the
+    most steps that the test takes per character of the text."""
     # The parts between `%`: as regular expressions, and as plain text, which is used only if the
     # pattern has no `_`.
     segments = [""]
@@ -35,7 +35,7 @@ def compile_pattern(pattern: str) -> tuple[Callable[[str], bool], int]:
                 segments[-1] += "."
                 has_underscore = True
             case _:
-                character = piece[1] or piece[2]
+                character = piece[1] or piece[2]  # the groups of `_iterate_pieces`
                 segments[-1] += re.escape(character)
                 plain_segments[-1] += character
     if not has_underscore:
@@ -45,20 +45,21 @@ def compile_pattern(pattern: str) -> tuple[Callable[[str], bool], int]:
         return _regex_test(first), 1
     *middle, last = rest
     # Atomic groups, as the first match of each segment is kept.
-    test = _regex_test(f"{first}{''.join(f'(?>.*?{segment})' for segment in middle)}.*{last}")
+    middle_groups = "".join(f"(?>.*?{segment})" for segment in middle)
+    test = _regex_test(f"{first}{middle_groups}.*{last}")
     # At each character of the text, at most a whole segment is compared.
     return test, max(map(len, segments)) + 1
 
 
 def _regex_test(expression: str) -> Callable[[str], bool]:
-    """Return the test whether a whole text matches this regular expression."""
+    """Return a function that tests whether a whole text matches this regular expression."""
     fullmatch = re.compile(expression, re.DOTALL).fullmatch
     return lambda text: fullmatch(text) is not None
 
 
 def _plain_test(segments: list[str]) -> Callable[[str], bool]:
-    """Return the test of a pattern without `_`. `segments`: the plain texts between the pattern's
-    `%`, in their order."""
+    """Return a function that tests whether a whole text matches a pattern without `_`. `segments`:
+    the plain texts before, between and after the pattern's `%`, in their order."""
     first, *rest = segments
     if not rest:
         return lambda text: text == first

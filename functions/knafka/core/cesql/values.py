@@ -48,7 +48,7 @@ def as_integer(value: Value) -> int:
     if len(value) > FREE_LENGTH:
         spend(len(value))
     if parts := _match_integer(value):
-        # Not int(value): it refuses thousands of leading zeros.
+        # Sign and digits without leading zeros, as int() refuses thousands of them.
         number = int(parts[1] + parts[2])
         if INTEGER_MIN <= number <= INTEGER_MAX:
             return number
@@ -62,7 +62,8 @@ def as_boolean(value: Value) -> bool:
     or `false`, in upper or lower case. Raises `Failed` (cast) for any other string."""
     if not isinstance(value, str):
         return bool(value)
-    match value.lower() if len(value) <= len("false") else "":  # no long text is converted
+    is_short = len(value) <= len("false")  # no long text is converted to lower case
+    match value.lower() if is_short else "":
         case "true":
             return True
         case "false":

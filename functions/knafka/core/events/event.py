@@ -79,15 +79,15 @@ def key_of(attributes: Attributes) -> str | None:
 
 
 def validate(attributes: Attributes) -> None:
-    """Check the rules of CE-H12. Raises `InvalidEvent`, which names the broken rules as `refusal`
-    does."""
+    """Check the attributes of an event by the rules of CE-H12. Raises `InvalidEvent` (`refusal`),
+    which names the rules that they break."""
     if problems := problems_of(attributes):
         raise refusal(problems)
 
 
 def problems_of(attributes: Attributes) -> list[str]:
-    """Return a short clause for each rule of CE-H12 that the attributes break; empty if they are
-    valid."""
+    """Return a short clause for each rule of CE-H12 that an event's attributes break; empty if they
+    are valid."""
     problems = [
         f"the attribute {name} is required" for name in REQUIRED if not attributes.get(name)
     ]
@@ -126,10 +126,10 @@ def too_many_attributes() -> InvalidEvent:
 
 def is_valid_1_0(attributes: Attributes) -> bool:
     """Whether the attributes certainly make a valid event of version 1.0. This check is fast and
-    not exact: if it returns False, they may be valid nevertheless, and `problems_of` must
-    decide."""
+    not exact: if it returns False, the attributes may be valid nevertheless, and `problems_of`
+    must decide."""
     get = attributes.get
-    # All names, and below all values, are checked as one string: one call instead of one for each.
+    # All names, and below all values, are joined and checked by one call instead of one for each.
     names = "".join(attributes)
     source, time, schema = get("source"), get("time"), get("dataschema")
     media_type = get("datacontenttype")
@@ -142,7 +142,7 @@ def is_valid_1_0(attributes: Attributes) -> bool:
         and names.isascii()
         and names.isalnum()
         and names.islower()
-        and "" not in attributes
+        and "" not in attributes  # the joined names don't show an empty one
         and "data" not in attributes
         and "data_base64" not in attributes
         and is_legal("".join(attributes.values()))
@@ -199,7 +199,7 @@ def is_timestamp(text: str) -> bool:
     accepted in every minute."""
     if _match_timestamp(text) is None:
         return False
-    if (day := int(text[8:10])) <= 28:
+    if (day := int(text[8:10])) <= 28:  # every month has that many
         return True
     year, month = int(text[:4]), int(text[5:7])
     is_leap_year = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)

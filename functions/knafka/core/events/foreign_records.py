@@ -30,7 +30,7 @@ from knafka.core.events.kafka_binding import (
     MODE,
     BoundedCache,
     RecordHeaders,
-    passes,
+    is_passed_on,
     read,
     to_record,
 )
@@ -78,13 +78,13 @@ def as_event(
             if not conversion.extensions:
                 return [(name, raw) for name, raw in record_headers if raw is not None], value
             event = Event({**envelope.attributes, **conversion.extensions}, envelope.data)
-            return to_record(event, envelope.passed)[1:]
+            return to_record(event, envelope.passed)[1:]  # without the key
     attributes = {
         **_attributes_of_record(conversion, place, key, record_headers),
         **conversion.extensions,
     }
     passed_headers = [
-        (name, raw) for name, raw in record_headers if raw is not None and passes(name)
+        (name, raw) for name, raw in record_headers if raw is not None and is_passed_on(name)
     ]
     record = to_record(Event(attributes, value), passed_headers)
     if is_large(attributes):
@@ -93,8 +93,8 @@ def as_event(
 
 
 def _looks_like_an_event(headers: Iterable[tuple[str, bytes | None]]) -> bool:
-    """Whether the headers claim that the record is a CloudEvent: it has a `ce_` header, or the
-    content type of structured mode."""
+    """Whether a record's headers claim that it is a CloudEvent: one begins with `ce_`, or the
+    content type is that of structured mode."""
     return any(
         name.startswith("ce_")
         or (
@@ -185,8 +185,8 @@ def _format_float(key: bytes) -> str:
 
 
 def _shortest_decimal(number: float, struct_format: str, key: bytes) -> Decimal:
-    """Return the decimal with the fewest digits that identifies `number`, a finite number whose
-    bytes are `key` in this format of `struct`."""
+    """Return `number` as the decimal with the fewest digits that still has the same bytes, `key`,
+    in this format of `struct`. The number is finite."""
     shortest = next(
         text
         for precision in range(1, 18)  # 17 significant digits identify every number of 8 bytes

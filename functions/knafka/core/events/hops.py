@@ -46,9 +46,9 @@ class HopLimit(InvalidEvent):
 
 
 def ttl_of(headers: RecordHeaders | None, value: bytes | None) -> int:
-    """Return how many events a row of replies may still have, of which the event in this record is
-    the first. This is the event's attribute `TTL`, but at most `FIRST_TTL`, which is also the
-    default."""
+    """Return the time to live of the event in a record: one more than the number of replies in a
+    row that may still follow it. It is the event's attribute `TTL`, but at most `FIRST_TTL`, which
+    is also the default."""
     return min(_counter_attribute(headers, value, TTL, FIRST_TTL), FIRST_TTL)
 
 
@@ -58,11 +58,12 @@ def hops_of(headers: RecordHeaders | None, value: bytes | None) -> int:
     return _counter_attribute(headers, value, HOPS, 0)
 
 
-def reply_to(headers: RecordHeaders | None, value: bytes | None, reply: Draft) -> tuple[Draft, int]:
-    """Return the record `reply` with the attributes that it inherits from the delivered event
-    (`TTL` lowered by 1, and `HOPS`), and the new `TTL`: how many replies in a row are left, this
-    one included. `headers` and `value` are those of the delivered event's record. Raises `HopLimit`
-    if no reply would be left."""
+def count_reply(
+    headers: RecordHeaders | None, value: bytes | None, reply: Draft
+) -> tuple[Draft, int]:
+    """Count a reply to the event in the record with these `headers` and this `value`. Return the
+    record `reply` with the event's counts, of which `TTL` is lowered by 1, and the new `TTL`: how
+    many replies in a row are left, this one included. Raises `HopLimit` if none is left."""
     replies_left = ttl_of(headers, value) - 1
     if replies_left <= 0:
         raise HopLimit(
@@ -76,8 +77,8 @@ def reply_to(headers: RecordHeaders | None, value: bytes | None, reply: Draft) -
 
 
 def with_attributes(draft: Draft, attributes: dict[str, str]) -> Draft:
-    """Return the record with these attributes set in its event, in the content mode that the record
-    has."""
+    """Return the record `draft` with these attributes set in its event; the record's content mode
+    stays as it is."""
     if _is_structured(draft.headers):
         envelope = read(draft.headers, draft.value)
         event = Event(envelope.attributes | attributes, envelope.data)
@@ -106,10 +107,12 @@ def _event_attribute(headers: RecordHeaders, value: bytes | None, name: str) -> 
             return read(headers, value).attributes.get(name)
         except InvalidEvent:
             return None
-    wanted_header = f"ce_{name}"
+    attribute_header = f"ce_{name}"
     # Of headers with the same name the last one counts (CE-K6).
-    values = (raw for header, raw in reversed(headers) if header == wanted_header)
-    return next((raw.decode("utf-8", "replace") for raw in values), None)
+    for header, raw in reversed(headers):
+        if header == attribute_header:
+            return raw.decode("utf-8", "replace")
+    return None
 
 
 def _is_structured(headers: Iterable[tuple[str, bytes]]) -> bool:

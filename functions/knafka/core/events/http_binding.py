@@ -13,12 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, Literal, TypeAlias
 from urllib.parse import quote, unquote_to_bytes
 
-from knafka.core.errors import (
-    BatchedContent,
-    InvalidBatch,
-    InvalidEvent,
-    UnsupportedContentMode,
-)
+from knafka.core.errors import BatchedContent, InvalidBatch, InvalidEvent, UnsupportedContentMode
 from knafka.core.events import json_format, json_records
 from knafka.core.events.event import (
     MAX_ATTRIBUTES,
@@ -48,8 +43,8 @@ from knafka.core.events.kafka_binding import (
     Mode,
     RecordHeaders,
     fits_binary,
+    is_passed_on,
     mode_of,
-    passes,
     to_record,
 )
 
@@ -94,7 +89,7 @@ def record_of(headers: HttpHeaders, body: bytes) -> Draft:
     """Return the record of the event in a request. The record is in binary mode, whatever mode the
     request is in. An empty body in binary mode means no data, as HTTP can't tell the two apart.
     Raises `InvalidEvent` that names every problem, `BatchedContent` for a batch (CE-H11)."""
-    # The fast reader: a binary event that passes all these checks needs no decoding.
+    # The fast reader: a binary event that passes all these checks becomes a record as it is.
     pairs = [
         (record_header, value) for name, value in headers if (record_header := _HEADER_NAMES[name])
     ]
@@ -110,7 +105,9 @@ def record_of(headers: HttpHeaders, body: bytes) -> Draft:
         and header_values.get("ce_id")
         and header_values.get("ce_type")
         and source
-        and not b"".join(header_values.values()).translate(None, _PLAIN)
+        and not b"".join(header_values.values()).translate(
+            None, _PLAIN
+        )  # plain bytes need no decoding
         and (content_type is None or ORDINARY_CONTENT_TYPE[content_type])
         and IS_URI_REFERENCE[source]
         and (time is None or is_time(time))
@@ -130,10 +127,10 @@ def record_of(headers: HttpHeaders, body: bytes) -> Draft:
 
 
 def records_of_batch(headers: HttpHeaders, body: bytes) -> list[Draft]:
-    """Return the records of the events in a batch, in their order (CE-H11). Call it once
-    `record_of` has raised `BatchedContent`. Headers of the request that are passed on are added to
-    each record. Raises `InvalidBatch` for too many events, or with the position (from 0 on) of
-    every event that isn't valid; `InvalidEvent` if the body is no array."""
+    """Return the records of the events in a batch, in their order (CE-H11), after `record_of` has
+    raised `BatchedContent`. Headers of the request that are passed on are added to each record.
+    Raises `InvalidBatch` for too many events, or with the position (from 0 on) of every event that
+    isn't valid; `InvalidEvent` if the body is no array."""
     other_headers: dict[str, bytes] = {}
     for name, raw in headers:
         record_header = _HEADER_NAMES[name]
@@ -181,7 +178,8 @@ def reply_of(headers: HttpHeaders, body: bytes) -> Draft:
     """
     for name, value in headers:
         coding = value.strip().lower()
-        if (plain := _NEUTRAL_ENCODINGS.get(name.lower())) is not None and coding not in plain:
+        neutral = _NEUTRAL_ENCODINGS.get(name.lower())
+        if neutral is not None and coding not in neutral:
             header, shown_coding = name.decode("latin-1"), coding.decode("latin-1")
             raise InvalidEvent(f"its {header} is {shown_coding!r:.80}: send the event without one")
     return record_of(headers, body)
@@ -267,8 +265,8 @@ def located_request_of(
 
 
 def head_of(attributes: Attributes) -> bytes:
-    """Return the header lines of valid attributes in binary mode, minimally percent-encoded
-    (CE-H5)."""
+    """Return the HTTP header lines of valid attributes in binary mode, percent-encoded only where
+    necessary (CE-H5)."""
     lines = [
         f"ce-{name}: {value}\r\n" for name, value in attributes.items() if name != "datacontenttype"
     ]
@@ -321,14 +319,16 @@ def decode_header_value(value: bytes) -> str:
 
 
 def _unquote_header(value: bytes) -> str:
-    """Return a header value as text, without the quotes of a quoted string."""
+    """Return a header value as text; a quoted string, without its quotes and escapes."""
     if quoted := _match_quoted(value):
         value = _QUOTED_PAIR.sub(rb"\1", quoted[1])
     return decode_header_value(value)
 
 
 def _read_carefully(headers: HttpHeaders, body: bytes) -> Draft:
-    """Return the record of an event in any mode. Raises `InvalidEvent` that names every problem."""
+    """Return the record of the event in a request of any mode, by the careful reader. Raises
+    `InvalidEvent` that names every problem; for batches and formats that aren't read here, its
+    subclass `UnsupportedContentMode`."""
     attributes: dict[str, str] = {}
     passed: dict[str, bytes] = {}
     content_types: list[str] = []
@@ -395,12 +395,12 @@ def _parse_structured_carefully(body: bytes, added_headers: RecordHeaders) -> Dr
 
 
 def is_large(attributes: Attributes) -> bool:
-    """Whether the attributes are too many or too long for the header lines that all common servers
-    accept."""
+    """Whether an event's attributes are too many or too long for the header lines that all common
+    servers accept."""
     if len(attributes) > MAX_HEAD_LINES:
         return True
     characters = sum(len(name) + len(value) for name, value in attributes.items())
-    # A character outside ASCII takes up to 12 bytes.
+    # A character takes 12 bytes at most. The lines are made only if they may be too long.
     return 12 * characters > MAX_HEAD_BYTES and len(head_of(attributes)) > MAX_HEAD_BYTES
 
 
@@ -413,7 +413,7 @@ def _record_header_of(name: bytes) -> str:
         if attribute == "datacontenttype" or not is_attribute_name(attribute):
             return _NOT_AN_ATTRIBUTE
         return f"ce_{attribute}"
-    return lower if lower == CONTENT_TYPE or passes(lower) else ""
+    return lower if lower == CONTENT_TYPE or is_passed_on(lower) else ""
 
 
 _HEADER_NAMES = BoundedCache[bytes, str](_record_header_of)

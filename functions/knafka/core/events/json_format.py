@@ -108,11 +108,11 @@ def _read_fast(document: bytes) -> Event | None:
             return None
         data = members.pop("data", None)
         attributes = {}
-        escapes = b"\\" in document
+        has_escapes = b"\\" in document
         for name, raw in members.items():
             text = str(raw, "utf-8")
             if text[0] == '"':
-                attributes[name] = text[1:-1] if not (escapes and "\\" in text) else _TEXT(text)
+                attributes[name] = _TEXT(text) if has_escapes and "\\" in text else text[1:-1]
             elif name not in CORE and is_integer_or_boolean(text):
                 attributes[name] = text
             else:
@@ -136,7 +136,7 @@ def is_integer_or_boolean(text: str | bytes) -> bool:
 def split(document: bytes) -> Members | None:
     """Return the members of a JSON object that is written without whitespace between them, or with
     the whitespace of Python's json. None: the object is written otherwise, repeats a member, or may
-    have more members than an event. Raises ValueError if it may be no JSON object."""
+    have too many members. Raises ValueError if it may be no JSON object."""
     members = split_loosely(document)
     if members is None or len(members) > MAX_ATTRIBUTES:
         return None
@@ -164,8 +164,8 @@ def _may_exceed_members(document: bytes, limit: int) -> bool:
 
 
 def _split_deep(document: bytes) -> Members:
-    """Return the members of an object. This is a function of its own so that it uses one more stack
-    frame, and accepts no deeper nesting than the careful reader does."""
+    """Return the members of a JSON object. This is a function of its own because its call takes one
+    more stack frame: so it accepts no deeper nesting than the careful reader does."""
     return _SPLIT(document)
 
 
@@ -193,17 +193,17 @@ def split_batch(document: bytes, limit: int) -> list[Members] | None:
 
 
 def _split_batch_deep(document: bytes) -> list[Members]:
-    """Split an array of objects; a function of its own for the same reason as `_split_deep`."""
+    """Return the members of each object in an array; for its own stack frame see `_split_deep`."""
     return _SPLIT_ALL(document)
 
 
 def _as_python_json(members: Members) -> bytes:
-    """Return the object as Python's json writes it. Empty if it has no members, or a percent sign
-    in a name, which the formatting here would misread."""
+    """Return the object with these members as Python's json writes it. Empty if it has no members,
+    or a percent sign in a name, which the formatting here would misread."""
     if not members or "%" in "".join(members):
         return b""
-    text = '": %b, "'.join(members)
-    return f'{{"{text}": %b}}'.encode() % tuple(members.values())
+    names_and_gaps = '": %b, "'.join(members)  # each `%b` is replaced by a value
+    return f'{{"{names_and_gaps}": %b}}'.encode() % tuple(members.values())
 
 
 def _read_carefully(document: bytes) -> Event:
@@ -297,7 +297,8 @@ def _object_members(text: str) -> Iterator[tuple[str, object, str]]:
         if type(name) is not str:
             raise ValueError(f"a member without a name before character {position}")
         _, start = _read_mark(text, position, ":")
-        value, position = (_SKIP if text.startswith(("[", "{"), start) else _SCAN)(text, start)
+        parse_value = _SKIP if text.startswith(("[", "{"), start) else _SCAN
+        value, position = parse_value(text, start)
         yield name, value, text[start:position]
         mark, position = _read_mark(text, position, ",}")
     if position != len(text):
@@ -312,7 +313,8 @@ def _array_elements(text: str) -> Iterator[str]:
         mark, position = _read_mark(text, position, "]")
     while mark != "]":
         start = position
-        _, position = (_SKIP if text.startswith(("[", "{"), start) else _SCAN)(text, start)
+        parse_value = _SKIP if text.startswith(("[", "{"), start) else _SCAN
+        _, position = parse_value(text, start)
         yield text[start:position]
         mark, position = _read_mark(text, position, ",]")
     if position != len(text):
@@ -364,8 +366,7 @@ def _data_of(members: dict[str, tuple[object, str]], attributes: dict[str, str])
 
 
 def _from_base64(encoded: object) -> bytes:
-    """Decode the parsed value of `data_base64`. Raises ValueError if it isn't a string of
-    base64."""
+    """Decode base64 data, a parsed JSON value. Raises ValueError if the value is no base64 text."""
     if type(encoded) is not str:
         raise ValueError("base64 data are not a string")
     try:
@@ -375,12 +376,12 @@ def _from_base64(encoded: object) -> bytes:
 
 
 def _declares_base64(attributes: Attributes) -> bool:
-    """Whether these attributes, those of a 0.3 event, say that its data are base64 text."""
+    """Whether the attributes of a 0.3 event say that its data are base64 text."""
     return attributes.get("datacontentencoding", "").lower() == "base64"
 
 
 def _dump(members: Attributes) -> bytes:
-    """Return the JSON object with these members."""
+    """Return the bytes of the JSON object with these members, whose values are strings."""
     return _ENCODE(dict(members))
 
 

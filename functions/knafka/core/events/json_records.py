@@ -45,8 +45,10 @@ ORDINARY_CONTENT_TYPE = BoundedCache[bytes, object](
 """A true value if a content type is a media type and none of CloudEvents' own; cached."""
 IS_URI_REFERENCE = BoundedCache[bytes, bool](lambda value: is_uri_reference(value.decode()))
 """Whether a source is a URI-reference; cached, as a sender has few sources."""
+_MINUTE_LENGTH: Final = 17
+"""Length of a timestamp's beginning up to the colon before the seconds: `2026-01-31T12:00:`."""
 _IS_MINUTE = BoundedCache[bytes, bool](lambda value: is_timestamp(value.decode() + "00Z"))
-"""Whether the beginning of a timestamp, up to the colon before the seconds, is valid; cached."""
+"""Whether the beginning of a timestamp (`_MINUTE_LENGTH`) is valid; cached."""
 _IS_SECOND = re.compile(
     rb"(?:[0-5]\d|60)(?:\.\d+)?(?:[Zz]|[+-](?:[01]\d|2[0-3]):[0-5]\d)"
 ).fullmatch
@@ -83,7 +85,7 @@ class _Layout(NamedTuple):
 def is_time(value: bytes) -> bool:
     """Whether ASCII text is an RFC 3339 timestamp, like `event.is_timestamp`; the result for the
     part up to the minute is cached, as many events share it."""
-    return _IS_MINUTE[value[:17]] and _IS_SECOND(value, 17) is not None
+    return _IS_MINUTE[value[:_MINUTE_LENGTH]] and _IS_SECOND(value, _MINUTE_LENGTH) is not None
 
 
 def record_of(document: bytes, added_headers: RecordHeaders) -> Draft | None:
@@ -97,15 +99,15 @@ def record_of(document: bytes, added_headers: RecordHeaders) -> Draft | None:
         return None
     values = list(members.values())
     data = None if layout.data_index < 0 else values.pop(layout.data_index)
-    text = b"".join(values)
+    joined_values = b"".join(values)
     # If the lengths agree, the document holds only these members: whitespace between them, a second
     # member of one name or an escaped name would make it longer.
-    size = layout.compact_size + len(text) + (0 if data is None else len(data))
+    size = layout.compact_size + len(joined_values) + (0 if data is None else len(data))
     if len(document) != size:
         document = document.strip(json_format.WHITESPACE)
         if len(document) != size and document != layout.spaced_template % tuple(members.values()):
             return None
-    return _record_of(members, layout, text, data, added_headers)
+    return _record_of(members, layout, joined_values, data, added_headers)
 
 
 def records_of(document: bytes, added_headers: RecordHeaders, limit: int) -> list[Draft] | None:
@@ -124,8 +126,9 @@ def records_of(document: bytes, added_headers: RecordHeaders, limit: int) -> lis
     for members, raw in zip(objects, data, strict=True):
         if (layout := _LAYOUTS[tuple(members)]) is None:
             return None
-        text = b"".join(members.values())
-        if (record := _record_of(members, layout, text, raw, added_headers)) is None:
+        joined_values = b"".join(members.values())
+        record = _record_of(members, layout, joined_values, raw, added_headers)
+        if record is None:
             return None
         records.append(record)
     return records
@@ -146,24 +149,25 @@ def _uniform_records(
     width = len(header_names)
     # All values of all events as one text of JSON strings. Two quotes separate strings, unless a
     # string contains some: then it isn't plain, and there are more values than attributes.
-    text = b"".join(chain.from_iterable(map(dict.values, objects)))
-    values = text[1:-1].split(b'""')
+    joined_values = b"".join(chain.from_iterable(map(dict.values, objects)))
+    values = joined_values[1:-1].split(b'""')
     if not (
         len(values) == width * len(objects)
-        and text[0] == text[-1] == QUOTE
+        and joined_values[0] == joined_values[-1] == QUOTE
         and not b"".join(values).translate(None, _PLAIN_JSON)
     ):
         return None
     # A column holds all events' values of one attribute: each check below covers the whole batch.
     columns = [values[index::width] for index in range(width)]
     # No event has more bytes of values than this. In a header line, a character may take 12 bytes.
-    largest = sum([max(map(len, column)) for column in columns])
+    largest_size = sum([max(map(len, column)) for column in columns])
+    # An attribute that the events don't have gets the empty column.
     versions, ids, types, sources, times, subjects, keys, media_types = pick((*columns, ()))
     if not (
         {*versions} == {b"1.0"}
         and b"" not in ids
         and b"" not in types
-        and 12 * (largest + names_size) <= MAX_HEAD_BYTES
+        and 12 * (largest_size + names_size) <= MAX_HEAD_BYTES
         and all(map(ORDINARY_CONTENT_TYPE.__getitem__, {*media_types}))
         and all(map(IS_URI_REFERENCE.__getitem__, {*sources}))
         and all(map(is_time, times))
@@ -192,24 +196,30 @@ def _uniform_records(
 def _record_of(
     members: json_format.Members,
     layout: _Layout,
-    text: bytes,
+    joined_values: bytes,
     data: Raw | None,
     added_headers: RecordHeaders,
 ) -> Draft | None:
-    """Return an event's record. None: `json_format` must read the event, which may be valid or not.
+    """Return the record of the event with these `members`, whose layout is `layout`. None:
+    `json_format` must read the event, which may be valid or not.
 
-    `layout` is that of `members`. `text`: the values of all members but `data`, joined, as JSON.
-    `data`: the value of the member `data`; None: there is none.
+    `joined_values`: the values of all members but `data`, as in the document. `data`: the value of
+    the member `data`; None: there is none.
     """
     header_names, names_size, pick, quotes = layout[:4]
     # Two quotes separate strings, unless a string contains some: then it isn't plain.
-    values = text[1:-1].split(b'""')
-    size = len(text) - len(quotes)
-    is_plain = text.translate(None, _PLAIN_JSON) == quotes
-    if not (is_plain and len(values) == len(header_names) and text[0] == text[-1] == QUOTE):
-        if (mixed_values := _values_of(members)) is None:
+    values = joined_values[1:-1].split(b'""')
+    size = len(joined_values) - len(quotes)
+    is_plain = joined_values.translate(None, _PLAIN_JSON) == quotes
+    if not (
+        is_plain
+        and len(values) == len(header_names)
+        and joined_values[0] == joined_values[-1] == QUOTE
+    ):
+        mixed_values = _values_of(members)  # not all are strings
+        if mixed_values is None:
             return None
-        values = mixed_values  # not all are strings
+        values = mixed_values
         all_values = b"".join(values)
         size, is_plain = len(all_values), not all_values.translate(None, _PLAIN_JSON)
     version, id_, type_, source, time, subject, partition_key, media_type = pick((*values, None))
@@ -239,8 +249,8 @@ def _record_of(
 
 
 def _values_of(members: json_format.Members) -> list[bytes] | None:
-    """Return the values of all members but `data` as they are in headers. None: a value has a type
-    that isn't allowed, or its form in a header differs from its JSON."""
+    """Return the values of all members but `data` in the form that they have in headers. None: a
+    value has a type that isn't allowed, or its form in a header differs from that in JSON."""
     values = []
     for name, raw in members.items():
         if name == "data":
@@ -284,7 +294,7 @@ def _layout_of(member_names: tuple[str, ...]) -> _Layout | None:
 
 
 def _weight_of(names: tuple[str, ...]) -> int:
-    """Return the weight of a document's names in the cache of layouts: one for each 16
+    """Return the weight of a document's member names in the cache of layouts: one for every 16
     characters."""
     return len("".join(names)) // 16
 

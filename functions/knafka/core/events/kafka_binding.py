@@ -95,11 +95,17 @@ def mode_of(content_type: str) -> Mode:
 
 
 def fits_binary(attributes: Attributes) -> bool:
-    """Whether the event can be in binary mode. It can't if its datacontenttype is that of a
-    structured event or a batch, as a reader would take the record for one (CE-K2)."""
+    """Whether an event with these attributes can be in binary mode. It can't if its
+    datacontenttype is that of a structured event or a batch, as a reader would take the record
+    for one (CE-K2)."""
     mode = mode_of(attributes.get("datacontenttype", ""))
     return mode not in (Mode.STRUCTURED, Mode.BATCH)
 
+
+_MAX_CACHED_WEIGHT: Final = 64
+"""Greatest weight of a key that a cache keeps."""
+_MAX_CACHED_VALUES: Final = 1024
+"""Number of values at which a cache is full."""
 
 Key = TypeVar("Key", bound=str | bytes | tuple[str, ...])
 Value = TypeVar("Value")
@@ -109,7 +115,7 @@ class BoundedCache(dict[Key, Value], Generic[Key, Value]):
     """Caches `compute(key)` by key, for header names and content types.
 
     The cache is bounded, as keys come from outside: a key whose weight (by default its length) is
-    above 64 isn't kept, and a full cache is emptied.
+    above `_MAX_CACHED_WEIGHT` isn't kept, and a full cache is emptied.
     """
 
     def __init__(self, compute: Callable[[Key], Value], weigh: Callable[[Key], int] = len) -> None:
@@ -119,18 +125,19 @@ class BoundedCache(dict[Key, Value], Generic[Key, Value]):
         self._weigh = weigh
 
     def __missing__(self, key: Key) -> Value:
-        """Compute the value of a key that isn't cached; cache it if the key's weight is at most 64,
-        emptying a cache of 1,024 values first."""
+        """Compute and return the value of a key that isn't cached, and cache it unless the key
+        weighs too much. Python's dict calls this method for a missing key."""
         value = self._compute(key)
-        if self._weigh(key) <= 64:
-            if len(self) >= 1024:
+        if self._weigh(key) <= _MAX_CACHED_WEIGHT:
+            if len(self) >= _MAX_CACHED_VALUES:
                 self.clear()
             self[key] = value
         return value
 
 
-def passes(name: str) -> bool:
-    """Whether a header (name in lower case) is passed on with the event (KN-DP-10, KN-DP-11)."""
+def is_passed_on(name: str) -> bool:
+    """Whether the header of this name (in lower case) is passed on with the event, such as
+    `traceparent` (KN-DP-10, KN-DP-11)."""
     return _matches_passed(name) is not None
 
 
@@ -151,7 +158,8 @@ def to_record(event: Event, passed: RecordHeaders | None = None) -> Draft:
 
 
 def in_structured_mode(record: Draft) -> Draft:
-    """Convert a record of any content mode to structured mode (CE-K7).
+    """Return the record of the same event in structured mode (CE-K7). Raises `InvalidEvent` if the
+    record holds no event.
 
     Headers that are passed on with the event are kept. The content type is upstream's, without a
     charset.
@@ -216,7 +224,7 @@ def read(headers: Iterable[tuple[str, bytes | None]] | None, value: bytes | None
                 return Envelope(dict(event.attributes), event.data, passed_headers, value)
             case Mode.BATCH:
                 raise UnsupportedContentMode("a record can't hold a batch of events")
-            case Mode.UNREADABLE if len(attributes) == 1:
+            case Mode.UNREADABLE if len(attributes) == 1:  # no header makes it a binary event
                 raise UnsupportedContentMode(f"{content_type!r:.80} is not read here, only JSON is")
     elif content_type == "":
         del attributes["datacontenttype"]  # an empty header counts as none
@@ -249,7 +257,7 @@ def _attribute_of(name: str) -> str | None:
         return attribute
     if name.lower() == CONTENT_TYPE:
         return "datacontenttype"
-    return None if passes(name) or name == MODE else ""
+    return None if is_passed_on(name) or name == MODE else ""
 
 
 _ATTRIBUTES = BoundedCache[str, "str | None"](_attribute_of)

@@ -116,26 +116,28 @@ def is_dialect(name: object) -> TypeGuard[Dialect]:
 
 def _check_single_dialect(document: object) -> object:
     """Return a filter's JSON object without the dialects that are null; raise an error unless
-    exactly one known dialect remains. Anything but a JSON object is returned unchanged."""
+    exactly one known dialect remains. Anything but a JSON object is returned unchanged, as pydantic
+    judges it."""
     if not isinstance(document, dict):
         return document
-    present = {name: value for name, value in document.items() if value is not None}
-    unknown = [name for name in present if not is_dialect(name)]
-    if unknown:
+    dialects = {name: value for name, value in document.items() if value is not None}
+    unknown_names = [name for name in dialects if not is_dialect(name)]
+    if unknown_names:
         raise problem(
-            f"unknown filter dialect {', '.join(map(repr, unknown))}: want one of "
+            f"unknown filter dialect {', '.join(map(repr, unknown_names))}: want one of "
             + ", ".join(DIALECTS)
         )
-    if len(present) > 1:
+    if len(dialects) > 1:
         raise problem("multiple dialects found, filters can have only one dialect set")
-    if not present:
+    if not dialects:
         raise problem("no dialect found: want one of " + ", ".join(DIALECTS))
-    return present
+    return dialects
 
 
 def _filter_tag(filter_: object) -> str:
-    """Return the tag by which pydantic picks a filter's class. `filter_` is a parsed filter, or a
-    JSON object that `_check_single_dialect` has left with one dialect."""
+    """Return the tag by which pydantic picks the class of `filter_`: a parsed filter, or a JSON
+    object with one dialect, as `_check_single_dialect` returns it. The tag of anything else
+    names no class, so that pydantic refuses it."""
     if isinstance(filter_, dict):
         return _union_tag(next(iter(filter_)))
     by_type: dict[type, str] = {
@@ -151,8 +153,8 @@ def _filter_tag(filter_: object) -> str:
 
 
 def _union_tag(dialect: str) -> str:
-    """Return the union tag of a dialect: its brackets let `documents.path_of` drop it from
-    pydantic's error paths."""
+    """Return the tag of a dialect in the union `Filter`; by the tag's brackets, `documents.path_of`
+    recognises it in the paths of pydantic's errors, and leaves it out."""
     return f"<{dialect}>"
 
 

@@ -107,8 +107,9 @@ def select(
 
 
 def _keys_of(spec: Filter) -> tuple[_Keys | None, bool]:
-    """Return the keys by which an index can find a filter, and whether an event with one of these
-    keys certainly matches it. The keys are None if the filter must be evaluated for each event."""
+    """Return the keys by which an index can find a filter, and whether every event with one of
+    these keys matches the filter. The keys are None if the filter must be evaluated for each
+    event."""
     match spec:
         case Exact(exact=values):
             return _OneOf(tuple(_Key(*pair, False) for pair in values.items())), len(values) == 1
@@ -118,7 +119,7 @@ def _keys_of(spec: Filter) -> tuple[_Keys | None, bool]:
             return _keys_of_conjunction(inner)
         case Any_(any=inner):
             parts = [_keys_of(condition) for condition in inner]
-            keys = tuple(keys for keys, _ in parts if keys is not None)
+            keys = tuple(part_keys for part_keys, _ in parts if part_keys is not None)
             if len(keys) < len(parts):
                 return None, False  # an event may match the part without a key
             return _EachOf(keys), all(decides for _, decides in parts)
@@ -129,11 +130,11 @@ def _keys_of(spec: Filter) -> tuple[_Keys | None, bool]:
 
 
 def _keys_of_conjunction(parts: Sequence[Filter]) -> tuple[_Keys | None, bool]:
-    """Return the keys by which an index can find the conjunction of these filters, and whether an
-    event with one of these keys certainly matches it. The keys are None if the conjunction must be
-    evaluated for each event."""
+    """Return the keys by which an index can find the conjunction of the filters `parts`, and
+    whether every event with one of these keys matches it. The keys are None if the conjunction
+    must be evaluated for each event."""
     keys: list[_Keys] = []
-    decides = False
+    decides = False  # whether the keys of the part that was looked at last decide about it
     for part in parts:
         part_keys, decides = _keys_of(part)
         if part_keys is not None:
@@ -141,12 +142,13 @@ def _keys_of_conjunction(parts: Sequence[Filter]) -> tuple[_Keys | None, bool]:
         if _has_cesql(part):
             break  # keys of later parts could skip the expression's evaluation
     # A key of one part says nothing about the other parts.
-    return (_OneOf(tuple(keys)) if keys else None), decides and len(parts) == 1
+    is_decided_by_key = decides and len(parts) == 1
+    return (_OneOf(tuple(keys)) if keys else None), is_decided_by_key
 
 
 def _has_cesql(spec: Filter) -> bool:
-    """Whether a filter contains a CESQL expression. After such a part, the index uses no keys of a
-    conjunction: they could skip the evaluation of the expression, whose errors are counted."""
+    """Whether a filter is or contains a CESQL expression. As the expression's errors are counted,
+    no key of a later part of the same conjunction may prevent its evaluation."""
     match spec:
         case CESQL():
             return True
@@ -222,8 +224,8 @@ class FilterIndex(Generic[T]):
         """Entries without a key, which are evaluated for each event."""
 
     def add(self, owner: T, selection: Selection) -> None:
-        """Add a new owner with its filter, `selection`, under those of its keys that the fewest
-        entries have already."""
+        """Add a new owner with its filter, `selection`, under the keys that cost least: those that
+        the fewest entries have already."""
         entry = self._entries[owner] = _Entry(owner, selection)
         if selection.keys is None:
             self._others[entry] = None
@@ -282,15 +284,16 @@ class FilterIndex(Generic[T]):
         return self._prefix if key.is_prefix else self._exact
 
     def _update_lengths(self, key: _Key) -> None:
-        """If `key` is a prefix, store which lengths the prefixes of its attribute have now."""
+        """Update the lengths of the prefixes of the key's attribute; do nothing if `key` is no
+        prefix."""
         if key.is_prefix:
             self._lengths[key.name] = sorted(
                 {len(prefix) for prefix in self._prefix.get(key.name, ())}
             )
 
     def _cheapest_choice(self, keys: _Keys) -> _IndexChoice:
-        """Return the cheapest choice of keys under which a filter can be indexed. `keys`: all keys
-        of the filter."""
+        """Return the cheapest choice (`_IndexChoice.cost`) of keys under which a filter can be
+        indexed. `keys`: all keys of the filter."""
         match keys:
             case _Key(name=name, value=value, is_prefix=is_prefix):
                 bucket = self._buckets(keys).get(name, {}).get(value)
@@ -313,8 +316,8 @@ def _match(
     once: dict[_Entry[T], None],
 ) -> None:
     """Add to `matching` the owners in a bucket whose filters match an event with these attributes.
-    The entries in `bucket.once` aren't evaluated but added to `once`, as other buckets have them,
-    too."""
+    Entries that other buckets have, too (`bucket.once`), are added to `once`, and the caller
+    evaluates them."""
     matching += bucket.decided.values()
     for entry in bucket.tried:
         if entry.selection.passes(attributes):

@@ -34,7 +34,7 @@ def beyond_limits(filters: object) -> str | None:
     none."""
     count = characters = 0
     for depth, part, is_filter in _filter_parts(filters):
-        count += is_filter
+        count += 1 if is_filter else 0
         characters += len(part) if isinstance(part, str) else 0
         if depth > MAX_FILTER_DEPTH:
             return f"filters nested too deep: want at most {MAX_FILTER_DEPTH} within each other"
@@ -46,14 +46,14 @@ def beyond_limits(filters: object) -> str | None:
 
 
 def too_long(subject: str) -> str:
-    """Return the sentence that refuses more than `MAX_FILTER_CHARACTERS`; it begins with `subject`,
-    a plural such as "the filters"."""
+    """Return the sentence that says that something has more than `MAX_FILTER_CHARACTERS`.
+    `subject` names it, in the plural, such as "the filters"."""
     return f"{subject} are too large: want at most {MAX_FILTER_CHARACTERS} characters in all"
 
 
 def characters_of(document: object, enough: int) -> int:
     """Return the number of characters of all keys and texts in decoded JSON. Counting ends once
-    `enough` characters were counted: then the result is a part of all."""
+    `enough` characters were counted, and the rest is left out of the result."""
     characters, remaining = 0, [document]
     while remaining and characters < enough:
         match remaining.pop():

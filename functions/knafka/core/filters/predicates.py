@@ -53,7 +53,8 @@ def compile_attributes(declared_filter: AttributesFilter) -> Predicate:
     if not declared_filter.attributes:
         return lambda event: True
     return _compile_comparison(
-        declared_filter.attributes, lambda value, want: bool(value) and want in ("", value)
+        declared_filter.attributes,
+        lambda value, declared: bool(value) and declared in ("", value),
     )
 
 
@@ -68,9 +69,9 @@ def compile_filter(spec: Filter, count_error: CountError = _ignore) -> Predicate
         case Suffix(suffix=declared_values):
             return _compile_comparison(declared_values, str.endswith)
         case All(all=inner):
-            return _compile_all(tuple(compile_filter(spec, count_error) for spec in inner))
+            return _compile_all(tuple(compile_filter(part, count_error) for part in inner))
         case Any_(any=inner):
-            return _compile_any(tuple(compile_filter(spec, count_error) for spec in inner))
+            return _compile_any(tuple(compile_filter(part, count_error) for part in inner))
         case Not(not_=inner_filter):
             passes = compile_filter(inner_filter, count_error)
             return lambda event: not passes(event)
@@ -81,9 +82,9 @@ def compile_filter(spec: Filter, count_error: CountError = _ignore) -> Predicate
 
 
 def never_true(filters: Sequence[Filter], path: str) -> Iterator[tuple[str, str]]:
-    """Yield path and problem of each CESQL expression that no event can fulfil, because it returns
-    a string or an integer. `path` is the path of the list `filters` in its object, such as
-    `spec.filters`."""
+    """Yield path and problem of each CESQL expression in `filters` that is true of no event,
+    because it returns a string or an integer. `path` is the path of the list `filters` in its
+    object, such as `spec.filters`."""
     for expression_path, text in expressions(filters, path):
         returns = cesql.compile_expression(text).returns
         if returns is not bool:
@@ -118,18 +119,20 @@ def _cesql_expressions(spec: Filter, path: str) -> Iterator[tuple[str, str]]:
 def why_not(
     attributes_filter: AttributesFilter, filters: tuple[Filter, ...], event: Attributes
 ) -> tuple[str, ...]:
-    """Return the reasons why a Trigger's filter refuses `event`, each as a sentence; empty if the
-    event passes. `attributes_filter`, the older form, counts only without `filters`."""
+    """Return the reasons why a Trigger's filter refuses an event with these attributes, `event`,
+    each as a sentence; empty if the event passes. `attributes_filter`, the older form, counts only
+    without `filters`."""
     if filters:
         return tuple(
-            f"filters[{index}]{clause}"
+            f"filters[{index}]{reason}"
             for index, spec in enumerate(filters)
-            for clause in _mismatch_reasons(spec, event)
+            for reason in _mismatch_reasons(spec, event)
         )
     return tuple(
-        f"filter.attributes.{name}: {_described_value(name, event)}, want {want or 'any value'!r}"
-        for name, want in attributes_filter.attributes.items()
-        if not compile_attributes(AttributesFilter(attributes={name: want}))(event)
+        f"filter.attributes.{name}: {_described_value(name, event)},"
+        f" want {declared or 'any value'!r}"
+        for name, declared in attributes_filter.attributes.items()
+        if not compile_attributes(AttributesFilter(attributes={name: declared}))(event)
     )
 
 
@@ -146,11 +149,11 @@ def _mismatch_reasons(spec: Filter, event: Attributes) -> Iterator[str]:
         case Suffix(suffix=declared_values):
             yield from _attribute_refusals("suffix", declared_values, str.endswith, event)
         case All(all=inner):
-            for index, spec in enumerate(inner):
-                yield from (f".all[{index}]{clause}" for clause in _mismatch_reasons(spec, event))
+            for index, part in enumerate(inner):
+                yield from (f".all[{index}]{reason}" for reason in _mismatch_reasons(part, event))
         case Any_(any=inner):
-            for index, spec in enumerate(inner):
-                yield from (f".any[{index}]{clause}" for clause in _mismatch_reasons(spec, event))
+            for index, part in enumerate(inner):
+                yield from (f".any[{index}]{reason}" for reason in _mismatch_reasons(part, event))
         case Not():
             yield ".not: what it negates matches"
         case CESQL(cesql=text):
@@ -169,9 +172,9 @@ def _attribute_refusals(
     """Yield a reason for each declared attribute that the event lacks, or for whose value `test`
     returns False. `test` gets the event's value and the declared one. `dialect`: the filter's, such
     as `exact`."""
-    for name, want in declared_values.items():
-        if name not in event or not test(event[name], want):
-            yield f".{dialect}.{name}: {_described_value(name, event)}, want {want!r}"
+    for name, declared in declared_values.items():
+        if name not in event or not test(event[name], declared):
+            yield f".{dialect}.{name}: {_described_value(name, event)}, want {declared!r}"
 
 
 def _described_value(name: str, event: Attributes) -> str:
@@ -186,15 +189,15 @@ def _compile_comparison(
     `test` returns True for each attribute's value and declared value (in this order)."""
     pairs = tuple(declared_values.items())
     if len(pairs) == 1:  # a single attribute needs no loop
-        ((name, want),) = pairs
-        return lambda event: (value := event.get(name)) is not None and test(value, want)
+        ((name, declared),) = pairs
+        return lambda event: (value := event.get(name)) is not None and test(value, declared)
 
     def passes(event: Attributes) -> bool:
         """Return whether the event has every attribute in `pairs`, with a value that passes
         `test`."""
-        for name, want in pairs:
+        for name, declared in pairs:
             value = event.get(name)
-            if value is None or not test(value, want):
+            if value is None or not test(value, declared):
                 return False
         return True
 

@@ -27,8 +27,8 @@ _match_rack = re.compile(r"[A-Za-z0-9._/:-]{1,255}", re.ASCII).fullmatch
 
 
 def _check_of_number(minimum: int, maximum: int) -> _Check:
-    """Return a check that accepts only whole numbers from `minimum` to `maximum`, and returns them
-    without leading zeros."""
+    """Return a function that checks that a text is a whole number from `minimum` to `maximum`, and
+    returns the number without leading zeros."""
 
     def check(text: str) -> str:
         """Return the number without leading zeros. Raises ValueError, which names both limits."""
@@ -39,8 +39,8 @@ def _check_of_number(minimum: int, maximum: int) -> _Check:
     return check
 
 
-def _one_of(*values: str) -> _Check:
-    """Return a check that accepts only these values."""
+def _check_of_values(*values: str) -> _Check:
+    """Return a function that checks that a text is one of these values, and returns it."""
 
     def check(text: str) -> str:
         """Return the text if it is one of `values`. Raises ValueError, which lists them."""
@@ -62,7 +62,7 @@ _CONNECTIONS: Final[Mapping[str, _Check]] = {
     # A load balancer before Kafka drops idle connections, such as Azure's after four minutes.
     "connections.max.idle.ms": _check_of_number(10_000, 86_400_000),
     "metadata.max.age.ms": _check_of_number(10_000, 3_600_000),
-    "socket.keepalive.enable": _one_of("true", "false"),
+    "socket.keepalive.enable": _check_of_values("true", "false"),
 }
 """Settings that may be declared for consumers and for producers."""
 
@@ -78,7 +78,7 @@ CONSUMER: Final[Mapping[str, _Check]] = {
 }
 """Settings that may be declared for consumers, with the check of each value."""
 PRODUCER: Final[Mapping[str, _Check]] = {
-    "compression.type": _one_of("none", "gzip", "snappy", "lz4", "zstd"),
+    "compression.type": _check_of_values("none", "gzip", "snappy", "lz4", "zstd"),
     "compression.level": _check_of_number(-1, 12),
     "linger.ms": _check_of_number(0, 1_000),
     "batch.size": _check_of_number(1_024, 1_000_000),
@@ -144,8 +144,8 @@ def check_setting(side: str, name: str, value: str, path: str) -> str:
 def declared_settings(
     document: Mapping[str, str], prefix: str, path: str
 ) -> dict[str, dict[str, str]]:
-    """Return the checked settings that a document declares, by side and name; other keys are
-    ignored.
+    """Return the checked settings that a document declares, by side (`consumer` or `producer`) and
+    name; keys that declare no setting are ignored.
 
     A setting's key is `prefix`, the side, a dot and the name, such as `producer.linger.ms` with an
     empty prefix. Raises `InvalidDocument`, whose path is `path` followed by the key.

@@ -31,8 +31,8 @@ _find_oauth_code: Final = re.compile(
 
 
 def shown_text(text: str) -> str:
-    """Return the text of librdkafka's error, cut to `MAX_TEXT`. Of the response body of a token
-    endpoint, only an OAuth error code is shown."""
+    """Return the part of librdkafka's error text that may be shown to a person: at most `MAX_TEXT`
+    characters, and of a token endpoint's response body only the OAuth error code."""
     if not text.startswith(_NO_TOKEN):
         return text[:MAX_TEXT]
     endpoint_text = text.removeprefix(_NO_TOKEN).removeprefix(": ")
@@ -72,7 +72,7 @@ class ConnectionErrors:
     def record(self, error: ClientError) -> None:
         """Record an error, and whether no server accepted the connection; usable as librdkafka's
         error callback."""
-        # This error only follows the last broker's own error, so it must not replace that one.
+        # This error only follows the error of the last broker, so it must not replace that error.
         is_summary = error.name() == "_ALL_BROKERS_DOWN"
         if not is_summary:
             self.is_unreachable = error.name() == "_RESOLVE" or (
@@ -82,13 +82,13 @@ class ConnectionErrors:
             self._name, self._text = error.name(), shown_text(error.str())
 
     def forget(self) -> None:
-        """Forget the last error, as its cause may be gone, unless librdkafka wouldn't report it
-        again."""
+        """Forget the last error, as its cause may be gone; but keep one that librdkafka reports
+        only once (`_NO_TOKEN`)."""
         if not self._text.startswith(_NO_TOKEN):
             self.forget_all()
 
     def forget_all(self) -> None:
-        """Forget the last error, whichever it is, because Kafka has answered."""
+        """Forget the last error, whichever it is; called once Kafka has answered."""
         self._name = self._text = ""
 
     @property

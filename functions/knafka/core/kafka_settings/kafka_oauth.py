@@ -117,8 +117,8 @@ def for_java(secret: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_protocol(secret: Mapping[str, str], protocol: str) -> None:
-    """Raise `InvalidDocument` if the Secret is for AWS and the protocol doesn't encrypt. Somebody
-    who reads the connection would get AWS's token, which may give rights beyond Kafka."""
+    """Raise `InvalidDocument` if the Secret is for AWS MSK and the protocol isn't SASL_SSL. Whoever
+    reads an unencrypted connection gets AWS's token, which may give rights beyond Kafka."""
     if _token_provider(secret) is not None and protocol != "SASL_SSL":
         raise InvalidDocument(
             "protocol", f"invalid value: {protocol}: with {TOKEN_PROVIDER} want SASL_SSL"
@@ -157,9 +157,9 @@ def _token_provider(secret: Mapping[str, str]) -> str | None:
 
 
 def _msk_settings(secret: Mapping[str, str]) -> dict[str, str]:
-    """Return librdkafka's setting of the mechanism, and our own settings by which AWS's tokens are
-    signed: `MSK_REGION`, and `MSK_ROLE_ARN` if the provider needs a role. Raises `InvalidDocument`
-    for an invalid region, or an invalid or missing role."""
+    """Return the settings of a client that logs in to AWS MSK: librdkafka's mechanism, and our own
+    settings by which tokens are signed (`MSK_REGION`, and `MSK_ROLE_ARN` if the provider needs a
+    role). Raises `InvalidDocument` for an invalid region, or an invalid or missing role."""
     region = secret.get(REGION, "")
     if region and not _match_region(region):
         raise InvalidDocument(
@@ -209,7 +209,8 @@ def _sasl_extensions(secret: Mapping[str, str]) -> dict[str, str]:
     """Return the SASL extensions in the Secret, value by name; empty if it has none. Raises
     `InvalidDocument` if they aren't written as NAME=VALUE, comma-separated."""
     extensions: dict[str, str] = {}
-    for extension in filter(None, map(str.strip, secret.get(EXTENSIONS, "").split(","))):
+    declared_extensions = map(str.strip, secret.get(EXTENSIONS, "").split(","))
+    for extension in filter(None, declared_extensions):
         name, _, value = extension.partition("=")
         if not _match_extension(extension) or name == "auth":
             raise InvalidDocument(

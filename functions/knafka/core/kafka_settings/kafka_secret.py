@@ -54,10 +54,10 @@ def for_librdkafka(secret: Mapping[str, str]) -> dict[str, str]:
 
 
 def with_protocol(values: Mapping[str, str], protocol: str) -> dict[str, str]:
-    """Return a Secret's values with a protocol that was declared elsewhere, such as in a
+    """Return a Secret's `values` with a protocol that was declared elsewhere, such as in a
     KafkaSource. If the Secret has no client certificate, `user.skip` is added, which says so."""
-    no_certificate = {} if values.get("user.crt") else {"user.skip": "true"}
-    return {**values, **no_certificate, "protocol": protocol}
+    certificate_flag = {} if values.get("user.crt") else {"user.skip": "true"}
+    return {**values, **certificate_flag, "protocol": protocol}
 
 
 def for_java(secret: Mapping[str, str]) -> dict[str, str]:
@@ -106,12 +106,12 @@ def _with_current_keys(secret: Mapping[str, str]) -> Mapping[str, str]:
         transport = "SSL" if is_encrypted else "PLAINTEXT"
         values["protocol"] = f"SASL_{transport}" if has_password else transport
         if not secret.get("user.key"):
-            values["user.skip"] = "true"
+            values["user.skip"] = "true"  # there is no client certificate
     return values
 
 
 def _boolean_value(secret: Mapping[str, str], key: str) -> bool:
-    """Return this key's Boolean in the Secret; False if the key is missing or empty. Raises
+    """Return the Boolean at this key of the Secret; False if the key is missing or empty. Raises
     `InvalidDocument` for a value other than true and false (in upper or lower case)."""
     value = secret.get(key) or "false"
     if value.lower() not in ("true", "false"):
@@ -140,8 +140,8 @@ def _check_one_of(allowed: Collection[str], key: str, value: str) -> str:
 
 
 def _has_certificate(secret: Mapping[str, str]) -> bool:
-    """Whether the client authenticates by the Secret's certificate: the protocol is SSL (not
-    SASL_SSL), and `user.skip` isn't true."""
+    """Whether a client authenticates by the certificate in the Secret. It does if the protocol is
+    SSL (not SASL_SSL), and `user.skip` isn't true."""
     return secret.get("protocol") == "SSL" and not _boolean_value(secret, "user.skip")
 
 

@@ -36,7 +36,8 @@ class Round(NamedTuple):
     """Latest time (ms) of an unwanted event that would cancel the round."""
 
     def covers(self, time: int) -> bool:
-        """Whether a time (ms) is within the round's wait: from its last event to `until`."""
+        """Whether a time (ms) is within the round's wait, from the round's last event to
+        `until`."""
         return self.events[-1].at <= time <= self.until
 
 
@@ -58,21 +59,22 @@ class AbsenceDecision:
     def held(self) -> Held:
         """The events that must still be held, in the order of time; ignored ones only while their
         round waits."""
-        waiting = (event for round_ in self.rounds for event in round_.events)
-        ignored = (
+        events_of_rounds = (event for round_ in self.rounds for event in round_.events)
+        still_ignored = (
             event
             for event in self.ignored
             if any(waiting_round.covers(event.at) for waiting_round in self.rounds)
         )
-        return sort_by_time((*waiting, *self.partial, *self.unwanted, *ignored))
+        return sort_by_time((*events_of_rounds, *self.partial, *self.unwanted, *still_ignored))
 
 
 def decide(
     condition: TriggerCondition, within: int, events: Iterable[HeldEvent]
 ) -> AbsenceDecision:
-    """Return the rounds that wait, and the other events that must be held, given that `events` have
-    come. Only the events' times count, not the order in which they came. `within` (ms): how long a
-    round waits, and the longest time between its events."""
+    """Return the state of a trigger with this condition after `events` have come: the rounds that
+    wait, and the other events that must be held. Only the events' times count, not the order in
+    which they came. `within` (ms): how long a round waits, and the longest time between its
+    events."""
     rounds: list[Round] = []
     partial: list[HeldEvent] = []
     unwanted: list[HeldEvent] = []
@@ -105,6 +107,7 @@ def expire(
     firings of the rounds whose wait is over then. `within` (ms): how long a round waits."""
     decision = decide(condition, within, held)
     firings = tuple(Firing(round_.events) for round_ in decision.rounds if round_.until < until)
+    # What later events can still complete or cancel.
     remaining = AbsenceDecision(
         [round_ for round_ in decision.rounds if round_.until >= until],
         tuple(event for event in decision.partial if event.at + within >= until),
@@ -127,10 +130,11 @@ def expiry_time(condition: TriggerCondition, within: int, held: Held) -> int | N
     """Return the first time (ms since the Unix epoch) at which `expire` would fire a round or drop
     an event; None: it never would. `within` (ms): how long a round waits."""
     decision = decide(condition, within, held)
-    times = [round_.until for round_ in decision.rounds]
-    times += [event.at + within for event in decision.partial]
-    times += [event.at for event in decision.unwanted]
-    return min(times) + 1 if times else None
+    # The last times (ms) at which a round waits, or an event still counts.
+    last_times = [round_.until for round_ in decision.rounds]
+    last_times += [event.at + within for event in decision.partial]
+    last_times += [event.at for event in decision.unwanted]
+    return min(last_times) + 1 if last_times else None
 
 
 def _order_key(
@@ -143,8 +147,8 @@ def _order_key(
 
 
 def _add_wanted(partial: list[HeldEvent], event: HeldEvent, condition: TriggerCondition) -> None:
-    """Add a wanted event to `partial`, which is in the order of time. If `partial` has as many
-    events of that dependency as the condition wants already, drop the oldest of them (BUS-S3)."""
+    """Add a wanted event to `partial`, which is in the order of time. If `partial` already has as
+    many events of that dependency as the condition wants, drop the oldest of them (BUS-S3)."""
     same_dependency = [
         partial_event for partial_event in partial if partial_event.dependency == event.dependency
     ]

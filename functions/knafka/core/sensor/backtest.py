@@ -71,7 +71,7 @@ class Backtest:
                     route.dependency, identity, event.at, self._offset, event.document
                 )
                 self._offset += 1
-                if route.fires:
+                if route.fires:  # nothing is held for such a trigger
                     yield Fired(route.key, event.at, Firing((held_event,)))
                     continue
                 if not self._seen.mark_if_new(route.key, route.dependency, identity, event.at):
@@ -85,7 +85,7 @@ class Backtest:
     def advance_to(self, time: int) -> Iterator[Fired]:
         """Go on to the time `time` (ms), before which no further event comes. Yield the firings
         whose wait for an unwanted event is over then, and drop held events that can't be part of a
-        firing any more. This is a generator: it does its work while it is iterated."""
+        firing any more. All of this happens while the returned generator is iterated."""
         for key in self._timers.take_due(time):
             rule = self._rules[trigger_of(key)]
             step = rules.expire(rule, self._held[key], time)
@@ -96,7 +96,8 @@ class Backtest:
                 yield Fired(key, end_of_wait, firing)
 
     def _hold(self, key: str, held_now: Held) -> None:
-        """Replace the events that are held at a key by `held_now`, and set the key's timer."""
+        """Replace the events that are held at a key by `held_now`, and set the key's timer to the
+        time at which these events must be checked."""
         self._timers.set(key, rules.expiry_time(self._rules[trigger_of(key)], held_now))
         if held_now:
             self._held[key] = held_now

@@ -96,8 +96,8 @@ class TriggerCondition:
 
 
 def all_of(names: Sequence[str]) -> TriggerCondition:
-    """Return the condition that wants an event of each of these dependencies. A trigger that
-    declares no condition has this one (BUS-S1)."""
+    """Return the condition that wants an event of each of the dependencies `names`: the condition
+    of a trigger that declares none (BUS-S1)."""
     return _condition_of_node(_join_parts(AllOf, [Wanted(name) for name in names]), [])
 
 
@@ -113,7 +113,10 @@ def parse(text: str) -> TriggerCondition:
     parts = tree.parts if isinstance(tree, AllOf) else (tree,)
     unwanted = [part.name for part in parts if isinstance(part, Unwanted)]
     wanted = [part for part in parts if not isinstance(part, Unwanted)]
-    if any(isinstance(node, Unwanted) for part in wanted for node in _walk_nodes(part)):
+    has_inner_negation = any(
+        isinstance(node, Unwanted) for part in wanted for node in _walk_nodes(part)
+    )
+    if has_inner_negation:
         raise InvalidExpression(
             "what is negated is joined to the rest by &&: a && b && !c, and not a && (b || !c)"
         )
@@ -126,8 +129,8 @@ def parse(text: str) -> TriggerCondition:
 
 
 def _condition_of_node(tree: Node, unwanted: Sequence[str]) -> TriggerCondition:
-    """Return the condition with these unwanted dependencies, and with this tree of its wanted
-    part."""
+    """Return the condition whose wanted part has the syntax tree `tree`, and whose unwanted
+    dependencies are `unwanted`."""
     wanted_counts: dict[str, int] = {}
     for node in _walk_nodes(tree):
         if isinstance(node, Wanted):
@@ -149,7 +152,8 @@ def _walk_nodes(node: Node) -> Iterator[Node]:
 
 
 def _is_simple(node: Node) -> bool:
-    """Whether any single event of a dependency in the node fulfils the node."""
+    """Whether a single event of any dependency in the node fulfils the node: it consists of wanted
+    events, one of each, joined by `||`."""
     match node:
         case Wanted(count=count):
             return count == 1
@@ -160,7 +164,7 @@ def _is_simple(node: Node) -> bool:
 
 
 def _holds(node: Node, counts: Mapping[str, int]) -> bool:
-    """Whether a node, which has only wanted events, is fulfilled. `counts`: number of events by
+    """Whether a node, which contains no `Unwanted`, is fulfilled. `counts`: number of events by
     dependency."""
     match node:
         case Wanted(name, count):
@@ -262,7 +266,7 @@ class _ConditionParser:
         # All three are checked, as a dependency may be named 3, or of.
         last_index = len(self._tokens) - 1
         first, second, third = (
-            self._tokens[min(self._next_index + ahead, last_index)] for ahead in range(3)
+            self._tokens[min(self._next_index + offset, last_index)] for offset in range(3)
         )
         return first.text.isdecimal() and second.text == "of" and third.is_name
 
@@ -308,6 +312,7 @@ def _flatten(kind: type[AllOf | AnyOf], parts: Sequence[Node]) -> Sequence[Node]
     """Return the parts of a node of the class `kind`; a part of this class is replaced by its own
     parts, as `a && (b && c)` is `a && b && c`. One level is enough, as the parts of a nested part
     were flattened when that part was parsed."""
-    return [
-        inner for part in parts for inner in (part.parts if isinstance(part, kind) else (part,))
-    ]
+    flat_parts: list[Node] = []
+    for part in parts:
+        flat_parts += part.parts if isinstance(part, kind) else (part,)
+    return flat_parts

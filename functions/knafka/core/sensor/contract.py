@@ -129,7 +129,8 @@ class SensorTrigger(Model):
 
 
 def _check_unique_names(declarations: tuple[Dependency, ...] | tuple[SensorTrigger, ...]) -> None:
-    """Raise an error if several of these dependencies or triggers have the same name."""
+    """Raise an error if several of these dependencies, or several of these triggers, have the same
+    name."""
     counts = Counter(declaration.name for declaration in declarations)
     if repeated := [name for name, count in counts.items() if count > 1]:
         raise problem(f"{', '.join(sorted(repeated))}: there is more than one of that name")
@@ -225,8 +226,8 @@ class SensorContract(Conditions):
 
     @cached_property
     def triggers_in_order(self) -> frozenset[str]:
-        """Names of the triggers with the order `key`: also their actions without a key are
-        delivered one after another."""
+        """Names of the triggers with the order `key`, whose actions without a key are delivered one
+        after another as well."""
         return frozenset(trigger.name for trigger in self.triggers if trigger.order == "key")
 
     def transactional_id(self, name: str) -> str:
@@ -235,8 +236,9 @@ class SensorContract(Conditions):
         return f"{self.group}-{name}"
 
     def slot_of(self, client_id: str) -> int | None:
-        """Return a process's slot (`DrainRequest.slot`) from its consumer's client id, as
-        `transactional_id` makes it. None: the process has no slot, or belongs to another Sensor."""
+        """Return the slot (`DrainRequest.slot`) of the process whose consumer has this client id,
+        as `transactional_id` makes it. None: it has no slot, or belongs to another Sensor."""
         name = client_id.removeprefix(f"{self.group}-")
+        # Other members choose their own ids; no slot has ten digits.
         is_slot = name != client_id and name.isdecimal() and len(name) < 10
         return int(name) if is_slot else None

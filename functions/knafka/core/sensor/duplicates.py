@@ -51,8 +51,8 @@ class SeenEvents:
     in a backtest."""
 
     def __init__(self, dedupe: int | None) -> None:
-        """`dedupe`: milliseconds in which the same event counts only once; None: every event
-        counts."""
+        """Begin without marks. `dedupe`: milliseconds in which the same event counts only once;
+        None: every event counts."""
         self._dedupe = dedupe
         self._taken: OrderedDict[tuple[str, str, str], int] = OrderedDict()
         """Time (ms) of each marked event by key, dependency and identity, the oldest first."""
@@ -68,7 +68,7 @@ class SeenEvents:
         if self._dedupe is None:
             return True
         marks = self._taken
-        while marks and time - next(iter(marks.values())) > self._dedupe:
+        while marks and time - next(iter(marks.values())) > self._dedupe:  # the oldest has expired
             marks.popitem(last=False)
         event_key = key, dependency, identity
         if event_key in marks:

@@ -92,6 +92,7 @@ class InOrder(Generic[T]):
             heappush(self._waiting, (place, offset, size, record))
             self._offsets[offset] = None
             self.bytes += size
+        # Because of that exception, nothing is known of the places between `place` and `until`.
         self._read_place = max(self._read_place, min(Place(until), place))
 
     def take_if_next(self, offset: int, place: Place, until: int) -> bool:
@@ -145,8 +146,8 @@ class InOrder(Generic[T]):
 
     @property
     def first(self) -> int | None:
-        """The time (ms since the Unix epoch) of the earliest event that waits; None if none
-        waits."""
+        """The time (ms since the Unix epoch) of the earliest of the events whose records wait; None
+        if none waits."""
         return self._waiting[0][0].at if self._waiting else None
 
     @property
@@ -156,9 +157,9 @@ class InOrder(Generic[T]):
         return bool(self._waiting) and self._waiting[0][0] <= max(self._read_place, self._last)
 
     def position(self, next_offset: int) -> int:
-        """Return the offset to commit: the lowest offset of a waiting record; if none waits, that
-        of the next record to be read, `next_offset`. Records after it may have been taken already
-        (`taken`)."""
+        """Return the offset to commit: the lowest offset of a waiting record; if none waits,
+        `next_offset`, that of the next record to be read. Some records after the returned offset
+        may have been taken already (`taken`)."""
         return next(iter(self._offsets), next_offset)
 
     def taken(self, next_offset: int) -> Taken | None:

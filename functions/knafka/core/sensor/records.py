@@ -56,7 +56,8 @@ class TriggerTopicRecord(NamedTuple):
 
 
 def key_of(trigger: str, correlation: str | None) -> str:
-    """Return the key of all records of one trigger and correlation key."""
+    """Return the key of all records of one trigger and correlation key, TRIGGER/CORRELATION; for a
+    trigger without a correlation (None), TRIGGER alone."""
     return trigger if correlation is None else f"{trigger}/{correlation}"
 
 
@@ -98,7 +99,7 @@ def headers_of(event: HeldEvent, generation: int, until: int | None = None) -> R
     return [*headers, (_TRACE, event.trace)] if event.trace else headers
 
 
-def read_trigger(
+def read_trigger_record(
     key: bytes | None, value: bytes | None, headers: RecordHeaders | None, offset: int
 ) -> TriggerTopicRecord:
     """Decode the record at `offset` of the trigger topic. Raises `InvalidEvent` if it is no record
@@ -124,12 +125,13 @@ def read_trigger(
 
 def _parse_origin(raw: bytes | None) -> tuple[tuple[int, int], int]:
     """Parse the header `_ORIGIN`: return an event's partition and offset on the bus, and
-    `TriggerTopicRecord.until`. Without the header, as in records of an earlier version, return
-    (-1, -1) and `NEVER`. Raises ValueError for any other text."""
+    `TriggerTopicRecord.until`. Without the header (None), as in records of an earlier version,
+    return (-1, -1) and `NEVER`. Raises ValueError for an invalid header."""
     if raw is None:
         return (-1, -1), NEVER
-    partition, offset, *until = (int(number) for number in raw.split(b".")[:3])
-    return (partition, offset), until[0] if until else NEVER
+    partition, offset, *rest = (int(number) for number in raw.split(b".")[:3])
+    until = rest[0] if rest else NEVER
+    return (partition, offset), until
 
 
 def changelog_key(key: str, offset: int) -> bytes:
@@ -138,9 +140,9 @@ def changelog_key(key: str, offset: int) -> bytes:
     return f"{offset}/{key}".encode()
 
 
-def read_changelog(key: bytes | None) -> tuple[str, int]:
-    """Decode a changelog record's key: return the key and the offset that its event's record has in
-    the trigger topic. Raises `InvalidEvent` if it isn't a key as `changelog_key` makes it."""
+def read_changelog_key(key: bytes | None) -> tuple[str, int]:
+    """Decode a changelog record's key: return the key and the offset that the event's record has in
+    the trigger topic. Raises `InvalidEvent` for a key that `changelog_key` doesn't make."""
     offset, _, trigger_topic_key = (key or b"").partition(b"/")
     try:
         return trigger_topic_key.decode(), int(offset)
@@ -151,8 +153,8 @@ def read_changelog(key: bytes | None) -> tuple[str, int]:
 def action_record(
     source: str, identity: str, key: str, firing: Firing, trace: bytes = b""
 ) -> tuple[RecordHeaders, bytes]:
-    """Return headers and value of the record that announces a firing: a CloudEvent whose data are a
-    JSON array of the firing's events.
+    """Return headers and value of the action topic's record about a firing: a CloudEvent whose data
+    are a JSON array of the firing's events.
 
     `source` and `identity` become the CloudEvent's source and id. `identity` must be the same each
     time this firing is written, so that a subscriber can recognise duplicates. `key`: the trigger

@@ -39,7 +39,7 @@ class Reset:
             )
         self._cron = _QUESTION_MARK.sub("*", cron)
         try:
-            CronSim(self._cron, datetime(2000, 1, 1, tzinfo=UTC))
+            CronSim(self._cron, datetime(2000, 1, 1, tzinfo=UTC))  # only to check the expression
         except CronSimError as error:
             raise InvalidDocument(
                 "cron", f"invalid cron expression {cron!r:.80}: {str(error).lower()}"
@@ -81,8 +81,8 @@ class Reset:
         return next((reset for reset in resets if reset > time), None)
 
     def _margin(self, start: datetime) -> timedelta:
-        """Return how long before `start` a forward search has to begin, and how long after `start`
-        a backward one: zero unless the clocks change near `start`. In an hour that the clocks
+        """Return how far from `start` a search has to begin: a forward one before `start`, a
+        backward one after it. Zero unless the clocks change near `start`: in an hour that they
         repeat, CronSim can't tell the first pass from the second."""
         offsets = {
             (start + margin).astimezone(self._zone).utcoffset()

@@ -69,9 +69,9 @@ class Router:
             self._dependencies.append((dependency.name, passes, dependents))
 
     def route(self, attributes: Attributes) -> list[Route]:
-        """Return the routes of an event; empty if it concerns no trigger. There is at most one
-        route for each pair of trigger and dependency, and at most one in all for a trigger with a
-        simple condition."""
+        """Return the routes of the event with these attributes; empty if it concerns no trigger.
+        There is at most one route for each pair of trigger and dependency, and at most one in all
+        for a trigger with a simple condition."""
         routes: list[Route] = []
         routed_triggers: set[str] = set()
         for dependency, passes, dependents in self._dependencies:
@@ -79,7 +79,7 @@ class Router:
                 continue
             for dependent in dependents:
                 if dependent.trigger in routed_triggers:
-                    continue
+                    continue  # one event fires a simple condition once
                 correlation = None
                 if dependent.correlate is not None:
                     correlation = dependent.correlate(attributes)
@@ -107,6 +107,7 @@ def _compile_correlation(trigger: SensorTrigger, count_error: CountError) -> Cor
             count_error(errors[0].kind)
             return None
         correlation = str(value).lower() if isinstance(value, bool) else str(value)
-        return correlation if correlation and len(correlation) <= MAX_CORRELATION else None
+        is_usable = 0 < len(correlation) <= MAX_CORRELATION
+        return correlation if is_usable else None
 
     return correlate

@@ -58,7 +58,7 @@ def step(rule: Rule, held: Held, event: HeldEvent) -> RuleStep:
     more (BUS-S4). A held event of the same dependency, source and id is replaced by `event`.
     """
     events = _counting_events(rule, [*_without_duplicate(rule, held, event), event])
-    if rule.condition.unwanted:  # only time lets it fire (`expire`)
+    if rule.condition.unwanted:  # such a trigger fires only by the passing of time (`expire`)
         assert rule.within is not None
         return RuleStep(absence.decide(rule.condition, rule.within, events).held)
     if rule.within is not None:
@@ -92,15 +92,14 @@ def expire(rule: Rule, held: Held, until: int) -> RuleStep:
             still_held,
             tuple(firing for firing in ended_waits if not _was_reset(rule, firing.events)),
         )
+    remaining: Iterable[HeldEvent] = held
+    if rule.within is not None:
+        since = until - rule.within
+        remaining = [event for event in remaining if event.at >= since]
     reset = _last_reset(rule, until)
-    since = None if rule.within is None else until - rule.within
-    return RuleStep(
-        tuple(
-            event
-            for event in held
-            if (since is None or event.at >= since) and (reset is None or event.at > reset)
-        )
-    )
+    if reset is not None:
+        remaining = [event for event in remaining if event.at > reset]
+    return RuleStep(tuple(remaining))
 
 
 def due_time(rule: Rule, held: Held) -> int | None:
@@ -122,11 +121,10 @@ def expiry_time(rule: Rule, held: Held) -> int | None:
         assert rule.within is not None
         return absence.expiry_time(rule.condition, rule.within, held)
     oldest = min(event.at for event in held)
-    times = [] if rule.within is None else [oldest + rule.within + 1]
-    resets = (reset.next(oldest) for reset in rule.resets)
-    return min(
-        (*times, *(reset_time for reset_time in resets if reset_time is not None)), default=None
-    )
+    end_of_within = None if rule.within is None else oldest + rule.within + 1
+    next_resets = [reset.next(oldest) for reset in rule.resets]
+    times = [time for time in (end_of_within, *next_resets) if time is not None]
+    return min(times, default=None)
 
 
 def _without_duplicate(rule: Rule, held: Held, event: HeldEvent) -> list[HeldEvent]:
@@ -165,15 +163,15 @@ def _counting_events(rule: Rule, events: Sequence[HeldEvent]) -> Sequence[HeldEv
 
 
 def _last_reset(rule: Rule, until: int) -> int | None:
-    """Return the time (ms) of the rule's last reset at or before the time `until` (ms); None: there
-    was no reset."""
+    """Return the time (ms) of the rule's last reset at or before `until` (ms); None: there was no
+    reset by then."""
     resets = [last for reset in rule.resets if (last := reset.last(until)) is not None]
     return max(resets, default=None)
 
 
 def _was_reset(rule: Rule, round_events: Held) -> bool:
-    """Whether a reset came while a round waited for an unwanted event. `round_events`: the events
-    of the round, in the order of time."""
+    """Whether a reset came while a round waited for an unwanted event, so that the round must not
+    fire. `round_events`: the events of the round, in the order of time."""
     assert rule.within is not None
     completed_at = round_events[-1].at
     last = _last_reset(rule, completed_at + rule.within)

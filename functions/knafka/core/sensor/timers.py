@@ -25,7 +25,8 @@ class Timers:
         elif self._times.get(key) != due_time:
             self._times[key] = due_time
             heappush(self._heap, (due_time, key))
-        if len(self._heap) > 2 * len(self._times) + 100:  # most times in the heap were replaced
+        # Rebuilt once most of its times were replaced or removed; a small heap isn't worth it.
+        if len(self._heap) > 2 * len(self._times) + 100:
             self._heap = [(time, key) for key, time in self._times.items()]
             heapify(self._heap)
 

@@ -74,8 +74,8 @@ class _Head(msgspec.Struct):
 
     @property
     def names_a_key(self) -> bool:
-        """Whether the header contains a key or a URL of one. Such a token is refused, as only keys
-        that the issuer publishes count, found by `kid`."""
+        """Whether the header contains a key, or says where a key is. A token with such a header is
+        refused, as only the issuer's published keys count, which are found by `kid`."""
         return any(value is not None for value in (self.jwk, self.jku, self.x5u, self.x5c))
 
 
@@ -111,9 +111,8 @@ def split(token: bytes) -> SplitToken:
         raise InvalidToken("it wants extensions that are not known")
     if parsed_header.names_a_key:
         raise InvalidToken("it brings a key, or says where one is")
-    return SplitToken(
-        parsed_header.alg, parsed_header.kid, token[: token.rindex(b".")], signature, claims
-    )
+    signed = token[: token.rindex(b".")]
+    return SplitToken(parsed_header.alg, parsed_header.kid, signed, signature, claims)
 
 
 def check_claims(claims: bytes, issuer: str, audience: str, now: float) -> VerifiedToken:
@@ -140,6 +139,7 @@ def check_claims(claims: bytes, issuer: str, audience: str, now: float) -> Verif
 
 def _decode_base64url(part: bytes) -> bytes:
     """Decode base64url without padding (RFC 7515, 2). Raises `InvalidToken` for any other text."""
+    # Characters of ordinary base64 are refused here, as the translation below would accept them.
     if not part or b"+" in part or b"/" in part or b"=" in part:
         raise InvalidToken("it is not base64url")
     try:

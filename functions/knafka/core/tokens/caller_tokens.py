@@ -56,13 +56,14 @@ def token_of(key: bytes, url: str) -> str:
 
 
 def verifier_of(token: str) -> str:
-    """Return the verifier of a token: its SHA-256 digest in hexadecimal, for a function's
-    environment."""
+    """Return the verifier by which a function recognises this token: the token's SHA-256 digest in
+    hexadecimal."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
 def verifiers_of(tokens: Iterable[str]) -> str:
-    """Return the value of `CALLERS` or `SCRAPERS` for these tokens."""
+    """Return the value of the variable `CALLERS` or `SCRAPERS` with which a function accepts these
+    tokens: their verifiers, comma-separated."""
     return ",".join(map(verifier_of, tokens))
 
 
@@ -106,7 +107,8 @@ class Callers:
 
     @classmethod
     def of(cls, tokens: Iterable[str]) -> Callers:
-        """Return the callers that show one of these tokens."""
+        """Return the `Callers` that answer only requests with one of these tokens; everybody if
+        there are none."""
         return cls(tuple(bytes.fromhex(verifier_of(token)) for token in tokens))
 
     def accept(self, bearer: str) -> bool:

@@ -120,12 +120,13 @@ class SinkToken:
         return f"SinkToken(until={self._until!r})"
 
     def current(self, now: float) -> bytes | None:
-        """Return the token if it may be sent at the time `now`; None: there is no token, or it is
-        about to expire."""
+        """Return the token if it may be sent at the time `now`; None: none was issued yet, or its
+        end is too near (`MARGIN`) or past."""
         return self._value if now < self._until else None
 
     def is_due(self, now: float) -> bool:
-        """Whether another token is to be requested at the time `now`."""
+        """Whether another token is to be requested at the time `now`: a renewal is due, and the
+        wait after a failed request is over."""
         return now >= self._renew_at and now >= self._next_request_at
 
     def store_issued(self, token: IssuedToken, asked_at: float) -> bool:
@@ -144,6 +145,7 @@ class SinkToken:
     def note_failure(self, failed_at: float) -> None:
         """Note that a request for a token failed at this time; the next one has to wait, longer
         after each failure in a row."""
+        # The exponent is limited, as the power would overflow after a thousand failures.
         wait = min(FIRST_RETRY_WAIT * 2.0 ** min(self._failures, 30), LAST_RETRY_WAIT)
         self._failures += 1
         self._next_request_at = failed_at + wait

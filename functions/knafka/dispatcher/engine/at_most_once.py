@@ -308,7 +308,7 @@ class AtMostOnceDrain(Drain):
             await asyncio.sleep(COMMIT_INTERVAL)
             self._count_lost()
             for partition in self._partitions.values():
-                self._workers.release(partition)
+                self._workers.queue_held_back(partition)
 
     async def on_revoked(self, partitions: Sequence[int]) -> Commits:
         """Wait until the events of these partitions are settled, at most `DRAIN_REVOKE_TIMEOUT`,

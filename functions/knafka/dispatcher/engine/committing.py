@@ -63,9 +63,9 @@ class CommitLoop:
                 commit = partition.to_commit(self._policy)
                 if commit is not None and commit != partition.committed:
                     commits[partition.number] = partition.committed = commit
-                self._workers.release(
-                    partition
-                )  # the commit may have made room for held-back events
+                # Not only settled events make room for held-back ones: so do events that an earlier
+                # owner began and the filter refuses now.
+                self._workers.queue_held_back(partition)
             partitions.touched = {
                 partition for partition in partitions.touched if partition.tracker.unsettled
             }
@@ -89,8 +89,8 @@ class CommitLoop:
     def _choose_partitions(self, shared: SharedReader | None) -> list[AssignedPartition]:
         """Return the partitions whose positions are committed now. With a shared reader (`shared`
         None: it isn't shared) these are all partitions once in `quiet_commit_interval`, and in
-        between only the open ones that brought records. Before all, the shared reader catches up.
-        """
+        between only the open ones that brought records. Before all partitions are committed, the
+        shared reader reports the records that it has skipped (`catch_up`)."""
         now = self._loop.time()
         interval = COMMIT_INTERVAL if shared is None else shared.quiet_commit_interval
         if interval > COMMIT_INTERVAL and now < self._all_committed_at + interval:

@@ -99,6 +99,7 @@ class CongestionControl:
             self.is_open = False
             self._window = float(min(PROBES, self._max))
         elif self.limit < self._max:
+            # As in TCP: by 1 for each answer or, from the threshold on, for each window of answers.
             growth = 1.0 if self._window < self._threshold else 1.0 / self._window
             self._window = min(self._max, self._window + growth)
         self.limit = int(self._window)
@@ -110,10 +111,10 @@ class CongestionControl:
         """Note that an attempt failed at the time `now`; `event` is any number that identifies its
         event. An outcome that shows that the subscriber can take requests counts as an answer."""
         failure = outcome.failure
-        unanswered = failure in _NO_RESPONSE or (
+        is_unanswered = failure in _NO_RESPONSE or (
             failure is Reason.REPLY_NOT_DELIVERED and outcome.status is None
         )
-        if not unanswered and outcome.status not in _UNAVAILABLE_STATUSES:
+        if not is_unanswered and outcome.status not in _UNAVAILABLE_STATUSES:
             self.record_answer()
             return
         self.is_calm = False

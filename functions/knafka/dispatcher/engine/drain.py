@@ -209,13 +209,13 @@ class Drain:
             idle = math.inf if self.idle is None else self.idle
             if (seconds_until_idle := self.seconds_until_idle(idle)) <= 0:
                 return Ended.IDLE
-            timeout = READ_TIMEOUT
+            max_timeout = READ_TIMEOUT
             if self._shared is not None:
-                if not self._partitions.has_paused:
-                    timeout = min(max(seconds_until_idle, READ_TIMEOUT), READ_TIMEOUT_OF_SHARED)
+                if not self._partitions.has_paused:  # else look again soon whether there is room
+                    max_timeout = READ_TIMEOUT_OF_SHARED
             elif self._partitions and not self._partitions.unsettled:
-                timeout = min(max(seconds_until_idle, READ_TIMEOUT), READ_TIMEOUT_WITHOUT_WORK)
-            await self._read(reader, timeout)
+                max_timeout = READ_TIMEOUT_WITHOUT_WORK
+            await self._read(reader, min(max(seconds_until_idle, READ_TIMEOUT), max_timeout))
         return Ended.STOPPED
 
     async def _read(self, reader: LogReader, timeout: float) -> None:

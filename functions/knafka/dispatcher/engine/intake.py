@@ -64,7 +64,7 @@ class HeldPartitions(dict[int, AssignedPartition]):
         self._max_held_bytes = max_held_bytes
 
     def with_numbers(self, numbers: Iterable[int]) -> list[AssignedPartition]:
-        """Return the partitions with these numbers that are assigned."""
+        """Return the assigned ones of the partitions with these numbers."""
         return [self[number] for number in numbers if number in self]
 
     @property
@@ -133,7 +133,8 @@ class HeldPartitions(dict[int, AssignedPartition]):
         return max(self.min_share, self.max_records // max(1, len(self)))
 
     def forget(self, number: int) -> None:
-        """Forget a partition that belongs to another dispatcher now."""
+        """Close and forget a partition that belongs to another dispatcher now; does nothing if it
+        is forgotten already."""
         if partition := self.pop(number, None):
             partition.close()
             self.touched.discard(partition)
@@ -168,8 +169,9 @@ class Intake:
 
     def take(self, records: Sequence[Record]) -> None:
         """Parse and filter records; track the matching ones, encode the request that all attempts
-        of an event share (KN-DP-06, KN-DP-11), and queue them in their lanes."""
-        passes, counts, tracing = self._matches_filter, self._counts, self._tracing
+        of an event share (KN-DP-06, KN-DP-11), and queue them in their lanes. A record that fails,
+        such as one without an event, is queued as a dead letter."""
+        matches_filter, counts, tracing = self._matches_filter, self._counts, self._tracing
         envelope_of, encode = self._envelope_of, self._request_of
         partition_of, touched = self._partitions.get, self._partitions.touched
         for record in records:
@@ -192,7 +194,7 @@ class Intake:
                 headers = headers_of(record)
                 envelope = envelope_of(record, headers)
                 trace = None if tracing is None or is_preselected else tracing.begin(envelope)
-                if is_preselected or passes(envelope.attributes):
+                if is_preselected or matches_filter(envelope.attributes):
                     event = PendingEvent(record, headers, partition, self._lane_of(record.key()))
                     event.head, event.body = encode(
                         record, envelope, self._format, self._head,
@@ -209,7 +211,7 @@ class Intake:
                 event = PendingEvent(record, headers, partition, lane)
                 event.size = len(record.value() or b"")
                 self._sender.give_up(event, error)
-            if event is None:
+            if event is None:  # the filter refuses it
                 counts.filtered += 1
                 tracker.skip(offset)
                 partition.restored.pop(offset, None)
@@ -245,8 +247,8 @@ def encode_request(
 ) -> tuple[bytes, bytes]:
     """Encode the request that delivers a record's event, in the mode `format_` (None: in the
     record's mode). Returns the header lines, which begin with the lines `prefix`, and the body.
-    Unless `partition` (Kafka's number of the record's partition) is None, the request has the
-    attributes with the record's partition and offset."""
+    `partition`: Kafka's number of the record's partition, which the request then names, with the
+    record's offset, as attributes of the event; None: it has no such attributes."""
     if partition is None:
         head, body = request_of(envelope, format_)
     else:

@@ -44,8 +44,8 @@ WHOLE_PARTITION: Final = b""
 
 
 def lane_function(order: Order) -> Callable[[bytes | None], Lane]:
-    """Return the function that returns the lane of a record's key (None: without key) for this
-    order. Each partition has lanes of its own."""
+    """Return the function that returns the lane of a record's key (None or empty: without key) for
+    this order. Each partition has lanes of its own."""
     if order is Order.PARTITION:
         return lambda key: WHOLE_PARTITION
     if order is Order.NONE:
@@ -303,7 +303,8 @@ class PendingEvent:
         return log_ids(self.trace, self.headers)
 
     def record_failed_attempt(self, outcome: Outcome) -> None:
-        """Record the outcome of the last attempt at the subscriber, which failed."""
+        """Add the last attempt at the subscriber, which failed with this outcome, to `log`, which
+        keeps the last `LOGGED_ATTEMPTS` failed attempts."""
         attempt = Attempt(self.last_attempt, outcome)
         if self.log is None:
             self.log = [attempt]

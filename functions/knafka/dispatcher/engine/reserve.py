@@ -57,36 +57,40 @@ class Reserve:
         self._next_at = 0.0
         """When the next attempt may begin in the reserve."""
 
-    def may_begin_unchecked(self, oldest: float, now: float) -> bool:
+    def may_begin_unchecked(self, oldest_began_at: float, now: float) -> bool:
         """Whether an attempt may begin at `now` without a call of `delay_before_attempt`, which
-        checks all attempts under way; `oldest` is when the first of these began."""
+        checks all attempts under way; `oldest_began_at` is when the first of these began."""
+        none_is_slow = now - oldest_began_at <= MIN_SLOW_SECONDS
         seconds_left = self._unchecked_until - now  # more than the interval: the clock was set back
-        return now - oldest <= MIN_SLOW_SECONDS or 0 < seconds_left <= RESERVE_CHECK_INTERVAL
+        return none_is_slow or 0 < seconds_left <= RESERVE_CHECK_INTERVAL
 
-    def delay_before_attempt(self, began: Iterable[float], places: int, now: float) -> float:
+    def delay_before_attempt(self, began_times: Iterable[float], places: int, now: float) -> float:
         """Return the seconds that the next attempt must wait. 0: the caller may begin it, and it
         counts as begun at `now`.
 
-        `began` yields when each attempt under way began, the oldest first; `places` is how many may
-        be under way.
+        `began_times` yields when each attempt under way began, the oldest first; `places` is how
+        many may be under way.
         """
         if places < MIN_PLACES or (recent := self._recent_durations(now)) is None:
             return self._skip_checks(now)
         slow_from, ended, ended_slow = recent
-        slow_count, oldest = 0, 0.0
-        for began_at in began:
-            if now - began_at <= slow_from:
-                break
-            slow_count, oldest = slow_count + 1, max(oldest, now - began_at)
+        slow_count, longest_duration = 0, 0.0
+        for began_at in began_times:
+            duration = now - began_at
+            if duration <= slow_from:
+                break  # the later ones are even shorter
+            slow_count, longest_duration = slow_count + 1, max(longest_duration, duration)
         if slow_count * RESERVE_SHARE < places * (RESERVE_SHARE - 1):
             return self._skip_checks(now)  # slow attempts hold less than four fifths of the places
         # A later time than `MAX_DELAY` from now means that the clock was set back.
         if now < self._next_at <= now + MAX_DELAY:
             return self._next_at - now
-        # At this rate, attempts take half of the free places while the oldest attempt doubles its
-        # time.
-        share = (ended_slow + slow_count) / (ended + slow_count)
-        delay_to_next = min(2 * share * oldest / max(1, places - slow_count), MAX_DELAY)
+        # At this pace, the slow ones among the next attempts take half of the free places while the
+        # oldest attempt doubles its time.
+        slow_share = (ended_slow + slow_count) / (ended + slow_count)
+        free_places = max(1, places - slow_count)
+        delay_to_next = min(2 * slow_share * longest_duration / free_places, MAX_DELAY)
+        # An attempt that begins up to `RESERVE_CHECK_INTERVAL` late doesn't delay the next ones.
         self._next_at = max(self._next_at, now - RESERVE_CHECK_INTERVAL) + delay_to_next
         return 0.0
 
@@ -101,15 +105,17 @@ class Reserve:
         long for the histogram to tell slow attempts. Also begins a new period if the present one is
         over."""
         counts = self._durations.counts
-        if not 0 <= now - self._counted_at <= MEMORY_SECONDS:
+        if not 0 <= now - self._counted_at <= MEMORY_SECONDS:  # below 0: the clock was set back
             self._counted_at, self._older, self._newer = now, self._newer, list(counts)
         recent = [count - earlier for count, earlier in zip(counts, self._older, strict=True)]
         total = sum(recent)
         if not total:
             return None
-        below, usual_bucket = 0, 0  # the bucket of the usual duration is searched from the first on
-        while (below := below + recent[usual_bucket]) < USUAL_QUANTILE * total:
+        # Find the bucket of the usual duration: up to it, enough attempts are counted.
+        usual_bucket, count_up_to_bucket = 0, recent[0]
+        while count_up_to_bucket < USUAL_QUANTILE * total:
             usual_bucket += 1
+            count_up_to_bucket += recent[usual_bucket]
         if usual_bucket >= len(BUCKETS):
             return None
         slow_bucket = bisect_left(

@@ -45,7 +45,7 @@ Post: TypeAlias = Callable[[Target, E, bool], Awaitable[tuple[Outcome, bytes]]]
 """Sends an event to a target; returns the outcome, and the body that explains a failure. The bool:
 whether a reply in the response is handled."""
 
-_HEADER: Final = b"\r\ntraceparent: %s\r\n"
+_TRACEPARENT_LINE: Final = b"\r\ntraceparent: %s\r\n"
 """The header line, with the line end before it, so that a `ce-traceparent` of the same value
 doesn't match."""
 
@@ -93,7 +93,7 @@ class DeliveryTrace:
         """Start the event's filter span under `parent`. `header_value` is the `traceparent` of that
         span, as the request's head has it; `id_` is the event's id."""
         self._egress = egress
-        self._original_header = _HEADER % header_value
+        self._original_header = _TRACEPARENT_LINE % header_value
         """The event's own header line, which each attempt replaces by one that names its span."""
         self._id = id_
         self._filter = egress.tracer.start(
@@ -133,7 +133,7 @@ class DeliveryTrace:
         }
         original_head = event.head
         event.head = original_head.replace(
-            self._original_header, _HEADER % span.context.encode(), 1
+            self._original_header, _TRACEPARENT_LINE % span.context.encode(), 1
         )
         try:
             outcome, body = await post(target, event, wants_reply)

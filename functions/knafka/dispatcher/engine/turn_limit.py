@@ -38,8 +38,8 @@ class TurnLimit:
         await waiter
 
     def _begin_turn(self) -> None:
-        """Begin a turn: let up to `limit` waiting attempts begin. Schedule the next turn if one
-        began or still waits."""
+        """Begin a turn: let up to `limit` waiting attempts begin. Schedule the next turn if an
+        attempt began or still waits."""
         self._attempts_left = self._limit
         while self._waiting and self._attempts_left > 0:
             waiter = self._waiting.popleft()

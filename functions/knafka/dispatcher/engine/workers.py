@@ -88,17 +88,18 @@ class Workers:
         self._rate_timer: asyncio.TimerHandle | None = None  # the timer of `_wait_for_rate`
 
     def add(self, event: PendingEvent) -> None:
-        """Put the next event of a lane into a queue, and wake a worker. The queues: events not for
-        the subscriber, due probes, retries (while only probes are sent), and ready events."""
+        """Queue an event, the first of its lane, whose attempt is due, and wake a worker. While
+        only probes are sent, probes and retries have queues of their own."""
         if event.stage is not SUBSCRIBER:
-            self._not_for_subscriber.append(event)
+            queue = self._not_for_subscriber
         elif not self._congestion.is_open:
-            (self._ready if event.reply is None else self._not_for_subscriber).append(event)
+            queue = self._ready if event.reply is None else self._not_for_subscriber
         elif event.is_probe:
-            self._probes_due.append(event)
+            queue = self._probes_due
         else:
             has_begun = event.attempts or event in event.partition.retrying
-            (self._retries if has_begun else self._ready).append(event)
+            queue = self._retries if has_begun else self._ready
+        queue.append(event)
         self._wake_worker()
 
     def add_later(self, event: PendingEvent, seconds: float) -> None:
@@ -112,7 +113,7 @@ class Workers:
             return
 
         def add_now() -> None:
-            """Queue the event, and forget the timer."""
+            """Forget the timer, which has fired, and queue the event."""
             partition.backoffs.discard(timer)
             self.add(event)
 
@@ -173,7 +174,7 @@ class Workers:
         return len(self._ready) <= MAX_READY_FOR_READING
 
     async def wait_for_capacity(self, timeout: float) -> None:
-        """Wait until `has_capacity`, at most `timeout` seconds."""
+        """Wait until `has_capacity` is True or `stop` is called, at most `timeout` seconds."""
         if self.has_capacity or self._stopping:
             return
         self._capacity = self._loop.create_future()
@@ -236,7 +237,8 @@ class Workers:
             else:
                 self._settle_or_retry(event, decision)
             self.changed.set()
-            if not congestion.is_calm or self._retries or self._probes:  # or it just became calm
+            # If it is calm but retries or probes are left, the congestion has ended just now.
+            if not congestion.is_calm or self._retries or self._probes:
                 self._apply_congestion_limit()
 
     def _settle(self, event: PendingEvent) -> None:
@@ -258,7 +260,7 @@ class Workers:
         if isinstance(decision, Done):
             self._probes.discard(event)
             partition.retrying.discard(event)
-            self.release(partition)
+            self.queue_held_back(partition)
             self._settle(event)
             return
         partition.retrying.add(event)
@@ -268,7 +270,7 @@ class Workers:
             self._begin_probe(event)
         self.add_later(event, decision.after)
 
-    def release(self, partition: AssignedPartition) -> None:
+    def queue_held_back(self, partition: AssignedPartition) -> None:
         """Queue the partition's held-back events again if the commit metadata has room for one."""
         if partition.held_back and partition.may_begin:
             held_back, partition.held_back = partition.held_back, []
@@ -292,11 +294,8 @@ class Workers:
         under_way, limit = len(self._under_way), congestion.limit
         if under_way >= limit or (congestion.paused_until and self._wait_for_retry_after()):
             return None
-        if (
-            under_way * RESERVE_SHARE >= limit * (RESERVE_SHARE - 1)
-            and ready
-            and self._wait_for_reserve(limit)
-        ):
+        is_in_reserve = under_way * RESERVE_SHARE >= limit * (RESERVE_SHARE - 1)
+        if is_in_reserve and ready and self._wait_for_reserve(limit):
             return None
         while ready:
             event = ready.popleft()
@@ -305,7 +304,7 @@ class Workers:
             partition = event.partition
             if event.attempts or not partition.retrying or partition.may_begin:
                 return event
-            # The commit metadata have its state already: there was no token for its first attempt.
+            # The commit metadata has its state already: there was no token for its first attempt.
             if event in partition.retrying:
                 return event
             partition.held_back.append(event)  # the commit metadata has no room for its state
@@ -317,7 +316,8 @@ class Workers:
         if self._reserve is None:
             return False
         now = self._now()
-        if self._reserve.may_begin_unchecked(next(iter(self._under_way)).last_attempt, now):
+        oldest_event = next(iter(self._under_way))
+        if self._reserve.may_begin_unchecked(oldest_event.last_attempt, now):
             return False
         began_times = (event.last_attempt for event in self._under_way)
         delay = self._reserve.delay_before_attempt(began_times, limit, now)
@@ -341,7 +341,7 @@ class Workers:
             return None
         if self._probes_due:
             return self._probes_due.popleft()
-        for queue in (self._retries, self._ready):
+        for queue in (self._retries, self._ready):  # drop events of closed partitions
             while queue and not queue[0].partition.open:
                 queue.popleft()
         queue = self._retries or self._ready  # an event that was sent already probes first
@@ -385,7 +385,7 @@ class Workers:
             self._wake_worker()
 
     def _wake_later(self, wake_at: float) -> None:
-        """Have a worker woken at this time of the event loop's clock, if none will be earlier."""
+        """Wake a worker at `wake_at` (event loop's clock), unless one will be woken earlier."""
         if self._timer is not None:
             if self._timer.when() <= wake_at:
                 return

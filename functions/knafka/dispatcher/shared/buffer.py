@@ -35,9 +35,9 @@ class CursorOwner(Protocol):
     drain: Selective | None
     """The drain that reads; None: the group wants every record."""
 
-    def notify(self, number: int, is_record: bool) -> int:
-        """Note that a partition has new records (`is_record` True) or only a later end. Returns how
-        many records the drain took at once."""
+    def notify(self, number: int, has_records: bool) -> int:
+        """Note that a partition has new records (`has_records` True) or only a later end.
+        Returns how many records the drain took at once."""
         ...
 
     def hand_over(self, cursor: Cursor) -> int:
@@ -117,21 +117,8 @@ class PartitionBuffer:
     these offsets may have no record."""
 
     __slots__ = (
-        "cursors",
-        "end",
-        "epochs",
-        "filter_index",
-        "first_index",
-        "known_end",
-        "number",
-        "paused",
-        "pending_cursors",
-        "plain_cursors",
-        "records",
-        "size",
-        "start",
-        "unproven",
-        "wants_trace",
+        "cursors", "end", "epochs", "filter_index", "first_index", "known_end", "number", "paused",
+        "pending_cursors", "plain_cursors", "records", "size", "start", "unproven", "wants_trace",
     )  # fmt: skip
 
     def __init__(self, number: int, start: int, epoch: int = NO_EPOCH) -> None:
@@ -172,12 +159,12 @@ class PartitionBuffer:
     def untaken(self) -> int:
         """Number of records at the end that no group has taken, not even the fastest; 0 if some
         group has taken all of its records, or if no group reads here."""
-        selective = len(self.cursors) - len(self.plain_cursors)
-        if selective > len(self.pending_cursors) or not self.cursors:
+        selective_count = len(self.cursors) - len(self.plain_cursors)
+        if selective_count > len(self.pending_cursors) or not self.cursors:
             return 0  # a selective cursor without pending records has taken all of them
-        plain = max((cursor.index for cursor in self.plain_cursors), default=0)
-        fastest = max((cursor.pending[0] for cursor in self.pending_cursors), default=0)
-        return self.end_index - max(plain, self.first_index, fastest)
+        fastest_plain = max((cursor.index for cursor in self.plain_cursors), default=0)
+        fastest_selective = max((cursor.pending[0] for cursor in self.pending_cursors), default=0)
+        return self.end_index - max(fastest_plain, fastest_selective, self.first_index)
 
     def is_ahead_by(self, count: int) -> bool:
         """Whether the slowest group has still to take at least the last `count` records."""
@@ -187,8 +174,8 @@ class PartitionBuffer:
     def slowest_index(self) -> int:
         """Index of the first record that some group has still to take; if there is none,
         `end_index`."""
-        plain = min((cursor.index for cursor in self.plain_cursors), default=self.end_index)
-        return min([plain, *(cursor.pending[0] for cursor in self.pending_cursors)])
+        slowest_plain = min((cursor.index for cursor in self.plain_cursors), default=self.end_index)
+        return min([slowest_plain, *(cursor.pending[0] for cursor in self.pending_cursors)])
 
     def covers(self, position: Position) -> bool:
         """Whether a group with this next position can continue in this buffer: it lies between
@@ -201,7 +188,8 @@ class PartitionBuffer:
         `find_contradicted` checks the position once the records before it are read."""
         if position.offset > self.end:
             return position.offset <= self.end + ahead and self.known_end != self.end
-        return self.start <= max(0, position.offset) and self.epochs.allows(position)
+        offset = max(0, position.offset)  # `BEGINNING` is negative
+        return self.start <= offset and self.epochs.allows(position)
 
     def find_contradicted(self) -> list[Cursor]:
         """Return the unproven cursors that come from another log than this one, because this log
@@ -233,7 +221,8 @@ class PartitionBuffer:
             cursor.owner.notify(self.number, False)
 
     def leave(self, cursor: Cursor) -> None:
-        """Remove a cursor; it becomes a plain one, which may join another buffer."""
+        """Remove a cursor; it becomes a plain one, which may join another buffer. If it was
+        selective, its drain learns what was skipped, and gets every record from then on."""
         if cursor.is_selective:
             self.catch_up(cursor)
             self.filter_index.remove(cursor)
@@ -297,7 +286,7 @@ class PartitionBuffer:
         records = self.records[start : start + limit]
         if records:
             cursor.index += len(records)
-            if records[0].offset() < cursor.offset:
+            if records[0].offset() < cursor.offset:  # the cursor joined above `end`
                 records = records[bisect_left(records, cursor.offset, key=_offset_of) :]
             if records:
                 cursor.offset = records[-1].offset() + 1
@@ -341,15 +330,16 @@ class PartitionBuffer:
             if (end := self.take_end(cursor)) is not None:
                 drain.note_skipped(self.number, 0, end)
             return
-        index, offset = self.end_index, self.end
+        next_index, next_offset = self.end_index, self.end
         if cursor.pending:
-            index = cursor.pending[0]
-            offset = self.records[index - self.first_index].offset()
-        if offset > cursor.offset or index > cursor.index:
-            offset = max(cursor.offset, offset)
-            drain.note_skipped(self.number, index - cursor.index - cursor.taken, offset)
-            cursor.index, cursor.offset, cursor.taken = index, offset, 0
-            cursor.reported = max(cursor.reported, offset)
+            next_index = cursor.pending[0]
+            next_offset = self.records[next_index - self.first_index].offset()
+        if next_offset > cursor.offset or next_index > cursor.index:
+            next_offset = max(cursor.offset, next_offset)
+            skipped_count = next_index - cursor.index - cursor.taken
+            drain.note_skipped(self.number, skipped_count, next_offset)
+            cursor.index, cursor.offset, cursor.taken = next_index, next_offset, 0
+            cursor.reported = max(cursor.reported, next_offset)
 
     def next_offset(self, cursor: Cursor) -> int:
         """Return the offset from which the cursor continues: all records below it were taken or

@@ -118,12 +118,12 @@ class EgressDrains:
         if previous_drains is not None:
             await asyncio.wait({previous_drains})
         while not self._stopping.is_set():
-            began = self._loop.time()
+            began_at = self._loop.time()
             problem = await self._drain_once()
             if self._stopping.is_set():
                 return
             now = self._loop.time()
-            if now - began > FORGET_FAILURES_AFTER:
+            if now - began_at > FORGET_FAILURES_AFTER:
                 self._failures, self._failing_since = 0, None
             if self._failing_since is None:
                 self._failing_since = now
@@ -334,12 +334,12 @@ class ShardDrain:
                 del self._reported[group]
         for group, egress in desired.items():
             if group not in self._drains:
-                self._begin(group, egress)
+                self._begin_drains(group, egress)
         self._active_at = self._loop.time()
         if self.position != reported_position:
             self._news.set()
 
-    def _begin(self, group: str, egress: Egress) -> None:
+    def _begin_drains(self, group: str, egress: Egress) -> None:
         """Start the drains of an Egress; they wait for the drains of its previous record."""
         served = self._ensure_served(egress)
         drains = EgressDrains(served, egress, self._connect, self._latest_tasks.get(group))
@@ -377,5 +377,6 @@ class ShardDrain:
         growth = drains.served.growth_since(self._reported.get(group, NOTHING_REPORTED))
         drain = drains.served.drain
         state = {} if drain is None else drain.state()
+        # A drain that has partitions works again, whatever ended the previous one.
         error = None if state.get("partitions") else drains.error
         return DrainProgress(**growth, **state, error=error)

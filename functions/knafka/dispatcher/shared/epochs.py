@@ -36,7 +36,8 @@ class KnownEpochs:
         record's epoch isn't known."""
         if position.epoch == NO_EPOCH or position.offset <= 0:
             return True
-        epoch = next(
+        epoch_before = next(
             start.epoch for start in reversed(self._starts) if start.offset < position.offset
         )
-        return epoch <= position.epoch and (epoch != NO_EPOCH or self._begins_at_zero)
+        is_known = epoch_before != NO_EPOCH or self._begins_at_zero
+        return is_known and epoch_before <= position.epoch

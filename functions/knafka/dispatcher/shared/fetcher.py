@@ -252,13 +252,14 @@ class Fetcher:
             self.moved.clear()
             self._resume()
             active = [buffer for buffer in self.buffers.values() if not buffer.paused]
+            # There is demand while few records are left that no group has taken.
             has_demand = bool(active) and sum(buffer.untaken for buffer in active) < limits.ahead
             full_buffers = self._full_buffers(active) if has_demand else []
             if has_demand and not full_buffers:
                 return
             if not active:
                 await self.moved.wait()
-            elif full_buffers:
+            elif full_buffers:  # the fastest groups need records, for which there is no room
                 await self._wait_for_move(limits.patience)
                 self._trim()
                 for buffer in self._full_buffers(active):
@@ -297,7 +298,8 @@ class Fetcher:
         self._trim()
 
     async def _wait_for_move(self, timeout: float) -> bool:
-        """Wait until `moved` is set, at most `timeout` seconds; returns whether it is set."""
+        """Wait until a group has taken records, joined or left (`moved`), at most `timeout`
+        seconds; returns whether one has."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 await self.moved.wait()

@@ -83,15 +83,18 @@ class GroupCommits:
         without a commit are left out. Raises `LogError`."""
         return await self._offsets.committed(self._group, self._topic, numbers)
 
-    def assign(self, number: int, commit: Commit | None, topic: str, asked_at: float) -> None:
+    def assign(
+        self, number: int, commit: Commit | None, present_mark: str, asked_at: float
+    ) -> None:
         """Note that a partition is assigned, with the group's commit (None: nothing committed).
 
-        `topic`: the start of the present topic's id. Empty: it isn't known yet. The commit's mark
-        is then compared later, with an id that is requested no earlier than the commit was, at
+        `present_mark`: the start of the present topic's id. Empty: it isn't known yet. The commit's
+        mark is then compared later, with an id that is requested no earlier than the commit was, at
         `asked_at` (`time.monotonic`).
         """
         # An id of the topic that was requested before `asked_at` may be older than the commit.
-        self._marks.begin(number, "" if commit is None else commit.topic, topic, asked_at)
+        commit_mark = "" if commit is None else commit.topic
+        self._marks.begin(number, commit_mark, present_mark, asked_at)
         self.epochs[number] = NO_EPOCH if commit is None else commit.epoch
         self._end_epochs[number] = NO_EPOCH if commit is None else commit.end_epoch
         self._settled[number] = BEGINNING if commit is None else commit.offset

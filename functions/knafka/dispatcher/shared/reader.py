@@ -4,6 +4,9 @@ Each record is returned once and in order, whichever buffer it comes from: a cur
 offset. A `Selective` drain gets only records that match its selection; while it waits in `read`,
 its `take` gets them without waking it.
 
+A commit's mark, the start of Kafka's id of the topic, shows whether the topic was created anew
+since; it is checked as soon as the present topic's id is known.
+
 Not here: commits, which wait until the topic makes them (`group_commits`).
 
 More than 400 lines, as reading and the changes of partitions share the cursors and the read that is
@@ -43,7 +46,7 @@ class ReaderTopic(Protocol):
     name: str
 
     @property
-    def readers(self) -> int:
+    def reader_count(self) -> int:
         """Number of groups that read this topic."""
         ...
 
@@ -183,6 +186,7 @@ class GroupReader:
                 del self._partitions_with_news[number]
                 continue
             buffer = cursor.buffer
+            # Repeated, as `take` returns fewer records if it skips some below the cursor's offset.
             while len(records) < limit and cursor.has_more:
                 records += buffer.take(cursor, limit - len(records))
             if cursor.has_more:
@@ -195,11 +199,11 @@ class GroupReader:
             self._topic.note_taken(cursor)
         return records
 
-    def notify(self, number: int, is_record: bool) -> int:
-        """Note that a partition has new records (`is_record` True) or only a new end. If the drain
-        waits in `read`, hand the records over to it at once; returns how many it took."""
+    def notify(self, number: int, has_records: bool) -> int:
+        """Note that a partition has new records (`has_records` True) or only a new end. If the
+        drain waits in `read`, hand the records over to it at once; returns how many it took."""
         self._partitions_with_news[number] = None
-        if not is_record:
+        if not has_records:
             return 0
         if self.drain is not None and self._waiter and not self._waiter.done():
             return self._hand_over_news(self.drain)
@@ -208,8 +212,8 @@ class GroupReader:
 
     def hand_over(self, cursor: Cursor) -> int:
         """Hand new records for this cursor over to the drain if it waits in `read`; returns how
-        many it took. The fetcher calls this between reads: it costs less than `notify`, to which it
-        turns in all but the usual case."""
+        many it took. The fetcher calls this between reads: in the usual case it costs less than
+        `notify`, which it calls in all other cases."""
         drain, waiter, buffer = self.drain, self._waiter, cursor.buffer
         room = RECORDS_PER_READ - self._handed_over_count
         if (
@@ -259,10 +263,10 @@ class GroupReader:
         """Seconds between commits of a drain that gets no records. Without such a commit, a later
         owner of the partition would only filter the skipped events again, so there is no upper
         limit."""
-        return max(COMMIT_INTERVAL, self._topic.readers / MAX_COMMITS_PER_SECOND)
+        return max(COMMIT_INTERVAL, self._topic.reader_count / MAX_COMMITS_PER_SECOND)
 
     def catch_up(self) -> None:
-        """Report to the drain which records were skipped until now."""
+        """Report to the drain how many records were skipped until now, and up to where."""
         for cursor in self.cursors.values():
             if cursor.buffer is not None:
                 cursor.buffer.catch_up(cursor)
@@ -301,19 +305,23 @@ class GroupReader:
     def assign_partitions(
         self,
         committed: Mapping[int, Commit | None],
-        topic: str = "",
+        present_mark: str = "",
         asked_at: float = -math.inf,
     ) -> None:
         """Assign partitions to the drain, with the group's commits (None: nothing committed), which
         were requested at `asked_at` (`time.monotonic`). Nothing is read before `start_reading`.
-        `topic`: the start of the present topic's id, which marks commits; empty: unknown."""
+        `present_mark`: the start of the present topic's id, which marks commits; empty:
+        unknown."""
         for number, commit in committed.items():
-            self._commits.assign(number, commit, topic, asked_at)
+            self._commits.assign(number, commit, present_mark, asked_at)
             offset = 0 if commit is None else commit.offset
             self.cursors[number] = Cursor(number, offset, self)
         self._enqueue_check()
         self._assignment.on_assigned(
-            {number: commit and commit.offset_and_metadata for number, commit in committed.items()}
+            {
+                number: None if commit is None else commit.offset_and_metadata
+                for number, commit in committed.items()
+            }
         )
 
     def start_reading(self, number: int, committed: Commit | None) -> None:
@@ -343,10 +351,12 @@ class GroupReader:
         self._assignment.on_assigned({number: None})
 
     def _forget_news(self, number: int) -> None:
-        """Forget the records and the end that the read under way has found in a partition. If the
-        partition is assigned to the drain anew, the drain would take the earlier log's end for one
-        that it has reached."""
-        self.ends = {other: end for other, end in self.ends.items() if other != number}
+        """Forget the records and the end that the read under way has found in a partition.
+        Otherwise a drain to which the partition is assigned anew would take the end of the earlier
+        log for the end of the present one."""
+        self.ends = {
+            other_number: end for other_number, end in self.ends.items() if other_number != number
+        }
         self._partitions_with_news.pop(number, None)
 
     def _enqueue_check(self) -> None:

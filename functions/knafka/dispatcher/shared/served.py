@@ -132,8 +132,9 @@ class ServedShard:
 
     async def stream(self, request: DrainRequest, caller: asyncio.Task[bool], send: Send) -> None:
         """Answer a request for a drain with lines of progress until the drain ends, the request's
-        budget is spent or `caller` is done. `caller` returns True if the caller asks for a stop,
-        False if it disconnects. `send` is ASGI's."""
+        budget is spent or the caller disconnects. `caller` is a task that ends when the caller
+        acts: it returns True if the caller asks for a stop, False if it disconnects. It is
+        cancelled if another request replaces this one."""
         await stream(self._lease, request, caller, send, make_line_reducer(), self._news)
 
     def note_refusal(self) -> None:
@@ -142,11 +143,12 @@ class ServedShard:
         self._lease.note_refusal()
 
     def detach(self) -> None:
-        """Let the drain go on after its request's connection has ended."""
+        """Note that the request under way has ended; the drain goes on."""
         self._lease.detach()
 
     def stop(self, timeout: float) -> None:
-        """Stop following the contract, and stop the drain within `timeout` seconds."""
+        """Stop following the contract, begin to end the drain, and start no other; attempts under
+        way get `timeout` seconds. Returns at once."""
         if self._at_start is not None:
             self._at_start.cancel()
         if self._following is not None:
@@ -154,7 +156,7 @@ class ServedShard:
         self._lease.stop(timeout)
 
     async def wait_until_drained(self) -> None:
-        """Wait until the drain has ended."""
+        """Wait until the running drain, if there is one, has ended."""
         await self._lease.wait()
 
     async def close(self) -> None:

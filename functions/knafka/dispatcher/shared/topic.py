@@ -6,7 +6,8 @@
 
 A group's offsets are committed without a member in that group, so only this process's own
 membership keeps other processes out: Kafka confirms it before each round of commits, and makes
-other members wait while partitions are released.
+other members wait while partitions are released. A commit's mark, the start of Kafka's id of the
+topic, shows whether the topic was created anew since.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class SharedTopic:
         return reader
 
     @property
-    def readers(self) -> int:
+    def reader_count(self) -> int:
         """Number of groups that read this topic."""
         return len(self._readers)
 
@@ -159,17 +160,17 @@ class SharedTopic:
         confirmed_at = loop.time()
         if committing_readers and not await member.confirm(_highest_positions(committing_readers)):
             committing_readers = []
-        starts = range(0, len(committing_readers), CONCURRENT_COMMITS)
+        batch_starts = range(0, len(committing_readers), CONCURRENT_COMMITS)
         serving = asyncio.ensure_future(member.serve(COMMIT_ROUND_SECONDS))
         try:
-            for start in starts:
+            for start in batch_starts:
                 if loop.time() - confirmed_at < CONFIRMATION_VALID_SECONDS:
                     for reader in committing_readers[start : start + CONCURRENT_COMMITS]:
                         self._committing_readers.pop(reader, None)
                         if reader.to_commit:
                             reader.begin_commit()
-                if start != starts[-1]:
-                    await asyncio.sleep(COMMIT_ROUND_SECONDS / len(starts))
+                if start != batch_starts[-1]:
+                    await asyncio.sleep(COMMIT_ROUND_SECONDS / len(batch_starts))
             await serving
         finally:
             serving.cancel()
@@ -183,7 +184,8 @@ class SharedTopic:
                     self._unchecked_readers.pop(reader, None)
 
     def on_assigned(self, partitions: Mapping[int, OffsetAndMetadata | None]) -> None:
-        """Start to read these partitions for all groups; the member's own commits aren't used."""
+        """Start to read these partitions for all groups. The values, commits of the member's own
+        group, aren't used."""
         self._owned.update(partitions)
         self._start_task(self._assign_readers(list(self._readers), sorted(partitions)))
 
@@ -224,12 +226,12 @@ class SharedTopic:
         pending_tasks = set(readers_by_task)
         while pending_tasks:
             done, pending_tasks = await asyncio.wait(pending_tasks, timeout=GROUP_COMMITS_TIMEOUT)
-            present = reading_mark.result() if reading_mark.done() else ""
+            present_mark = reading_mark.result() if reading_mark.done() else ""
             starts: list[_Start] = []
             for task in done:
                 reader = readers_by_task[task]
                 if reader not in self._readers or reader.is_closing:
-                    task.exception()
+                    task.exception()  # else asyncio would log that nobody retrieved it
                     continue
                 if (error := task.exception()) is not None:
                     if not isinstance(error, LogError):
@@ -237,15 +239,16 @@ class SharedTopic:
                     reader.fail(error)
                     continue
                 group_commits = task.result()
+                # Meanwhile partitions may have been revoked, or assigned by another call.
                 new_numbers = [
                     number for number in numbers if number in self._owned - reader.cursors.keys()
                 ]
                 committed = {
-                    number: _usable_commit(present, group_commits.get(number))
+                    number: _usable_commit(present_mark, group_commits.get(number))
                     for number in new_numbers
                 }
                 if committed:
-                    reader.assign_partitions(committed, present, asked_at)
+                    reader.assign_partitions(committed, present_mark, asked_at)
                 starts += [(reader, number, commit) for number, commit in committed.items()]
             # In the order of the offsets, so that groups near each other share a buffer.
             for reader, number, commit in sorted(starts, key=_order_of_start):
@@ -345,15 +348,11 @@ class SharedTopic:
                     continue
                 # Of two buffers with the same end, that of the earlier fetcher stays.
                 if (other_buffer.end, -index) > (buffer.end, -own_index):
-                    covered = [
-                        cursor
-                        for cursor in buffer.cursors
-                        if other_buffer.covers(
-                            Position(
-                                buffer.next_offset(cursor), cursor.owner.position_of(cursor).epoch
-                            )
-                        )
-                    ]
+                    covered: list[Cursor] = []
+                    for cursor in buffer.cursors:
+                        epoch = cursor.owner.position_of(cursor).epoch
+                        if other_buffer.covers(Position(buffer.next_offset(cursor), epoch)):
+                            covered.append(cursor)
                     for cursor in covered:
                         buffer.leave(cursor)
                         other_buffer.join(cursor)
@@ -385,10 +384,10 @@ def _order_of_start(start: _Start) -> tuple[int, int, int]:
     return number, commit.offset, commit.epoch
 
 
-def _usable_commit(present: str, commit: Commit | None) -> Commit | None:
+def _usable_commit(present_mark: str, commit: Commit | None) -> Commit | None:
     """Return a group's commit; None if there is none, or if its mark shows that it was made for an
-    earlier topic. `present` is the mark of the present topic; empty: unknown."""
-    return None if commit is None or is_of_another_topic(commit.topic, present) else commit
+    earlier topic. `present_mark` is the mark of the present topic; empty: unknown."""
+    return None if commit is None or is_of_another_topic(commit.topic, present_mark) else commit
 
 
 def _highest_positions(readers: Iterable[GroupReader]) -> dict[int, int]:

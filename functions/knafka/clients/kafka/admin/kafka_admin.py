@@ -228,8 +228,8 @@ class KafkaAdmin:
         self, groups: Collection[str], topic: str, positions: Positions, seconds: float
     ) -> None:
         """Note the offsets (`positions`) that a dispatcher reports as committed for these groups.
-        It has made the groups' commits for `seconds`. While the topic ends at these offsets, `lags`
-        needs no request."""
+        It has made all commits of the groups in the last `seconds`. While the topic ends at these
+        offsets, `lags` needs no request."""
         self._lags.note_committed(groups, topic, positions, seconds)
 
     async def read_last(self, topic: str, limit: int) -> Sequence[Record]:
@@ -243,7 +243,7 @@ class KafkaAdmin:
             return await self._calls.run_in_thread(lambda timeout: read(timeout=timeout))
 
     async def last_with_key(self, topic: str, key: bytes) -> Record | None:
-        """Return the last record that has this key; None: there is none. Raises `LogError`."""
+        """Return a topic's last record with this key; None: there is none. Raises `LogError`."""
         await self._requests.describe_existing(topic)
         read = partial(read_last_with_key, self._connection, topic, key)
         with explain_denials(topic=("Read", topic), group=("Read", UNUSED_GROUP)):
@@ -260,6 +260,7 @@ class KafkaAdmin:
         """Send a request by `ask`, which gets a timeout in seconds. Returns True if the request
         succeeded. Returns False if it failed with Kafka's error code `done_code`: there was nothing
         left to do. Raises `LogError` for any other failure."""
-        # Of a request that failed with `done_code`, `request_each` returns no answer.
+        # The request has one future, under the key None. If the future fails with `done_code`,
+        # `request_each` leaves that key out.
         answers = await self._calls.request_each(lambda timeout: {None: ask(timeout)}, {done_code})
         return None in answers

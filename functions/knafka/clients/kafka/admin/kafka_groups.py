@@ -54,6 +54,8 @@ MIN_CACHE_SECONDS: Final = 15.0
 """The least that `cache_seconds` returns."""
 MAX_CACHE_SECONDS: Final = 1800.0
 """The most that `cache_seconds` returns."""
+CLEAN_UP_INTERVAL: Final = MAX_CACHE_SECONDS / 6
+"""Seconds between two clean-ups of the cache."""
 MAX_REPORT_SECONDS: Final = 24 * 3600.0
 """Longest drain, in seconds, whose reported commits are cached. Calls of `forget`, which a report
 may contradict, are remembered for as long."""
@@ -211,6 +213,7 @@ class KafkaGroups:
         if present_group is not None and present_group.members:
             raise LogError(f"the group {group} has {len(present_group.members)} members")
         if present_group is not None and _had_classic_members(present_group):
+            # Kafka would delete the offsets: copy them, and create the group again from the copy.
             offsets = await self.committed_partitions(group, partitions)
             if not offsets:
                 return
@@ -218,7 +221,7 @@ class KafkaGroups:
             await self.delete(group)
             await self.commit(group, offsets)
         elif copied_group is None or _is_gone(copied_group):
-            return
+            return  # Kafka keeps the group's offsets, and no earlier call has left a copy
         else:
             # An earlier call died in between: use its copy, unless the group exists again.
             offsets = await self.committed_partitions(copy, partitions)
@@ -285,7 +288,7 @@ class KafkaGroups:
             for group, forgotten_at in self._forgotten_at.items()
             if now - forgotten_at < MAX_REPORT_SECONDS
         }
-        self._clean_up_at = now + MAX_CACHE_SECONDS / 6
+        self._clean_up_at = now + CLEAN_UP_INTERVAL
 
     def have_committed(self, groups: Sequence[str], topic_id: str, ends: Positions) -> bool:
         """Whether all of these groups have committed these ends, by the cache; False if the cache
@@ -297,18 +300,19 @@ class KafkaGroups:
     def note_commits(
         self, groups: Collection[str], topic_id: str, positions: Positions, seconds: float
     ) -> None:
-        """Cache the offsets (`positions`) that a dispatcher has committed for these groups.
-        It has made the groups' commits for `seconds`. While the topic ends at these offsets,
-        `commits_of_groups` needs no request.
+        """Cache the offsets (`positions`) that a dispatcher reports as committed for these groups.
+        It has made all commits of the groups in the last `seconds`. While the topic ends at these
+        offsets, `commits_of_groups` needs no request.
 
         A group is left out if `forget` was called for it within these seconds: somebody else may
-        have reset its offsets. All are left out if `seconds` is more than `MAX_REPORT_SECONDS`.
+        have reset its offsets. All are left out if `seconds` isn't below `MAX_REPORT_SECONDS`.
         """
         now = time.monotonic()
         committed = {number: OffsetAndMetadata(offset) for number, offset in positions.items()}
         for group in groups:
             forgotten_at = self._forgotten_at.get(group, -math.inf)
             if seconds < MAX_REPORT_SECONDS and forgotten_at < now - seconds:
+                # At random times, as in `commits_of_groups`.
                 expires_at = now + cache_seconds(len(self._cached)) * random.uniform(0.5, 1)
                 self._cached.setdefault(group, {})[topic_id] = _CachedCommits(
                     committed, positions, expires_at

@@ -40,18 +40,20 @@ after these ends appear in a later call; the operator calls both every few secon
 
 
 class _CachedPartitions(NamedTuple):
-    """A topic's id and partitions, as read by `end_offsets_of_all` at `at` (`time.monotonic`)."""
+    """A topic's id and partitions, as `end_offsets_of_all` has read them."""
 
-    at: float
+    read_at: float
+    """When they were read (`time.monotonic`)."""
     id: str
     partitions: list[TopicPartition]
     """The partitions, each with `LATEST` as its offset, to request its end."""
 
 
 class _CachedEnds(NamedTuple):
-    """A topic's end offsets, as read by `end_offsets_of_all` at `at` (`time.monotonic`)."""
+    """A topic's end offsets, as `end_offsets_of_all` has read them."""
 
-    at: float
+    requested_at: float
+    """When they were requested (`time.monotonic`)."""
     topic_id: str
     by_partition: Mapping[int, int]
 
@@ -87,10 +89,9 @@ class KafkaLags:
             for partition in self._cached_partitions[topic].partitions
         ]
         requested_at = time.monotonic()
+        offsets = await self._requests.offsets_of_partitions(partitions, allow_failures=True)
         ends: dict[str, dict[int, int]] = {}
-        for partition, offset in (
-            await self._requests.offsets_of_partitions(partitions, allow_failures=True)
-        ).items():
+        for partition, offset in offsets.items():
             ends.setdefault(partition.topic, {})[partition.partition] = offset
         self._cache_ends(topics, ends, requested_at)
         return ends
@@ -103,7 +104,7 @@ class KafkaLags:
         self._cached_partitions = {
             topic: cached
             for topic, cached in self._cached_partitions.items()
-            if now - cached.at < PARTITIONS_CACHE_SECONDS
+            if now - cached.read_at < PARTITIONS_CACHE_SECONDS
         }
         try:
             described = await self._requests.describe(
@@ -123,17 +124,19 @@ class KafkaLags:
     ) -> None:
         """Cache the `ends` of each topic of which all partitions were read, and forget old ends.
         `topics`: all topics whose ends were requested, at `requested_at` (`time.monotonic`)."""
-        self._cached_ends = {
+        # All of `topics` lose their earlier ends: those that were read completely get new ones, and
+        # the others must have none.
+        ends_of_other_topics = {
             topic: cached_ends
             for topic, cached_ends in self._cached_ends.items()
-            # All of `topics` lose their earlier ends. Below, the topics that were read completely
-            # get new ones; the others must have none.
-            if requested_at - cached_ends.at < ENDS_CACHE_SECONDS and topic not in topics
-        } | {
+            if requested_at - cached_ends.requested_at < ENDS_CACHE_SECONDS and topic not in topics
+        }
+        complete_ends = {
             topic: _CachedEnds(requested_at, self._cached_partitions[topic].id, topic_ends)
             for topic, topic_ends in ends.items()
             if len(topic_ends) == len(self._cached_partitions[topic].partitions)
         }
+        self._cached_ends = ends_of_other_topics | complete_ends
 
     async def lags(self, groups: Sequence[str], topic: str) -> Mapping[str, Lag]:
         """Return the lag of each group on one topic, by group. Sends no request if the topic's ends
@@ -156,11 +159,10 @@ class KafkaLags:
         if recent_ends is None or recent_ends.topic_id != description.id:
             # `committed` is empty, or has the commits on an earlier topic of this name. Commits of
             # groups that are at the ends read last may come from the cache.
-            id_, cached_ranges = self._cached_ranges.get(topic, ("", {}))
+            cached_id, cached_ranges = self._cached_ranges.get(topic, ("", {}))
+            is_same_topic = cached_id == description.id
             ends = (
-                {number: end for number, (_, end) in cached_ranges.items()}
-                if id_ == description.id
-                else {}
+                {number: end for number, (_, end) in cached_ranges.items()} if is_same_topic else {}
             )
             committed = await self._groups.commits_of_groups(
                 groups, description.id, description.partitions, ends
@@ -177,7 +179,7 @@ class KafkaLags:
         """Return the topic's ends, if all of them were read within the last `ENDS_CACHE_SECONDS`;
         else None."""
         ends = self._cached_ends.get(topic)
-        return ends if ends and time.monotonic() - ends.at <= ENDS_CACHE_SECONDS else None
+        return ends if ends and time.monotonic() - ends.requested_at <= ENDS_CACHE_SECONDS else None
 
     async def _ranges_of(
         self, topic: str, description: DescribedTopic
@@ -199,8 +201,8 @@ class KafkaLags:
             for partition in starts.keys() & ends.keys()
         }
         # A topic that was created anew has another id, and its earlier ranges don't apply.
-        id_, cached_ranges = self._cached_ranges.get(topic, (description.id, {}))
-        ranges = cached_ranges | read_ranges if id_ == description.id else read_ranges
+        cached_id, cached_ranges = self._cached_ranges.get(topic, (description.id, {}))
+        ranges = cached_ranges | read_ranges if cached_id == description.id else read_ranges
         if not ranges:
             raise LogError(f"no partition of {topic} has a leader")
         self._cached_ranges[topic] = description.id, ranges
@@ -210,8 +212,8 @@ class KafkaLags:
         self, groups: Collection[str], topic: str, positions: Positions, seconds: float
     ) -> None:
         """Note the offsets (`positions`) that a dispatcher reports as committed for these groups.
-        It has made the groups' commits for `seconds`. While the topic ends at these offsets, `lags`
-        needs no request."""
+        It has made all commits of the groups in the last `seconds`. While the topic ends at these
+        offsets, `lags` needs no request."""
         if (cached := self._cached_partitions.get(topic)) is not None:
             self._groups.note_commits(groups, cached.id, positions, seconds)
 

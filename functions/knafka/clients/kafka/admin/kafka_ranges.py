@@ -39,12 +39,14 @@ class KafkaRanges:
     def __init__(
         self,
         calls: AdminCalls,
-        partitions: Callable[[Collection[str]], Awaitable[Mapping[str, Sequence[TopicPartition]]]],
+        read_partitions: Callable[
+            [Collection[str]], Awaitable[Mapping[str, Sequence[TopicPartition]]]
+        ],
     ) -> None:
-        """`calls` sends the requests. `partitions` reads the partitions of some topics from Kafka,
-        and returns them by topic, without topics that don't exist."""
+        """`calls` sends the requests. `read_partitions` reads the partitions of some topics from
+        Kafka, and returns them by topic, without topics that don't exist."""
         self._calls = calls
-        self._partitions = partitions
+        self._read_partitions = read_partitions
         self._cached_partitions: dict[str, tuple[float, Sequence[TopicPartition]]] = {}
         """Cached partitions by topic, each with the monotonic time when they were read."""
 
@@ -78,11 +80,10 @@ class KafkaRanges:
         and more only if the topics' partitions aren't cached. Topics without records are left out.
         Raises `LogError` if no partition can be read."""
         partitions = with_offset(await self._existing_partitions(topics), FIRST_RECORD_TIME)
+        first_records = await list_offsets(self._calls, partitions, allow_failures=True)
         timestamps: dict[str, float] = {}
-        for partition, record in (
-            await list_offsets(self._calls, partitions, allow_failures=True)
-        ).items():
-            if record.offset >= 0 and record.timestamp >= 0:
+        for partition, record in first_records.items():
+            if record.offset >= 0 and record.timestamp >= 0:  # else it has no record or no leader
                 seconds = record.timestamp / 1000
                 timestamps[partition.topic] = min(timestamps.get(partition.topic, seconds), seconds)
         return timestamps
@@ -106,16 +107,13 @@ class KafkaRanges:
         partitions are cached for `RANGE_PARTITIONS_CACHE_SECONDS` seconds. Raises `LogError`."""
         now = time.monotonic()
         self._cached_partitions = {
-            topic: entry
-            for topic, entry in self._cached_partitions.items()
-            if now - entry[0] < RANGE_PARTITIONS_CACHE_SECONDS
+            topic: (read_at, partitions)
+            for topic, (read_at, partitions) in self._cached_partitions.items()
+            if now - read_at < RANGE_PARTITIONS_CACHE_SECONDS
         }
         if missing := set(topics) - self._cached_partitions.keys():
-            for topic, partitions in (await self._partitions(missing)).items():
+            for topic, partitions in (await self._read_partitions(missing)).items():
                 self._cached_partitions[topic] = now, partitions
-        return [
-            partition
-            for topic in topics
-            if topic in self._cached_partitions
-            for partition in self._cached_partitions[topic][1]
-        ]
+        existing = [topic for topic in topics if topic in self._cached_partitions]
+        cached = [self._cached_partitions[topic] for topic in existing]
+        return [partition for _, partitions in cached for partition in partitions]

@@ -8,6 +8,7 @@ from one thread.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar, cast
@@ -60,6 +61,8 @@ OTHER_MARK_VALID_SECONDS: Final = 1.0
 it is cached for `PARTITIONS_VALID_SECONDS`."""
 QUICK_REQUEST_TIMEOUT: Final = 1.0
 """Most seconds for the request of `reachable_ends`, which the caller soon makes again."""
+READ_POLL_TIMEOUT: Final = 1.0
+"""Most seconds of one poll for records, after which `STALLED_READ_TIMEOUT` is checked."""
 READ_BATCH_RECORDS: Final = 5_000
 """Most records that `read_all` yields at a time."""
 
@@ -166,10 +169,11 @@ class BoundedReader:
             self._consumer.unassign()
 
     def _next_records(self, next_offset: int) -> tuple[list[Record], int]:
-        """Wait up to a second for records from `next_offset` on. Return the records that have
-        arrived, maybe none, and the offset at which the next call continues. Raises `LogError`."""
+        """Wait up to `READ_POLL_TIMEOUT` for records from `next_offset` on. Return the records that
+        have arrived, maybe none, and the offset at which the next call continues. Raises
+        `LogError`."""
         # `consume` alone would wait for the whole batch.
-        first_message = self._consumer.poll(1.0)
+        first_message = self._consumer.poll(READ_POLL_TIMEOUT)
         messages = (
             []
             if first_message is None
@@ -184,7 +188,9 @@ class BoundedReader:
                 next_offset = max(next_offset, cast(int, message.offset()))
             elif not error.retriable() and error.code() not in TRANSIENT_ERRORS:
                 raise log_error_of(error)
-        return records, max(next_offset, records[-1].offset() + 1) if records else next_offset
+        if records:
+            next_offset = max(next_offset, records[-1].offset() + 1)
+        return records, next_offset
 
     def ends(self, topic: str) -> Positions:
         """Return the end offset of each partition of a topic, by number. Raises `LogError`."""
@@ -316,14 +322,15 @@ class BoundedReader:
         """Whether a commit's mark shows that it was made on an earlier topic of the same name. The
         present topic's mark is read from Kafka if it isn't cached. Raises `LogError`."""
         topic, mark = committed.topic, topic_mark_of(committed)
-        present, read_at = self._cached_marks.get(topic, ("", -PARTITIONS_VALID_SECONDS))
-        valid_seconds = PARTITIONS_VALID_SECONDS if mark == present else OTHER_MARK_VALID_SECONDS
+        present_mark, read_at = self._cached_marks.get(topic, ("", -math.inf))
+        is_equal = mark == present_mark
+        valid_seconds = PARTITIONS_VALID_SECONDS if is_equal else OTHER_MARK_VALID_SECONDS
         if mark and time.monotonic() - read_at > valid_seconds:
-            present = self._ask_until_answered(
+            present_mark = self._ask_until_answered(
                 lambda timeout: read_topic_mark(self._admin, topic, timeout)
             )
-            self._cached_marks[topic] = present, time.monotonic()
-        return is_of_another_topic(mark, present)
+            self._cached_marks[topic] = present_mark, time.monotonic()
+        return is_of_another_topic(mark, present_mark)
 
     def _read_ends(self, partitions: Sequence[TopicPartition]) -> Positions:
         """Read the end offset of each partition, and return the ends by number. The end is behind
@@ -353,13 +360,10 @@ class BoundedReader:
         `BOUNDED_READ_REQUEST_TIMEOUT` seconds. Raises `LogError`."""
         deadline = time.monotonic() + BOUNDED_READ_REQUEST_TIMEOUT
         while True:
+            timeout = min(SINGLE_REQUEST_TIMEOUT, deadline - time.monotonic())
             try:
-                return ask(
-                    max(
-                        REQUEST_RETRY_INTERVAL,
-                        min(SINGLE_REQUEST_TIMEOUT, deadline - time.monotonic()),
-                    )
-                )
+                # Not less than `REQUEST_RETRY_INTERVAL`, even if the deadline has passed.
+                return ask(max(REQUEST_RETRY_INTERVAL, timeout))
             except KafkaException as error:
                 reason = error.args[0]
                 if refusal := self._errors.refusal:

@@ -100,8 +100,8 @@ class CommittedTopics:
         return commit_metadata.short_id(self._replaced.topic_id(topic, since))
 
     def pop_partitions_of_another_topic(self) -> Sequence[PartitionKey]:
-        """Return the partitions that began at a commit of another topic, as has become known since
-        the last call; each is returned only once. The caller must read those that it owns from
+        """Return the partitions that turned out, since the last call, to have begun at a commit of
+        another topic; each is returned only once. The caller must read those that it owns from
         their start, and call `note_restart`."""
         return self._marks.pop_partitions_of_another_topic()
 
@@ -112,9 +112,9 @@ class CommittedTopics:
         return bool(mark) and mark == self._present_mark(committed.topic)
 
     def note_restart(self, key: PartitionKey, is_of_known_topic: bool = False) -> None:
-        """Note that a partition is read from its start now. `is_of_known_topic`: True if its log is
-        surely that of the topic whose id was read last; False if the topic may have been created
-        anew since, so that its id must be read first."""
+        """Note that a partition is read from its start now. `is_of_known_topic`: True if its log
+        surely belongs to the topic whose id was read last; False if the topic may have been created
+        anew since, so that its id must be read again."""
         self._marks.restart(key, time.monotonic(), is_of_known_topic=is_of_known_topic)
 
     def mark(self, key: PartitionKey, metadata: str) -> str:

@@ -70,35 +70,35 @@ def elections_since(
     whose metadata describe no records above their offsets. `consumer` has read the commits;
     `connection` opens a new consumer. Blocks for `ELECTION_TIMEOUT` + `reach_timeout` seconds at
     most. Never raises."""
-    # The offset up to which each commit's metadata describe records; None: the metadata aren't
-    # ours.
-    reaches: dict[PartitionKey, int | None] = {}
-    asked: list[TopicPartition] = []
+    # Commits whose metadata may describe records above their offsets.
+    describing: list[TopicPartition] = []
+    # The offset after the last record that each of them describes; None: the metadata aren't ours.
+    described_ends: dict[PartitionKey, int | None] = {}
     for entry in committed:
         if entry.error is None and metadata_of(entry) and epoch_of(entry) != NO_EPOCH:
-            reach = described_until(entry.offset, metadata_of(entry))
-            if reach != entry.offset:
-                asked.append(entry)
-                reaches[entry.topic, entry.partition] = reach
-    ends = end_epochs(consumer, asked, ELECTION_TIMEOUT) if asked else {}
+            described_end = described_until(entry.offset, metadata_of(entry))
+            if described_end != entry.offset:
+                describing.append(entry)
+                described_ends[entry.topic, entry.partition] = described_end
+    epochs_at_end = end_epochs(consumer, describing, ELECTION_TIMEOUT) if describing else {}
     elections: dict[PartitionKey, LeaderElection] = {}
     probes: list[TopicPartition] = []
-    for entry in asked:
+    for entry in describing:
         key, epoch = (entry.topic, entry.partition), epoch_of(entry)
-        end_epoch, reach = ends.get(key, NO_EPOCH), reaches[key]
+        end_epoch, described_end = epochs_at_end.get(key, NO_EPOCH), described_ends[key]
         if end_epoch == epoch:
             continue  # no leader was elected since the commit
         # The metadata don't hold, unless a probe shows below that they do.
         holds = None if end_epoch == NO_EPOCH else False
-        elections[key] = LeaderElection(end_epoch, holds, key in ends)
-        if end_epoch > epoch and reach is not None:
+        elections[key] = LeaderElection(end_epoch, holds, key in epochs_at_end)
+        if end_epoch > epoch and described_end is not None:
             # The epoch has ended: its log may end below the records that the metadata describe.
-            probes.append(TopicPartition(*key, reach, "", epoch))
+            probes.append(TopicPartition(*key, described_end, "", epoch))
     if probes:
         answers = _find_reached(connection, probes, reach_timeout)
         for probe in probes:
             key = probe.topic, probe.partition
-            elections[key] = LeaderElection(ends[key], answers.get(key), key in answers)
+            elections[key] = LeaderElection(epochs_at_end[key], answers.get(key), key in answers)
     return elections
 
 
@@ -116,9 +116,9 @@ def _find_reached(
 
 
 def _reach_answer(key: PartitionKey, message: Message) -> bool | None:
-    """Return whether the leader epoch of the position at which a new consumer began reaches up to
-    that position, by a message that the consumer got: True for a record or the partition's end,
-    False for the error of a cut log, None for another error, by which this isn't known."""
+    """Return what a new consumer's message shows of the position at which the consumer began: does
+    the position's leader epoch reach up to it? True for a record or the partition's end; False for
+    the error of a cut log; None for another error, which doesn't show it."""
     error = message.error()
     if error is None or error.code() == KafkaError._PARTITION_EOF:
         return True

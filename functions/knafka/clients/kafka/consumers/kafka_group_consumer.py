@@ -151,7 +151,8 @@ class GroupConsumer(ABC):
         )
 
     def _subscribe(self) -> None:
-        """Subscribe to the topics, which joins the group; a member only sends a heartbeat by it."""
+        """Subscribe to the topics: this joins the group, or only sends a heartbeat if the consumer
+        is a member already."""
         self._heartbeat_at = time.monotonic() + HEARTBEAT_INTERVAL
         self.consumer.subscribe(
             self._topics,
@@ -213,10 +214,10 @@ class GroupConsumer(ABC):
     def leave(self) -> None:
         """Leave the group, and close the consumer; blocks while Kafka doesn't answer.
 
-        An assignment that waits for its callback is accepted before. Within librdkafka's close,
-        accepting it can end the group before the revocation that follows is accepted, too: then
-        librdkafka drops that call without an answer, and as confluent-kafka keeps Python's lock
-        meanwhile, the whole process stands still (librdkafka#4884).
+        First polls, so that an assignment that waits for its callback is accepted. If it were
+        accepted within librdkafka's close, the group could end before the revocation that follows
+        is accepted, too: then librdkafka drops that call without an answer, and as confluent-kafka
+        keeps Python's lock meanwhile, the whole process stands still (librdkafka#4884).
         """
         accept_until = time.monotonic() + ACCEPT_TIMEOUT
         with suppress(KafkaException):
@@ -289,7 +290,7 @@ def identity_of(consumer: Consumer) -> Any:
     description = consumer.consumer_group_metadata()
     if not description.startswith(_DESCRIPTION_START):
         raise LogError("this librdkafka describes a member in an unknown way")
-    begin = len(_DESCRIPTION_START) + _GENERATION.size
-    (generation,) = _GENERATION.unpack(description[len(_DESCRIPTION_START) : begin])
-    _, member, *_ = description[begin:].split(b"\0")
-    return description if generation > 0 and member else None
+    names_begin = len(_DESCRIPTION_START) + _GENERATION.size
+    (generation,) = _GENERATION.unpack(description[len(_DESCRIPTION_START) : names_begin])
+    _group, member_id, *_ = description[names_begin:].split(b"\0")
+    return description if generation > 0 and member_id else None

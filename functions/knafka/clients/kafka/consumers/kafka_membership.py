@@ -41,6 +41,7 @@ from knafka.clients.kafka.consumers.kafka_group_consumer import (
 from knafka.clients.kafka.consumers.kafka_stalled_partitions import StalledPartitions, names_of
 from knafka.clients.kafka.kafka_client import Connection, log_error_of
 from knafka.clients.kafka.kafka_commits import (
+    MIN_REQUEST_TIMEOUT,
     NO_EPOCH,
     REBALANCING_ERRORS,
     OffsetCommits,
@@ -113,9 +114,10 @@ class Membership(GroupConsumer):
     # While the consumer is a member
 
     def restart_partition(self, number: int, message: Message | None = None) -> int | None:
-        """Read an owned partition again: without `message` from its start, else from the position
-        of `restart_of`. Returns the offset, negative for the start; None: it isn't owned. To
-        `Assignment` the partition is lost, and then assigned anew without a commit."""
+        """Read an owned partition again: from its start or, if `message` reports a lost offset,
+        from the position that `restart_of` returns. Returns the offset, negative for the start;
+        None: the partition isn't owned. `Assignment` is notified that the partition was lost, and
+        then assigned anew without a commit."""
         if number not in self.owned:
             return None
         if message is None:
@@ -139,7 +141,7 @@ class Membership(GroupConsumer):
         return restart.offset
 
     def restart_topic(self, topic: str) -> None:
-        """Read the owned partitions of a topic again from their start, as it is another topic."""
+        """Read the owned partitions of a topic from their start, as the topic was created anew."""
         for number in [number for number in self.owned if self._numbering.topic(number) == topic]:
             self.restart_partition(number)
 
@@ -195,9 +197,9 @@ class Membership(GroupConsumer):
         return self._numbering.number(partition.topic, partition.partition)
 
     def commit(self, commits: Commits, known_restarts: Mapping[int, int]) -> None:
-        """Make the commits of partitions that are still owned, without waiting for Kafka. Commits
-        of partitions that were restarted since they were requested are dropped; `known_restarts` is
-        the attribute's value at the request."""
+        """Make the commits of partitions that are still owned, without waiting for Kafka.
+        `known_restarts`: the value of that attribute when the commits were requested. Commits of
+        partitions that were restarted since then are dropped."""
         if self._restarts:
             commits = {
                 number: commit
@@ -290,9 +292,8 @@ class Membership(GroupConsumer):
             elif self.protocol is GroupProtocol.CLASSIC and self.consumer.memberid():
                 # Ask for any commit only to learn from the answer that no JoinGroup is pending:
                 # while one waits for other members, librdkafka gives up leaving after 5 s.
-                self.consumer.committed(
-                    self.partitions_of([0]), max(0.1, deadline - time.monotonic())
-                )
+                timeout = max(MIN_REQUEST_TIMEOUT, deadline - time.monotonic())
+                self.consumer.committed(self.partitions_of([0]), timeout)
         except KafkaException as error:
             if error.args[0].code() in REBALANCING_ERRORS:
                 return False
@@ -364,10 +365,9 @@ class Membership(GroupConsumer):
         commits. `finishing`: revoked partitions whose last commits `finish` has requested."""
         commits: dict[int, OffsetAndMetadata] = {}
         if numbers:
-            revoked: Any = self._assignment.on_revoked(numbers)
-            commits |= asyncio.run_coroutine_threadsafe(revoked, self._loop).result(
-                REBALANCE_TIMEOUT
-            )
+            revocation: Any = self._assignment.on_revoked(numbers)
+            last_attempts = asyncio.run_coroutine_threadsafe(revocation, self._loop)
+            commits |= last_attempts.result(REBALANCE_TIMEOUT)
         if finishing:
             last_commits = self.last_commits.result(REBALANCE_TIMEOUT)
             commits |= {
@@ -383,7 +383,7 @@ class Membership(GroupConsumer):
         consumer.incremental_unassign(partitions)
 
     def _forget_owned(self, partitions: list[TopicPartition]) -> list[int]:
-        """Own these partitions no more. Returns the numbers of those that were owned; `Assignment`
+        """Stop owning these partitions. Returns the numbers of those that were owned; `Assignment`
         knows only these."""
         numbers = [number for number in map(self.number_of, partitions) if number in self.owned]
         for number in numbers:

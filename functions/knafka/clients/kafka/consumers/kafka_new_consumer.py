@@ -36,10 +36,10 @@ def ask_new_consumer(
     assign: Callable[[Consumer, list[TopicPartition]], None],
     answer_of: Callable[[PartitionKey, Message], T | None],
 ) -> dict[PartitionKey, T]:
-    """Start a new consumer at these positions, by `assign`, and return the first answer of each
-    partition. `answer_of` gets the partition of a message and the message; it returns the answer
-    that the message gives, or None if it gives none. Partitions without an answer within `timeout`
-    seconds are left out. Blocks. Raises `LogError` and `KafkaException`."""
+    """Open a new consumer, call `assign` to start it at these positions, and return, by partition,
+    the first answer that one of its messages gives. `answer_of` gets the partition and a message,
+    maybe an error; it returns the answer, or None if the message gives none. Partitions without an
+    answer within `timeout` seconds are left out. Blocks. Raises `LogError` and `KafkaException`."""
     group = f"{PROBE_GROUP_PREFIX}-{uuid.uuid4().hex[:8]}"
     own_settings = {"group.id": group, "log_level": 0}
     configuration = {**CONSUMER_DEFAULTS, **without_statistics(connection), **own_settings}

@@ -222,6 +222,7 @@ class KafkaPositionedReader:
         new_epochs: dict[int, Sequence[EpochStart]] = {}
         for number, message in last_messages.items():
             epoch = _epoch_of(message)
+            # Epochs only grow: if the last record has the known one, none began before it either.
             if epoch != self._epochs.get(number):
                 new_epochs[number] = _epoch_starts(records, number, self._epochs.get(number))
                 self._epochs[number] = epoch
@@ -229,8 +230,7 @@ class KafkaPositionedReader:
 
     def _react_to_replacement(self) -> dict[int, Position]:
         """Read all partitions from their start, as the topic was deleted and created again. Returns
-        these partitions' entries of `restarted`. `KafkaIdentifiedReader` overrides this to raise an
-        error."""
+        their entries of `restarted`. `KafkaIdentifiedReader` overrides this to raise an error."""
         log.warning("%s was deleted and created again: it is read from its start", self._topic)
         for number in self._active_partitions:
             self._restart(number)
@@ -256,8 +256,9 @@ class KafkaPositionedReader:
 
     def _replace_if_stalled(self) -> None:
         """Replace the consumer if it has stalled in a partition (`kafka_stalled_partitions`). The
-        new consumer continues at the same positions, and finds out whether the logs were replaced.
-        Raises `LogError` if none can be opened."""
+        new consumer continues at the same positions; if a log is another one now, it reports that.
+        Call this only when no record waits in the consumer's queue. Raises `LogError` if no new
+        consumer can be opened."""
         if not (stalled := self._stalled.find(self._consumer)):
             return
         log.warning(
@@ -279,8 +280,9 @@ class KafkaPositionedReader:
         self._stalled.pause(paused)
 
     def _restart_partition(self, message: Message, number: int) -> Position:
-        """Read a partition from its start, as its log no longer has the next offset, which
-        `message` reports. Returns the partition's entry of `restarted`."""
+        """Read a partition from its start: `message` reports that its log no longer has the next
+        offset. Returns the partition's entry of `restarted`: the position up to which the log is
+        the one that was read; `BEGINNING`: maybe none of it is."""
         cut = cut_of(self._consumer, message)
         log.warning(
             "partition %d of %s is another log than before, and is read again: %s",

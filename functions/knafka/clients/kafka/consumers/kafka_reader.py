@@ -117,8 +117,8 @@ class KafkaReader:
 
     def _read_messages(self, limit: int, timeout: float) -> tuple[list[Record], Positions]:
         """Poll up to `limit` messages once, waiting up to `timeout` seconds for the first, and
-        react to restarts, errors and rebalances. Returns the records, and by partition the ends
-        that were reached. Raises `LogError` and `KafkaException`."""
+        react to errors, lost logs and replaced topics. Returns the records, and by partition the
+        ends that were reached. Raises `LogError` and `KafkaException`."""
         membership = self._membership
         membership.send_due_heartbeat()
         membership.repeat_commit()
@@ -140,10 +140,11 @@ class KafkaReader:
             elif not self._note_end(message):
                 self._react_to_error(error)
         if self._replaced_until and (restarted := self._restart_newly_assigned()):
+            # These partitions are read again: drop what this batch has of them.
             records = [record for record in records if self.number_of(record) not in restarted]
         # Without this check, a consumer that Kafka refuses would look as if it had nothing to read.
         membership.check(heard=bool(records or membership.reached))
-        if len(messages) < limit and self._pending_failure is None:
+        if len(messages) < limit and self._pending_failure is None:  # no more messages wait
             membership.rejoin_if_stalled()
         failure = self._pending_failure
         if failure is not None and not records:

@@ -70,8 +70,9 @@ class TopicIds:
         """Set to have `_comparison` read and compare the ids at once."""
 
     def start(self, topics: Sequence[str]) -> None:
-        """Compare the ids of all followers' topics from now on, every `TOPIC_ID_INTERVAL`; for the
-        first time in `FIRST_TOPIC_ID_DELAY` seconds if an id of `topics` isn't known yet."""
+        """Read the ids of all followers' topics from now on, every `TOPIC_ID_INTERVAL` seconds, and
+        compare them with the known ones; for the first time in `FIRST_TOPIC_ID_DELAY` seconds if an
+        id of `topics` isn't known yet."""
         self._loop = asyncio.get_running_loop()
         if self._comparison is None:
             self._comparison_requested.clear()
@@ -116,8 +117,8 @@ class TopicIds:
                     log.error("the id of %s can't be read", topic, exc_info=error)
 
     async def read(self, topic: str) -> str:
-        """Read the topic's id from Kafka, and return the present one, even if a node of Kafka that
-        lags behind has sent an earlier one; empty if Kafka sends none. Raises `LogError`."""
+        """Read the topic's id from Kafka, and return it; if a node of Kafka that lags behind sends
+        an earlier id, return the present one. Empty if Kafka sends none. Raises `LogError`."""
         asked_at = time.monotonic()
         topic_id = await read_topic_id(self._ensure_calls(), topic)
         if topic_id == UNKNOWN_TOPIC_ID:
@@ -172,7 +173,8 @@ class ReplacedTopics:
         ids.followers.append(self)
 
     def start(self) -> None:
-        """Compare the ids from now on; do nothing if they are compared already."""
+        """Have `TopicIds` read and compare the topics' ids from now on; do nothing if it does so
+        already, or if there are no topics."""
         if not self._has_started and self.topics:
             self._has_started = True
             self._ids.start(self.topics)
@@ -196,8 +198,8 @@ class ReplacedTopics:
         return self._ids.known_id(topic, since)
 
     def was_read(self, topic: str, mark: str) -> bool:
-        """Whether an id that was read of a topic of this name, the present or an earlier one, has
-        this mark. May be called from any thread."""
+        """Whether this is the mark of a topic of this name, the present or an earlier one, whose id
+        was read here. May be called from any thread."""
         known_ids = tuple(self._ids.known.get(topic, ()))  # the set may grow meanwhile
         return mark in map(short_id, known_ids)
 

@@ -67,8 +67,8 @@ class KafkaTail:
         """The next offset to read, by partition."""
 
     def begin(self, since: int) -> None:
-        """Let the next read begin at the topic's first record since a time, `since` (milliseconds
-        since the Unix epoch)."""
+        """Let the next read begin at the topic's first records whose time is `since` (milliseconds
+        since the Unix epoch) or later."""
         self._call(partial(self._begin, since))
 
     async def read_on(self, limit: int) -> Sequence[Record]:
@@ -96,13 +96,14 @@ class KafkaTail:
     # On the thread
 
     def _begin(self, since: int) -> None:
-        """Forget all positions, so that the next read begins at the first records since this time
-        (milliseconds since the Unix epoch)."""
+        """Forget all positions, so that the next read begins at the first records whose time is
+        `since` or later; called on the consumer's thread."""
         self._since = since
         self._positions.clear()
 
     def _read_on(self, limit: int) -> list[Record]:
-        """Return up to `limit` next records, on the consumer's thread. Raises `LogError`."""
+        """Return up to `limit` next records, on the consumer's thread; empty if the topic's present
+        records were all returned before. Raises `LogError`."""
         try:
             with explain_denials(topic=("Read", self._topic)):
                 ends = self._read_ends()
@@ -137,14 +138,15 @@ class KafkaTail:
             with explain_denials(topic=("Describe", self._topic)):
                 raise error
         bounds = read_watermarks(consumer, self._topic, described.partitions, TAIL_REQUEST_TIMEOUT)
-        # Partitions without a position, or with one beyond the end, as their topic was created anew
-        # under this name.
+        # Partitions without a position, which counts as beyond the end here, or with a position
+        # beyond the end, as their topic was created anew under this name.
         new_partitions = {
             number
             for number, (_, end) in bounds.items()
             if self._positions.get(number, end + 1) > end
         }
         if new_partitions:
+            # `offsets_for_times` expects a time in place of each offset.
             start_times = [
                 TopicPartition(self._topic, number, self._since) for number in new_partitions
             ]
@@ -154,7 +156,7 @@ class KafkaTail:
                 # A negative offset: there is no record since that time, so begin at the end.
                 end = bounds[start.partition][1]
                 self._positions[start.partition] = start.offset if start.offset >= 0 else end
-        for number, (first_offset, _) in bounds.items():
+        for number, (first_offset, _) in bounds.items():  # earlier records may have been deleted
             self._positions[number] = max(self._positions[number], first_offset)
         return {number: end for number, (_, end) in bounds.items()}
 

@@ -191,8 +191,9 @@ class TransactionalMember(GroupConsumer):
             self.fall_back_to_classic(error)
 
     def _restart_replaced(self) -> None:
-        """Read partitions of replaced topics, and partitions whose commit turns out to be of
-        another topic, from their start. If they are held back, they begin there once decided."""
+        """Read from their start the partitions of replaced topics, and partitions whose commit
+        turns out to be of another topic. A partition that is held back (`UndecidedPartitions`)
+        begins there once it may be read."""
         replaced = self._replaced.pop()
         of_another_topic = self._committed_topics.pop_partitions_of_another_topic()
         for partition in [*self.owned, *self._undecided.partitions]:
@@ -248,12 +249,12 @@ class TransactionalMember(GroupConsumer):
         """Pause or resume these partitions in librdkafka's consumer; after a resume, also seek to
         where each had paused. Log and skip partitions that the consumer doesn't read."""
         change = self.consumer.pause if paused else self.consumer.resume
-        watch = self._stalled.pause if paused else self._stalled.resume
+        note_change = self._stalled.pause if paused else self._stalled.resume
         for partition in partitions:
             entries = [TopicPartition(*partition)]
             try:
                 change(entries)
-                watch(entries)
+                note_change(entries)
                 if not paused:
                     # librdkafka may resume elsewhere. A seek loses the epochs, so note them first.
                     self._note_epochs([partition])
@@ -269,8 +270,10 @@ class TransactionalMember(GroupConsumer):
     def last_committed(self) -> Offsets:
         """Return one owned partition with its last commit, so that the caller can make this commit
         again; empty if no owned partition has a commit."""
-        commits = ({key: commit} for key, commit in self.owned.items() if commit is not None)
-        return next(commits, {})
+        for partition, commit in self.owned.items():
+            if commit is not None:
+                return {partition: commit}
+        return {}
 
     def offsets_of(self, offsets: Offsets) -> list[TopicPartition]:
         """Return these offsets as confluent-kafka's objects, with the leader epochs of the records
@@ -350,10 +353,8 @@ class TransactionalMember(GroupConsumer):
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Forget revoked or lost partitions, and notify `Claims` of those that were owned."""
-        disowned = self.forget_owned(
-            [Partition(entry.topic, entry.partition) for entry in partitions]
-        )
-        if disowned:
+        revoked = [Partition(entry.topic, entry.partition) for entry in partitions]
+        if disowned := self.forget_owned(revoked):
             self._call_claims(self._claims.on_revoked, disowned)
         self._undecided.drop(partitions)
         consumer.incremental_unassign(partitions)
@@ -361,7 +362,7 @@ class TransactionalMember(GroupConsumer):
     _on_lost = _on_revoke  # the same: this member commits nothing by itself
 
     def forget_owned(self, partitions: Collection[Partition]) -> list[Partition]:
-        """Own these partitions no more, and drop their records; returns those that were owned."""
+        """Stop owning these partitions, and drop their records; returns those that were owned."""
         disowned = [partition for partition in partitions if partition in self.owned]
         if paused := self._paused.intersection(disowned):
             # librdkafka would keep them paused if they are assigned again.

@@ -71,7 +71,7 @@ class UndecidedPartitions:
     def begin(self, consumer: Consumer, committed: Sequence[TopicPartition]) -> _Decided:
         """Ask Kafka about the commits of partitions that were just started, and return the decided
         commits. The other partitions are held back: they are logged and paused, and `begin_decided`
-        asks about them again. Blocks as `elections_since`."""
+        asks about them again. Blocks as long as `elections_since`."""
         self.drop(committed)
         decided = self._take_decided(consumer, committed, REACH_TIMEOUT)
         undecided = [entry for entry in committed if _partition_of(entry) in self._commits]
@@ -90,7 +90,7 @@ class UndecidedPartitions:
 
     def begin_decided(self, consumer: Consumer) -> _Decided:
         """If a request is due, ask Kafka again about the partitions that are held back. Start those
-        that are decided now, and return their commits; empty if there are none. Blocks as
+        that are decided now, and return their commits; empty if there are none. Blocks as long as
         `elections_since`. Raises `LogError` if one of the decided partitions can't be started; then
         all of them stay held back."""
         if not self._commits or time.monotonic() < self._ask_at:
@@ -125,7 +125,7 @@ class UndecidedPartitions:
         return True
 
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
-        """Hold these partitions back no more. They stay paused in librdkafka until they are
+        """Stop holding these partitions back. They stay paused in librdkafka until they are
         resumed."""
         for partition in partitions:
             self._commits.pop(_partition_of(partition), None)
@@ -140,9 +140,10 @@ class UndecidedPartitions:
         unready = self._find_unready([_partition_of(entry) for entry in committed])
         decided: list[tuple[TopicPartition, LeaderElection]] = []
         for entry in committed:
-            election = elections.get(_partition_of(entry), NO_ELECTION)
-            if not election.is_answered or _partition_of(entry) in unready:
-                self._commits[_partition_of(entry)] = entry
+            partition = _partition_of(entry)
+            election = elections.get(partition, NO_ELECTION)
+            if not election.is_answered or partition in unready:
+                self._commits[partition] = entry
                 continue
             # A Kafka that answers without leader epochs will never say more.
             holds = True if election.holds is None else election.holds

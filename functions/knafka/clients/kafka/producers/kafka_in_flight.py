@@ -76,16 +76,16 @@ class RecordGroup:
             self._refused_keys.add(key)
 
     def store(self, key: bytes | None) -> None:
-        """Note that Kafka has stored a record at the first try. `key`: the record's key; None: it
-        has none."""
+        """Note that Kafka has stored a record at the first try; if a record of its key was refused,
+        it has overtaken that. `key`: the record's key; None: it has none."""
         if key in self._refused_keys:
             self._overtaken = True
 
-    def settle(self, error: LogError | None, records: int = 1) -> None:
-        """Note that `records` more records of the group have the result `error` (None: stored).
-        Report to the group's callback once all its records have a result."""
+    def settle(self, error: LogError | None, record_count: int = 1) -> None:
+        """Note the result of `record_count` more records of the group: `error`, or None if they are
+        stored. Once all records of the group have a result, report to its callback."""
         self._error = self._error or error
-        self.left -= records
+        self.left -= record_count
         if not self.left:
             self.report()
 

@@ -20,7 +20,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer, Topic
 
 from knafka.clients.kafka.kafka_acls import name_missing_right
 from knafka.clients.kafka.kafka_client import Connection, log_error, log_error_of, open_client
-from knafka.clients.kafka.kafka_commits import COMMIT_RETRY_INTERVAL
+from knafka.clients.kafka.kafka_commits import COMMIT_RETRY_INTERVAL, MIN_REQUEST_TIMEOUT
 from knafka.clients.kafka.producers.kafka_producer import BUFFER_BYTES, BUFFER_RECORDS
 from knafka.core.errors import LogError
 from knafka.core.kafka_settings.connection_errors import ConnectionErrors
@@ -38,6 +38,8 @@ END_TIMEOUT: Final = 10.0
 """Seconds for which a commit or an abort is repeated: enough for the restart of a broker."""
 FENCE_TIMEOUT: Final = 10.0
 """Seconds for which `fence` may be repeated while connections fail."""
+FLUSH_CHECK_INTERVAL: Final = 1.0
+"""Most seconds of one flush, after which it is checked whether a record could not be stored."""
 MIN_FENCE_TIMEOUT: Final = 1.0
 """Least seconds for which one call of `fence` waits for Kafka, even if its `timeout` is shorter."""
 
@@ -212,7 +214,8 @@ class TransactionalProducer:
         """Wait until all records are stored, at most until `deadline` (monotonic time). Raises
         `KafkaException` if a record could not be stored, or at the deadline."""
         while True:
-            unreported = self._producer.flush(max(0.0, min(1.0, deadline - time.monotonic())))
+            seconds_left = max(0.0, deadline - time.monotonic())
+            unreported = self._producer.flush(min(FLUSH_CHECK_INTERVAL, seconds_left))
             if self._unstored:
                 raise KafkaException(self._unstored[0].error)
             if not unreported:
@@ -225,7 +228,7 @@ class TransactionalProducer:
         until `deadline` (monotonic time). Raises `KafkaException`."""
         while True:
             try:
-                request(max(0.1, deadline - time.monotonic()))
+                request(max(MIN_REQUEST_TIMEOUT, deadline - time.monotonic()))
             except KafkaException as error:
                 if not error.args[0].retriable() or time.monotonic() > deadline:
                     raise

@@ -100,6 +100,7 @@ class SinkTokens:
         """Return another token of `account` for `audience` than `refused_token`, which the
         destination refused. Raises `TokenUnavailable`."""
         cached = self._ensure_cached(account, audience)
+        # Another caller may have replaced the refused token already.
         if cached.token.current(self._clock()) == refused_token:
             if cached.token.is_due(self._clock()):
                 self._request_token(cached, account, audience)

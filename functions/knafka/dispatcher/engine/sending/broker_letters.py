@@ -143,10 +143,10 @@ class BrokerDeadLetters:
         """Return whether there is a dead letter of this record; read the topic up to its end if
         that isn't known. Without the right to read the topic, log that, and return what earlier
         reads have shown. Raises any other `LogError`."""
-        reads_before = self._reads_begun
+        reads_begun_before = self._reads_begun
         async with self._read_lock:
             # A complete read that began after this call answers it, too.
-            if self._is_remembered(identity) or self._last_complete_read > reads_before:
+            if self._is_remembered(identity) or self._last_complete_read > reads_begun_before:
                 return self._is_remembered(identity)
             kind, timestamp = record.timestamp()
             since = max(0, timestamp - MAX_CLOCK_DIFFERENCE) if kind == LOG_APPEND_TIME else 0

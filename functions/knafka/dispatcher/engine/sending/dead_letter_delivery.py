@@ -155,7 +155,7 @@ class DeadLetterDelivery:
         """Write the event's dead letter into `topic`; if it is too large, write a stub without the
         event's data. Returns `Done` once it is durable, else the `Retry` of the next attempt."""
         record = event.record
-        headers, value = self._build(event, is_of_trigger=topic is self._topic)
+        headers, value = self._build_dead_letter(event, is_of_trigger=topic is self._topic)
         draft = Draft(record.key(), headers, value)
         write = topic.append
         if event.trace is not None:
@@ -217,12 +217,12 @@ class DeadLetterDelivery:
     def _encode_for_sink(self, event: PendingEvent) -> None:
         """Encode the request that sends the event's dead letter to the sink, with the event's hops
         raised by 1."""
-        headers, value = self._build(event)
+        headers, value = self._build_dead_letter(event)
         envelope = read([*headers, (f"ce_{HOPS}", b"%d" % (event.hops + 1))], value)
         head, event.body = request_of(envelope, self._egress.delivery.format)
         event.head = delivery_head(self._egress) + head
 
-    def _build(
+    def _build_dead_letter(
         self, event: PendingEvent, *, is_of_trigger: bool = True
     ) -> tuple[RecordHeaders, bytes | None]:
         """Return headers and value of the event's dead letter. If it can't be built with the

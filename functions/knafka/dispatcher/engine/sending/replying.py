@@ -29,7 +29,7 @@ from knafka.core.delivery import (
     retry_after_seconds,
 )
 from knafka.core.errors import DeliveryError, InvalidEvent
-from knafka.core.events.hops import DEEP, FIRST_TTL, HopLimit, reply_to
+from knafka.core.events.hops import DEEP, FIRST_TTL, HopLimit, count_reply
 from knafka.core.events.http_binding import reply_of, request_of
 from knafka.core.events.kafka_binding import Draft, read
 from knafka.dispatcher.engine.clients import Clients
@@ -73,7 +73,7 @@ class _RetriedReplies(ABC):
     def __init__(self, egress: Egress, counts: DrainCounts) -> None:
         """`counts` counts the replies that were stored or sent."""
         self._subscriber_url = egress.subscriber.url
-        self._events = counts.events  # kept apart as each reply is counted there
+        self._events = counts.events  # kept apart from `_counts`, as each reply is counted here
         self._counts = counts
 
     async def handle(self, response: Response, event: PendingEvent) -> tuple[Outcome, bytes]:
@@ -85,7 +85,7 @@ class _RetriedReplies(ABC):
             return Outcome(response.status, self.failure_reason, permanent=True), response.body
         try:
             reply = reply_of(response.headers, response.body)
-            reply, ttl = reply_to(event.headers, event.record.value(), reply)
+            reply, ttl = count_reply(event.headers, event.record.value(), reply)
             # `FIRST_TTL - ttl` replies in a row, each to the one before, have led to this one.
             if ttl <= FIRST_TTL - DEEP:
                 self._note_deep_reply(FIRST_TTL - ttl)
@@ -115,8 +115,8 @@ class _RetriedReplies(ABC):
         return Outcome(event.reply.status), event.reply.body
 
     def _note_deep_reply(self, replies: int) -> None:
-        """Log that this many replies in a row answered one another, and keep the length of the
-        longest such chain in the counts."""
+        """Log that replies seem to go in a loop. `replies` is the length of this chain of replies
+        that answer one another; the counts keep that of the longest."""
         counts = self._counts
         counts.replies_in_a_row = max(counts.replies_in_a_row, replies)
         log.warning(

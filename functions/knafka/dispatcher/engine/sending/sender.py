@@ -197,7 +197,7 @@ class Sender:
     def _record_failure(self, event: PendingEvent, outcome: Outcome, *, is_reply: bool) -> None:
         """Count a failed attempt in the metrics and in the event's tries, and report it to the
         congestion control. An attempt that failed for its reply counts in `reply_tries`, any other
-        in `tries`. `is_reply`: the attempt was only about a reply that the event keeps."""
+        in `tries`. `is_reply`: the attempt failed for a reply that the event keeps."""
         self._counts.count_failure(outcome)
         event.record_failed_attempt(outcome)
         self._report_to_congestion(outcome, event)
